@@ -1,0 +1,1 @@
+"""Penstock: an SQS-class message queue you can pip install."""

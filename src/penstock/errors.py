@@ -1,0 +1,99 @@
+"""Every error Penstock raises, sorted by what the caller should do next.
+
+    PenstockError
+    ├── RequestError      fix the request: it can never succeed as it stands
+    ├── UnavailableError  try again later: nothing is wrong with the request
+    ├── ProtocolError     drop the connection: the peer does not speak our language
+    └── JournalError      the engine has stopped: its storage cannot be trusted
+
+A message says what was wrong, where, which limit it broke, and what to do about it.
+Whoever raises one of these has changed nothing.
+"""
+
+
+class PenstockError(Exception):
+    """The root: catch it to catch everything Penstock raises on purpose."""
+
+
+class RequestError(PenstockError):
+    """The request is wrong; sending it again unchanged is useless."""
+
+
+class InvalidField(RequestError):
+    """A field has the wrong type, or a value outside its limits."""
+
+
+class QueueNotFound(RequestError):
+    """No queue has this name."""
+
+
+class QueueExists(RequestError):
+    """A queue of this name exists already, with other settings."""
+
+
+class QueueDeleted(QueueNotFound):
+    """The queue was deleted while this request waited on it."""
+
+
+class QueueFull(RequestError):
+    """The queue holds as many messages or bytes as its settings allow."""
+
+
+class MessageTooLarge(RequestError):
+    """The body and attributes together are larger than the queue accepts."""
+
+
+class MessageNotFound(RequestError):
+    """No message with this id is known here."""
+
+
+class InvalidReceipt(RequestError):
+    """The receipt was not made by this store, or not for this queue."""
+
+
+class StaleReceipt(InvalidReceipt):
+    """The receipt is genuine, but its claim has ended: it was released, timed out or claimed again."""
+
+
+class AttemptLapsed(RequestError):
+    """The pull with this attempt id was answered before, and its claims no longer all live."""
+
+
+class InFlightLimit(RequestError):
+    """The queue has as many messages in flight as its settings allow."""
+
+
+class UnsupportedOperation(RequestError):
+    """This backend cannot do that; its LACKS table says so."""
+
+
+class UnavailableError(PenstockError):
+    """The service cannot answer now; the same request may succeed later."""
+
+
+class EngineClosed(UnavailableError):
+    """The engine was closed, before this request or while it waited."""
+
+
+class BackendLost(UnavailableError):
+    """The connection to the backend broke; whether the request took effect is unknown."""
+
+
+class StoreFull(UnavailableError):
+    """The disk has no room for another push; pulls and deletes go on working."""
+
+
+class ProtocolError(PenstockError):
+    """The peer sent bytes that are not a valid frame; the connection must be dropped."""
+
+
+class JournalError(PenstockError):
+    """The journal cannot be trusted or written; the engine that uses it stops."""
+
+
+class StoreUnusable(JournalError):
+    """The data directory cannot be opened: not a directory, not writable, locked, or of another version."""
+
+
+class CorruptEntry(JournalError):
+    """An entry below the durable watermark fails its checksum."""
