@@ -1,0 +1,51 @@
+# Every habit of this project is one plain word; bare `make` lists them.
+# A target appears in that list when its line ends in a double-hash comment.
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+PYTHON  ?=
+ARGS    ?=
+NAME    ?= memory
+WORKERS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check fix bench services env clean static
+
+help:
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: env ## create the environment if need be and start Penstock (ARGS=… goes to `penstock serve`)
+	$(BIN)/penstock serve $(ARGS)
+
+test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=2 runs in parallel)
+	$(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
+
+check: static ## format, lint, types, layers and tidiness, without running a test
+
+fix: env ## format the code and mend what the linter can mend by itself
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: env ## run one benchmark and print its table (NAME=memory)
+	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+services: ## install the Debian packages the tests need (tools/services.txt)
+	@tools/services.sh
+
+env: $(STAMP) ## create .venv and install Penstock into it, again only when pyproject.toml changes
+
+clean: ## remove caches and build output; .venv stays
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(STAMP): pyproject.toml tools/environment.sh
+	@PYTHON="$(PYTHON)" tools/environment.sh $(VENV)
+	@touch $@
+
+static: env
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m tools.tidy

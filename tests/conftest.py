@@ -1,0 +1,49 @@
+"""What every test shares: hypothesis profiles, and services that may be missing."""
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+SERVICES = Path(__file__).parent.parent / "tools" / "services.txt"
+# Debian keeps servers in sbin, which is not on every user's path.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+IN_CI = os.environ.get("CI") == "true"
+
+# Wall-clock deadlines make a slow machine look like a bug. In CI the examples are the same on
+# every run, so a red build is red for what changed.
+hypothesis.settings.register_profile("home", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if IN_CI else "home")
+
+NOT_INSTALLED = "service not installed: "
+
+
+def services() -> dict[str, str]:
+    """Read the list that `make services` installs: package to program."""
+    lines = [line.split() for line in SERVICES.read_text().splitlines()]
+    return {line[0]: line[1] for line in lines if line and not line[0].startswith("#")}
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("service"):
+        (package,) = mark.args
+        program = services().get(package)
+        if program is None:
+            pytest.fail(f"{package} is not in tools/services.txt", pytrace=False)
+        if shutil.which(program, path=SEARCH_PATH):
+            continue
+        if IN_CI:
+            pytest.fail(f"{package} is not installed, and CI must not skip", pytrace=False)
+        pytest.skip(NOT_INSTALLED + package)
+
+
+def pytest_terminal_summary(terminalreporter):
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    missing = Counter(r.split(NOT_INSTALLED)[1].rstrip("')") for r in reasons if NOT_INSTALLED in r)
+    for package, count in missing.items():
+        line = f"WARNING: {count} tests SKIPPED because {package} is not installed: make services"
+        terminalreporter.write_line(line, red=True, bold=True)

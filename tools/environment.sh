@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Creates the virtual environment named by $1 and installs Penstock into it with its development extra.
+#
+# Debian ships Python without ensurepip unless python3-venv is installed, so `python3 -m venv` may fail on
+# a fresh machine. The ways round it are tried from the least intrusive to the most: uv, virtualenv,
+# virtualenv fetched by pip into a scratch directory, and last the Debian package.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/apt.sh
+venv="$1"
+
+new_enough() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
+    if new_enough "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "penstock: Python 3.11 or newer is needed; say which with PYTHON=/path/to/python" >&2
+  return 1
+}
+
+virtualenv_by_pip() {
+  local scratch status=0
+  scratch="$(mktemp -d)"
+  "$python" -m pip install --quiet --target "$scratch" virtualenv &&
+    PYTHONPATH="$scratch" "$python" -m virtualenv --quiet "$venv" || status=$?
+  rm -rf "$scratch"
+  return "$status"
+}
+
+venv_by_apt() {
+  local version
+  version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+  apt_install "python$version-venv" && "$python" -m venv "$venv"
+}
+
+# A failed attempt leaves half an environment behind, which would break the next one.
+attempt() {
+  "$@" >/dev/null 2>&1 && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
+  rm -rf "$venv"
+  return 1
+}
+
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  python="$(find_python)"
+  echo "creating $venv with $("$python" --version)"
+  rm -rf "$venv"
+  attempt "$python" -m venv "$venv" ||
+    attempt uv venv --quiet --seed --python "$python" "$venv" ||
+    attempt "$python" -m virtualenv --quiet "$venv" ||
+    attempt virtualenv_by_pip ||
+    attempt venv_by_apt || {
+    echo "penstock: could not create $venv; as root, apt-get install python3-venv, and try again" >&2
+    exit 1
+  }
+fi
+
+echo "installing penstock and its development tools into $venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

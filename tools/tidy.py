@@ -1,0 +1,426 @@
+"""The style of this tree, checked by a program: run `python -m tools.tidy` from the root.
+
+A rule is a plain function of a file's path (relative to the root) and its text, giving the
+offences it finds. Rules only read; they share nothing but the parsed syntax tree.
+`tests/test_tidy.py` shows each of them able to fail.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SLEEPS = "tests/sleeps.txt"
+# These two name what they forbid.
+OWN_FILES = frozenset({"tools/tidy.py", "tests/test_tidy.py"})
+
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 800
+TEST_NAME_WORDS_MIN = 3
+
+
+class Offence(NamedTuple):
+    """One line that breaks a rule."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+Rule = Callable[[str, str], Iterator[Offence]]
+
+
+@lru_cache(maxsize=2048)
+def parse(text: str) -> ast.Module:
+    """Parse Python source once for all the rules that need it."""
+    return ast.parse(text)
+
+
+def in_src(path: str) -> bool:
+    """Say whether the path is a Python module of the package."""
+    return path.startswith("src/") and path.endswith(".py")
+
+
+def in_tests(path: str) -> bool:
+    """Say whether the path is a Python module of the tests."""
+    return path.startswith("tests/") and path.endswith(".py")
+
+
+# The glossary gives every concept one word; these are the others, each with the word to use
+# and the places where the foreign word is the right one.
+SQS_PLACES = ("src/penstock/wire/sqs_", "src/penstock/backends/sqs.py")
+BANNED_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("job jobs", "task", ()),
+    ("lease leases leased", "claim", ()),
+    ("ack acks acked nack nacks nacked", "delete or release", ("carrot",)),
+    ("record records", "entry or event", ()),
+    ("log logs wal", "journal", ("src/penstock/cluster/log.py",)),
+    ("handle handles", "receipt, or a plainer verb", SQS_PLACES),
+    ("manager managers", "the thing it keeps", ()),
+)
+BANNED_FORMS = {
+    form: (instead, places) for forms, instead, places in BANNED_WORDS for form in forms.split()
+}
+# Names that say nothing about what a class or module is.
+EMPTY_WORDS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
+# Phrases of other people's vocabularies that prose cannot avoid.
+FOREIGN_PHRASES = re.compile(r"replicated log|context manager", re.IGNORECASE)
+GLOSSARY = "docs/glossary.md"
+
+
+def words_of(identifier: str) -> list[str]:
+    """Split snake_case and CamelCase into lower-case words."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", " ", identifier)
+    return spaced.lower().split()
+
+
+def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Give every name that this code chose itself, with its line; not those it merely uses."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+
+
+def banned_identifiers(path: str, text: str) -> Iterator[Offence]:
+    """One word per concept: no name in the package uses another word for it."""
+    if not in_src(path):
+        return
+    names = [(1, Path(path).stem), *bound_names(parse(text))]
+    for line, name in names:
+        for word in words_of(name):
+            offence = banned_word(path, word)
+            if offence:
+                yield Offence(path, line, f"name {name!r}: {offence}")
+
+
+def banned_word(path: str, word: str) -> str | None:
+    """Say what is wrong with this word at this place, if anything is."""
+    instead, places = BANNED_FORMS.get(word.lower(), ("", ()))
+    if not instead or any(place in path for place in places):
+        return None
+    return f"not {word!r} but {instead}"
+
+
+def empty_names(path: str, text: str) -> Iterator[Offence]:
+    """No class or module is named for being a helper, a base or common."""
+    if not in_src(path):
+        return
+    names = [(1, Path(path).stem)]
+    names += [(n.lineno, n.name) for n in ast.walk(parse(text)) if isinstance(n, ast.ClassDef)]
+    for line, name in names:
+        empty = EMPTY_WORDS.intersection(words_of(name))
+        if empty:
+            yield Offence(path, line, f"{name!r} does not say what it is ({', '.join(empty)})")
+
+
+def banned_prose(path: str, text: str) -> Iterator[Offence]:
+    """The docs use the glossary's words; code spans and blocks may quote others."""
+    if not path.endswith(".md") or path == GLOSSARY:
+        return
+    for number, line in prose_lines(text):
+        for word in re.findall(r"[A-Za-z]+", FOREIGN_PHRASES.sub("", line)):
+            offence = banned_word(path, word)
+            if offence:
+                yield Offence(path, number, offence)
+
+
+def prose_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Give a Markdown document's lines without fenced blocks, code spans and link targets."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, re.sub(r"`[^`]*`|\]\([^)]*\)|<[^>]*>", " ", line)
+
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+def unfinished_marks(path: str, text: str) -> Iterator[Offence]:
+    """What is left to do stands in docs/roadmap.md, where a reader looks for it."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if UNFINISHED.search(line):
+            yield Offence(path, number, "unfinished work belongs in docs/roadmap.md")
+
+
+def long_functions(path: str, text: str) -> Iterator[Offence]:
+    """A function fits on a screen."""
+    if not path.endswith(".py"):
+        return
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if count > FUNCTION_LINES_MAX:
+                said = f"{node.name} has {count} lines, at most {FUNCTION_LINES_MAX}"
+                yield Offence(path, node.lineno, said)
+
+
+def long_modules(path: str, text: str) -> Iterator[Offence]:
+    """A module is one idea; past this length it is probably two."""
+    count = text.count("\n")
+    if path.endswith(".py") and count > MODULE_LINES_MAX:
+        yield Offence(path, count, f"{count} lines, at most {MODULE_LINES_MAX}")
+
+
+BANNER = re.compile(r"#\s*([-=#*~_─═━])\1{3,}|.*([-=#*~_─═━])\2{3,}\s*$")
+
+
+def banner_comments(path: str, text: str) -> Iterator[Offence]:
+    """A module that needs banners needs to be two modules."""
+    if not path.endswith(".py"):
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and BANNER.match(token.string):
+            yield Offence(path, token.start[0], "banner comment")
+
+
+def module_docstrings(path: str, text: str) -> Iterator[Offence]:
+    """A module opens with one sentence that says what it is."""
+    if not in_src(path):
+        return
+    docstring = ast.get_docstring(parse(text))
+    if docstring is None:
+        yield Offence(path, 1, "no module docstring")
+        return
+    first = docstring.splitlines()[0]
+    if not re.fullmatch(r"\S.*\s\S+\.", first) or first[0].islower():
+        yield Offence(path, 1, f"the docstring's first line is no sentence: {first!r}")
+
+
+def prints(path: str, text: str) -> Iterator[Offence]:
+    """Only the command line prints."""
+    if not in_src(path) or path.startswith("src/penstock/cli"):
+        return
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.Call) and dotted(node.func) in {"print", "breakpoint"}:
+            yield Offence(path, node.lineno, f"{dotted(node.func)}() outside the command line")
+
+
+def dotted(node: ast.expr) -> str:
+    """Give `a.b.c` for the expression a.b.c, and nothing for any other."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+DANGEROUS_MODULES = frozenset(
+    {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
+)
+DANGEROUS_CALLS = frozenset(
+    {"eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec"}
+    | {"yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.full_load_all"}
+)
+
+
+def dangerous_code(path: str, text: str) -> Iterator[Offence]:
+    """Bytes from outside never become code."""
+    if not in_src(path):
+        return
+    for node in ast.walk(parse(text)):
+        match node:
+            case ast.Import(names=names):
+                found = {alias.name.split(".")[0] for alias in names} & DANGEROUS_MODULES
+            case ast.ImportFrom(module=str(module)):
+                found = {module.split(".")[0]} & DANGEROUS_MODULES
+            case ast.Call(func=func):
+                found = {dotted(func)} & DANGEROUS_CALLS
+            case _:
+                continue
+        for name in sorted(found):
+            yield Offence(path, node.lineno, f"{name} can turn bytes into code")
+
+
+BUILD_OUTPUT = re.compile(
+    r"(^|/)(__pycache__|\.venv|build|dist|node_modules|htmlcov|spark-warehouse|metastore_db"
+    r"|\.(mypy|ruff|pytest|import_linter)_cache|\.hypothesis|[^/]+\.egg-info)/"
+    r"|\.(py[cod]|so|o|whl|class|jar)$|(^|/)(\.coverage|derby\.log|\.DS_Store)$"
+)
+
+
+def build_output(path: str, text: str) -> Iterator[Offence]:
+    """What a program can make again is not kept in git."""
+    if BUILD_OUTPUT.search(path):
+        yield Offence(path, 1, "build output in git")
+
+
+MACHINE_PATH = re.compile(r"(?<![\w.:/~$}-])/(?:work|root|home/\w+|Users/\w+)(?![\w-])")
+REGISTRY = re.compile(
+    r"\b(?:pypi\.org|pythonhosted\.org|registry\.npmjs\.org|npmjs\.com|deb\.debian\.org"
+    r"|ghcr\.io|quay\.io|docker\.io|crates\.io|repo1?\.maven\.(?:org|apache\.org)|conda\.anaconda\.org)\b"
+    r"|(?:extra-)?index-url|find-links",
+)
+
+
+def machine_paths(path: str, text: str) -> Iterator[Offence]:
+    """A tracked file works on any machine: it names no home directory and no registry."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if MACHINE_PATH.search(line):
+            yield Offence(path, number, "a path of one machine")
+        if REGISTRY.search(line):
+            yield Offence(path, number, "a package registry's host or setting")
+
+
+def test_names(path: str, text: str) -> Iterator[Offence]:
+    """A test's name is a sentence about behaviour."""
+    if not in_tests(path):
+        return
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            words = words_of(node.name)
+            if words[:1] == ["test"] and len(words) - 1 < TEST_NAME_WORDS_MIN:
+                yield Offence(path, node.lineno, f"{node.name} is no sentence")
+
+
+def sleeps(path: str, text: str) -> Iterator[Offence]:
+    """A test advances a manual clock or waits for an event; it does not sleep."""
+    if not in_tests(path):
+        return
+    allowed = sleeping_tests()
+    for function, node in calls_by_function(parse(text)):
+        if is_sleep(node) and f"{path}::{function}" not in allowed:
+            said = f"{function} sleeps; use a manual clock, an event, or a line in {SLEEPS}"
+            yield Offence(path, node.lineno, said)
+
+
+def is_sleep(call: ast.Call) -> bool:
+    """Say whether the call waits for the wall clock; `asyncio.sleep(0)` only yields."""
+    if dotted(call.func) not in {"time.sleep", "asyncio.sleep", "sleep"}:
+        return False
+    return not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0)
+
+
+def calls_by_function(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Give every call with the name of the outermost function it stands in."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+        if isinstance(node, ast.Call):
+            yield function, node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = function or node.name
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    return visit(tree, "")
+
+
+@lru_cache(maxsize=1)
+def sleeping_tests() -> dict[str, str]:
+    """Give the functions that may sleep, and why."""
+    return permissions((ROOT / SLEEPS).read_text())
+
+
+def permissions(text: str) -> dict[str, str]:
+    """Read lines of the form `path::function: the reason`."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    parts = [line.partition(": ") for line in lines]
+    return {place.rstrip(":"): reason.strip() for place, _, reason in parts}
+
+
+def idle_permissions(path: str, text: str) -> Iterator[Offence]:
+    """A permission to sleep names its reason, and goes when the sleep goes."""
+    if path != SLEEPS:
+        return
+    for place, reason in permissions(text).items():
+        test, _, function = place.partition("::")
+        source = (ROOT / test).read_text() if (ROOT / test).is_file() else ""
+        found = {name for name, node in calls_by_function(parse(source)) if is_sleep(node)}
+        if function not in found:
+            yield Offence(path, 1, f"{place} does not sleep")
+        if not reason:
+            yield Offence(path, 1, f"{place} gives no reason")
+
+
+RULES: tuple[Rule, ...] = (
+    banned_identifiers,
+    banned_prose,
+    empty_names,
+    unfinished_marks,
+    long_functions,
+    long_modules,
+    banner_comments,
+    module_docstrings,
+    prints,
+    dangerous_code,
+    build_output,
+    machine_paths,
+    test_names,
+    sleeps,
+    idle_permissions,
+)
+
+
+def files() -> list[str]:
+    """List what git tracks or would track; without git, what stands in the source trees."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        trees = [ROOT / name for name in ("src", "tests", "docs", "tools")]
+        paths = [path for tree in trees for path in tree.rglob("*") if path.is_file()]
+        return sorted(str(p.relative_to(ROOT)) for p in paths if "__pycache__" not in p.parts)
+    return sorted(set(filter(None, found.stdout.split("\0"))))
+
+
+def check_file(path: str, text: str) -> Iterator[Offence]:
+    """Try every rule on one file."""
+    if path.endswith(".py"):
+        try:
+            parse(text)
+        except SyntaxError as error:
+            yield Offence(path, error.lineno or 1, f"not Python: {error.msg}")
+            return
+    for rule in RULES:
+        if path not in OWN_FILES or rule not in (unfinished_marks, machine_paths):
+            yield from rule(path, text)
+
+
+def check_tree() -> list[Offence]:
+    """Try every rule on every file of the tree; binary files have only a path."""
+    offences: list[Offence] = []
+    paths = [path for path in files() if (ROOT / path).is_file()]
+    for path in paths:
+        try:
+            text = (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            text = ""
+        offences += check_file(path, text)
+    return offences
+
+
+def main() -> int:
+    """Print every offence; fail if there is one."""
+    offences = check_tree()
+    for offence in offences:
+        print(offence)
+    print(f"tidy: {len(offences)} offences" if offences else "tidy: all in order")
+    return 1 if offences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
