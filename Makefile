@@ -34,6 +34,7 @@ services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh
 
 env: $(STAMP) ## create .venv and install Penstock into it, again only when pyproject.toml changes
+	@:
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
