@@ -24,6 +24,7 @@ MODULES = [
     "persisted.py",
     "core/queue.py",
     "settings.py",
+    "aio.py",
     "service.py",
     "errors.py",
     "clock.py",
@@ -32,7 +33,7 @@ MODULES = [
 
 @pytest.fixture
 def lint(tmp_path):
-    """Lint a package of empty modules, into which the test puts one import."""
+    """Lint a package of all but empty modules, into which the test puts one import."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     package = tmp_path / "penstock"
     for module in MODULES:
@@ -40,6 +41,9 @@ def lint(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         (path.parent / "__init__.py").touch()
         path.touch()
+
+    (package / "__init__.py").write_text("import penstock.client, penstock.backends.engine")
+    (package / "clock.py").write_text("import time")
 
     def run(module="errors.py", text=""):
         (package / module).write_text(text)
@@ -72,6 +76,8 @@ def test_a_package_that_imports_nothing_keeps_every_contract(lint):
         ("journal/segments.py", "import penstock.persisted"),
         ("core/queue.py", "import os"),
         ("core/queue.py", "from time import monotonic"),
+        ("core/queue.py", "import penstock.clock"),
+        ("core/queue.py", "import penstock"),
         ("wire/frames.py", "import asyncio"),
         ("spark/source.py", "import penstock.backends.engine"),
         ("helpers.py", ""),
@@ -87,6 +93,8 @@ def test_an_import_against_the_layers_is_found(lint, module, text):
     ("module", "text"),
     [
         ("__init__.py", "import penstock.client, penstock.backends.engine"),
+        ("aio.py", "import penstock.client, penstock.backends.engine"),
+        ("testing/conformance.py", "import penstock"),
         ("persisted.py", "import penstock.journal.segments"),
         ("backends/engine.py", "import time, penstock.core.queue, penstock.journal"),
         ("spark/source.py", "import penstock.client"),
