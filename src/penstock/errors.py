@@ -52,7 +52,7 @@ class InvalidReceipt(RequestError):
 
 
 class StaleReceipt(InvalidReceipt):
-    """The receipt is genuine, but its claim has ended: it was released, timed out or claimed again."""
+    """The receipt is genuine, but its claim has ended: released, timed out or claimed again."""
 
 
 class AttemptLapsed(RequestError):
@@ -92,7 +92,7 @@ class JournalError(PenstockError):
 
 
 class StoreUnusable(JournalError):
-    """The data directory cannot be opened: not a directory, not writable, locked, or of another version."""
+    """The data directory cannot be opened: no directory, not writable, locked, another version."""
 
 
 class CorruptEntry(JournalError):

@@ -1,0 +1,209 @@
+"""Penstock for asyncio: the same words as `penstock.connect`, awaited.
+
+queues = await penstock.aio.connect("memory:")
+await queues.push("orders", b"hello")
+"""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from penstock.backends import open_async_service
+from penstock.client import (
+    claimed,
+    make_deletes,
+    make_pull,
+    make_push,
+    redrive_steps,
+    to_ms,
+    to_settings,
+)
+from penstock.clock import Clock
+from penstock.service import (
+    AsyncQueueService,
+    Attributes,
+    Batch,
+    BatchItem,
+    Claim,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    History,
+    HistoryEvent,
+    ListQueues,
+    Message,
+    Peek,
+    Purge,
+    QueueInfo,
+    QueueStats,
+    Release,
+    State,
+    Stats,
+)
+
+
+async def connect(url: str, *, clock: Clock | None = None) -> "AsyncQueues":
+    """Opens the queues at a URL, as `penstock.connect` does, for the running event loop."""
+    return AsyncQueues(await open_async_service(url, clock))
+
+
+class AsyncQueues:
+    """Every queue of one backend, awaited. It belongs to one event loop."""
+
+    def __init__(self, service: AsyncQueueService) -> None:
+        self.service = service
+        self._execute = service.execute
+
+    async def create(self, queue: str, **settings: Any) -> QueueInfo:
+        """Makes a queue, or returns it if it exists with these settings.
+
+        Settings: visibility_timeout, delay, wait, retention (seconds); max_messages, max_bytes,
+        max_body_bytes, max_in_flight; dead_letter with max_receives; fifo, dedup_by_content,
+        dedup_per_group; annotations.
+        """
+        return await self._execute(CreateQueue(queue, to_settings(settings)))
+
+    async def configure(self, queue: str, **settings: Any) -> QueueInfo:
+        """Changes some settings of a queue."""
+        return await self._execute(ConfigureQueue(queue, to_settings(settings)))
+
+    async def remove(self, queue: str) -> None:
+        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted."""
+        await self._execute(DeleteQueue(queue))
+
+    async def describe(self, queue: str) -> QueueInfo:
+        """A queue's settings and dates."""
+        return await self._execute(DescribeQueue(queue))
+
+    async def names(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[str]:
+        """Names of queues, in alphabetical order."""
+        return await self._execute(ListQueues(prefix, after, limit))
+
+    async def push(
+        self,
+        queue: str,
+        body: bytes | str,
+        *,
+        delay: float | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        dedup_id: str | None = None,
+        group: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> str:
+        """Adds a message and returns its id; it is kept when this returns."""
+        command = make_push(
+            queue,
+            body,
+            delay=delay,
+            priority=priority,
+            ttl=ttl,
+            dedup_id=dedup_id,
+            group=group,
+            attributes=attributes,
+        )
+        return (await self._execute(command)).id
+
+    async def pull(
+        self,
+        queue: str,
+        *,
+        wait: float | None = None,
+        visibility: float | None = None,
+        attempt_id: str | None = None,
+        holder: str | None = None,
+    ) -> Claim | None:
+        """Claims the next message, waiting up to `wait` seconds for one."""
+        command = make_pull(queue, 1, wait, visibility, attempt_id, holder)
+        claims = await self._execute(command)
+        return claims[0] if claims else None
+
+    async def pull_many(
+        self,
+        queue: str,
+        limit: int = 10,
+        *,
+        wait: float | None = None,
+        visibility: float | None = None,
+        attempt_id: str | None = None,
+        holder: str | None = None,
+    ) -> list[Claim]:
+        """Claims up to `limit` messages, waiting up to `wait` seconds for the first."""
+        return await self._execute(make_pull(queue, limit, wait, visibility, attempt_id, holder))
+
+    async def extend(
+        self, claim: Claim | str, seconds: float, *, receipt: str | None = None
+    ) -> int:
+        """Holds a claim for `seconds` from now; returns the new deadline in milliseconds."""
+        queue, proof = claimed(claim, receipt)
+        return await self._execute(Extend(queue, proof, to_ms("seconds", seconds)))
+
+    async def release(
+        self, claim: Claim | str, *, delay: float = 0, receipt: str | None = None
+    ) -> None:
+        """Gives a message back to its place, at once or after `delay` seconds."""
+        queue, proof = claimed(claim, receipt)
+        await self._execute(Release(queue, proof, to_ms("delay", delay)))
+
+    async def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
+        """Ends a message for good; false if it was gone already."""
+        queue, proof = claimed(claim, receipt)
+        return await self._execute(Delete(queue, proof))
+
+    async def batch(self, items: Iterable[BatchItem]) -> list[Any]:
+        """Runs several commands in one append; each reply, or the error that refused that item."""
+        return await self._execute(Batch([*items]))
+
+    async def push_many(
+        self, queue: str, bodies: Iterable[bytes | str], **options: Any
+    ) -> list[Any]:
+        """Pushes several messages with the same options; each PushReply, or its error."""
+        return await self.batch(make_push(queue, body, **options) for body in bodies)
+
+    async def delete_many(self, claims: Iterable[Claim]) -> list[Any]:
+        """Deletes several claims; each True or False as `delete` gives, or its error."""
+        return await self.batch(make_deletes(claims))
+
+    async def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
+        """Shows messages without claiming them."""
+        return await self._execute(Peek(queue, limit, state))
+
+    async def stats(self, queue: str) -> QueueStats:
+        """How deep the queue is, and how old its oldest message."""
+        return await self._execute(Stats(queue))
+
+    async def purge(self, queue: str) -> int:
+        """Removes every message of a queue, and counts them."""
+        return await self._execute(Purge(queue))
+
+    async def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
+        """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
+        moved = 0
+        for command in redrive_steps(queue, to, limit, (await self.stats(queue)).visible):
+            count = await self._execute(command)
+            moved += count
+            if count < command.limit:
+                break
+        return moved
+
+    async def history(self, message_id: str) -> list[HistoryEvent]:
+        """Everything the journal still knows of a message."""
+        return await self._execute(History(message_id))
+
+    async def close(self) -> None:
+        """Lets go of the backend."""
+        await self.service.close()
+
+    async def __aenter__(self) -> "AsyncQueues":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,83 @@
+"""Every way to reach a queue: the engine itself, and adapters to other services.
+
+A URL's scheme names the backend; each backend's module is imported only when it is asked for, so
+that a missing extra bothers nobody who does not use it.
+"""
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from penstock.clock import Clock
+from penstock.errors import InvalidField
+from penstock.service import AsyncQueueService, QueueService
+
+if TYPE_CHECKING:
+    from penstock.backends.engine import Engine
+
+SCHEMES: Final = {"memory": "memory:"}
+
+
+class Address(NamedTuple):
+    """A URL taken apart; what stands after the scheme, and the options after the question mark."""
+
+    url: str
+    scheme: str
+    rest: str
+    options: dict[str, str]
+
+    def whole_number(self, name: str, default: int) -> int:
+        """An option that must be a whole number of zero or more. Raises InvalidField."""
+        text = self.options.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 12):
+            raise InvalidField(f"url: {name}={text!r} in {self.url!r} is not a whole number")
+        return int(text)
+
+
+def read_url(url: object) -> Address:
+    """Takes a backend's URL apart. Raises InvalidField."""
+    known = ", ".join(SCHEMES.values())
+    if not isinstance(url, str):
+        raise InvalidField(f"url: expected text such as {known}; got {type(url).__name__}")
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in SCHEMES:
+        raise InvalidField(f"url: {url!r} names no backend there is; use {known}")
+    try:
+        query = urlsplit(url).query
+    except ValueError as error:
+        raise InvalidField(f"url: {url!r} cannot be read: {error}") from None
+    return Address(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
+
+
+def _memory_engine(address: Address, clock: Clock | None) -> "Engine":
+    from penstock.backends.engine import Engine
+    from penstock.journal import MemoryJournal
+
+    check_options(address, {"history"})
+    if address.rest:
+        raise InvalidField(f"url: a memory engine has no address; use memory:, not {address.url!r}")
+    return Engine(MemoryJournal(address.whole_number("history", 0)), clock)
+
+
+def check_options(address: Address, known: set[str]) -> None:
+    """Refuses options the backend does not have. Raises InvalidField."""
+    for name in address.options:
+        if name not in known:
+            raise InvalidField(
+                f"url: {address.scheme}: has no option {name!r}; it has {', '.join(sorted(known))}"
+            )
+
+
+def open_service(url: str, clock: Clock | None = None) -> QueueService:
+    """The blocking service at a URL. Raises InvalidField, or what the backend raises."""
+    from penstock.backends.blocking import BlockingEngine
+
+    return BlockingEngine(_memory_engine(read_url(url), clock))
+
+
+async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueueService:
+    """The asyncio service at a URL. Raises InvalidField, or what the backend raises."""
+    from penstock.backends.asynchronous import AsyncEngine
+
+    return AsyncEngine(_memory_engine(read_url(url), clock))

@@ -1,0 +1,97 @@
+"""The engine for asyncio callers: no lock, no thread, and one timer for all who wait."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+from penstock.backends.engine import Engine, as_pull
+from penstock.core.due import NEVER_MS
+from penstock.service import Command, Pull
+
+R = TypeVar("R")
+
+
+class AsyncEngine:
+    """An `AsyncQueueService` over an engine that belongs to one event loop."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._journal = engine.journal
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = NEVER_MS
+        self._loop = asyncio.get_running_loop()
+        self._unsubscribe = engine.clock.subscribe(self._time_moved)
+
+    async def execute(self, command: Command[R]) -> R:
+        """Does what the command says, and returns once that is durable."""
+        reply, sequence = self._engine.submit(command)
+        pull = as_pull(command, reply)
+        if pull is not None:
+            reply, sequence = cast(tuple[R, int], await self._pull_later(pull))
+        if sequence > self._journal.durable_sequence:
+            await self._durable(sequence)
+        return reply
+
+    async def _pull_later(self, command: Pull) -> tuple[list[Any], int]:
+        woken: asyncio.Event = asyncio.Event()
+        waiter = self._engine.wait(command, woken.set)
+        if waiter is None:
+            return [], 0
+        try:
+            while not waiter.done:
+                self._plan()
+                await woken.wait()
+                woken.clear()
+        except BaseException:
+            self._engine.forget(waiter)
+            raise
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.claims, waiter.sequence
+
+    async def _durable(self, sequence: int) -> None:
+        done = self._loop.create_future()
+
+        def finish() -> None:
+            self._loop.call_soon_threadsafe(_resolve, done)
+
+        self._journal.notify(sequence, finish)
+        await done
+        # Already durable, or never to be: in both cases this returns or raises at once.
+        self._journal.wait(sequence)
+
+    def _plan(self) -> None:
+        """Sets the timer for the next instant at which someone who waits may be served."""
+        wake_ms = self._engine.next_wake_ms
+        if self._timer is not None and self._timer_ms == wake_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        timeout_s = self._engine.clock.timeout_s(wake_ms)
+        if wake_ms < NEVER_MS and timeout_s is not None:
+            self._timer_ms = wake_ms
+            self._timer = self._loop.call_later(timeout_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._engine.tick()
+        if self._engine.has_waiters:
+            self._plan()
+
+    def _time_moved(self) -> None:
+        self._loop.call_soon_threadsafe(self._tick)
+
+    async def close(self) -> None:
+        """Ends all waits, makes everything durable, and lets go of the journal."""
+        self._unsubscribe()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._engine.close()
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

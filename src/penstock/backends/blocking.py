@@ -1,0 +1,73 @@
+"""The engine for callers who may block: one lock for the engine, one wait for the disk."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+from penstock.backends.engine import Engine, Waiter, as_pull
+from penstock.service import Command, Pull
+
+R = TypeVar("R")
+
+
+class BlockingEngine:
+    """A `QueueService` over an engine in this process, safe for many threads."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._journal = engine.journal
+        self._lock = threading.Lock()
+        self._unsubscribe = engine.clock.subscribe(self._time_moved)
+
+    def execute(self, command: Command[R]) -> R:
+        """Does what the command says, and returns once that is durable."""
+        with self._lock:
+            reply, sequence = self._engine.submit(command)
+            pull = as_pull(command, reply)
+        if pull is not None:
+            return cast(R, self._pull_later(pull))
+        if sequence > self._journal.durable_sequence:
+            self._journal.wait(sequence)
+        return reply
+
+    def _pull_later(self, command: Pull) -> list[Any]:
+        signal = threading.Event()
+        with self._lock:
+            # Between the two locks a message may have come: look again before waiting for one.
+            claims, sequence = self._engine.submit(command)
+            waiter = None if claims else self._engine.wait(command, signal.set)
+        if waiter is not None:
+            try:
+                self._wait_for(waiter, signal)
+            except BaseException:
+                with self._lock:
+                    self._engine.forget(waiter)
+                raise
+            if waiter.error is not None:
+                raise waiter.error
+            claims, sequence = waiter.claims, waiter.sequence
+        if claims and sequence > self._journal.durable_sequence:
+            self._journal.wait(sequence)
+        return claims
+
+    def _wait_for(self, waiter: Waiter, signal: threading.Event) -> None:
+        while not waiter.done:
+            with self._lock:
+                timeout_s = self._engine.clock.timeout_s(self._engine.next_wake_ms)
+            signal.wait(timeout_s)
+            signal.clear()
+            if not waiter.done:
+                with self._lock:
+                    self._engine.tick()
+
+    def _time_moved(self) -> None:
+        with self._lock:
+            self._engine.tick()
+
+    def close(self) -> None:
+        """Ends all waits, makes everything durable, and lets go of the journal."""
+        self._unsubscribe()
+        with self._lock:
+            self._engine.close()

@@ -1,0 +1,495 @@
+"""The engine: the pure state machine, a journal and a clock, answering commands.
+
+It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
+returns the reply with the sequence that must be durable before the reply may be shown. The two
+faces in `blocking` and `asynchronous` do the waiting.
+
+A pull that finds nothing may wait. Waiters stand in line per queue and are served, first come
+first, by whichever command made a message visible; nobody polls, and no message has a timer.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any, Final, TypeVar
+
+from penstock.clock import Clock, SystemClock
+from penstock.core.delivery import Delivery, receives
+from penstock.core.due import NEVER_MS
+from penstock.core.events import AnyEvent, Claimed, Extended, Moved, Pushed, QueueRemoved
+from penstock.core.queue import QueueState
+from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts
+from penstock.core.shard import ShardState
+from penstock.errors import (
+    EngineClosed,
+    InvalidField,
+    JournalError,
+    MessageNotFound,
+    PenstockError,
+    QueueDeleted,
+    RequestError,
+)
+from penstock.journal import Journal, MemoryJournal
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    WAIT_MS_MAX,
+    Attributes,
+    Batch,
+    Claim,
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    History,
+    HistoryEvent,
+    ListQueues,
+    Message,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    PushReply,
+    QueueInfo,
+    QueueStats,
+    Redrive,
+    Release,
+    Stats,
+    check_number,
+)
+
+R = TypeVar("R")
+Shown = tuple[
+    str,
+    str,
+    bytes,
+    Attributes,
+    int,
+    str | None,
+    str | None,
+    int,
+    int,
+    int,
+    int | None,
+    str | None,
+    dict[str, str] | None,
+]
+# Commands whose answer promises nothing, so that nobody need wait for the disk.
+_BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
+_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
+
+
+class Waiter:
+    """A pull that waits: served with claims, timed out with none, or failed."""
+
+    __slots__ = ("_wake", "claims", "command", "deadline_ms", "done", "error", "queue", "sequence")
+
+    def __init__(
+        self, command: Pull, queue: int, deadline_ms: int, wake: Callable[[], None]
+    ) -> None:
+        self.command = command
+        self.queue = queue
+        self.deadline_ms = deadline_ms
+        self.claims: list[Claim] = []
+        self.sequence = 0
+        self.error: PenstockError | None = None
+        self.done = False
+        self._wake = wake
+
+    def finish(
+        self, claims: list[Claim], sequence: int, error: PenstockError | None = None
+    ) -> None:
+        """Gives the waiter its answer and wakes it."""
+        self.claims = claims
+        self.sequence = sequence
+        self.error = error
+        self.done = True
+        self._wake()
+
+    def nudge(self) -> None:
+        """Wakes the waiter without an answer: it should look at the clock again."""
+        self._wake()
+
+
+class Engine:
+    """One shard served from this process. Not safe for threads: its faces see to that."""
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        clock: Clock | None = None,
+        *,
+        shard: ShardState | None = None,
+        identity: bytes | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.shard = shard or ShardState()
+        self.journal: Journal = journal or MemoryJournal()
+        self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
+        self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
+        self._waiting: dict[int, deque[Waiter]] = {}
+        self._timeouts: list[tuple[int, int, Waiter]] = []
+        self._waiters_seen = 0
+        self._alarm_ms = NEVER_MS
+        self._stopped: PenstockError | None = None
+        self._handlers: dict[type, Callable[[Any, int], Any]] = {
+            Push: self._push,
+            Pull: self._pull,
+            Delete: self._delete,
+            Extend: self._extend,
+            Release: self._release,
+            Peek: self._peek,
+            Stats: self._stats,
+            Purge: self._purge,
+            Redrive: self._redrive,
+            CreateQueue: self._create,
+            ConfigureQueue: self._configure,
+            DeleteQueue: self._remove,
+            DescribeQueue: self._describe,
+            ListQueues: self._list,
+            History: self._history,
+            Batch: self._batch,
+        }
+        # The events of the command under way, in order; appended together as one entry.
+        self._events: list[AnyEvent] = []
+        self._sequence = 0
+
+    def submit(self, command: Command[R]) -> tuple[R, int]:
+        """The reply, and the sequence that must be durable before anyone may see it."""
+        if self._stopped is not None:
+            raise self._stopped
+        handler = self._handlers.get(type(command))
+        if handler is None:
+            raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+        now_ms = self.clock.now_ms()
+        if now_ms >= self.shard.next_due_ms:
+            self._settle(now_ms)
+        try:
+            reply = handler(command, now_ms)
+        except PenstockError:
+            # The handlers raise before they change anything, except a batch, whose items that
+            # did take effect must be kept.
+            assert not self._events
+            raise
+        if self._events:
+            return reply, self._append()
+        # Even an answer that changed nothing may rest on a change that is not durable yet: "a
+        # duplicate of this message", "gone already", "the claims you hold".
+        return reply, 0 if type(command) in _LOOKS else self._sequence
+
+    def _append(self) -> int:
+        """Hands the events under way to the journal, and serves whoever waited for them."""
+        events = self._events
+        self._events = []
+        try:
+            sequence, places = self.journal.append(events)
+        except JournalError as error:
+            # Memory is ahead of the journal now: nothing may be answered from it any more.
+            self._stop(error)
+            raise
+        if places:
+            pushed = (event for event in events if isinstance(event, Pushed))
+            for event, place in zip(pushed, places, strict=True):
+                self._place(event, place)
+        self._sequence = sequence
+        if self._waiting:
+            self._serve(events)
+        return sequence
+
+    def _place(self, event: Pushed, place: int) -> None:
+        self.shard.place(event.queue, event.number, place)
+
+    def _settle(self, now_ms: int) -> None:
+        self._events += self.shard.settle(now_ms)
+        if self._events:
+            self._append()
+
+    # Messages.
+
+    def _push(self, command: Push, now_ms: int) -> PushReply:
+        decided = self.shard.decide_push(command, now_ms)
+        if isinstance(decided, int):
+            return PushReply(self._ids.show(decided), decided, True)
+        self.shard.pushed(decided)
+        self._events.append(decided)
+        return PushReply(self._ids.show(decided.number), decided.number, False)
+
+    def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
+        if command.wait_ms is not None:
+            check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+        deliveries, events = self.shard.pull(command, now_ms)
+        self._events += events
+        return [self._claim(delivery) for delivery in deliveries]
+
+    def _delete(self, command: Delete, now_ms: int) -> bool:
+        ticket = self._receipts.read(command.receipt)
+        event = self.shard.decide_delete(command.queue, ticket, now_ms)
+        if event is None:
+            return False
+        self._commit(event)
+        return True
+
+    def _extend(self, command: Extend, now_ms: int) -> int:
+        ticket = self._receipts.read(command.receipt)
+        event = self.shard.decide_extend(command.queue, ticket, command.visibility_ms, now_ms)
+        self._commit(event)
+        return event.deadline_ms
+
+    def _release(self, command: Release, now_ms: int) -> None:
+        ticket = self._receipts.read(command.receipt)
+        self._commit(*self.shard.decide_release(command.queue, ticket, command.delay_ms, now_ms))
+
+    def _commit(self, *events: AnyEvent) -> None:
+        for event in events:
+            self.shard.apply(event)
+            self._events.append(event)
+
+    def _batch(self, command: Batch, now_ms: int) -> list[Any]:
+        if type(command.items) is not list or len(command.items) > BATCH_ITEMS_MAX:
+            raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
+        replies: list[Any] = []
+        for number, item in enumerate(command.items):
+            try:
+                if type(item) not in _BATCHABLE:
+                    kind = type(item).__name__
+                    raise InvalidField(f"items[{number}]: {kind} cannot be part of a batch")
+                replies.append(self._handlers[type(item)](item, now_ms))
+            except RequestError as refused:
+                replies.append(refused)
+        return replies
+
+    def _peek(self, command: Peek, now_ms: int) -> list[Message]:
+        return [self._message(delivery) for delivery in self.shard.peek(command)]
+
+    def _purge(self, command: Purge, now_ms: int) -> int:
+        event = self.shard.decide_purge(command.queue, now_ms)
+        self._commit(event)
+        return event.count
+
+    def _redrive(self, command: Redrive, now_ms: int) -> int:
+        events = self.shard.redrive(command, now_ms)
+        self._events += events
+        return len(events)
+
+    def _history(self, command: History, now_ms: int) -> list[HistoryEvent]:
+        number = self._ids.read(command.id)
+        events = self.journal.history(number)
+        if not events:
+            raise MessageNotFound(f"id: the journal knows nothing of {command.id!r}")
+        return [self._told(event) for event in events]
+
+    def _told(self, event: AnyEvent) -> HistoryEvent:
+        queue = self.shard.queues.get(event.queue)
+        detail = {
+            name: getattr(event, name)
+            for name in ("deadline_ms", "visible_at_ms", "expires_at_ms", "holder", "dead")
+            if getattr(event, name, None)
+        }
+        if isinstance(event, Moved) and event.to in self.shard.queues:
+            detail["to"] = self.shard.queues[event.to].name
+        return HistoryEvent(
+            event.at_ms,
+            type(event).__name__,
+            f"#{event.queue}" if queue is None else queue.name,
+            getattr(event, "epoch", None),
+            ", ".join(f"{name}={value}" for name, value in detail.items()),
+        )
+
+    # Queues.
+
+    def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
+        self._commit(*self.shard.decide_create(command, now_ms))
+        return self.shard.info(self.shard.names[command.queue])
+
+    def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
+        self._commit(*self.shard.decide_configure(command, now_ms))
+        return self.shard.info(self.shard.names[command.queue])
+
+    def _remove(self, command: DeleteQueue, now_ms: int) -> None:
+        self._commit(self.shard.decide_remove(command.queue, now_ms))
+
+    def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
+        return self.shard.info(self.shard.queue(command.queue))
+
+    def _list(self, command: ListQueues, now_ms: int) -> list[str]:
+        check_number("limit", command.limit, 1, 2**31)
+        if type(command.prefix) is not str or type(command.after) is not str:
+            raise InvalidField("prefix, after: expected text")
+        names = sorted(
+            name
+            for name in self.shard.names
+            if name.startswith(command.prefix) and name > command.after
+        )
+        return names[: command.limit]
+
+    def _stats(self, command: Stats, now_ms: int) -> QueueStats:
+        queue = self.shard.queue(command.queue)
+        oldest = next(iter(queue.deliveries.values()), None)
+        waiting = self._waiting.get(queue.number, ())
+        return QueueStats(
+            queue.name,
+            queue.visible,
+            queue.delayed,
+            queue.in_flight,
+            queue.stored_bytes,
+            None if oldest is None else now_ms - oldest.pushed_at_ms,
+            sum(not waiter.done for waiter in waiting),
+        )
+
+    # Waiting.
+
+    def wait(self, command: Pull, wake: Callable[[], None]) -> Waiter | None:
+        """Puts a pull that found nothing in line; None if it does not want to wait.
+
+        To be called right after `submit`, before anything else happens to the engine.
+        """
+        queue = self.shard.queue(command.queue)
+        wait_ms = queue.settings.wait_ms if command.wait_ms is None else command.wait_ms
+        if not wait_ms:
+            return None
+        waiter = Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake)
+        self._waiting.setdefault(queue.number, deque()).append(waiter)
+        self._waiters_seen += 1
+        heappush(self._timeouts, (waiter.deadline_ms, self._waiters_seen, waiter))
+        self._reset_alarm()
+        return waiter
+
+    def forget(self, waiter: Waiter) -> None:
+        """Takes back a wait; claims it was given meanwhile return to their places."""
+        if not waiter.done:
+            waiter.done = True
+            self._drop_finished(waiter.queue)
+            return
+        for claim in waiter.claims:
+            if self._stopped is None:
+                self.submit(Release(claim.queue, claim.receipt))
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether any pull is waiting."""
+        return bool(self._waiting)
+
+    @property
+    def next_wake_ms(self) -> int:
+        """When `tick` should next be called, if anyone waits."""
+        timeout_ms = self._timeouts[0][0] if self._timeouts else NEVER_MS
+        return min(timeout_ms, self.shard.next_due_ms)
+
+    def tick(self) -> None:
+        """Lets happen what is due; serves those who waited for it, or long enough."""
+        if self._stopped is not None:
+            return
+        now_ms = self.clock.now_ms()
+        self._settle(now_ms)
+        while self._timeouts and self._timeouts[0][0] <= now_ms:
+            _, _, waiter = heappop(self._timeouts)
+            if not waiter.done:
+                waiter.finish([], 0)
+                self._drop_finished(waiter.queue)
+        self._reset_alarm()
+
+    def _reset_alarm(self) -> None:
+        self._alarm_ms = self.next_wake_ms
+
+    def _serve(self, events: Sequence[AnyEvent]) -> None:
+        for event in events:
+            if isinstance(event, QueueRemoved):
+                self._fail_waiters_of(event.queue)
+            elif not isinstance(event, Claimed | Extended):
+                number = event.to if isinstance(event, Moved) else event.queue
+                if number in self._waiting:
+                    self._serve_queue(self.shard.queues[number])
+        if self._waiting and self.next_wake_ms < self._alarm_ms:
+            # Something falls due before anyone planned to look: let one waiter plan again.
+            self._reset_alarm()
+            next(iter(self._waiting.values()))[0].nudge()
+
+    def _serve_queue(self, queue: QueueState) -> None:
+        waiters = self._waiting.get(queue.number)
+        while waiters:
+            waiter = waiters[0]
+            if not waiter.done:
+                try:
+                    claims = self._pull(waiter.command, self.clock.now_ms())
+                except RequestError as refused:
+                    waiter.finish([], 0, refused)
+                    continue
+                sequence = self._append() if self._events else 0
+                if not claims:
+                    break
+                waiter.finish(claims, sequence)
+            waiters.popleft()
+        self._drop_finished(queue.number)
+
+    def _fail_waiters_of(self, number: int) -> None:
+        for waiter in self._waiting.pop(number, ()):
+            if not waiter.done:
+                name = waiter.command.queue
+                waiter.finish([], 0, QueueDeleted(f"queue: {name!r} was deleted during the wait"))
+
+    def _drop_finished(self, number: int) -> None:
+        waiters = self._waiting.get(number)
+        if waiters is None:
+            return
+        while waiters and waiters[0].done:
+            waiters.popleft()
+        if not waiters:
+            del self._waiting[number]
+        while self._timeouts and self._timeouts[0][2].done:
+            heappop(self._timeouts)
+
+    # Ending.
+
+    def close(self) -> None:
+        """Ends all waits and closes the journal; every later command fails with EngineClosed."""
+        if self._stopped is None:
+            self._stop(EngineClosed("the engine was closed"))
+        self.journal.close()
+
+    def _stop(self, error: PenstockError) -> None:
+        self._stopped = error
+        waiting, self._waiting = self._waiting, {}
+        for waiters in waiting.values():
+            for waiter in waiters:
+                if not waiter.done:
+                    waiter.finish([], 0, error)
+
+    # Replies.
+
+    def _content(self, delivery: Delivery) -> Pushed:
+        content = delivery.content
+        return self.journal.load(content) if isinstance(content, int) else content
+
+    def _message(self, delivery: Delivery) -> Message:
+        return Message(*self._shown(delivery))
+
+    def _claim(self, delivery: Delivery) -> Claim:
+        receipt = self._receipts.mint(delivery.queue, delivery.number, delivery.epoch)
+        return Claim(*self._shown(delivery), receipt, delivery.epoch, delivery.due_at_ms)
+
+    def _shown(self, delivery: Delivery) -> Shown:
+        content = self._content(delivery)
+        return (
+            self._ids.show(delivery.number),
+            self.shard.queues[delivery.queue].name,
+            content.body,
+            {} if content.attributes is None else content.attributes,
+            content.priority,
+            content.group,
+            content.dedup_id,
+            delivery.pushed_at_ms,
+            delivery.rank,
+            delivery.epoch if delivery.move is None else receives(delivery),
+            delivery.first_claimed_at_ms or None,
+            None if delivery.move is None else self.shard.source_name(delivery),
+            content.context,
+        )
+
+
+def as_pull(command: Command[Any], reply: object) -> Pull | None:
+    """The command, if it is a pull that came back empty-handed and may want to wait."""
+    return command if type(command) is Pull and not reply else None

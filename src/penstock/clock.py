@@ -1,0 +1,94 @@
+"""Time as the engine sees it: whole milliseconds since 1970, never running backwards."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where an engine reads the time, and how its waiters learn that time has passed."""
+
+    def now_ms(self) -> int:
+        """The present instant; never less than an earlier answer."""
+        ...
+
+    def timeout_s(self, until_ms: int) -> float | None:
+        """How long a waiter should really sleep until that instant; None for "until woken"."""
+        ...
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Calls `moved` whenever time jumps; returns what ends that."""
+        ...
+
+
+class SystemClock:
+    """Wall time at the start, then monotonic: a jump of the wall clock moves no deadline.
+
+    `not_before_ms` is the last instant a journal knows of, so that time goes on from there if the
+    wall clock was set back while nobody ran.
+    """
+
+    __slots__ = ("_offset_ns",)
+
+    def __init__(self, not_before_ms: int = 0) -> None:
+        start_ns = max(time.time_ns(), not_before_ms * 1_000_000)
+        self._offset_ns = start_ns - time.monotonic_ns()
+
+    def now_ms(self) -> int:
+        return (time.monotonic_ns() + self._offset_ns) // 1_000_000
+
+    def timeout_s(self, until_ms: int) -> float | None:
+        # One millisecond more: waking a hair early would find nothing due and sleep again.
+        return max(0, until_ms + 1 - self.now_ms()) / 1_000
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        return _nothing
+
+
+class ManualClock:
+    """Time that stands still until `advance` moves it; then what is due happens at once.
+
+    Any engine runs on it, so a test of a twelve-hour timeout takes no time:
+
+        clock = ManualClock()
+        queues = penstock.connect("memory:", clock=clock)
+        clock.advance(seconds=43_200)
+    """
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = start_ms
+        self._lock = threading.Lock()
+        self._subscribers: list[Callable[[], None]] = []
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def timeout_s(self, until_ms: int) -> float | None:
+        return None
+
+    def advance(self, *, seconds: float = 0, ms: int = 0) -> None:
+        """Moves time forward and lets every engine on this clock do what has become due."""
+        step_ms = round(seconds * 1_000) + ms
+        if step_ms < 0:
+            raise ValueError(f"time cannot go back (asked for {step_ms} ms)")
+        with self._lock:
+            self._now_ms += step_ms
+            subscribers = list(self._subscribers)
+        for moved in subscribers:
+            moved()
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        with self._lock:
+            self._subscribers.append(moved)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                if moved in self._subscribers:
+                    self._subscribers.remove(moved)
+
+        return unsubscribe
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,75 @@
+"""Where one message stands: the only mutable thing a message has.
+
+A million of these may be waiting, so a `Delivery` holds no message content, only what stands for
+it: the `Pushed` event itself (memory), or a number by which the journal finds it again (disk). The
+collector does not track them (`gc=False`): they refer to nothing that could refer back.
+"""
+
+from typing import Final
+
+import msgspec
+
+from penstock.core.events import Pushed
+
+DELAYED: Final = 0
+VISIBLE: Final = 1
+IN_FLIGHT: Final = 2
+GONE: Final = 3
+
+# A place in a journal is packed into one integer: its low bits are the message's size.
+PLACE_SIZE_BITS: Final = 32
+_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
+
+Content = Pushed | int
+
+
+class Move(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a message keeps from its last move between queues."""
+
+    at_ms: int
+    source: int
+    epoch: int
+    dead: bool
+
+
+class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):
+    """One message's state in one queue; heaps order them by queue, number and rank.
+
+    `rank` is its place in the queue's order: its number, until a move gives it a new one.
+    `due_at_ms` is when a delay or a claim ends. `expires_at_ms` is 0 when the queue's retention
+    decides. `epoch` counts claims and never falls, so no old receipt can come true again.
+    """
+
+    queue: int
+    number: int
+    rank: int
+    content: Content
+    pushed_at_ms: int
+    state: int = VISIBLE
+    epoch: int = 0
+    due_at_ms: int = 0
+    priority: int = 0
+    group: str | None = None
+    expires_at_ms: int = 0
+    first_claimed_at_ms: int = 0
+    move: Move | None = None
+
+
+def size_bytes(delivery: Delivery) -> int:
+    """What the message counts for against a queue's byte limit."""
+    content = delivery.content
+    return content & _SIZE_MASK if isinstance(content, int) else content.size_bytes
+
+
+def receives(delivery: Delivery) -> int:
+    """How often the message was claimed in this queue."""
+    move = delivery.move
+    return delivery.epoch if move is None else delivery.epoch - move.epoch
+
+
+def expiry_ms(delivery: Delivery, retention_ms: int) -> int:
+    """When the message outlives its welcome: by its own TTL, or by the queue's retention."""
+    if delivery.expires_at_ms:
+        return delivery.expires_at_ms
+    move = delivery.move
+    return (delivery.pushed_at_ms if move is None else move.at_ms) + retention_ms

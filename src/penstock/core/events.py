@@ -1,0 +1,129 @@
+"""The facts a journal holds: what happened to queues and messages, each frozen once it is written.
+
+Every event says when it happened and to which queue (by number; numbers are never reused).
+Replaying them in order through `ShardState.apply` gives the state, and nothing else does.
+An event of a claim names its epoch: the claim's number in the life of its message.
+"""
+
+import msgspec
+
+from penstock.service import Attributes, QueueSettings
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What all events share."""
+
+    at_ms: int
+    queue: int
+
+
+class QueueCreated(Event, frozen=True, gc=False, array_like=True, tag=1):
+    name: str
+    settings: QueueSettings
+
+
+class QueueConfigured(Event, frozen=True, gc=False, array_like=True, tag=2):
+    settings: QueueSettings
+
+
+class QueueRemoved(Event, frozen=True, gc=False, array_like=True, tag=3):
+    """The queue and all it held are gone."""
+
+    count: int
+
+
+class QueuePurged(Event, frozen=True, gc=False, array_like=True, tag=4):
+    """All messages the queue held at this point are gone."""
+
+    count: int
+
+
+class Pushed(Event, frozen=True, gc=False, array_like=True, tag=5):
+    """A message exists. `visible_at_ms` and `expires_at_ms` are 0 for "at once" and "by the
+    queue's retention"."""
+
+    number: int
+    body: bytes
+    attributes: Attributes | None = None
+    priority: int = 0
+    group: str | None = None
+    dedup_id: str | None = None
+    visible_at_ms: int = 0
+    expires_at_ms: int = 0
+    context: dict[str, str] | None = None
+    size_bytes: int = 0
+
+
+class DelayEnded(Event, frozen=True, gc=False, array_like=True, tag=6):
+    """A delayed message is visible from here on."""
+
+    number: int
+
+
+class Claimed(Event, frozen=True, gc=False, array_like=True, tag=7):
+    number: int
+    epoch: int
+    deadline_ms: int
+    attempt_id: str | None = None
+    holder: str | None = None
+
+
+class Extended(Event, frozen=True, gc=False, array_like=True, tag=8):
+    number: int
+    epoch: int
+    deadline_ms: int
+
+
+class Released(Event, frozen=True, gc=False, array_like=True, tag=9):
+    """The holder gave the message back; it is delayed until `visible_at_ms` if that is not 0."""
+
+    number: int
+    epoch: int
+    visible_at_ms: int = 0
+
+
+class ClaimExpired(Event, frozen=True, gc=False, array_like=True, tag=10):
+    """The deadline of this very claim passed; the message is visible again."""
+
+    number: int
+    epoch: int
+
+
+class Deleted(Event, frozen=True, gc=False, array_like=True, tag=11):
+    number: int
+    epoch: int
+
+
+class Expired(Event, frozen=True, gc=False, array_like=True, tag=12):
+    """The message outlived its TTL or the queue's retention."""
+
+    number: int
+
+
+class Moved(Event, frozen=True, gc=False, array_like=True, tag=13):
+    """The message left this queue for the end of another, keeping its number.
+
+    `rank` is its place there. `dead` tells a dead letter from a redrive.
+    """
+
+    number: int
+    to: int
+    rank: int
+    dead: bool
+
+
+AnyEvent = (
+    QueueCreated
+    | QueueConfigured
+    | QueueRemoved
+    | QueuePurged
+    | Pushed
+    | DelayEnded
+    | Claimed
+    | Extended
+    | Released
+    | ClaimExpired
+    | Deleted
+    | Expired
+    | Moved
+)

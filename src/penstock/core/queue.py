@@ -1,0 +1,420 @@
+"""One queue's delivery state machine: how a message goes from pushed to gone.
+
+                      ┌── delay ends ──┐  ┌─────── claim ───────┐
+                      │                ▼  │                     ▼
+    push ─────────▶ DELAYED           VISIBLE               IN_FLIGHT ── delete ──▶ GONE
+                      ▲                  ▲                   │  ▲  │
+                      │                  └─ release, timeout ┘  └──┘ extend
+                      └─────────── release with a delay ─────┘
+
+A message that is not in flight also goes when it outlives its TTL, or moves to another queue; one
+in flight is spared until its claim ends. `decide_…` says what would happen and changes nothing;
+the methods named like events are the only ones that change state. Claiming is the exception: to
+choose is to take out of line, so `claim_next` does both at once, and `claimed` replays it.
+"""
+
+import hashlib
+from typing import Final
+
+from penstock.core.delivery import (
+    DELAYED,
+    GONE,
+    IN_FLIGHT,
+    VISIBLE,
+    Delivery,
+    Move,
+    expiry_ms,
+    receives,
+    size_bytes,
+)
+from penstock.core.due import Due
+from penstock.core.events import (
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Moved,
+    Pushed,
+    Released,
+)
+from penstock.core.receipts import Ticket
+from penstock.core.visible import FifoOrder, StandardOrder
+from penstock.core.window import Key, Window
+from penstock.errors import InvalidField, InvalidReceipt, MessageTooLarge, QueueFull, StaleReceipt
+from penstock.service import (
+    DAY_MS,
+    DEDUP_WINDOW_MS,
+    DELAY_MS_MAX,
+    PRIORITY_MAX,
+    TTL_MS_MAX,
+    Push,
+    QueueSettings,
+    check_id,
+    check_number,
+    check_pairs,
+)
+
+ATTEMPT_WINDOW_MS: Final = 14 * DAY_MS
+ATTEMPTS_MAX: Final = 10_000
+DEDUPS_MAX: Final = 10_000_000
+
+
+class QueueState:
+    """A queue's messages, their order and their counts."""
+
+    __slots__ = (
+        "_deadlines",
+        "_expiries",
+        "attempts",
+        "configured_at_ms",
+        "created_at_ms",
+        "dedups",
+        "delayed",
+        "deliveries",
+        "in_flight",
+        "name",
+        "number",
+        "order",
+        "retention_check_ms",
+        "settings",
+        "stored_bytes",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        settings: QueueSettings,
+        created_at_ms: int,
+        deadlines: Due,
+        expiries: Due,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.settings = settings
+        self.created_at_ms = created_at_ms
+        self.configured_at_ms = created_at_ms
+        # In order of arrival, which is also the order in which retention ends them.
+        self.deliveries: dict[int, Delivery] = {}
+        self.order: StandardOrder | FifoOrder = self._empty_order()
+        self.in_flight = 0
+        self.delayed = 0
+        self.stored_bytes = 0
+        self.retention_check_ms = 0
+        self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
+        self.attempts: Window[list[tuple[int, int]]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
+        self._deadlines = deadlines
+        self._expiries = expiries
+
+    def _empty_order(self) -> StandardOrder | FifoOrder:
+        return FifoOrder() if self.settings.fifo else StandardOrder()
+
+    @property
+    def visible(self) -> int:
+        """How many messages could be pulled now, groups permitting."""
+        return len(self.deliveries) - self.in_flight - self.delayed
+
+    # Deciding: nothing below changes anything until the next comment of this kind.
+
+    def decide_push(self, command: Push, now_ms: int, number: int) -> Pushed | int:
+        """The event of this push, or the number of the message that an earlier one made."""
+        settings = self.settings
+        size = self._check_content(command)
+        delay_ms = command.delay_ms
+        if delay_ms is None:
+            delay_ms = settings.delay_ms
+        elif delay_ms != 0:
+            check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
+        expires_at_ms = 0
+        if command.ttl_ms is not None:
+            expires_at_ms = now_ms + check_number("ttl_ms", command.ttl_ms, 1, TTL_MS_MAX)
+        group = command.group
+        if group is not None:
+            check_id("group", group)
+        if settings.fifo and (group is None or command.priority):
+            raise InvalidField(
+                f"group: the fifo queue {self.name!r} needs one with every push"
+                if group is None
+                else f"priority: the fifo queue {self.name!r} keeps strict order and takes none"
+            )
+        dedup_id = command.dedup_id
+        if dedup_id is not None:
+            check_id("dedup_id", dedup_id)
+        elif settings.dedup_by_content:
+            dedup_id = hashlib.sha256(command.body).hexdigest()
+        if dedup_id is not None:
+            earlier = self.dedups.find(self._dedup_key(dedup_id, group), now_ms)
+            if earlier is not None:
+                return earlier
+        self._check_room(size)
+        return Pushed(
+            now_ms,
+            self.number,
+            number,
+            command.body,
+            command.attributes or None,
+            command.priority,
+            group,
+            dedup_id,
+            now_ms + delay_ms if delay_ms else 0,
+            expires_at_ms,
+            command.context,
+            size,
+        )
+
+    def _check_content(self, command: Push) -> int:
+        body = command.body
+        if type(body) is not bytes:
+            raise InvalidField(f"body: expected bytes, got {type(body).__name__}")
+        size = len(body)
+        if command.attributes is not None:
+            size += check_pairs("attributes", command.attributes, allow_bytes=True)
+        if command.context is not None:
+            check_pairs("context", command.context, allow_bytes=False)
+        if command.priority != 0:
+            check_number("priority", command.priority, 0, PRIORITY_MAX)
+        if size > self.settings.body_bytes_max:
+            raise MessageTooLarge(
+                f"body: {size} bytes with its attributes; the queue {self.name!r} "
+                f"takes at most {self.settings.body_bytes_max}"
+            )
+        return size
+
+    def _check_room(self, size: int) -> None:
+        settings = self.settings
+        if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
+            raise QueueFull(
+                f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
+                f"(messages_max={settings.messages_max}); delete some, or raise the limit"
+            )
+        if settings.bytes_max is not None and self.stored_bytes + size > settings.bytes_max:
+            raise QueueFull(
+                f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
+                f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
+            )
+
+    def _dedup_key(self, dedup_id: str, group: str | None) -> Key:
+        return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id
+
+    def held(self, ticket: Ticket) -> Delivery | None:
+        """The message a receipt is for, if its claim lives; None if the message is gone.
+
+        Raises InvalidReceipt for another queue's receipt, StaleReceipt if the claim has ended.
+        """
+        if ticket.queue != self.number:
+            raise InvalidReceipt(f"receipt: it is for a claim in another queue than {self.name!r}")
+        delivery = self.deliveries.get(ticket.number)
+        if delivery is None:
+            return None
+        if delivery.epoch != ticket.epoch or delivery.state != IN_FLIGHT:
+            how = "it was claimed again" if delivery.epoch != ticket.epoch else "it ran out"
+            raise StaleReceipt(
+                f"receipt: claim {ticket.epoch} of this message has ended ({how}); "
+                "pull the message again for a new receipt"
+            )
+        return delivery
+
+    def is_expired(self, delivery: Delivery, now_ms: int) -> bool:
+        """Whether the message has outlived its TTL or the queue's retention."""
+        return expiry_ms(delivery, self.settings.retention_ms) <= now_ms
+
+    def is_dead(self, delivery: Delivery) -> bool:
+        """Whether the message was claimed as often as it may be here."""
+        limit = self.settings.max_receives
+        return limit is not None and receives(delivery) >= limit
+
+    def attempt(self, attempt_id: str, now_ms: int) -> list[Delivery] | None:
+        """The claims an earlier pull with this id was given: all of them, or none if any ended."""
+        pairs = self.attempts.find(attempt_id, now_ms)
+        if pairs is None:
+            return None
+        found = []
+        for number, epoch in pairs:
+            delivery = self.deliveries.get(number)
+            if delivery is None or delivery.epoch != epoch or delivery.state != IN_FLIGHT:
+                return []
+            found.append(delivery)
+        return found
+
+    # Changing: each method below is one event taking effect.
+
+    def pushed(self, event: Pushed) -> Delivery:
+        """A message arrived."""
+        number = event.number
+        delivery = Delivery(self.number, number, number, event, event.at_ms)
+        if event.group is not None:
+            delivery.group = event.group
+        if event.priority:
+            delivery.priority = event.priority
+        if event.visible_at_ms:
+            self._hide(delivery, event.visible_at_ms)
+        if event.expires_at_ms:
+            delivery.expires_at_ms = event.expires_at_ms
+        if event.dedup_id is not None:
+            key = self._dedup_key(event.dedup_id, event.group)
+            self.dedups.remember(key, number, event.at_ms)
+        self._admit(delivery, event.size_bytes)
+        return delivery
+
+    def _admit(self, delivery: Delivery, size: int) -> None:
+        self.deliveries[delivery.number] = delivery
+        self.order.join(delivery)
+        self.stored_bytes += size
+        if delivery.expires_at_ms:
+            self._expiries.add(delivery.expires_at_ms, delivery)
+
+    def claim_next(
+        self, delivery: Delivery, now_ms: int, deadline_ms: int, attempt: str | None, by: str | None
+    ) -> Claimed:
+        """Claims a message that `order.take` has just given out."""
+        event = Claimed(
+            now_ms, self.number, delivery.number, delivery.epoch + 1, deadline_ms, attempt, by
+        )
+        self._lend(delivery, event)
+        return event
+
+    def claimed(self, event: Claimed) -> None:
+        """A message was claimed, in a life we are replaying."""
+        delivery = self.deliveries[event.number]
+        self._lend(delivery, event)
+        self.order.leave(delivery)
+
+    def _lend(self, delivery: Delivery, event: Claimed) -> None:
+        delivery.state = IN_FLIGHT
+        delivery.epoch = event.epoch
+        delivery.due_at_ms = event.deadline_ms
+        if not delivery.first_claimed_at_ms:
+            delivery.first_claimed_at_ms = event.at_ms
+        self.in_flight += 1
+        self._deadlines.add(event.deadline_ms, delivery)
+        self.order.claimed(delivery)
+        if event.attempt_id is not None:
+            pair = (event.number, event.epoch)
+            # All claims of one pull carry one instant: the first opens the list, the rest join it.
+            pairs = self.attempts.find(event.attempt_id, event.at_ms)
+            if pairs is None:
+                self.attempts.remember(event.attempt_id, [pair], event.at_ms)
+            else:
+                pairs.append(pair)
+
+    def _end_claim(self, number: int) -> Delivery:
+        delivery = self.deliveries[number]
+        self._deadlines.discard(delivery.due_at_ms, delivery)
+        delivery.due_at_ms = 0
+        self.in_flight -= 1
+        return delivery
+
+    def _hide(self, delivery: Delivery, until_ms: int) -> None:
+        delivery.state = DELAYED
+        delivery.due_at_ms = until_ms
+        self.delayed += 1
+        self._deadlines.add(until_ms, delivery)
+
+    def delay_ended(self, event: DelayEnded) -> None:
+        """A delayed message is visible."""
+        delivery = self.deliveries[event.number]
+        self._deadlines.discard(delivery.due_at_ms, delivery)
+        delivery.due_at_ms = 0
+        delivery.state = VISIBLE
+        self.delayed -= 1
+        self.order.come_back(delivery)
+
+    def extended(self, event: Extended) -> None:
+        """A claim has a new deadline."""
+        delivery = self.deliveries[event.number]
+        self._deadlines.discard(delivery.due_at_ms, delivery)
+        delivery.due_at_ms = event.deadline_ms
+        self._deadlines.add(event.deadline_ms, delivery)
+
+    def returned(self, event: Released | ClaimExpired) -> Delivery:
+        """A claim ended and its message comes back: to its place, or delayed first."""
+        delivery = self._end_claim(event.number)
+        until_ms = event.visible_at_ms if isinstance(event, Released) else 0
+        if until_ms:
+            self._hide(delivery, until_ms)
+            self.order.unclaimed(delivery)
+        else:
+            delivery.state = VISIBLE
+            self.order.unclaimed(delivery)
+            self.order.come_back(delivery)
+        return delivery
+
+    def deleted(self, event: Deleted) -> None:
+        """The holder is done with the message."""
+        delivery = self._end_claim(event.number)
+        delivery.state = GONE
+        self.order.unclaimed(delivery)
+        self._dismiss(delivery)
+
+    def expired(self, event: Expired) -> None:
+        """The message outlived its welcome while nobody held it."""
+        self._dismiss(self._withdraw(event.number))
+
+    def moved_out(self, event: Moved) -> Delivery:
+        """The message left for another queue; what is returned is its old self, gone."""
+        delivery = self._withdraw(event.number)
+        self._dismiss(delivery)
+        return delivery
+
+    def _withdraw(self, number: int) -> Delivery:
+        delivery = self.deliveries[number]
+        if delivery.state == DELAYED:
+            self._deadlines.discard(delivery.due_at_ms, delivery)
+            delivery.due_at_ms = 0
+            self.delayed -= 1
+        delivery.state = GONE
+        return delivery
+
+    def _dismiss(self, delivery: Delivery) -> None:
+        del self.deliveries[delivery.number]
+        self.stored_bytes -= size_bytes(delivery)
+        if delivery.expires_at_ms:
+            self._expiries.discard(delivery.expires_at_ms, delivery)
+        self.order.leave(delivery)
+
+    def moved_in(self, event: Moved, old: Delivery) -> None:
+        """The message arrived from another queue: new here, but with the same number and epoch.
+
+        The epoch goes on from where it was: started afresh, it would make old receipts come true.
+        """
+        delivery = Delivery(
+            queue=self.number,
+            number=old.number,
+            rank=event.rank,
+            content=old.content,
+            pushed_at_ms=old.pushed_at_ms,
+            epoch=old.epoch,
+            priority=old.priority,
+            group=old.group,
+            first_claimed_at_ms=old.first_claimed_at_ms,
+            move=Move(event.at_ms, event.queue, old.epoch, event.dead),
+        )
+        self._admit(delivery, size_bytes(old))
+
+    def cleared(self) -> None:
+        """Every message is gone, whatever its state."""
+        for delivery in self.deliveries.values():
+            if delivery.due_at_ms:
+                self._deadlines.discard(delivery.due_at_ms, delivery)
+            if delivery.expires_at_ms:
+                self._expiries.discard(delivery.expires_at_ms, delivery)
+            delivery.state = GONE
+        self.deliveries = {}
+        self.order = self._empty_order()
+        self.in_flight = 0
+        self.delayed = 0
+        self.stored_bytes = 0
+
+    def restored(self, deliveries: list[Delivery]) -> None:
+        """Takes up the messages of a snapshot, in their order."""
+        for delivery in deliveries:
+            if delivery.state == DELAYED:
+                self.delayed += 1
+            self._admit(delivery, size_bytes(delivery))
+            if delivery.due_at_ms:
+                self._deadlines.add(delivery.due_at_ms, delivery)
+            if delivery.state == IN_FLIGHT:
+                self.in_flight += 1
+                self.order.claimed(delivery)

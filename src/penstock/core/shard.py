@@ -1,0 +1,555 @@
+"""A shard: some queues and their messages in one order, and what passes between them.
+
+`decide` answers a command with a reply and the events that would make it true, changing nothing;
+`apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
+decide and apply in one step; they raise, if at all, before anything has changed. Either way the
+events alone rebuild the state: `apply` over a journal gives what the living shard has.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, cast
+
+import msgspec
+
+from penstock.core.delivery import (
+    DELAYED,
+    IN_FLIGHT,
+    VISIBLE,
+    Content,
+    Delivery,
+    expiry_ms,
+)
+from penstock.core.due import NEVER_MS, Due
+from penstock.core.events import (
+    AnyEvent,
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Moved,
+    Pushed,
+    QueueConfigured,
+    QueueCreated,
+    QueuePurged,
+    QueueRemoved,
+    Released,
+)
+from penstock.core.queue import QueueState
+from penstock.core.receipts import Ticket
+from penstock.core.window import Key
+from penstock.errors import (
+    AttemptLapsed,
+    InFlightLimit,
+    InvalidField,
+    QueueExists,
+    QueueNotFound,
+    StaleReceipt,
+)
+from penstock.service import (
+    DELAY_MS_MAX,
+    PEEK_LIMIT_MAX,
+    PULL_LIMIT_MAX,
+    VISIBILITY_MS_MAX,
+    ConfigureQueue,
+    CreateQueue,
+    Peek,
+    Pull,
+    Push,
+    QueueInfo,
+    QueueSettings,
+    Redrive,
+    changed_settings,
+    check_id,
+    check_name,
+    check_number,
+)
+
+_STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT}
+
+
+class QueueSnapshot(msgspec.Struct, gc=False, array_like=True):
+    """All that makes a queue, in plain data."""
+
+    number: int
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    configured_at_ms: int
+    deliveries: list[Delivery]
+    dedups: list[tuple[int, Key, int]]
+    attempts: list[tuple[int, Key, list[tuple[int, int]]]]
+
+
+class ShardSnapshot(msgspec.Struct, gc=False, array_like=True):
+    """All that makes a shard, in plain data: equal states have equal snapshots."""
+
+    next_number: int
+    next_queue: int
+    queues: list[QueueSnapshot]
+
+
+class ShardState:
+    """The queues of a shard, by number and by name, and what is due among them."""
+
+    __slots__ = (
+        "_apply",
+        "_retention",
+        "deadlines",
+        "expiries",
+        "names",
+        "next_number",
+        "next_queue",
+        "queues",
+    )
+
+    def __init__(self) -> None:
+        self.queues: dict[int, QueueState] = {}
+        self.names: dict[str, QueueState] = {}
+        self.next_number = 1
+        self.next_queue = 1
+        self.deadlines = Due(attrgetter("due_at_ms"))
+        self.expiries = Due(attrgetter("expires_at_ms"))
+        # (instant, queue): when the oldest message of a queue may have outlived its retention.
+        self._retention: list[tuple[int, int]] = []
+        self._apply: dict[type, Callable[[Any], object]] = {
+            QueueCreated: self._queue_created,
+            QueueConfigured: self._queue_configured,
+            QueueRemoved: self._queue_removed,
+            QueuePurged: lambda event: self.queues[event.queue].cleared(),
+            Pushed: self.pushed,
+            DelayEnded: lambda event: self.queues[event.queue].delay_ended(event),
+            Claimed: lambda event: self.queues[event.queue].claimed(event),
+            Extended: lambda event: self.queues[event.queue].extended(event),
+            Released: lambda event: self.queues[event.queue].returned(event),
+            ClaimExpired: lambda event: self.queues[event.queue].returned(event),
+            Deleted: lambda event: self.queues[event.queue].deleted(event),
+            Expired: lambda event: self.queues[event.queue].expired(event),
+            Moved: self._moved,
+        }
+
+    def queue(self, name: object) -> QueueState:
+        """The queue of this name. Raises InvalidField or QueueNotFound."""
+        try:
+            return self.names[cast(str, name)]
+        except (KeyError, TypeError):
+            check_name(name)
+            raise QueueNotFound(f"queue: there is no queue {name!r}; create it first") from None
+
+    @property
+    def next_due_ms(self) -> int:
+        """No later than the first instant at which something becomes due."""
+        retention_ms = self._retention[0][0] if self._retention else NEVER_MS
+        return min(self.deadlines.next_ms, self.expiries.next_ms, retention_ms)
+
+    # Deciding about messages.
+
+    def decide_push(self, command: Push, now_ms: int) -> Pushed | int:
+        """The event of a push, or the number of the message that an earlier one made."""
+        return self.queue(command.queue).decide_push(command, now_ms, self.next_number)
+
+    def decide_delete(self, name: str, ticket: Ticket, now_ms: int) -> Deleted | None:
+        """The event of a delete, or None if the message is gone already."""
+        delivery = self.queue(name).held(ticket)
+        if delivery is None:
+            return None
+        return Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
+
+    def decide_extend(self, name: str, ticket: Ticket, visibility_ms: int, now_ms: int) -> Extended:
+        """The event that moves a claim's deadline."""
+        check_number("visibility_ms", visibility_ms, 1, VISIBILITY_MS_MAX)
+        self._held(name, ticket)
+        return Extended(now_ms, ticket.queue, ticket.number, ticket.epoch, now_ms + visibility_ms)
+
+    def decide_release(
+        self, name: str, ticket: Ticket, delay_ms: int, now_ms: int
+    ) -> list[AnyEvent]:
+        """The events by which a message returns before its time, and perhaps goes on from there."""
+        check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
+        delivery = self._held(name, ticket)
+        after = self._after_return(delivery, now_ms)
+        visible_at_ms = 0 if after or not delay_ms else now_ms + delay_ms
+        released = Released(now_ms, ticket.queue, ticket.number, ticket.epoch, visible_at_ms)
+        return [released, *after]
+
+    def _held(self, name: str, ticket: Ticket) -> Delivery:
+        delivery = self.queue(name).held(ticket)
+        if delivery is None:
+            raise StaleReceipt(
+                "receipt: the message of this claim is gone; nothing is left to hold"
+            )
+        return delivery
+
+    def _after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+        """What befalls a message whose claim ends: it may be too old, or pulled too often."""
+        queue = self.queues[delivery.queue]
+        if queue.is_expired(delivery, now_ms):
+            return [Expired(now_ms, queue.number, delivery.number)]
+        if queue.is_dead(delivery):
+            target = self._dead_letter_of(queue)
+            if target is not None:
+                return [self._move(delivery, target, now_ms, dead=True)]
+        return []
+
+    def _dead_letter_of(self, queue: QueueState) -> QueueState | None:
+        """The dead-letter queue, unless it was deleted: then messages just come back."""
+        name = queue.settings.dead_letter
+        target = None if name is None else self.names.get(name)
+        if target is None or target.settings.fifo != queue.settings.fifo:
+            return None
+        return target
+
+    def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
+        return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
+
+    # Choosing and taking, in one step.
+
+    def pull(self, command: Pull, now_ms: int) -> tuple[list[Delivery], list[AnyEvent]]:
+        """Claims the next messages; or finds those an earlier pull with this attempt id claimed."""
+        queue = self.queue(command.queue)
+        limit, visibility_ms = self._check_pull(queue, command)
+        if command.attempt_id is not None:
+            earlier = queue.attempt(command.attempt_id, now_ms)
+            if earlier is not None:
+                if earlier:
+                    return earlier, []
+                raise AttemptLapsed(
+                    f"attempt_id: the claims given to {command.attempt_id!r} no longer all live; "
+                    "pull with a new id"
+                )
+        room = queue.settings.in_flight_max
+        if room is not None:
+            if queue.in_flight >= room:
+                raise InFlightLimit(
+                    f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
+                    f"(in_flight_max={room}); delete or release some first"
+                )
+            limit = min(limit, room - queue.in_flight)
+        return self._claim(queue, limit, now_ms, now_ms + visibility_ms, command)
+
+    def _check_pull(self, queue: QueueState, command: Pull) -> tuple[int, int]:
+        visibility_ms = command.visibility_ms
+        if visibility_ms is None:
+            visibility_ms = queue.settings.visibility_ms
+        else:
+            check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
+        if command.limit != 1:
+            check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
+        if command.attempt_id is not None:
+            check_id("attempt_id", command.attempt_id)
+        if command.holder is not None:
+            check_id("holder", command.holder)
+        return command.limit, visibility_ms
+
+    def _claim(
+        self, queue: QueueState, limit: int, now_ms: int, deadline_ms: int, command: Pull
+    ) -> tuple[list[Delivery], list[AnyEvent]]:
+        claims: list[Delivery] = []
+        events: list[AnyEvent] = []
+        queue.order.begin_pull()
+        while len(claims) < limit:
+            delivery = queue.order.take(queue.in_flight)
+            if delivery is None:
+                break
+            # A message may be over its limit here if the limit was lowered while it waited.
+            if queue.settings.max_receives is not None and queue.is_dead(delivery):
+                target = self._dead_letter_of(queue)
+                if target is not None:
+                    events.append(self._move(delivery, target, now_ms, dead=True))
+                    self.apply(events[-1])
+                    continue
+            events.append(
+                queue.claim_next(delivery, now_ms, deadline_ms, command.attempt_id, command.holder)
+            )
+            claims.append(delivery)
+        return claims, events
+
+    def redrive(self, command: Redrive, now_ms: int) -> list[AnyEvent]:
+        """Moves visible messages on, or back to where they came from."""
+        queue = self.queue(command.queue)
+        check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
+        to = None if command.to is None else self.queue(command.to)
+        if to is queue:
+            raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
+        if to is not None and to.settings.fifo != queue.settings.fifo:
+            raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
+        events: list[AnyEvent] = []
+        kept: list[Delivery] = []
+        queue.order.begin_pull()
+        while len(events) < command.limit and len(kept) < PULL_LIMIT_MAX:
+            delivery = queue.order.take(queue.in_flight)
+            if delivery is None:
+                break
+            target = to or self._source_of(delivery)
+            if target is None:
+                # It stays; out of line for now, so that the next take finds another.
+                kept.append(delivery)
+                delivery.state = IN_FLIGHT
+                continue
+            events.append(self._move(delivery, target, now_ms, dead=False))
+            self.apply(events[-1])
+        for delivery in kept:
+            delivery.state = VISIBLE
+            queue.order.come_back(delivery)
+        if kept and not events:
+            raise InvalidField(
+                f"to: the {len(kept)} messages in {queue.name!r} were not dead-lettered from a "
+                "queue that still exists; say where they should go"
+            )
+        return events
+
+    def _source_of(self, delivery: Delivery) -> QueueState | None:
+        move = delivery.move
+        return self.queues.get(move.source) if move is not None and move.dead else None
+
+    def settle(self, now_ms: int) -> list[AnyEvent]:
+        """Lets everything happen that is due: delays and claims end, old messages go."""
+        events: list[AnyEvent] = []
+        if self.deadlines.next_ms <= now_ms:
+            for at_ms, delivery in self.deadlines.pop(now_ms):
+                if delivery.due_at_ms == at_ms:
+                    events += self._settle_deadline(delivery, now_ms)
+        if self.expiries.next_ms <= now_ms:
+            for at_ms, delivery in self.expiries.pop(now_ms):
+                # One in flight is spared until its claim ends; `_after_return` sees to it then.
+                if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
+                    events.append(Expired(now_ms, delivery.queue, delivery.number))
+                    self.apply(events[-1])
+        while self._retention and self._retention[0][0] <= now_ms:
+            at_ms, number = heappop(self._retention)
+            queue = self.queues.get(number)
+            if queue is not None and queue.retention_check_ms == at_ms:
+                for event in self._outlived(queue, now_ms):
+                    self.apply(event)
+                    events.append(event)
+                self._plan_retention(queue, now_ms)
+        return events
+
+    def _settle_deadline(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+        if delivery.state == DELAYED:
+            events: list[AnyEvent] = [DelayEnded(now_ms, delivery.queue, delivery.number)]
+        else:
+            expired = ClaimExpired(now_ms, delivery.queue, delivery.number, delivery.epoch)
+            events = [expired, *self._after_return(delivery, now_ms)]
+        for event in events:
+            self.apply(event)
+        return events
+
+    def _outlived(self, queue: QueueState, now_ms: int) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        for delivery in queue.deliveries.values():
+            if delivery.expires_at_ms or delivery.state == IN_FLIGHT:
+                continue
+            if not queue.is_expired(delivery, now_ms):
+                break
+            events.append(Expired(now_ms, queue.number, delivery.number))
+        return events
+
+    def _plan_retention(self, queue: QueueState, now_ms: int) -> None:
+        """Notes when to look at the oldest message that retention has yet to end."""
+        queue.retention_check_ms = 0
+        for delivery in queue.deliveries.values():
+            at_ms = expiry_ms(delivery, queue.settings.retention_ms)
+            # One in flight that is too old already goes when its claim ends, without our looking.
+            if not delivery.expires_at_ms and (at_ms > now_ms or delivery.state != IN_FLIGHT):
+                self._look_at(queue, at_ms)
+                return
+
+    def _look_at(self, queue: QueueState, at_ms: int) -> None:
+        queue.retention_check_ms = at_ms
+        heappush(self._retention, (at_ms, queue.number))
+
+    # Deciding about queues.
+
+    def decide_create(self, command: CreateQueue, now_ms: int) -> list[AnyEvent]:
+        """The events that make a queue, and its dead-letter queue if there is none yet."""
+        name = check_name(command.queue)
+        existing = self.names.get(name)
+        if existing is not None:
+            settings = changed_settings(existing.settings, command.settings)
+            if settings != existing.settings:
+                raise QueueExists(
+                    f"queue: {name!r} exists with other settings "
+                    f"({_difference(existing.settings, settings)}); configure it instead"
+                )
+            return []
+        settings = changed_settings(QueueSettings(), command.settings)
+        events: list[AnyEvent] = [QueueCreated(now_ms, self.next_queue, name, settings)]
+        dead = settings.dead_letter
+        if dead is not None:
+            self._check_dead_letter(name, settings)
+            if dead not in self.names:
+                theirs = QueueSettings(fifo=settings.fifo)
+                events.append(QueueCreated(now_ms, self.next_queue + 1, dead, theirs))
+        return events
+
+    def decide_configure(self, command: ConfigureQueue, now_ms: int) -> list[AnyEvent]:
+        """The events that change a queue's settings."""
+        queue = self.queue(command.queue)
+        settings = changed_settings(queue.settings, command.settings)
+        if settings.fifo != queue.settings.fifo:
+            raise InvalidField(f"fifo: {queue.name!r} is what it was created as; make a new queue")
+        if settings == queue.settings:
+            return []
+        events: list[AnyEvent] = [QueueConfigured(now_ms, queue.number, settings)]
+        if settings.dead_letter is not None:
+            self._check_dead_letter(queue.name, settings)
+            if settings.dead_letter not in self.names:
+                theirs = QueueSettings(fifo=settings.fifo)
+                events.append(QueueCreated(now_ms, self.next_queue, settings.dead_letter, theirs))
+        return events
+
+    def _check_dead_letter(self, name: str, settings: QueueSettings) -> None:
+        dead = settings.dead_letter
+        if dead == name:
+            raise InvalidField(f"dead_letter: {name!r} cannot be its own dead-letter queue")
+        target = None if dead is None else self.names.get(dead)
+        if target is not None and target.settings.fifo != settings.fifo:
+            raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
+
+    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
+        """The event that ends a queue."""
+        queue = self.queue(name)
+        return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
+
+    def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
+        """The event that ends all messages of a queue."""
+        queue = self.queue(name)
+        return QueuePurged(now_ms, queue.number, len(queue.deliveries))
+
+    # Looking.
+
+    def peek(self, command: Peek) -> list[Delivery]:
+        """Messages in one state, in order, as they are."""
+        queue = self.queue(command.queue)
+        check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
+        state = _STATES.get(command.state)
+        if state is None:
+            raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
+        if state == VISIBLE:
+            return queue.order.ahead(command.limit)
+        matching = (each for each in queue.deliveries.values() if each.state == state)
+        return list(islice(matching, command.limit))
+
+    def info(self, queue: QueueState) -> QueueInfo:
+        """A queue's settings and dates."""
+        return QueueInfo(queue.name, queue.settings, queue.created_at_ms, queue.configured_at_ms)
+
+    def source_name(self, delivery: Delivery) -> str | None:
+        """The queue a dead letter came from, while that queue exists."""
+        source = self._source_of(delivery)
+        return None if source is None else source.name
+
+    # Changing: events taking effect.
+
+    def apply(self, event: AnyEvent) -> None:
+        """Makes the event true. The only way state changes, live and in replay alike."""
+        self._apply[type(event)](event)
+
+    def pushed(self, event: Pushed) -> Delivery:
+        """A message arrived; its delivery is returned so that its content can be placed."""
+        queue = self.queues[event.queue]
+        if event.number >= self.next_number:
+            self.next_number = event.number + 1
+        if not queue.retention_check_ms and not event.expires_at_ms:
+            self._look_at(queue, event.at_ms + queue.settings.retention_ms)
+        return queue.pushed(event)
+
+    def place(self, queue: int, number: int, content: Content) -> None:
+        """Says where a message's content is kept; this is no part of the state."""
+        self.queues[queue].deliveries[number].content = content
+
+    def _moved(self, event: Moved) -> None:
+        if event.rank >= self.next_number:
+            self.next_number = event.rank + 1
+        old = self.queues[event.queue].moved_out(event)
+        target = self.queues[event.to]
+        if not target.retention_check_ms:
+            self._look_at(target, event.at_ms + target.settings.retention_ms)
+        target.moved_in(event, old)
+
+    def _queue_created(self, event: QueueCreated) -> None:
+        queue = QueueState(
+            event.queue, event.name, event.settings, event.at_ms, self.deadlines, self.expiries
+        )
+        self.queues[event.queue] = queue
+        self.names[event.name] = queue
+        self.next_queue = max(self.next_queue, event.queue + 1)
+
+    def _queue_configured(self, event: QueueConfigured) -> None:
+        queue = self.queues[event.queue]
+        queue.settings = event.settings
+        queue.configured_at_ms = event.at_ms
+        self._plan_retention(queue, event.at_ms)
+
+    def _queue_removed(self, event: QueueRemoved) -> None:
+        queue = self.queues.pop(event.queue)
+        queue.cleared()
+        del self.names[queue.name]
+
+    # Keeping.
+
+    def snapshot(self) -> ShardSnapshot:
+        """The whole state as plain data."""
+        return ShardSnapshot(
+            self.next_number,
+            self.next_queue,
+            [
+                QueueSnapshot(
+                    queue.number,
+                    queue.name,
+                    queue.settings,
+                    queue.created_at_ms,
+                    queue.configured_at_ms,
+                    list(queue.deliveries.values()),
+                    queue.dedups.entries(),
+                    queue.attempts.entries(),
+                )
+                for queue in self.queues.values()
+            ],
+        )
+
+    @classmethod
+    def restore(cls, snapshot: ShardSnapshot) -> "ShardState":
+        """The state a snapshot was taken of."""
+        shard = cls()
+        shard.next_number = snapshot.next_number
+        shard.next_queue = snapshot.next_queue
+        for kept in snapshot.queues:
+            queue = QueueState(
+                kept.number,
+                kept.name,
+                kept.settings,
+                kept.created_at_ms,
+                shard.deadlines,
+                shard.expiries,
+            )
+            queue.configured_at_ms = kept.configured_at_ms
+            shard.queues[kept.number] = shard.names[kept.name] = queue
+            for at_ms, key, number in kept.dedups:
+                queue.dedups.remember(key, number, at_ms)
+            for at_ms, key, pairs in kept.attempts:
+                queue.attempts.remember(key, pairs, at_ms)
+            queue.restored(kept.deliveries)
+            shard._plan_retention(queue, 0)
+        return shard
+
+
+def replay(events: Iterable[AnyEvent]) -> ShardState:
+    """The state these events make."""
+    shard = ShardState()
+    for event in events:
+        shard.apply(event)
+    return shard
+
+
+def _difference(one: QueueSettings, other: QueueSettings) -> str:
+    return ", ".join(
+        f"{name} is {getattr(one, name)!r}, asked for {getattr(other, name)!r}"
+        for name in QueueSettings.__struct_fields__
+        if getattr(one, name) != getattr(other, name)
+    )

@@ -1,0 +1,353 @@
+"""What may be pulled next: the order of a queue's messages.
+
+Standard queues: highest priority first, then arrival. Among groups, one that holds more than its
+share of what is in flight (a noisy group) waits until no other group has a message of that
+priority. FIFO queues: within a group strictly by arrival, one batch of a group at a time; among
+groups, the one whose first message arrived first.
+
+Leaving is mostly lazy: whoever is no longer VISIBLE is skipped when its turn comes. A line's fresh
+messages are in order as they arrive (a deque); only those that come back need a heap.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush, nsmallest
+from typing import Final
+
+from penstock.core.delivery import DELAYED, GONE, VISIBLE, Delivery
+
+NOISY_IN_FLIGHT_MIN: Final = 30
+NOISY_SHARE: Final = 10
+
+
+class Line:
+    """Messages in order of rank; those that came back stand in their old place."""
+
+    __slots__ = ("fresh", "in_flight", "returned")
+
+    def __init__(self) -> None:
+        self.fresh: deque[Delivery] = deque()
+        self.returned: list[tuple[int, Delivery]] = []
+        self.in_flight = 0
+
+    def first(self) -> Delivery | None:
+        """The next visible message, which stays where it is."""
+        fresh = self.fresh
+        while fresh and fresh[0].state != VISIBLE:
+            fresh.popleft()
+        returned = self.returned
+        while returned and returned[0][1].state != VISIBLE:
+            heappop(returned)
+        if not returned:
+            return fresh[0] if fresh else None
+        if fresh and fresh[0].rank < returned[0][0]:
+            return fresh[0]
+        return returned[0][1]
+
+    def take(self) -> Delivery | None:
+        """Takes out the next visible message."""
+        fresh = self.fresh
+        if not self.returned:
+            while fresh:
+                delivery = fresh.popleft()
+                if delivery.state == VISIBLE:
+                    return delivery
+            return None
+        delivery_or_none = self.first()
+        if delivery_or_none is None:
+            return None
+        if self.returned and self.returned[0][1] is delivery_or_none:
+            heappop(self.returned)
+        else:
+            fresh.popleft()
+        return delivery_or_none
+
+    def ahead(self, limit: int) -> list[Delivery]:
+        """The next messages, which stay where they are."""
+        found: dict[int, Delivery] = {}
+        for delivery in self.fresh:
+            if len(found) == limit:
+                break
+            if delivery.state == VISIBLE:
+                found[delivery.rank] = delivery
+        back = nsmallest(limit, (pair for pair in self.returned if pair[1].state == VISIBLE))
+        found.update(back)
+        return [found[rank] for rank in sorted(found)[:limit]]
+
+
+class Level:
+    """The messages of one priority: a line without group, and a line for each group."""
+
+    __slots__ = ("groups", "line", "ready")
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self.groups: dict[str, Line] = {}
+        # (rank of a group's first message, group). An entry that is out of date is corrected or
+        # dropped when it comes up; every group with a visible message has at least one entry
+        # that is no later than that message.
+        self.ready: list[tuple[int, str]] = []
+
+    def add(self, delivery: Delivery, back: bool) -> None:
+        """Lets a visible message in: at the end, or back in its old place."""
+        group = delivery.group
+        if group is None:
+            line = self.line
+        else:
+            line = self.groups.get(group) or self.groups.setdefault(group, Line())
+            if back or not line.fresh:
+                heappush(self.ready, (delivery.rank, group))
+        if back:
+            heappush(line.returned, (delivery.rank, delivery))
+        else:
+            line.fresh.append(delivery)
+
+    def take(self, in_flight: int) -> Delivery | None:
+        """Takes out the next message, quiet groups before noisy ones."""
+        if not self.ready:
+            return self.line.take()
+        plain = self.line.first()
+        noisy: list[tuple[int, str]] = []
+        chosen: tuple[int, str] | None = None
+        while self.ready:
+            entry = self._first_ready()
+            if entry is None or (plain is not None and plain.rank < entry[0]):
+                break
+            heappop(self.ready)
+            if not self._is_noisy(entry[1], in_flight):
+                chosen = entry
+                break
+            # At most nine groups can each hold more than a tenth: this list stays short.
+            noisy.append(entry)
+        if chosen is None and plain is None and noisy:
+            chosen = noisy[0]
+        for entry in noisy:
+            if entry is not chosen:
+                heappush(self.ready, entry)
+        if chosen is None:
+            return self.line.take()
+        line = self.groups[chosen[1]]
+        delivery = line.take()
+        following = line.first()
+        if following is not None:
+            heappush(self.ready, (following.rank, chosen[1]))
+        return delivery
+
+    def _first_ready(self) -> tuple[int, str] | None:
+        """The entry of the group whose first message is the oldest, with its true rank."""
+        ready = self.ready
+        while ready:
+            entry = ready[0]
+            line = self.groups.get(entry[1])
+            first = None if line is None else line.first()
+            if first is not None and first.rank == entry[0]:
+                return entry
+            heappop(ready)
+            if first is not None and first.rank > entry[0]:
+                heappush(ready, (first.rank, entry[1]))
+        return None
+
+    def _is_noisy(self, group: str, in_flight: int) -> bool:
+        held = self.groups[group].in_flight
+        return held >= NOISY_IN_FLIGHT_MIN and held * NOISY_SHARE > in_flight
+
+    def count_in_flight(self, group: str, change: int) -> None:
+        """Keeps a group's share of what is in flight."""
+        line = self.groups.get(group) or self.groups.setdefault(group, Line())
+        line.in_flight += change
+
+    def trim(self, group: str | None) -> None:
+        """Lets go of messages at the front that are no longer visible, and of a finished group."""
+        if group is None:
+            self.line.first()
+            return
+        line = self.groups.get(group)
+        if line is not None and line.first() is None and not line.in_flight:
+            del self.groups[group]
+
+    def lines(self) -> Iterator[Line]:
+        """Every line of this priority."""
+        yield self.line
+        yield from self.groups.values()
+
+
+class StandardOrder:
+    """The order of a standard queue."""
+
+    __slots__ = ("_by_priority", "_levels")
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, Level] = {}
+        self._levels: list[Level] = []
+
+    def join(self, delivery: Delivery) -> None:
+        """A message arrived: it is visible, or will `come_back` when its delay ends."""
+        if delivery.state == VISIBLE:
+            self._level(delivery.priority).add(delivery, back=False)
+
+    def come_back(self, delivery: Delivery) -> None:
+        """A message became visible that has its place already."""
+        self._level(delivery.priority).add(delivery, back=True)
+
+    def take(self, in_flight: int) -> Delivery | None:
+        """Takes out the next message; the caller claims or moves it."""
+        for level in self._levels:
+            delivery = level.take(in_flight)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def begin_pull(self) -> None:
+        """Says that the `take`s to come belong to one pull."""
+
+    def claimed(self, delivery: Delivery) -> None:
+        """The message is in flight now."""
+        if delivery.group is not None:
+            self._level(delivery.priority).count_in_flight(delivery.group, 1)
+
+    def unclaimed(self, delivery: Delivery) -> None:
+        """The message's claim has ended."""
+        if delivery.group is not None:
+            self._level(delivery.priority).count_in_flight(delivery.group, -1)
+
+    def leave(self, delivery: Delivery) -> None:
+        """The message was claimed by name, or is gone: its line need not keep it."""
+        level = self._by_priority.get(delivery.priority)
+        if level is not None:
+            level.trim(delivery.group)
+
+    def ahead(self, limit: int) -> list[Delivery]:
+        """The next messages in order of priority and arrival; none is taken."""
+        found: list[Delivery] = []
+        for level in self._levels:
+            room = limit - len(found)
+            level_ahead = [d for line in level.lines() for d in line.ahead(room)]
+            found += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
+        return found
+
+    def _level(self, priority: int) -> Level:
+        level = self._by_priority.get(priority)
+        if level is None:
+            level = self._by_priority[priority] = Level()
+            ordered = sorted(self._by_priority, reverse=True)
+            self._levels = [self._by_priority[each] for each in ordered]
+        return level
+
+
+class Group:
+    """One group of a FIFO queue: all its messages in order, whatever their state."""
+
+    __slots__ = ("in_flight", "order", "pulled_in")
+
+    def __init__(self) -> None:
+        self.order: deque[Delivery] = deque()
+        self.in_flight = 0
+        self.pulled_in = 0
+
+    def first(self) -> Delivery | None:
+        """The oldest message that is not gone."""
+        order = self.order
+        while order and order[0].state == GONE:
+            order.popleft()
+        return order[0] if order else None
+
+
+class FifoOrder:
+    """The order of a FIFO queue.
+
+    A group is open when none of its messages is in flight and its first is visible. One pull may
+    take several messages of a group, in order; until they are all deleted or back, the group is
+    blocked for every other pull.
+    """
+
+    __slots__ = ("_groups", "_open", "_pull")
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+        self._open: list[tuple[int, str]] = []
+        self._pull = 0
+
+    def join(self, delivery: Delivery) -> None:
+        """A message arrived at the end of its group."""
+        name = delivery.group or ""
+        group = self._groups.get(name) or self._groups.setdefault(name, Group())
+        group.order.append(delivery)
+        if group.in_flight == 0 and group.first() is delivery:
+            self._offer(name, group)
+
+    def come_back(self, delivery: Delivery) -> None:
+        """A message became visible again: it never left its place."""
+        self._offer_group_of(delivery)
+
+    def begin_pull(self) -> None:
+        """Says that the `take`s to come belong to one pull."""
+        self._pull += 1
+
+    def take(self, in_flight: int) -> Delivery | None:
+        """The next message of an open group; the caller claims or moves it before the next take."""
+        while self._open:
+            rank, name = self._open[0]
+            group = self._groups.get(name)
+            delivery = None if group is None else self._next_in(group)
+            if delivery is not None and delivery.rank == rank:
+                return delivery
+            heappop(self._open)
+            if delivery is not None and delivery.rank > rank:
+                heappush(self._open, (delivery.rank, name))
+        return None
+
+    def _next_in(self, group: Group) -> Delivery | None:
+        """The message of the group that this pull may take, if any."""
+        first = group.first()
+        if first is None or (group.in_flight and group.pulled_in != self._pull):
+            return None
+        if group.in_flight == 0:
+            return first if first.state == VISIBLE else None
+        # This pull holds the front of the group already: it may have what directly follows.
+        for delivery in group.order:
+            if delivery.state == VISIBLE:
+                return delivery
+            if delivery.state == DELAYED:
+                return None
+        return None
+
+    def claimed(self, delivery: Delivery) -> None:
+        """The message is in flight now, and its group blocked for other pulls."""
+        name = delivery.group or ""
+        group = self._groups[name]
+        group.in_flight += 1
+        group.pulled_in = self._pull
+
+    def unclaimed(self, delivery: Delivery) -> None:
+        """The message's claim has ended; with the last one, the group opens again."""
+        name = delivery.group or ""
+        self._groups[name].in_flight -= 1
+
+    def leave(self, delivery: Delivery) -> None:
+        """The message was claimed by name, or is gone: its group may open or end."""
+        self._offer_group_of(delivery)
+
+    def ahead(self, limit: int) -> list[Delivery]:
+        """The visible messages in order of arrival, blocked or not; none is taken."""
+        visible = (
+            delivery
+            for group in self._groups.values()
+            for delivery in group.order
+            if delivery.state == VISIBLE
+        )
+        return nsmallest(limit, visible, key=lambda delivery: delivery.rank)
+
+    def _offer_group_of(self, delivery: Delivery) -> None:
+        name = delivery.group or ""
+        group = self._groups.get(name)
+        if group is None:
+            return
+        if group.first() is None:
+            del self._groups[name]
+        elif group.in_flight == 0:
+            self._offer(name, group)
+
+    def _offer(self, name: str, group: Group) -> None:
+        first = group.first()
+        if first is not None and first.state == VISIBLE:
+            heappush(self._open, (first.rank, name))

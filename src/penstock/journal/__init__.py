@@ -1,0 +1,90 @@
+"""Where events become durable: the seam between the engine and its storage.
+
+An engine appends the events of one command at a time and answers when the journal says they are
+durable. A journal assigns each append its sequence, the order everything else agrees on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.core.events import AnyEvent, Pushed
+from penstock.errors import UnsupportedOperation
+
+
+class Journal(Protocol):
+    """What an engine needs of its storage."""
+
+    durable_sequence: int
+
+    def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
+        """Takes the events as one entry that is kept whole or not at all.
+
+        Returns its sequence, and for each `Pushed` in it the place by which `load` finds it
+        again; no places if the journal keeps none. Raises JournalError: the engine then stops.
+        """
+        ...
+
+    def load(self, place: int) -> Pushed:
+        """The event that was appended at this place."""
+        ...
+
+    def wait(self, sequence: int) -> None:
+        """Blocks until that entry is durable. Raises JournalError if it never will be."""
+        ...
+
+    def notify(self, sequence: int, done: Callable[[], None]) -> None:
+        """Calls `done`, from any thread, once that entry is durable or never will be."""
+        ...
+
+    def history(self, number: int) -> list[AnyEvent]:
+        """The events of one message that the journal still has, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Makes durable what was appended, and lets go of the storage."""
+        ...
+
+
+class MemoryJournal:
+    """A journal that keeps nothing, or the last few entries for `history`.
+
+    What it is handed is as durable as it will ever be.
+    """
+
+    def __init__(self, history_entries: int = 0) -> None:
+        self.durable_sequence = 0
+        self._kept: deque[Sequence[AnyEvent]] | None = None
+        if history_entries:
+            self._kept = deque(maxlen=history_entries)
+
+    def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
+        self.durable_sequence += 1
+        if self._kept is not None:
+            self._kept.append(events)
+        return self.durable_sequence, ()
+
+    def load(self, place: int) -> Pushed:
+        raise AssertionError("a memory journal hands out no places")
+
+    def wait(self, sequence: int) -> None:
+        pass
+
+    def notify(self, sequence: int, done: Callable[[], None]) -> None:
+        done()
+
+    def history(self, number: int) -> list[AnyEvent]:
+        if self._kept is None:
+            raise UnsupportedOperation(
+                "history: this memory engine keeps none; open it as memory:?history=10000"
+            )
+        return [event for entry in self._kept for event in entry if concerns(event, number)]
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.clear()
+
+
+def concerns(event: AnyEvent, number: int) -> bool:
+    """Whether the event is about this one message."""
+    return getattr(event, "number", None) == number

@@ -1,0 +1,406 @@
+"""The commands a queue service takes, the replies it gives, and the seam every backend implements.
+
+A backend is a `QueueService`: one method, `execute(command) -> reply`. The reply's type stands in
+the command's own class line. Durations and instants are whole milliseconds here; seconds belong to
+the people-facing `client`. Commands travel on our own wire as arrays tagged by a number, so fields
+are only ever added at the end, always with a default.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidField
+
+SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+VISIBILITY_MS_MAX: Final = 12 * HOUR_MS
+DELAY_MS_MAX: Final = 366 * DAY_MS
+TTL_MS_MAX: Final = 366 * DAY_MS
+WAIT_MS_MAX: Final = DAY_MS
+PRIORITY_MAX: Final = 9
+PULL_LIMIT_MAX: Final = 10_000
+PEEK_LIMIT_MAX: Final = 1_000
+BATCH_ITEMS_MAX: Final = 10_000
+ATTRIBUTES_MAX: Final = 64
+ID_CHARS_MAX: Final = 128
+DEDUP_WINDOW_MS: Final = 5 * MINUTE_MS
+
+AttributeValue = str | bytes
+Attributes = dict[str, AttributeValue]
+State = Literal["visible", "delayed", "in_flight"]
+R = TypeVar("R", covariant=True)
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What was pushed, and how often it was pulled since: the body and its attributes never change.
+
+    `sequence` is its place in the queue's order of arrival. `source` is the queue it was
+    dead-lettered from. `context` is what a wire protocol asked to have kept beside the message.
+    """
+
+    id: str
+    queue: str
+    body: bytes
+    attributes: Attributes
+    priority: int
+    group: str | None
+    dedup_id: str | None
+    pushed_at_ms: int
+    sequence: int
+    receives: int
+    first_pulled_at_ms: int | None
+    source: str | None
+    context: dict[str, str] | None
+
+
+class Claim(Message, frozen=True, gc=False, array_like=True):
+    """A message lent to one holder until a deadline; the receipt is the proof of it."""
+
+    receipt: str
+    epoch: int
+    deadline_ms: int
+
+
+class QueueSettings(msgspec.Struct, frozen=True, gc=False):
+    """Everything that can be set on a queue; `None` means no limit.
+
+    `annotations` is kept and returned untouched for the protocols in front of us.
+    """
+
+    visibility_ms: int = 30 * SECOND_MS
+    delay_ms: int = 0
+    wait_ms: int = 0
+    retention_ms: int = 4 * DAY_MS
+    body_bytes_max: int = 1024 * 1024
+    messages_max: int | None = None
+    bytes_max: int | None = None
+    in_flight_max: int | None = None
+    dead_letter: str | None = None
+    max_receives: int | None = None
+    fifo: bool = False
+    dedup_by_content: bool = False
+    dedup_per_group: bool = False
+    annotations: dict[str, str] = {}
+
+
+class QueueStats(msgspec.Struct, frozen=True, gc=False):
+    """How deep a queue is: a projection, cheap to read, never part of a decision."""
+
+    queue: str
+    visible: int
+    delayed: int
+    in_flight: int
+    stored_bytes: int
+    oldest_age_ms: int | None
+    waiting_pulls: int
+
+    @property
+    def messages(self) -> int:
+        """Every message the queue holds, whatever its state."""
+        return self.visible + self.delayed + self.in_flight
+
+
+class QueueInfo(msgspec.Struct, frozen=True, gc=False):
+    """A queue's name, settings and dates."""
+
+    queue: str
+    settings: QueueSettings
+    created_at_ms: int
+    configured_at_ms: int
+
+
+class PushReply(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The id of the message that stands for this push; `duplicate` if an earlier push made it."""
+
+    id: str
+    sequence: int
+    duplicate: bool
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, gc=False):
+    """One thing that happened to a message."""
+
+    at_ms: int
+    kind: str
+    queue: str
+    epoch: int | None = None
+    detail: str = ""
+
+
+class Command(
+    msgspec.Struct, Generic[R], frozen=True, gc=False, array_like=True, omit_defaults=True
+):
+    """A request; `R` is the type of its reply."""
+
+
+class Push(Command[PushReply], frozen=True, gc=False, array_like=True, tag=1):
+    """Adds a message. `delay_ms` and `ttl_ms` default to the queue's own."""
+
+    queue: str
+    body: bytes
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    dedup_id: str | None = None
+    group: str | None = None
+    attributes: Attributes | None = None
+    context: dict[str, str] | None = None
+
+
+class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
+    """Claims up to `limit` messages, waiting up to `wait_ms` for the first.
+
+    Repeating an `attempt_id` gives the same claims while all of them live.
+    """
+
+    queue: str
+    limit: int = 1
+    visibility_ms: int | None = None
+    wait_ms: int | None = None
+    attempt_id: str | None = None
+    holder: str | None = None
+
+
+class Delete(Command[bool], frozen=True, gc=False, array_like=True, tag=3):
+    """Ends a claim and its message; false if the message was gone already."""
+
+    queue: str
+    receipt: str
+
+
+class Extend(Command[int], frozen=True, gc=False, array_like=True, tag=4):
+    """Moves a claim's deadline to `visibility_ms` from now; the new deadline is the reply."""
+
+    queue: str
+    receipt: str
+    visibility_ms: int
+
+
+class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
+    """Ends a claim and returns its message to its place, at once or after `delay_ms`."""
+
+    queue: str
+    receipt: str
+    delay_ms: int = 0
+
+
+class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6):
+    """Shows up to `limit` messages in one state, in the order they stand, without claiming them."""
+
+    queue: str
+    limit: int = 1
+    state: State = "visible"
+
+
+class Stats(Command[QueueStats], frozen=True, gc=False, array_like=True, tag=7):
+    """Reads a queue's depth and age."""
+
+    queue: str
+
+
+class Purge(Command[int], frozen=True, gc=False, array_like=True, tag=8):
+    """Removes every message of a queue, those in flight included; the reply counts them."""
+
+    queue: str
+
+
+class Redrive(Command[int], frozen=True, gc=False, array_like=True, tag=9):
+    """Moves up to `limit` visible messages to `to`, or back to the queues they came from."""
+
+    queue: str
+    to: str | None = None
+    limit: int = 1_000
+
+
+class CreateQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=10):
+    """Makes a queue; a queue that exists with these same settings is simply returned."""
+
+    queue: str
+    settings: dict[str, Any] = {}
+
+
+class ConfigureQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=11):
+    """Changes the named settings and leaves the others."""
+
+    queue: str
+    settings: dict[str, Any] = {}
+
+
+class DeleteQueue(Command[None], frozen=True, gc=False, array_like=True, tag=12):
+    """Removes a queue, its messages and its claims; pulls waiting on it fail."""
+
+    queue: str
+
+
+class DescribeQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=13):
+    """Reads a queue's settings."""
+
+    queue: str
+
+
+class ListQueues(Command[list[str]], frozen=True, gc=False, array_like=True, tag=14):
+    """Names in alphabetical order, those that start with `prefix` and come after `after`."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1_000
+
+
+class History(Command[list[HistoryEvent]], frozen=True, gc=False, array_like=True, tag=15):
+    """Everything the journal still knows about one message, oldest first."""
+
+    id: str
+
+
+BatchItem = Push | Delete | Extend | Release
+
+
+class Batch(Command[list[Any]], frozen=True, gc=False, array_like=True, tag=16):
+    """Several commands in one append; each item's reply, or the RequestError that refused it."""
+
+    items: list[BatchItem]
+
+
+class QueueService(Protocol):
+    """What every backend is to a caller who may block.
+
+    `LACKS` maps each behaviour of the contract that this backend cannot give to the reason.
+    """
+
+    LACKS: ClassVar[Mapping[str, str]]
+
+    def execute(self, command: Command[R]) -> R:
+        """Does what the command says. Raises a PenstockError, and then nothing has changed."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of everything; waiting commands fail with EngineClosed."""
+        ...
+
+
+class AsyncQueueService(Protocol):
+    """The same seam for asyncio callers."""
+
+    LACKS: ClassVar[Mapping[str, str]]
+
+    async def execute(self, command: Command[R]) -> R:
+        """Does what the command says. Raises a PenstockError, and then nothing has changed."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of everything; waiting commands fail with EngineClosed."""
+        ...
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}(@[A-Za-z0-9_.-]{1,80})?", re.ASCII)
+_SETTING_LIMITS: Final[dict[str, tuple[int, int]]] = {
+    "visibility_ms": (0, VISIBILITY_MS_MAX),
+    "delay_ms": (0, DELAY_MS_MAX),
+    "wait_ms": (0, WAIT_MS_MAX),
+    "retention_ms": (1, TTL_MS_MAX),
+    "body_bytes_max": (1, BODY_BYTES_MAX),
+    "messages_max": (1, 2**63 - 1),
+    "bytes_max": (1, 2**63 - 1),
+    "in_flight_max": (1, 2**63 - 1),
+    "max_receives": (1, 1_000_000),
+}
+_OPTIONAL_SETTINGS: Final = frozenset(
+    {"messages_max", "bytes_max", "in_flight_max", "dead_letter", "max_receives"}
+)
+_BOOLEAN_SETTINGS: Final = frozenset({"fifo", "dedup_by_content", "dedup_per_group"})
+
+
+def check_name(name: object, field: str = "queue") -> str:
+    """Returns the queue name. Raises InvalidField."""
+    if type(name) is str and _NAME.fullmatch(name):
+        return name
+    shown = repr(name) if len(repr(name)) <= 100 else repr(name)[:100] + "…"
+    raise InvalidField(
+        f"{field}: {shown} is not a queue name; use 1 to 80 of A-Z a-z 0-9 _ - . "
+        "(the first not a dot), with an optional @scope"
+    )
+
+
+def check_number(field: str, value: object, low: int, high: int) -> int:
+    """Returns the whole number if it lies within the limits. Raises InvalidField."""
+    if type(value) is not int:
+        raise InvalidField(f"{field}: expected a whole number, got {type(value).__name__}")
+    if not low <= value <= high:
+        raise InvalidField(f"{field}: {value} is outside {low} to {high}")
+    return value
+
+
+def check_id(field: str, value: object) -> str:
+    """Returns an identifier such as a dedup id, an attempt id or a group. Raises InvalidField."""
+    if type(value) is not str:
+        raise InvalidField(f"{field}: expected text, got {type(value).__name__}")
+    if not 1 <= len(value) <= ID_CHARS_MAX or not value.isprintable():
+        raise InvalidField(
+            f"{field}: expected 1 to {ID_CHARS_MAX} printable characters, got {len(value)}"
+            + ("" if value.isprintable() else " with an unprintable one among them")
+        )
+    return value
+
+
+def check_pairs(field: str, pairs: object, allow_bytes: bool) -> int:
+    """Returns the UTF-8 size of a mapping from text to text (or bytes). Raises InvalidField."""
+    if type(pairs) is not dict:
+        raise InvalidField(f"{field}: expected a dict, got {type(pairs).__name__}")
+    if len(pairs) > ATTRIBUTES_MAX:
+        raise InvalidField(f"{field}: {len(pairs)} entries, at most {ATTRIBUTES_MAX} are allowed")
+    size_bytes = 0
+    for name, value in pairs.items():
+        if type(name) is not str or not name:
+            raise InvalidField(f"{field}: names must be text that is not empty, got {name!r}")
+        if type(value) is str:
+            size_bytes += _utf8_bytes(f"{field}[{name!r}]", value)
+        elif type(value) is bytes and allow_bytes:
+            size_bytes += len(value)
+        else:
+            expected = "text or bytes" if allow_bytes else "text"
+            raise InvalidField(
+                f"{field}[{name!r}]: expected {expected}, got {type(value).__name__}"
+            )
+        size_bytes += _utf8_bytes(field, name)
+    return size_bytes
+
+
+def _utf8_bytes(field: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidField(f"{field}: holds a lone surrogate, which is not text") from None
+
+
+def changed_settings(base: QueueSettings, changes: object) -> QueueSettings:
+    """Returns `base` with the named settings changed. Raises InvalidField."""
+    if type(changes) is not dict:
+        raise InvalidField(f"settings: expected a dict, got {type(changes).__name__}")
+    for name, value in changes.items():
+        if name not in QueueSettings.__struct_fields__:
+            known = ", ".join(QueueSettings.__struct_fields__)
+            raise InvalidField(f"settings: there is no setting {name!r}; there are {known}")
+        if value is None and name in _OPTIONAL_SETTINGS:
+            continue
+        if name in _SETTING_LIMITS:
+            check_number(name, value, *_SETTING_LIMITS[name])
+        elif name in _BOOLEAN_SETTINGS:
+            if type(value) is not bool:
+                raise InvalidField(f"{name}: expected true or false, got {type(value).__name__}")
+        elif name == "dead_letter":
+            check_name(value, "dead_letter")
+        else:
+            check_pairs(name, value, allow_bytes=False)
+    settings = msgspec.structs.replace(base, **changes)
+    if (settings.dead_letter is None) != (settings.max_receives is None):
+        raise InvalidField("dead_letter and max_receives go together: set both or neither")
+    if not settings.fifo and settings.dedup_per_group:
+        raise InvalidField("dedup_per_group: only a fifo queue can have it")
+    return settings
