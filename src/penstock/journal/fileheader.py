@@ -1,0 +1,108 @@
+"""The first page of a segment file: who it is, and two slots that say how far the stream holds.
+
+    offset  size  field (page of 4,096 bytes; what is not named is zero)
+         0     8  magic "PENSTSEG"
+         8     4  format, 1
+        12     4  size of this page, 4096
+        16     8  file number, from 0
+        24     8  stream offset of the first byte after this page
+        32     8  size of the file
+        40    16  identity of the stream, random, the same in all its files
+        56     4  crc32 of the 56 bytes before it
+       512    64  slot 0
+      1024    64  slot 1
+
+    a slot
+         0     4  crc32 of the 60 bytes that follow it
+         4     4  zero
+         8     8  serial: the greater of two valid slots is the newer
+        16    16  identity of the stream
+        32     8  durable offset: every byte before it is on the disk
+        40     8  id of the entry that begins, or will begin, there
+        48     8  first offset: where the stream now begins
+        56     8  id of the entry there, 0 if not known
+
+The slots stand in sectors of their own, so that writing one cannot tear the other or the identity.
+Nothing here touches a file.
+"""
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+PAGE_BYTES = 4096
+FORMAT = 1
+MAGIC = b"PENSTSEG"
+SLOT_OFFSETS = (512, 1024)
+SLOT_BYTES = 64
+
+_HEADER = struct.Struct("<8sIIQQQ16s")
+_SLOT = struct.Struct("<4xQ16sQQQQ")
+_CRC = struct.Struct("<I")
+
+
+class FileHeader(NamedTuple):
+    """The part of the page that never changes."""
+
+    format: int
+    number: int
+    base_offset: int
+    file_bytes: int
+    identity: bytes
+
+
+class Slot(NamedTuple):
+    """A statement about the stream, true from the moment it was written."""
+
+    serial: int
+    identity: bytes
+    durable_offset: int
+    next_id: int
+    first_offset: int
+    first_id: int
+
+
+def pack_page(header: FileHeader) -> bytes:
+    """Return the page of a new file, its slots empty."""
+    fields = _HEADER.pack(
+        MAGIC,
+        header.format,
+        PAGE_BYTES,
+        header.number,
+        header.base_offset,
+        header.file_bytes,
+        header.identity,
+    )
+    return (fields + _CRC.pack(crc32(fields))).ljust(PAGE_BYTES, b"\0")
+
+
+def unpack_header(page: bytes) -> FileHeader | None:
+    """Return the page's fixed part, or None if its checksum or its magic does not hold."""
+    fields = page[: _HEADER.size]
+    if len(page) < _HEADER.size + 4 or _CRC.unpack_from(page, _HEADER.size)[0] != crc32(fields):
+        return None
+    magic, format_, _, number, base_offset, file_bytes, identity = _HEADER.unpack(fields)
+    if magic != MAGIC:
+        return None
+    return FileHeader(format_, number, base_offset, file_bytes, identity)
+
+
+def pack_slot(slot: Slot) -> bytes:
+    """Return the slot's 64 bytes."""
+    fields = _SLOT.pack(*slot)
+    return _CRC.pack(crc32(fields)) + fields
+
+
+def unpack_slots(page: bytes) -> tuple[list[tuple[int, Slot]], list[int]]:
+    """Return the valid slots with their places (0, 1), and the places whose slot is damaged."""
+    valid: list[tuple[int, Slot]] = []
+    damaged: list[int] = []
+    for place, at in enumerate(SLOT_OFFSETS):
+        packed = page[at : at + SLOT_BYTES]
+        if not packed.strip(b"\0"):
+            continue
+        if len(packed) == SLOT_BYTES and _CRC.unpack_from(packed)[0] == crc32(packed[4:]):
+            valid.append((place, Slot._make(_SLOT.unpack(packed[4:]))))
+        else:
+            damaged.append(place)
+    return valid, damaged

@@ -1,0 +1,565 @@
+"""One append-only stream of bytes, cut into fixed-size files that are preallocated and mapped.
+
+    stream   0            P            2P           3P
+             |  file 0    |  file 1    |  file 2    |  file 3, the spare …
+             e1 e2 e3 e4──┼─e4─────────┼──e4 e5     (zeroes)
+
+Each file is a page that says what it is (see `fileheader`) and P bytes of the stream. An entry may
+span files; a file may hold many entries. The rules that make it safe:
+
+- A byte is durable when the sync that followed it returned. Only then does the watermark pass it,
+  and only then is the new watermark written: it can reach the disk early or late, never untrue.
+- The files ahead of the end are written to their last block before they are used: no append can
+  meet a full disk half-way, and a mapped page never lacks its block.
+- After a failed sync nothing more is written or synced through this object.
+- Before the first append after opening, all that stands behind the end is zero, durably: bytes of
+  an earlier life can never be taken for entries.
+
+One thread at a time may append, and one may sync, settle or drop; the two go on side by side.
+Reading is free for all. `docs/formats/segment.md` is the format.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
+from penstock.journal.entry import HEADER_BYTES, StoredEntry, pack_header, unpack_header
+from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
+from penstock.journal.files import Files, name_of, numbers_in
+from penstock.journal.recovery import Examined, examine, newest_slot, repair
+from penstock.journal.scan import Limit, Quarantined, find_first, walk
+from penstock.journal.storage import Directory, Map, OsStorage, Storage
+
+FILE_BYTES = 16 * 1024 * 1024
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# Below this size one copy is cheaper than a second assignment into the map.
+_JOIN_BYTES_MAX = 64 * 1024
+
+
+class Segments:
+    """An open stream. Made by `open`, closed by `close` or at the end of a `with` block."""
+
+    def __init__(
+        self, files: Files, slot: Slot, slot_place: tuple[int, int], *, writable: bool
+    ) -> None:
+        self._files = files
+        self._writable = writable
+        self._payload_bytes = files.payload_bytes
+        self._tip = (slot.durable_offset, slot.next_id)
+        self._durable = self._tip
+        self._first = (slot.first_offset, slot.first_id)
+        self._durable_first = slot.first_offset
+        self._slot = slot
+        self._slot_durable = slot_place
+        self._slot_pending: tuple[int, int] | None = None
+        self._quarantined: dict[tuple[int, str], Quarantined] = {}
+        self._syncing = threading.RLock()
+        self._preparing = threading.Lock()
+        self._preparer: threading.Thread | None = None
+        self._background = False
+        self._failure = "" if writable else "it was opened to be read only"
+        self._reserve_bytes = 0
+        # The tail as `append` sees it: its map, what to subtract from a stream offset to find the
+        # place in it, and the offset up to which an append needs to look at nothing else.
+        self._map: Map
+        self._map_base = 0
+        self._tail = -1
+        self._fast_end = -1
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        file_bytes: int = FILE_BYTES,
+        storage: Storage | None = None,
+        writable: bool = True,
+        reserve_bytes: int | None = None,
+        background: bool = True,
+        all_files: bool = False,
+    ) -> "Segments":
+        """Open the stream in `directory`; a writer makes it if there is none, and recovers it.
+
+        `file_bytes` counts for a new stream only: an existing one keeps its size.
+        `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
+        unless given. `background` makes spare files in a thread; without it they are made where
+        they are needed. A reader takes no lock and changes nothing; `all_files` lets it begin at
+        the oldest file there is, as for an archive.
+
+        Raises StoreUnusable, having touched nothing, if the directory cannot be used.
+        """
+        if file_bytes < 2 * PAGE_BYTES or file_bytes % PAGE_BYTES:
+            raise InvalidField(
+                f"file_bytes is a multiple of {PAGE_BYTES}, at least {2 * PAGE_BYTES}: {file_bytes}"
+            )
+        path = os.fspath(directory)
+        with contextlib.ExitStack() as undo:
+            try:
+                opened = (storage or OsStorage()).open(path, writable=writable)
+                undo.callback(opened.close)
+                examined = examine(opened)
+                if not writable:
+                    segments = cls._open_reader(opened, examined, all_files)
+                else:
+                    segments = cls._open_writer(opened, examined, file_bytes)
+                    segments._reserve_bytes = segments._payload_bytes // 2
+                    if reserve_bytes is not None:
+                        segments._reserve_bytes = reserve_bytes
+                    segments._background = background
+                    segments._enter_tail()
+            except OSError as error:
+                raise StoreUnusable(_why_unusable(path, error)) from error
+            undo.pop_all()
+        return segments
+
+    @classmethod
+    def _open_writer(
+        cls, directory: Directory, examined: Examined | None, file_bytes: int
+    ) -> "Segments":
+        if examined is None:
+            files = Files(directory, os.urandom(16), file_bytes, [], writable=True)
+            slot, slot_place = Slot(0, files.identity, 0, 1, 0, 1), (-1, 0)
+            files.create_next()
+            return cls(files, slot, slot_place, writable=True)
+        files = Files(
+            directory, examined.identity, examined.file_bytes, examined.numbers, writable=True
+        )
+        segments = cls(files, examined.slot, examined.slot_place, writable=True)
+        segments._note(*examined.damage)
+        segments._tip = segments._durable = repair(files, examined)
+        files.pinned_from = segments.end_offset // files.payload_bytes - 1
+        segments._state()
+        segments.settle_watermark()
+        return segments
+
+    @classmethod
+    def _open_reader(
+        cls, directory: Directory, examined: Examined | None, all_files: bool
+    ) -> "Segments":
+        if examined is None:
+            raise StoreUnusable(f"{directory.path}: holds no segment files")
+        files = Files(
+            directory, examined.identity, examined.file_bytes, examined.numbers, writable=False
+        )
+        segments = cls(files, examined.slot, examined.slot_place, writable=False)
+        segments._note(*examined.damage)
+        if all_files and files.first * files.payload_bytes < examined.slot.first_offset:
+            segments._first = (0, 1)
+            if files.first:
+                base_offset = files.first * files.payload_bytes
+                segments._first = find_first(files.scan, base_offset, segments._limit(0))
+        return segments
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._files.directory.path
+
+    @property
+    def identity(self) -> bytes:
+        """Sixteen random bytes that tell this stream from all others."""
+        return self._files.identity
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of each file."""
+        return self._files.file_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        """How much of the stream one file holds."""
+        return self._payload_bytes
+
+    @property
+    def first_offset(self) -> int:
+        """Where the stream begins: entries before it were dropped."""
+        return self._first[0]
+
+    @property
+    def first_id(self) -> int:
+        """The id of the entry at `first_offset`, 0 if not known."""
+        return self._first[1]
+
+    @property
+    def durable_first_offset(self) -> int:
+        """How far `advance` is known to survive a power cut."""
+        return self._durable_first
+
+    @property
+    def end_offset(self) -> int:
+        """Where the next entry will begin. For a reader, the durable offset."""
+        return self._tip[0]
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next entry will have."""
+        return self._tip[1]
+
+    @property
+    def durable_offset(self) -> int:
+        """The watermark: all before it survives a power cut."""
+        return self._durable[0]
+
+    @property
+    def durable_next_id(self) -> int:
+        """The id of the first entry that is not yet durable."""
+        return self._durable[1]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The room the stream's files take on the disk."""
+        return (self._files.last + 1 - self._files.first) * self._files.file_bytes
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """What opening and reading found damaged below the watermark, in stream order."""
+        return sorted(self._quarantined.values())
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The room kept back for appends with `reserved=True`; the appending thread may set it."""
+        return self._reserve_bytes
+
+    @reserve_bytes.setter
+    def reserve_bytes(self, reserve_bytes: int) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._fast_end = -1
+
+    def append(
+        self,
+        parts: Sequence[bytes | memoryview],
+        *,
+        version: bytes,
+        ttl_s: int = 0,
+        reserved: bool = False,
+    ) -> tuple[int, int]:
+        """Write one entry whose data is the parts joined; return its id and its data's offset.
+
+        It is durable after the next `sync`. Raises StoreFull, and writes nothing, if there is no
+        room for it beside the reserve; InvalidField; JournalError if an earlier sync failed.
+        """
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        start, entry_id = self._tip
+        end = start + HEADER_BYTES + len(data)
+        if end > self._fast_end or len(data) > _JOIN_BYTES_MAX:
+            return self._append_with_care(data, version, ttl_s, reserved)
+        header = pack_header(version, ttl_s, entry_id, data)
+        base = self._map_base
+        self._map[start - base : end - base] = header + data
+        # One assignment, after the bytes are there: a sync in another thread sees both or neither.
+        self._tip = (end, entry_id + 1)
+        return entry_id, start + HEADER_BYTES
+
+    def _append_with_care(
+        self, data: bytes | memoryview, version: bytes, ttl_s: int, reserved: bool
+    ) -> tuple[int, int]:
+        """Append where there may be no room, a file to cross, or a reason to refuse."""
+        self._require_usable()
+        start, entry_id = self._tip
+        header = pack_header(version, ttl_s, entry_id, data)
+        end = start + HEADER_BYTES + len(data)
+        needed = end if reserved else end + self._reserve_bytes
+        if needed > self._files.allocated_end:
+            self._prepare(needed)
+            self._require_usable()
+        self._files.write(start, header)
+        self._files.write(start + HEADER_BYTES, data)
+        self._tip = (end, entry_id + 1)
+        self._enter_tail()
+        return entry_id, start + HEADER_BYTES
+
+    def _enter_tail(self) -> None:
+        """Make the file in which the stream now ends the one that `append` writes to."""
+        files = self._files
+        tail = min(self._tip[0] // self._payload_bytes, files.last)
+        if tail != self._tail:
+            for number in range(max(self._tail, files.first), tail):
+                files.get(number).seal()
+            self._map = files.get(tail).map()
+            self._map_base = tail * self._payload_bytes - PAGE_BYTES
+            self._tail = tail
+        tail_end = (tail + 1) * self._payload_bytes
+        self._fast_end = min(tail_end, files.allocated_end - self._reserve_bytes)
+        if self._failure:
+            # A sync may have failed since this append began.
+            self._fast_end = -1
+        elif files.allocated_end < self._wanted_end():
+            self._prepare_soon()
+
+    def _wanted_end(self) -> int:
+        """How far files should reach: one spare, or what the reserve and half a file need."""
+        tail_end = (self._tip[0] // self._payload_bytes + 1) * self._payload_bytes
+        ahead = max(self._payload_bytes, self._reserve_bytes + self._payload_bytes // 2)
+        return tail_end + ahead
+
+    def prepare(self) -> None:
+        """Make the spare files that are wanted; off the hot path, from any thread.
+
+        Raises StoreFull if there is no room; appends go on until the reserve is reached.
+        """
+        self._require_usable()
+        self._prepare(self._wanted_end())
+
+    def _prepare(self, needed_end: int) -> None:
+        with self._preparing:
+            while self._files.allocated_end < needed_end and not self._failure:
+                try:
+                    self._files.create_next()
+                except OSError as error:
+                    name = name_of(self._files.last + 1)
+                    why = f"{self.path}: cannot make {name}: {os.strerror(error.errno or 0)}"
+                    kind = StoreFull if error.errno in _NO_ROOM else JournalError
+                    raise kind(why) from error
+
+    def _prepare_soon(self) -> None:
+        if not self._background:
+            self._prepare_quietly()
+        elif self._preparer is None or not self._preparer.is_alive():
+            self._preparer = threading.Thread(
+                target=self._prepare_quietly, name="penstock-spare", daemon=True
+            )
+            self._preparer.start()
+
+    def _prepare_quietly(self) -> None:
+        # The append that cannot do without the room tries again, and says what is wrong.
+        with contextlib.suppress(PenstockError):
+            self._prepare(self._wanted_end())
+
+    def sync(self) -> int:
+        """Make durable all that was appended before this call; return the durable offset.
+
+        Raises JournalError if the disk refuses; from then on every append and sync does.
+        """
+        with self._syncing:
+            self._require_usable()
+            tip = self._tip
+            end = tip[0]
+            if self._first != (self._slot.first_offset, self._slot.first_id):
+                self._state()
+            elif end == self._durable[0]:
+                return end
+            stated_first = self._slot.first_offset
+            self._sync_files(end)
+            self._durable_first = stated_first
+            if tip != self._durable:
+                self._durable = tip
+                self._state()
+                self._files.pinned_from = end // self._payload_bytes - 1
+            return end
+
+    def settle_watermark(self) -> None:
+        """Make the last statement of the watermark durable too, when there is time for it."""
+        with self._syncing:
+            self._require_usable()
+            if self._slot_pending is not None:
+                stated_first = self._slot.first_offset
+                self._sync_files(self._durable[0])
+                self._durable_first = stated_first
+
+    def publish(self) -> None:
+        """State where the stream begins and how far it is durable, without a sync.
+
+        Readers see it and it survives the process, but not a power cut.
+        """
+        with self._syncing:
+            self._require_usable()
+            self._state()
+
+    def _sync_files(self, end: int) -> None:
+        """Sync the file of the pending slot and those that hold bytes from the watermark to `end`.
+
+        The slot's file is the first of them, so that a statement is durable one sync later.
+        """
+        number = min(self._durable[0] // self._payload_bytes, self._files.last)
+        if self._slot_pending is not None:
+            number = self._slot_pending[0]
+        last = max(number, (end - 1) // self._payload_bytes)
+        try:
+            while number <= last:
+                self._files.get(number).sync()
+                number += 1
+        except OSError as error:
+            self._fail(f"the sync of {name_of(number)} failed: {os.strerror(error.errno or 0)}")
+        if self._slot_pending is not None:
+            self._slot_durable = self._slot_pending
+            self._slot_pending = None
+
+    def _state(self) -> None:
+        """Write where the stream begins and how far it is durable, over the older statement.
+
+        Never over the newest durable one: if this one is torn, that one must still be there.
+        """
+        number = min(self._durable[0] // self._payload_bytes, self._files.last)
+        durable_number, durable_place = self._slot_durable
+        place = 1 - durable_place if durable_number == number else 0
+        serial = self._slot.serial + 1
+        self._slot = Slot(serial, self._files.identity, *self._durable, *self._first)
+        at = SLOT_OFFSETS[place]
+        self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
+        self._slot_pending = (number, place)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return bytes of the stream; raise InvalidField if it does not hold them all."""
+        first = self._files.first * self._payload_bytes
+        if offset < first or size_bytes < 0 or offset + size_bytes > self._tip[0]:
+            raise InvalidField(
+                f"{self.path}: the stream holds {first} to {self._tip[0]}, "
+                f"not {size_bytes} bytes at {offset}"
+            )
+        return self._files.read(offset, size_bytes)
+
+    def entries(
+        self, start_offset: int | None = None, end: int | None = None
+    ) -> Iterator[StoredEntry]:
+        """Yield the entries that begin in [start_offset, end), both at the bounds of entries.
+
+        Without bounds: all that are durable. What fails a checksum is noted in `quarantined` and
+        passed over; everything behind it still comes.
+        """
+        offset, entry_id = self._first
+        if start_offset is not None and start_offset != offset:
+            offset, entry_id = start_offset, 0
+        stop = self._durable[0] if end is None else end
+        for found in walk(self._files.scan, offset, entry_id, self._limit(stop), self._note):
+            if found.offset >= stop:
+                return
+            yield found
+
+    def _limit(self, stop: int) -> Limit:
+        limit = self._durable if stop <= self._durable[0] else self._tip
+        if limit[0] > self._files.allocated_end:
+            return Limit(self._files.allocated_end, None)
+        return Limit(*limit)
+
+    def _note(self, *damage: Quarantined) -> None:
+        for found in damage:
+            self._quarantined[found.offset, found.why] = found
+
+    def refresh(self) -> int:
+        """For a reader: look how far the writer has come; return the durable offset."""
+        if not self._writable:
+            numbers = numbers_in(self._files.directory)
+            if numbers:
+                self._files.first, self._files.last = numbers[0], numbers[-1]
+                self._files.pinned_from = numbers[-1] + 1
+            from_number = self._durable[0] // self._payload_bytes
+            slot = newest_slot(self._files.directory, from_number, self._files.identity)
+            if slot is not None and slot.serial > self._slot.serial:
+                self._slot = slot
+                self._tip = self._durable = (slot.durable_offset, slot.next_id)
+                if slot.first_offset > self._first[0]:
+                    self._first = (slot.first_offset, slot.first_id)
+        return self._durable[0]
+
+    def advance(self, offset: int, entry_id: int | None = None) -> None:
+        """Let the stream begin at the entry at `offset`; durable after the next `sync`.
+
+        `entry_id` is that entry's id, read from it if not given. Files stay until `drop_before`.
+        """
+        if not self._first[0] <= offset <= self._tip[0]:
+            raise InvalidField(
+                f"{self.path}: the stream holds {self._first[0]} to {self._tip[0]}, not {offset}"
+            )
+        self._first = (offset, self._id_at(offset) if entry_id is None else entry_id)
+
+    def _id_at(self, offset: int) -> int:
+        end, next_id = self._tip
+        if offset == end:
+            return next_id
+        header = unpack_header(self._files.scan(offset, HEADER_BYTES))
+        return header.entry_id if header else 0
+
+    def drop_before(self, offset: int, *, archive: str | os.PathLike[str] | None = None) -> int:
+        """Let the stream begin at `offset` or later, unlink the files before it; say how many.
+
+        With `archive` they are first kept in that directory. Where the stream begins is durable
+        before any file goes. Raises JournalError, StoreFull or InvalidField, with nothing dropped.
+        """
+        with self._syncing:
+            self._require_usable()
+            before = self._first
+            if offset > before[0]:
+                self.advance(offset)
+            offset = self._first[0]
+            if offset > self._durable[0]:
+                self.sync()
+            number = min(offset // self._payload_bytes, self._files.last)
+            doomed = [n for n in numbers_in(self._files.directory) if n < number]
+            if not doomed:
+                return 0
+            try:
+                if archive is not None:
+                    self._archive(doomed, os.fspath(archive))
+            except OSError as error:
+                self._first = before
+                kind = StoreFull if error.errno in _NO_ROOM else JournalError
+                raise kind(f"{os.fspath(archive or '')}: cannot archive: {error}") from error
+            # Twice: both slots must begin the stream here before the bytes they begin at can go.
+            for _ in range(2):
+                self._state()
+                self.settle_watermark()
+            self._files.first = number
+            try:
+                self._files.remove(doomed)
+            except OSError as error:
+                raise JournalError(f"{self.path}: cannot drop a file: {error}") from error
+            return len(doomed)
+
+    def _archive(self, numbers: list[int], to: str) -> None:
+        """Keep files elsewhere, each stating how far the stream was durable when it left."""
+        at = SLOT_OFFSETS[0]
+        for number in numbers:
+            file = self._files.get(number)
+            file.map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
+            file.sync()
+            self._files.directory.archive(name_of(number), to)
+
+    def close(self) -> None:
+        """Sync, settle and let go. After a failed sync only let go."""
+        try:
+            if not self._failure:
+                self.sync()
+                self.settle_watermark()
+        finally:
+            self._failure = self._failure or "it was closed"
+            self._fast_end = -1
+            if self._preparer is not None:
+                self._preparer.join()
+            self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_usable(self) -> None:
+        if self._failure:
+            raise JournalError(f"{self.path}: {self._failure}")
+
+    def _fail(self, why: str) -> None:
+        """Stop for good: after a failed sync the system may have thrown the bytes away."""
+        self._failure = why
+        self._fast_end = -1
+        raise JournalError(f"{self.path}: {why}")
+
+
+def _why_unusable(path: str, error: OSError) -> str:
+    if isinstance(error, BlockingIOError):
+        return f"{path}: {error.strerror}"
+    if os.path.islink(path):
+        return f"{path}: is a symbolic link"
+    if os.path.lexists(path) and not os.path.isdir(path):
+        return f"{path}: is not a directory"
+    return f"{path}: cannot be used: {error.strerror or error}"
