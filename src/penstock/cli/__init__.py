@@ -1,0 +1,82 @@
+"""The command line: `penstock COMMAND …`, one module of this package a command.
+
+Results go to stdout. An error is one line on stderr, and the exit status says what kind it was:
+`penstock --help` lists them.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.cli.parser import command_named, make_parser
+from penstock.cli.session import Session, UsageError
+from penstock.errors import (
+    JournalError,
+    PenstockError,
+    ProtocolError,
+    RequestError,
+    UnavailableError,
+)
+
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+READER_GONE: Final = 141
+_STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (UsageError, USAGE),
+    (RequestError, 3),
+    (UnavailableError, 4),
+    (ProtocolError, 5),
+    (JournalError, 6),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status; errors end here, as one line each."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character must not make us lose the message.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with Session() as session:
+            status = run_command(session, sys.argv[1:] if argv is None else argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return READER_GONE
+    except OSError as error:
+        tell_error(UsageError(error.strerror or str(error)))
+        _forget_stdout()
+        return USAGE
+    except (PenstockError, UsageError) as error:
+        tell_error(error)
+        return status_of(error)
+    return status
+
+
+def run_command(session: Session, words: Sequence[str]) -> int:
+    """Runs one command within a session. Raises UsageError and whatever the store raises."""
+    try:
+        arguments = make_parser().parse_args(words)
+    except SystemExit:
+        return 0  # argparse has printed the help or the version that was asked for
+    return command_named(arguments.command).run(session, arguments)
+
+
+def status_of(error: Exception) -> int:
+    """The exit status that stands for an error."""
+    return next((status for kind, status in _STATUS_OF if isinstance(error, kind)), USAGE)
+
+
+def tell_error(error: Exception, place: str = "") -> None:
+    """Prints an error as one line on stderr."""
+    print(f"penstock: {place}{' '.join(str(error).split())}", file=sys.stderr)
+
+
+def _forget_stdout() -> None:
+    """Lets what is still in stdout's buffer go nowhere, or Python would complain at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

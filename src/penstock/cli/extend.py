@@ -1,0 +1,23 @@
+"""`penstock extend QUEUE RECEIPT DURATION`: hold a claim for so long from now."""
+
+from argparse import ArgumentParser, Namespace
+
+from penstock.cli.session import Session
+from penstock.cli.values import read_duration, show_duration
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("receipt", metavar="RECEIPT")
+    parser.add_argument("duration", metavar="DURATION", type=read_duration)
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Extends the claim."""
+    deadline_ms = session.queues(arguments).extend(
+        arguments.queue, arguments.duration, receipt=arguments.receipt
+    )
+    result = {"queue": arguments.queue, "deadline_ms": deadline_ms}
+    session.tell(arguments, result, f"held for {show_duration(round(arguments.duration * 1_000))}")
+    return 0

@@ -1,0 +1,27 @@
+"""`penstock list [PREFIX]`: the names of the queues, in alphabetical order, one a line."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from penstock.cli.session import Session
+from penstock.client import Queues
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only these")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Prints the names."""
+    for name in every_name(session.queues(arguments), arguments.prefix):
+        session.tell(arguments, {"queue": name}, name)
+    return 0
+
+
+def every_name(queues: Queues, prefix: str = "") -> Iterator[str]:
+    """The names of all queues, a page at a time, however many there are."""
+    names = queues.names(prefix)
+    while names:
+        yield from names
+        names = queues.names(prefix, after=names[-1])

@@ -1,0 +1,127 @@
+"""The command line's grammar: which commands there are, and what all of them take.
+
+A command is one module of this package with two functions, `add_arguments(parser)` and
+`run(session, arguments) -> exit status`, and one line in `COMMANDS`. Its module is imported only
+when the command is used, so a heavy one slows nobody else down.
+"""
+
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, NoReturn, Protocol, cast
+
+from penstock import __version__
+from penstock.cli.session import URL_VARIABLE, Session, UsageError
+
+COMMANDS: Final = {
+    "create": "make a queue",
+    "configure": "change a queue's settings, or show them",
+    "remove": "delete a queue with all it holds",
+    "list": "name the queues",
+    "push": "add a message",
+    "pull": "claim messages",
+    "extend": "hold a claim for longer",
+    "release": "give a claimed message back",
+    "delete": "end a claimed message for good",
+    "peek": "show messages without claiming them",
+    "stats": "show how deep queues are",
+    "purge": "remove every message of a queue",
+    "redrive": "move dead letters back to where they came from",
+    "history": "tell what happened to a message",
+    "shell": "run commands from stdin, one a line, in one process",
+}
+
+EXIT_CODES: Final = """\
+exit status:
+  0  done
+  1  nothing found: no message to pull or peek at, or it was deleted already
+  2  usage: wrong arguments, or a file that cannot be read or written
+  3  the request is wrong (RequestError): no such queue, a limit, a stale receipt
+  4  the store cannot answer now (UnavailableError): try again later
+  5  the peer does not speak our language (ProtocolError)
+  6  the store cannot be trusted or opened (JournalError)
+  130 interrupted, 141 the reader of our output went away
+
+durations: 30, 1.5, 30s, 5m, 2h, 4d      sizes: 256, 64KiB, 1MiB
+memory: lives only as long as the process; use it with penstock shell --url memory:
+"""
+
+
+class Command(Protocol):
+    """What a command's module has."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Says what the command takes."""
+        ...
+
+    def run(self, session: Session, arguments: Namespace) -> int:
+        """Does it, and gives the exit status."""
+        ...
+
+
+def command_named(name: str) -> Command:
+    """The module of a command."""
+    return cast(Command, import_module(f"penstock.cli.{name}"))
+
+
+class _Formatter(RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+class Parser(ArgumentParser):
+    """A parser whose mistakes are one line, and which learns its command's arguments on use."""
+
+    def __init__(self, *, command: str | None = None, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+        self._untaught = command
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        if self._untaught is not None:
+            command, self._untaught = command_named(self._untaught), None
+            command.add_arguments(self)
+            _add_shared_options(self, SUPPRESS)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _add_shared_options(parser: ArgumentParser, default: Any) -> None:
+    # They may stand before the command or after it; SUPPRESS keeps the later parser from
+    # overwriting what the earlier one found.
+    parser.add_argument(
+        "--url",
+        default=default,
+        metavar="URL",
+        help=f"the store, such as memory: (default: ${URL_VARIABLE})",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=default or False,
+        help="print one JSON object a line for each result",
+    )
+
+
+def make_parser() -> ArgumentParser:
+    """The parser of `penstock`, with every command in it."""
+    parser = Parser(
+        prog="penstock",
+        description="Push, pull and look after messages in any store Penstock can reach.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    _add_shared_options(parser, None)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, title="commands", parser_class=Parser
+    )
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary, description=_sentence(summary), command=name)
+    return parser
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."

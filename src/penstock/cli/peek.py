@@ -1,0 +1,38 @@
+"""`penstock peek QUEUE`: show messages without claiming them."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from penstock.cli.session import Session
+from penstock.cli.show import message_as_json, message_as_text
+from penstock.cli.values import read_count
+from penstock.service import Message
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument(
+        "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
+    )
+    parser.add_argument(
+        "--state",
+        choices=["visible", "delayed", "in-flight"],
+        default="visible",
+        help="which messages (visible)",
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Prints the messages; 1 if there was none."""
+    state = arguments.state.replace("-", "_")
+    messages = session.queues(arguments).peek(arguments.queue, arguments.limit, state=state)
+    tell_messages(session, arguments, messages)
+    return 0 if messages else 1
+
+
+def tell_messages(session: Session, arguments: Namespace, messages: Sequence[Message]) -> None:
+    """Prints messages or claims, an empty line between them."""
+    for number, message in enumerate(messages):
+        between = "\n" if number else ""
+        session.tell(arguments, message_as_json(message), between + message_as_text(message))

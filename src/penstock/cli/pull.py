@@ -1,0 +1,49 @@
+"""`penstock pull QUEUE`: claim messages and show them, with the receipts to end the claims."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from penstock.cli.peek import tell_messages
+from penstock.cli.session import Session
+from penstock.cli.values import read_count, read_duration
+from penstock.client import Queues
+from penstock.errors import PenstockError
+from penstock.service import Claim
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument(
+        "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
+    )
+    parser.add_argument(
+        "--wait", type=read_duration, metavar="DURATION", help="wait so long for the first"
+    )
+    parser.add_argument(
+        "--visibility", type=read_duration, metavar="DURATION", help="how long the claim lasts"
+    )
+    parser.add_argument(
+        "--delete", action="store_true", help="delete them as soon as they are printed"
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Pulls and prints; 1 if there was no message."""
+    queues = session.queues(arguments)
+    claims = queues.pull_many(
+        arguments.queue, arguments.limit, wait=arguments.wait, visibility=arguments.visibility
+    )
+    tell_messages(session, arguments, claims)
+    if claims and arguments.delete:
+        _delete_printed(queues, claims)
+    return 0 if claims else 1
+
+
+def _delete_printed(queues: Queues, claims: list[Claim]) -> None:
+    if sys.stdout is not None:
+        # If nobody took what was printed, the messages must come back: nothing is deleted then.
+        sys.stdout.flush()
+    for reply in queues.delete_many(claims):
+        if isinstance(reply, PenstockError):
+            raise reply

@@ -1,0 +1,135 @@
+"""`penstock push QUEUE BODY`: add a message, or with --lines one for each line of stdin."""
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+from penstock.cli.session import Session, UsageError, read_body_file
+from penstock.cli.values import read_count, read_duration, read_pair
+from penstock.client import Queues, make_push
+from penstock.errors import MessageTooLarge, RequestError
+from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX, PushReply
+
+_READ_BYTES: Final = 256 * 1024
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "source", metavar="BODY", nargs="?", help="the body; - reads stdin, @FILE reads a file"
+    )
+    source.add_argument("--body", metavar="TEXT", help="the body as it stands, - and @ included")
+    source.add_argument(
+        "--lines", action="store_true", help="push each line of stdin as a message of its own"
+    )
+    parser.add_argument("--delay", type=read_duration, metavar="DURATION", help="hide it so long")
+    parser.add_argument("--priority", type=read_count, default=0, metavar="N", help="9 comes first")
+    parser.add_argument("--ttl", type=read_duration, metavar="DURATION", help="drop it after that")
+    parser.add_argument("--dedup-id", metavar="ID", help="the same id again adds nothing")
+    parser.add_argument("--group", metavar="GROUP", help="order (fifo) or fair share within it")
+    parser.add_argument(
+        "--attribute",
+        action="append",
+        type=read_pair,
+        metavar="NAME=VALUE",
+        help="text that travels with the body (repeatable)",
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Pushes, and prints the id of each message."""
+    options: dict[str, Any] = {
+        "delay": arguments.delay,
+        "priority": arguments.priority,
+        "ttl": arguments.ttl,
+        "dedup_id": arguments.dedup_id,
+        "group": arguments.group,
+        "attributes": dict(arguments.attribute) if arguments.attribute else None,
+    }
+    if arguments.lines:
+        return _push_lines(session, arguments, options)
+    body = _body(session, arguments)
+    queues = session.queues(arguments)
+    reply = queues.service.execute(make_push(arguments.queue, body, **options))
+    _tell(session, arguments, reply)
+    return 0
+
+
+def _body(session: Session, arguments: Namespace) -> bytes:
+    if arguments.body is not None:
+        # What the shell passed byte for byte, even where it is not text.
+        return os.fsencode(arguments.body)
+    source: str = arguments.source
+    if source == "-":
+        return session.stdin().read()
+    if source.startswith("@"):
+        return read_body_file(source[1:])
+    return os.fsencode(source)
+
+
+def _tell(session: Session, arguments: Namespace, reply: PushReply) -> None:
+    result = {
+        "queue": arguments.queue,
+        "id": reply.id,
+        "sequence": reply.sequence,
+        "duplicate": reply.duplicate,
+    }
+    session.tell(arguments, result, f"{reply.id} (duplicate)" if reply.duplicate else reply.id)
+
+
+def _push_lines(session: Session, arguments: Namespace, options: dict[str, Any]) -> int:
+    if arguments.dedup_id is not None:
+        raise UsageError("--dedup-id with --lines would push the first line only")
+    stdin = session.stdin()
+    queues = session.queues(arguments)
+    pushed = 0
+    for lines in batches_of_lines(stdin):
+        pushed += _push_batch(session, arguments, queues, options, lines, pushed)
+    return 0
+
+
+def _push_batch(
+    session: Session,
+    arguments: Namespace,
+    queues: Queues,
+    options: dict[str, Any],
+    lines: list[bytes],
+    before: int,
+) -> int:
+    refused: list[tuple[int, RequestError]] = []
+    for number, reply in enumerate(queues.push_many(arguments.queue, lines, **options), before + 1):
+        if isinstance(reply, RequestError):
+            refused.append((number, reply))
+        else:
+            _tell(session, arguments, reply)
+    if refused:
+        number, error = refused[0]
+        last = before + len(lines)
+        raise RequestError(
+            f"line {number}: {error} ({len(refused)} of the lines up to {last} were refused, "
+            "those after it not tried)"
+        )
+    return len(lines)
+
+
+def batches_of_lines(stdin: BinaryIO) -> Iterator[list[bytes]]:
+    """Lines without their newlines, as many at a time as have come: few from a slow writer.
+
+    Raises MessageTooLarge for a line longer than any body may be.
+    """
+    rest = bytearray()
+    while chunk := stdin.read1(_READ_BYTES):  # type: ignore[attr-defined]
+        head, newline, tail = chunk.rpartition(b"\n")
+        if newline:
+            lines = (bytes(rest) + head).split(b"\n")
+            rest.clear()
+            for start in range(0, len(lines), BATCH_ITEMS_MAX):
+                yield lines[start : start + BATCH_ITEMS_MAX]
+        rest += tail
+        if len(rest) > BODY_BYTES_MAX:
+            raise MessageTooLarge(f"body: a line is longer than {BODY_BYTES_MAX} bytes")
+    if rest:
+        yield [bytes(rest)]

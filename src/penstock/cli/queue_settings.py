@@ -1,0 +1,117 @@
+"""The settings of a queue as flags of the command line: one table, used by create and configure.
+
+A setting's name is the keyword of `Queues.create`; its flag is that name with dashes.
+"""
+
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+from penstock.cli.values import read_count, read_duration, read_pair, read_size, show_duration
+from penstock.service import QueueInfo
+
+Kind = Literal["duration", "size", "count", "queue", "switch", "pairs"]
+
+
+class Setting(NamedTuple):
+    """One setting: its keyword, its field in `QueueSettings`, what kind it is, what it does."""
+
+    name: str
+    field: str
+    kind: Kind
+    help: str
+    optional: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The name as it is typed, without the leading dashes."""
+        return self.name.replace("_", "-")
+
+    def show(self, value: Any) -> str:
+        """A value for people."""
+        match value:
+            case None | {}:
+                return "none"
+            case bool():
+                return "yes" if value else "no"
+            case dict():
+                return " ".join(f"{name}={text}" for name, text in value.items())
+            case int() if self.kind == "duration":
+                return show_duration(value)
+            case _:
+                return str(value)
+
+
+SETTINGS: Final = (
+    Setting("visibility_timeout", "visibility_ms", "duration", "how long a claim lasts"),
+    Setting("delay", "delay_ms", "duration", "how long a new message stays delayed"),
+    Setting("wait", "wait_ms", "duration", "how long a pull waits if it does not say"),
+    Setting("retention", "retention_ms", "duration", "how long a message is kept"),
+    Setting("max_body_bytes", "body_bytes_max", "size", "largest body with its attributes"),
+    Setting("max_messages", "messages_max", "count", "refuse pushes beyond so many messages", True),
+    Setting("max_bytes", "bytes_max", "size", "refuse pushes beyond so many bytes", True),
+    Setting("max_in_flight", "in_flight_max", "count", "refuse pulls beyond so many claims", True),
+    Setting("dead_letter", "dead_letter", "queue", "where messages pulled too often go", True),
+    Setting("max_receives", "max_receives", "count", "pulls before a message is dead", True),
+    Setting("fifo", "fifo", "switch", "strict order in each group; set at creation only"),
+    Setting("dedup_by_content", "dedup_by_content", "switch", "equal bodies are duplicates"),
+    Setting("dedup_per_group", "dedup_per_group", "switch", "dedup ids count within a group"),
+    Setting("annotations", "annotations", "pairs", "text kept with the queue, untouched"),
+)
+_READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
+    "duration": (read_duration, "DURATION"),
+    "size": (read_size, "SIZE"),
+    "count": (read_count, "N"),
+    "queue": (str, "QUEUE"),
+}
+
+
+def add_setting_flags(parser: ArgumentParser) -> None:
+    """Gives the parser a flag for every setting; one not given leaves no trace."""
+    group = parser.add_argument_group("settings")
+    for setting in SETTINGS:
+        if setting.kind == "switch":
+            group.add_argument(
+                f"--{setting.flag}",
+                dest=f"set_{setting.name}",
+                action=BooleanOptionalAction,
+                default=SUPPRESS,
+                help=setting.help,
+            )
+        elif setting.kind == "pairs":
+            group.add_argument(
+                "--annotation",
+                dest=f"set_{setting.name}",
+                action="append",
+                type=read_pair,
+                metavar="NAME=VALUE",
+                default=SUPPRESS,
+                help=f"{setting.help} (repeatable)",
+            )
+        else:
+            reader, metavar = _READERS[setting.kind]
+            group.add_argument(
+                f"--{setting.flag}",
+                dest=f"set_{setting.name}",
+                type=reader,
+                metavar=metavar,
+                default=SUPPRESS,
+                help=setting.help,
+            )
+
+
+def given_settings(arguments: Namespace) -> dict[str, Any]:
+    """The settings that were given, by their keywords."""
+    given: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if hasattr(arguments, f"set_{setting.name}"):
+            value = getattr(arguments, f"set_{setting.name}")
+            given[setting.name] = dict(value) if setting.kind == "pairs" else value
+    return given
+
+
+def settings_rows(info: QueueInfo) -> list[tuple[str, str]]:
+    """Every setting of a queue with its value, for people."""
+    return [
+        (setting.flag, setting.show(getattr(info.settings, setting.field))) for setting in SETTINGS
+    ]

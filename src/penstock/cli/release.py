@@ -1,0 +1,24 @@
+"""`penstock release QUEUE RECEIPT`: give a claimed message back, at once or after a delay."""
+
+from argparse import ArgumentParser, Namespace
+
+from penstock.cli.session import Session
+from penstock.cli.values import read_duration
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("receipt", metavar="RECEIPT")
+    parser.add_argument(
+        "--delay", type=read_duration, default=0, metavar="DURATION", help="hide it so long first"
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Releases the claim."""
+    session.queues(arguments).release(
+        arguments.queue, delay=arguments.delay, receipt=arguments.receipt
+    )
+    session.tell(arguments, {"queue": arguments.queue, "released": True}, "released")
+    return 0

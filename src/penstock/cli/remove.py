@@ -1,0 +1,18 @@
+"""`penstock remove QUEUE`: delete a queue with all it holds."""
+
+from argparse import ArgumentParser, Namespace
+
+from penstock.cli.session import Session
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Removes the queue."""
+    queue = arguments.queue
+    session.queues(arguments).remove(queue)
+    session.tell(arguments, {"queue": queue, "removed": True}, f"removed {queue}")
+    return 0

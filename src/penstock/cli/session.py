@@ -1,0 +1,91 @@
+"""What the commands of one process share: the stores they opened, and how they speak.
+
+A command prints results to stdout only through `Session`, so that `--json` means the same for all
+of them, and reads stdin only through it, so that a shell's own commands are never taken for bodies.
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from penstock import Queues, connect
+
+URL_VARIABLE: Final = "PENSTOCK_URL"
+NO_URL: Final = (
+    f"no store was named: give --url URL or set {URL_VARIABLE} "
+    "(memory: lasts as long as the process: try it with penstock shell --url memory:)"
+)
+
+
+class UsageError(Exception):
+    """The command line cannot be obeyed: wrong arguments, or a file that cannot be read."""
+
+
+class Session:
+    """The open stores of one process, by URL; closes them all at its end."""
+
+    def __init__(self, open_store: Callable[[str], Queues] = connect) -> None:
+        self._open_store = open_store
+        self._stores: dict[str, Queues] = {}
+        # Within a shell: the URL it was given. Its stdin holds commands, not bodies.
+        self.shell_url: str | None = None
+        self.in_shell = False
+
+    def queues(self, arguments: Namespace) -> Queues:
+        """The store a command is meant for. Raises UsageError, or what the backend raises."""
+        url = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
+        if not url:
+            raise UsageError(NO_URL)
+        if url not in self._stores:
+            self._stores[url] = self._open_store(url)
+        return self._stores[url]
+
+    def tell(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
+        """Prints one result: as a line of JSON if that was asked for, else as the text."""
+        if arguments.json:
+            self.tell_json(result)
+        else:
+            print(text)
+
+    def tell_json(self, result: dict[str, Any]) -> None:
+        """Prints one result as a line of JSON."""
+        print(msgspec.json.encode(result).decode())
+
+    def stdin(self) -> BinaryIO:
+        """The bytes of stdin. Raises UsageError if they are not there for a body."""
+        if self.in_shell:
+            raise UsageError("stdin holds the commands of this shell; give the body otherwise")
+        if sys.stdin is None:
+            raise UsageError("stdin is closed")
+        return sys.stdin.buffer
+
+    def close(self) -> None:
+        """Lets go of every store."""
+        while self._stores:
+            self._stores.popitem()[1].close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_body_file(path: str) -> bytes:
+    """The bytes of a file. Raises UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read {path!r}: {reason}") from None

@@ -1,0 +1,56 @@
+"""`penstock stats [QUEUE …]`: how deep queues are, all of them if none is named."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.cli.list import every_name
+from penstock.cli.session import Session
+from penstock.cli.show import table
+from penstock.cli.values import show_age, show_size
+from penstock.client import Queues
+from penstock.errors import QueueNotFound
+from penstock.service import QueueStats
+
+_HEAD = ("queue", "visible", "delayed", "in flight", "size", "oldest", "waiting")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("queue", metavar="QUEUE", nargs="*")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Prints a table, or an object a queue."""
+    queues = session.queues(arguments)
+    if arguments.queue:
+        found = [queues.stats(name) for name in arguments.queue]
+    else:
+        found = list(_stats_of_all(queues))
+    if not arguments.json:
+        print(table(_HEAD, [_row(stats) for stats in found]))
+    else:
+        for stats in found:
+            session.tell_json({**msgspec.structs.asdict(stats), "messages": stats.messages})
+    return 0
+
+
+def _stats_of_all(queues: Queues) -> Iterator[QueueStats]:
+    for name in every_name(queues):
+        try:
+            yield queues.stats(name)
+        except QueueNotFound:
+            continue  # somebody removed it since we read its name
+
+
+def _row(stats: QueueStats) -> tuple[str, ...]:
+    return (
+        stats.queue,
+        f"{stats.visible:,}",
+        f"{stats.delayed:,}",
+        f"{stats.in_flight:,}",
+        show_size(stats.stored_bytes),
+        "-" if stats.oldest_age_ms is None else show_age(stats.oldest_age_ms),
+        f"{stats.waiting_pulls:,}",
+    )

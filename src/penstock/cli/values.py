@@ -1,0 +1,84 @@
+"""What people type and read for a duration, a size, a count or a pair, and what it means.
+
+Each `read_…` function is an argparse type: it takes text and raises ArgumentTypeError. Each
+`show_…` function gives text for people; what `show_duration` says, `read_duration` reads.
+"""
+
+import re
+from argparse import ArgumentTypeError
+from itertools import pairwise
+from typing import Final
+
+from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+
+_DURATION: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", re.ASCII)
+_UNITS_MS: Final = {"d": DAY_MS, "h": HOUR_MS, "m": MINUTE_MS, "s": SECOND_MS, "ms": 1}
+_SIZE: Final = re.compile(r"(-?[0-9]+)(B|KiB|MiB|GiB)?", re.ASCII)
+_UNITS_BYTES: Final = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
+# Longer than any number that means something; it also keeps an error to one short line.
+_CHARS_MAX: Final = 30
+
+
+def read_duration(text: str) -> float:
+    """Seconds, from `30`, `1.5`, `30s`, `5m`, `2h` or `4d`."""
+    found = _DURATION.fullmatch(text) if len(text) <= _CHARS_MAX else None
+    if found is None:
+        raise ArgumentTypeError(f"{_short(text)} is no duration; use 30, 1.5, 30s, 5m, 2h or 4d")
+    number, unit = found.groups()
+    return float(number) * _UNITS_MS[unit or "s"] / SECOND_MS
+
+
+def read_size(text: str) -> int:
+    """Bytes, from `256`, `64KiB` or `1MiB`."""
+    found = _SIZE.fullmatch(text) if len(text) <= _CHARS_MAX else None
+    if found is None:
+        raise ArgumentTypeError(f"{_short(text)} is no size; use 256, 64KiB, 1MiB or 2GiB")
+    number, unit = found.groups()
+    return int(number) * _UNITS_BYTES[unit or "B"]
+
+
+def read_count(text: str) -> int:
+    """A whole number; whether it is within its limits, the store says."""
+    if len(text) > _CHARS_MAX or not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
+        raise ArgumentTypeError(f"{_short(text)} is not a whole number")
+    return int(text)
+
+
+def read_pair(text: str) -> tuple[str, str]:
+    """A name and its value, from `NAME=VALUE`; the value may hold more equals signs."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ArgumentTypeError(f"{_short(text)} is not of the form NAME=VALUE")
+    return name, value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _CHARS_MAX else text[:_CHARS_MAX] + "…")
+
+
+def show_duration(ms: int) -> str:
+    """The duration in the largest unit that says it exactly, such as `90s`, `1.5s` or `4d`."""
+    for unit, unit_ms in _UNITS_MS.items():
+        if ms and ms % unit_ms == 0 and unit != "ms":
+            return f"{ms // unit_ms}{unit}"
+    return f"{ms / SECOND_MS:g}s" if abs(ms) < MINUTE_MS else f"{ms}ms"
+
+
+def show_age(ms: int) -> str:
+    """About how long ago, in the two largest units: `3.2s`, `4m 10s`, `2d 5h`."""
+    ms = max(0, ms)
+    if ms < MINUTE_MS:
+        return f"{ms / SECOND_MS:.1f}s"
+    units = [*_UNITS_MS.items()][:4]
+    for (unit, unit_ms), (part, part_ms) in pairwise(units):
+        if ms >= unit_ms:
+            return f"{ms // unit_ms}{unit} {ms % unit_ms // part_ms}{part}"
+    raise AssertionError("a minute or more is at least one minute")
+
+
+def show_size(size_bytes: int) -> str:
+    """About how large: `256 B`, `1.5 KiB`, `20.0 MiB`."""
+    for unit, unit_bytes in _UNITS_BYTES.items():
+        if size_bytes >= unit_bytes > 1:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes} B"
