@@ -86,7 +86,6 @@ def to_settings(given: dict[str, Any]) -> dict[str, Any]:
 def make_push(
     queue: str,
     body: bytes | str,
-    *,
     delay: float | None = None,
     priority: int = 0,
     ttl: float | None = None,
@@ -190,16 +189,11 @@ class Queues:
         attributes: Attributes | None = None,
     ) -> str:
         """Adds a message and returns its id; it is kept when this returns."""
-        command = make_push(
-            queue,
-            body,
-            delay=delay,
-            priority=priority,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            group=group,
-            attributes=attributes,
-        )
+        # The plainest push is the commonest: it goes straight to its command.
+        if delay is None and ttl is None and type(body) is bytes:
+            command = Push(queue, body, None, priority, None, dedup_id, group, attributes)
+        else:
+            command = make_push(queue, body, delay, priority, ttl, dedup_id, group, attributes)
         return self._execute(command).id
 
     def pull(
@@ -212,7 +206,10 @@ class Queues:
         holder: str | None = None,
     ) -> Claim | None:
         """Claims the next message, waiting up to `wait` seconds for one."""
-        command = make_pull(queue, 1, wait, visibility, attempt_id, holder)
+        if wait is None and visibility is None:
+            command = Pull(queue, 1, None, None, attempt_id, holder)
+        else:
+            command = make_pull(queue, 1, wait, visibility, attempt_id, holder)
         claims = self._execute(command)
         return claims[0] if claims else None
 
@@ -241,8 +238,9 @@ class Queues:
 
     def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
         """Ends a message for good; false if it was gone already."""
-        queue, proof = claimed(claim, receipt)
-        return self._execute(Delete(queue, proof))
+        if type(claim) is Claim:
+            return self._execute(Delete(claim.queue, claim.receipt))
+        return self._execute(Delete(*claimed(claim, receipt)))
 
     def batch(self, items: Iterable[BatchItem]) -> list[Any]:
         """Runs several commands in one append; each reply, or the error that refused that item."""

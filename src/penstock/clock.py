@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+_monotonic_ns = time.monotonic_ns
+
 
 class Clock(Protocol):
     """Where an engine reads the time, and how its waiters learn that time has passed."""
@@ -29,14 +31,14 @@ class SystemClock:
     wall clock was set back while nobody ran.
     """
 
-    __slots__ = ("_offset_ns",)
+    __slots__ = ("_offset_ms",)
 
     def __init__(self, not_before_ms: int = 0) -> None:
-        start_ns = max(time.time_ns(), not_before_ms * 1_000_000)
-        self._offset_ns = start_ns - time.monotonic_ns()
+        start_ms = max(time.time_ns() // 1_000_000, not_before_ms)
+        self._offset_ms = start_ms - _monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
-        return (time.monotonic_ns() + self._offset_ns) // 1_000_000
+        return _monotonic_ns() // 1_000_000 + self._offset_ms
 
     def timeout_s(self, until_ms: int) -> float | None:
         # One millisecond more: waking a hair early would find nothing due and sleep again.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
-from penstock.backends.engine import Engine, as_pull
+from penstock.backends.engine import Engine
 from penstock.core.due import NEVER_MS
 from penstock.service import Command, Pull
 
@@ -27,9 +27,8 @@ class AsyncEngine:
     async def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
         reply, sequence = self._engine.submit(command)
-        pull = as_pull(command, reply)
-        if pull is not None:
-            reply, sequence = cast(tuple[R, int], await self._pull_later(pull))
+        if type(command) is Pull and not reply:
+            reply, sequence = cast(tuple[R, int], await self._pull_later(command))
         if sequence > self._journal.durable_sequence:
             await self._durable(sequence)
         return reply

@@ -12,12 +12,12 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from penstock.clock import Clock, SystemClock
 from penstock.core.delivery import Delivery, receives
 from penstock.core.due import NEVER_MS
-from penstock.core.events import AnyEvent, Claimed, Extended, Moved, Pushed, QueueRemoved
+from penstock.core.events import AnyEvent, Claimed, Deleted, Extended, Moved, Pushed, QueueRemoved
 from penstock.core.queue import QueueState
 from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts
 from penstock.core.shard import ShardState
@@ -34,7 +34,6 @@ from penstock.journal import Journal, MemoryJournal
 from penstock.service import (
     BATCH_ITEMS_MAX,
     WAIT_MS_MAX,
-    Attributes,
     Batch,
     Claim,
     Command,
@@ -62,21 +61,6 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-Shown = tuple[
-    str,
-    str,
-    bytes,
-    Attributes,
-    int,
-    str | None,
-    str | None,
-    int,
-    int,
-    int,
-    int | None,
-    str | None,
-    dict[str, str] | None,
-]
 # Commands whose answer promises nothing, so that nobody need wait for the disk.
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
 _LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
@@ -129,12 +113,15 @@ class Engine:
         self.clock: Clock = clock or SystemClock()
         self.shard = shard or ShardState()
         self.journal: Journal = journal or MemoryJournal()
+        self._now_ms = self.clock.now_ms
+        self._alarm = self.shard.alarm
+        self._journal_append = self.journal.append
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._waiting: dict[int, deque[Waiter]] = {}
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._waiters_seen = 0
-        self._alarm_ms = NEVER_MS
+        self._promised_ms = NEVER_MS
         self._stopped: PenstockError | None = None
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
             Push: self._push,
@@ -160,48 +147,46 @@ class Engine:
 
     def submit(self, command: Command[R]) -> tuple[R, int]:
         """The reply, and the sequence that must be durable before anyone may see it."""
-        if self._stopped is not None:
-            raise self._stopped
         handler = self._handlers.get(type(command))
         if handler is None:
-            raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
-        now_ms = self.clock.now_ms()
-        if now_ms >= self.shard.next_due_ms:
+            self._refuse(command)
+        now_ms = self._now_ms()
+        if now_ms >= self._alarm.next_ms:
             self._settle(now_ms)
-        try:
-            reply = handler(command, now_ms)
-        except PenstockError:
-            # The handlers raise before they change anything, except a batch, whose items that
-            # did take effect must be kept.
-            assert not self._events
-            raise
+        # A handler raises before it changes anything.
+        reply = handler(command, now_ms)
         if self._events:
             return reply, self._append()
         # Even an answer that changed nothing may rest on a change that is not durable yet: "a
         # duplicate of this message", "gone already", "the claims you hold".
         return reply, 0 if type(command) in _LOOKS else self._sequence
 
+    def _refuse(self, command: object) -> NoReturn:
+        if self._stopped is not None:
+            raise self._stopped
+        raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+
     def _append(self) -> int:
         """Hands the events under way to the journal, and serves whoever waited for them."""
         events = self._events
         self._events = []
         try:
-            sequence, places = self.journal.append(events)
+            sequence, places = self._journal_append(events)
         except JournalError as error:
             # Memory is ahead of the journal now: nothing may be answered from it any more.
             self._stop(error)
             raise
-        if places:
-            pushed = (event for event in events if isinstance(event, Pushed))
-            for event, place in zip(pushed, places, strict=True):
-                self._place(event, place)
         self._sequence = sequence
+        if places:
+            self._place(events, places)
         if self._waiting:
             self._serve(events)
         return sequence
 
-    def _place(self, event: Pushed, place: int) -> None:
-        self.shard.place(event.queue, event.number, place)
+    def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
+        pushed = [event for event in events if isinstance(event, Pushed)]
+        for event, place in zip(pushed, places, strict=True):
+            self.shard.place(event.queue, event.number, place)
 
     def _settle(self, now_ms: int) -> None:
         self._events += self.shard.settle(now_ms)
@@ -211,10 +196,12 @@ class Engine:
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
-        decided = self.shard.decide_push(command, now_ms)
+        shard = self.shard
+        queue = shard.queue(command.queue)
+        decided = queue.decide_push(command, now_ms, shard.next_number)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        self.shard.pushed(decided)
+        shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 
@@ -223,14 +210,17 @@ class Engine:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         deliveries, events = self.shard.pull(command, now_ms)
         self._events += events
-        return [self._claim(delivery) for delivery in deliveries]
+        # map, not a comprehension: most pulls are of one message, and that costs a call less.
+        return list(map(self._claim, deliveries))
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
         ticket = self._receipts.read(command.receipt)
-        event = self.shard.decide_delete(command.queue, ticket, now_ms)
-        if event is None:
+        queue = self.shard.queue(command.queue)
+        if queue.held(ticket) is None:
             return False
-        self._commit(event)
+        event = Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
+        queue.deleted(event)
+        self._events.append(event)
         return True
 
     def _extend(self, command: Extend, now_ms: int) -> int:
@@ -355,7 +345,7 @@ class Engine:
         self._waiting.setdefault(queue.number, deque()).append(waiter)
         self._waiters_seen += 1
         heappush(self._timeouts, (waiter.deadline_ms, self._waiters_seen, waiter))
-        self._reset_alarm()
+        self._promise()
         return waiter
 
     def forget(self, waiter: Waiter) -> None:
@@ -377,7 +367,7 @@ class Engine:
     def next_wake_ms(self) -> int:
         """When `tick` should next be called, if anyone waits."""
         timeout_ms = self._timeouts[0][0] if self._timeouts else NEVER_MS
-        return min(timeout_ms, self.shard.next_due_ms)
+        return min(timeout_ms, self._alarm.next_ms)
 
     def tick(self) -> None:
         """Lets happen what is due; serves those who waited for it, or long enough."""
@@ -390,10 +380,11 @@ class Engine:
             if not waiter.done:
                 waiter.finish([], 0)
                 self._drop_finished(waiter.queue)
-        self._reset_alarm()
+        self._promise()
 
-    def _reset_alarm(self) -> None:
-        self._alarm_ms = self.next_wake_ms
+    def _promise(self) -> None:
+        """Notes by when the faces will call `tick`, now that they have been told to look."""
+        self._promised_ms = self.next_wake_ms
 
     def _serve(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -403,9 +394,9 @@ class Engine:
                 number = event.to if isinstance(event, Moved) else event.queue
                 if number in self._waiting:
                     self._serve_queue(self.shard.queues[number])
-        if self._waiting and self.next_wake_ms < self._alarm_ms:
+        if self._waiting and self.next_wake_ms < self._promised_ms:
             # Something falls due before anyone planned to look: let one waiter plan again.
-            self._reset_alarm()
+            self._promise()
             next(iter(self._waiting.values()))[0].nudge()
 
     def _serve_queue(self, queue: QueueState) -> None:
@@ -452,6 +443,7 @@ class Engine:
 
     def _stop(self, error: PenstockError) -> None:
         self._stopped = error
+        self._handlers = {}
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
             for waiter in waiters:
@@ -465,31 +457,46 @@ class Engine:
         return self.journal.load(content) if isinstance(content, int) else content
 
     def _message(self, delivery: Delivery) -> Message:
-        return Message(*self._shown(delivery))
-
-    def _claim(self, delivery: Delivery) -> Claim:
-        receipt = self._receipts.mint(delivery.queue, delivery.number, delivery.epoch)
-        return Claim(*self._shown(delivery), receipt, delivery.epoch, delivery.due_at_ms)
-
-    def _shown(self, delivery: Delivery) -> Shown:
         content = self._content(delivery)
-        return (
+        return Message(
             self._ids.show(delivery.number),
             self.shard.queues[delivery.queue].name,
             content.body,
-            {} if content.attributes is None else content.attributes,
+            content.attributes or {},
             content.priority,
             content.group,
             content.dedup_id,
             delivery.pushed_at_ms,
             delivery.rank,
-            delivery.epoch if delivery.move is None else receives(delivery),
+            receives(delivery),
             delivery.first_claimed_at_ms or None,
-            None if delivery.move is None else self.shard.source_name(delivery),
+            self.shard.source_name(delivery),
             content.context,
         )
 
-
-def as_pull(command: Command[Any], reply: object) -> Pull | None:
-    """The command, if it is a pull that came back empty-handed and may want to wait."""
-    return command if type(command) is Pull and not reply else None
+    def _claim(self, delivery: Delivery) -> Claim:
+        # The same fields again, written out: this is the hottest reply there is.
+        content = delivery.content
+        if isinstance(content, int):
+            content = self.journal.load(content)
+        number = delivery.number
+        epoch = delivery.epoch
+        moved = delivery.move is not None
+        return Claim(
+            self._ids.show(number),
+            self.shard.queues[delivery.queue].name,
+            content.body,
+            content.attributes or {},
+            content.priority,
+            content.group,
+            content.dedup_id,
+            delivery.pushed_at_ms,
+            delivery.rank,
+            receives(delivery) if moved else epoch,
+            delivery.first_claimed_at_ms or None,
+            self.shard.source_name(delivery) if moved else None,
+            content.context,
+            self._receipts.mint(delivery.queue, number, epoch),
+            epoch,
+            delivery.due_at_ms,
+        )

@@ -16,33 +16,42 @@ NEVER_MS: Final = 1 << 62
 BUCKET_BITS: Final = 10
 
 
+class Alarm:
+    """The first instant at which any of several things may be due; never later than it should."""
+
+    __slots__ = ("next_ms",)
+
+    def __init__(self) -> None:
+        self.next_ms = NEVER_MS
+
+
 class Due:
-    """Deliveries by an instant of theirs; `next_ms` is never later than the first one."""
+    """Deliveries by an instant of theirs; lowers the alarm to the first one."""
 
-    __slots__ = ("_buckets", "_instant", "_near", "_opened", "_starts", "next_ms")
+    __slots__ = ("_alarm", "_buckets", "_instant", "_near", "_opened", "_starts")
 
-    def __init__(self, instant: Callable[[Delivery], int]) -> None:
+    def __init__(self, instant: Callable[[Delivery], int], alarm: Alarm) -> None:
         self._instant = instant
+        self._alarm = alarm
         self._buckets: dict[int, dict[int, Delivery]] = {}
         self._starts: list[int] = []
         self._near: list[tuple[int, int, Delivery]] = []
         self._opened = -1
-        self.next_ms = NEVER_MS
 
     def add(self, at_ms: int, delivery: Delivery) -> None:
         """Notes that the delivery is due at that instant."""
         key = at_ms >> BUCKET_BITS
         if key <= self._opened:
             heappush(self._near, (at_ms, delivery.number, delivery))
-            if at_ms < self.next_ms:
-                self.next_ms = at_ms
+            if at_ms < self._alarm.next_ms:
+                self._alarm.next_ms = at_ms
             return
         bucket = self._buckets.get(key)
         if bucket is None:
             self._buckets[key] = {delivery.number: delivery}
             heappush(self._starts, key)
-            if key << BUCKET_BITS < self.next_ms:
-                self.next_ms = key << BUCKET_BITS
+            if key << BUCKET_BITS < self._alarm.next_ms:
+                self._alarm.next_ms = key << BUCKET_BITS
         else:
             bucket[delivery.number] = delivery
 
@@ -67,10 +76,11 @@ class Due:
         while near and near[0][0] <= now_ms:
             at_ms, _, delivery = heappop(near)
             due.append((at_ms, delivery))
-        if near:
-            self.next_ms = near[0][0]
-        elif self._starts:
-            self.next_ms = self._starts[0] << BUCKET_BITS
-        else:
-            self.next_ms = NEVER_MS
         return due
+
+    @property
+    def next_ms(self) -> int:
+        """No later than the first instant noted."""
+        if self._near:
+            return self._near[0][0]
+        return self._starts[0] << BUCKET_BITS if self._starts else NEVER_MS

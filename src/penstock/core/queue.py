@@ -121,7 +121,19 @@ class QueueState:
     def decide_push(self, command: Push, now_ms: int, number: int) -> Pushed | int:
         """The event of this push, or the number of the message that an earlier one made."""
         settings = self.settings
-        size = self._check_content(command)
+        body = command.body
+        if type(body) is not bytes:
+            raise InvalidField(f"body: expected bytes, got {type(body).__name__}")
+        size = len(body)
+        if command.attributes is not None or command.context is not None:
+            size += self._check_pairs(command)
+        if size > settings.body_bytes_max:
+            raise MessageTooLarge(
+                f"body: {size} bytes with its attributes; the queue {self.name!r} "
+                f"takes at most {settings.body_bytes_max}"
+            )
+        if command.priority != 0:
+            check_number("priority", command.priority, 0, PRIORITY_MAX)
         delay_ms = command.delay_ms
         if delay_ms is None:
             delay_ms = settings.delay_ms
@@ -148,12 +160,13 @@ class QueueState:
             earlier = self.dedups.find(self._dedup_key(dedup_id, group), now_ms)
             if earlier is not None:
                 return earlier
-        self._check_room(size)
+        if settings.messages_max is not None or settings.bytes_max is not None:
+            self._check_room(size)
         return Pushed(
             now_ms,
             self.number,
             number,
-            command.body,
+            body,
             command.attributes or None,
             command.priority,
             group,
@@ -164,23 +177,12 @@ class QueueState:
             size,
         )
 
-    def _check_content(self, command: Push) -> int:
-        body = command.body
-        if type(body) is not bytes:
-            raise InvalidField(f"body: expected bytes, got {type(body).__name__}")
-        size = len(body)
-        if command.attributes is not None:
-            size += check_pairs("attributes", command.attributes, allow_bytes=True)
+    def _check_pairs(self, command: Push) -> int:
         if command.context is not None:
             check_pairs("context", command.context, allow_bytes=False)
-        if command.priority != 0:
-            check_number("priority", command.priority, 0, PRIORITY_MAX)
-        if size > self.settings.body_bytes_max:
-            raise MessageTooLarge(
-                f"body: {size} bytes with its attributes; the queue {self.name!r} "
-                f"takes at most {self.settings.body_bytes_max}"
-            )
-        return size
+        if command.attributes is None:
+            return 0
+        return check_pairs("attributes", command.attributes, allow_bytes=True)
 
     def _check_room(self, size: int) -> None:
         settings = self.settings
@@ -250,20 +252,16 @@ class QueueState:
             delivery.priority = event.priority
         if event.visible_at_ms:
             self._hide(delivery, event.visible_at_ms)
-        if event.expires_at_ms:
-            delivery.expires_at_ms = event.expires_at_ms
         if event.dedup_id is not None:
             key = self._dedup_key(event.dedup_id, event.group)
             self.dedups.remember(key, number, event.at_ms)
-        self._admit(delivery, event.size_bytes)
-        return delivery
-
-    def _admit(self, delivery: Delivery, size: int) -> None:
-        self.deliveries[delivery.number] = delivery
+        self.deliveries[number] = delivery
         self.order.join(delivery)
-        self.stored_bytes += size
-        if delivery.expires_at_ms:
-            self._expiries.add(delivery.expires_at_ms, delivery)
+        self.stored_bytes += event.size_bytes
+        if event.expires_at_ms:
+            delivery.expires_at_ms = event.expires_at_ms
+            self._expiries.add(event.expires_at_ms, delivery)
+        return delivery
 
     def claim_next(
         self, delivery: Delivery, now_ms: int, deadline_ms: int, attempt: str | None, by: str | None
@@ -289,7 +287,8 @@ class QueueState:
             delivery.first_claimed_at_ms = event.at_ms
         self.in_flight += 1
         self._deadlines.add(event.deadline_ms, delivery)
-        self.order.claimed(delivery)
+        if delivery.group is not None:
+            self.order.claimed(delivery.group, delivery)
         if event.attempt_id is not None:
             pair = (event.number, event.epoch)
             # All claims of one pull carry one instant: the first opens the list, the rest join it.
@@ -334,10 +333,11 @@ class QueueState:
         until_ms = event.visible_at_ms if isinstance(event, Released) else 0
         if until_ms:
             self._hide(delivery, until_ms)
-            self.order.unclaimed(delivery)
         else:
             delivery.state = VISIBLE
-            self.order.unclaimed(delivery)
+        if delivery.group is not None:
+            self.order.unclaimed(delivery.group, delivery)
+        if not until_ms:
             self.order.come_back(delivery)
         return delivery
 
@@ -345,18 +345,17 @@ class QueueState:
         """The holder is done with the message."""
         delivery = self._end_claim(event.number)
         delivery.state = GONE
-        self.order.unclaimed(delivery)
-        self._dismiss(delivery)
+        self._discharge(delivery)
+        if delivery.group is not None:
+            self.order.unclaimed(delivery.group, delivery)
 
     def expired(self, event: Expired) -> None:
         """The message outlived its welcome while nobody held it."""
-        self._dismiss(self._withdraw(event.number))
+        self._withdraw(event.number)
 
     def moved_out(self, event: Moved) -> Delivery:
         """The message left for another queue; what is returned is its old self, gone."""
-        delivery = self._withdraw(event.number)
-        self._dismiss(delivery)
-        return delivery
+        return self._withdraw(event.number)
 
     def _withdraw(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
@@ -365,14 +364,15 @@ class QueueState:
             delivery.due_at_ms = 0
             self.delayed -= 1
         delivery.state = GONE
+        self._discharge(delivery)
+        self.order.leave(delivery)
         return delivery
 
-    def _dismiss(self, delivery: Delivery) -> None:
+    def _discharge(self, delivery: Delivery) -> None:
         del self.deliveries[delivery.number]
         self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
             self._expiries.discard(delivery.expires_at_ms, delivery)
-        self.order.leave(delivery)
 
     def moved_in(self, event: Moved, old: Delivery) -> None:
         """The message arrived from another queue: new here, but with the same number and epoch.
@@ -391,7 +391,12 @@ class QueueState:
             first_claimed_at_ms=old.first_claimed_at_ms,
             move=Move(event.at_ms, event.queue, old.epoch, event.dead),
         )
-        self._admit(delivery, size_bytes(old))
+        self._admit(delivery)
+
+    def _admit(self, delivery: Delivery) -> None:
+        self.deliveries[delivery.number] = delivery
+        self.order.join(delivery)
+        self.stored_bytes += size_bytes(delivery)
 
     def cleared(self) -> None:
         """Every message is gone, whatever its state."""
@@ -412,9 +417,12 @@ class QueueState:
         for delivery in deliveries:
             if delivery.state == DELAYED:
                 self.delayed += 1
-            self._admit(delivery, size_bytes(delivery))
+            self._admit(delivery)
+            if delivery.expires_at_ms:
+                self._expiries.add(delivery.expires_at_ms, delivery)
             if delivery.due_at_ms:
                 self._deadlines.add(delivery.due_at_ms, delivery)
             if delivery.state == IN_FLIGHT:
                 self.in_flight += 1
-                self.order.claimed(delivery)
+                if delivery.group is not None:
+                    self.order.claimed(delivery.group, delivery)

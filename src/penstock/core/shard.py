@@ -22,7 +22,7 @@ from penstock.core.delivery import (
     Delivery,
     expiry_ms,
 )
-from penstock.core.due import NEVER_MS, Due
+from penstock.core.due import NEVER_MS, Alarm, Due
 from penstock.core.events import (
     AnyEvent,
     Claimed,
@@ -99,6 +99,7 @@ class ShardState:
     __slots__ = (
         "_apply",
         "_retention",
+        "alarm",
         "deadlines",
         "expiries",
         "names",
@@ -112,8 +113,9 @@ class ShardState:
         self.names: dict[str, QueueState] = {}
         self.next_number = 1
         self.next_queue = 1
-        self.deadlines = Due(attrgetter("due_at_ms"))
-        self.expiries = Due(attrgetter("expires_at_ms"))
+        self.alarm = Alarm()
+        self.deadlines = Due(attrgetter("due_at_ms"), self.alarm)
+        self.expiries = Due(attrgetter("expires_at_ms"), self.alarm)
         # (instant, queue): when the oldest message of a queue may have outlived its retention.
         self._retention: list[tuple[int, int]] = []
         self._apply: dict[type, Callable[[Any], object]] = {
@@ -140,12 +142,6 @@ class ShardState:
             check_name(name)
             raise QueueNotFound(f"queue: there is no queue {name!r}; create it first") from None
 
-    @property
-    def next_due_ms(self) -> int:
-        """No later than the first instant at which something becomes due."""
-        retention_ms = self._retention[0][0] if self._retention else NEVER_MS
-        return min(self.deadlines.next_ms, self.expiries.next_ms, retention_ms)
-
     # Deciding about messages.
 
     def decide_push(self, command: Push, now_ms: int) -> Pushed | int:
@@ -154,8 +150,7 @@ class ShardState:
 
     def decide_delete(self, name: str, ticket: Ticket, now_ms: int) -> Deleted | None:
         """The event of a delete, or None if the message is gone already."""
-        delivery = self.queue(name).held(ticket)
-        if delivery is None:
+        if self.queue(name).held(ticket) is None:
             return None
         return Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
 
@@ -211,39 +206,40 @@ class ShardState:
     def pull(self, command: Pull, now_ms: int) -> tuple[list[Delivery], list[AnyEvent]]:
         """Claims the next messages; or finds those an earlier pull with this attempt id claimed."""
         queue = self.queue(command.queue)
-        limit, visibility_ms = self._check_pull(queue, command)
-        if command.attempt_id is not None:
-            earlier = queue.attempt(command.attempt_id, now_ms)
-            if earlier is not None:
-                if earlier:
-                    return earlier, []
-                raise AttemptLapsed(
-                    f"attempt_id: the claims given to {command.attempt_id!r} no longer all live; "
-                    "pull with a new id"
-                )
-        room = queue.settings.in_flight_max
-        if room is not None:
-            if queue.in_flight >= room:
-                raise InFlightLimit(
-                    f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
-                    f"(in_flight_max={room}); delete or release some first"
-                )
-            limit = min(limit, room - queue.in_flight)
-        return self._claim(queue, limit, now_ms, now_ms + visibility_ms, command)
-
-    def _check_pull(self, queue: QueueState, command: Pull) -> tuple[int, int]:
+        limit = command.limit
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
             visibility_ms = queue.settings.visibility_ms
         else:
             check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
-        if command.limit != 1:
-            check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
-        if command.attempt_id is not None:
-            check_id("attempt_id", command.attempt_id)
+        if type(limit) is not int or limit != 1:
+            check_number("limit", limit, 1, PULL_LIMIT_MAX)
         if command.holder is not None:
             check_id("holder", command.holder)
-        return command.limit, visibility_ms
+        if command.attempt_id is not None:
+            earlier = self._attempt(queue, command.attempt_id, now_ms)
+            if earlier is not None:
+                return earlier, []
+        if queue.settings.in_flight_max is not None:
+            limit = min(limit, self._room_in_flight(queue, queue.settings.in_flight_max))
+        return self._claim(queue, limit, now_ms, now_ms + visibility_ms, command)
+
+    def _attempt(self, queue: QueueState, attempt_id: str, now_ms: int) -> list[Delivery] | None:
+        earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
+        if earlier == []:
+            raise AttemptLapsed(
+                f"attempt_id: the claims given to {attempt_id!r} no longer all live; "
+                "pull with a new id"
+            )
+        return earlier
+
+    def _room_in_flight(self, queue: QueueState, most: int) -> int:
+        if queue.in_flight >= most:
+            raise InFlightLimit(
+                f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
+                f"(in_flight_max={most}); delete or release some first"
+            )
+        return most - queue.in_flight
 
     def _claim(
         self, queue: QueueState, limit: int, now_ms: int, deadline_ms: int, command: Pull
@@ -327,6 +323,8 @@ class ShardState:
                     self.apply(event)
                     events.append(event)
                 self._plan_retention(queue, now_ms)
+        retention_ms = self._retention[0][0] if self._retention else NEVER_MS
+        self.alarm.next_ms = min(self.deadlines.next_ms, self.expiries.next_ms, retention_ms)
         return events
 
     def _settle_deadline(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
@@ -362,6 +360,8 @@ class ShardState:
     def _look_at(self, queue: QueueState, at_ms: int) -> None:
         queue.retention_check_ms = at_ms
         heappush(self._retention, (at_ms, queue.number))
+        if at_ms < self.alarm.next_ms:
+            self.alarm.next_ms = at_ms
 
     # Deciding about queues.
 

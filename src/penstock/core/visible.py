@@ -104,8 +104,6 @@ class Level:
 
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message, quiet groups before noisy ones."""
-        if not self.ready:
-            return self.line.take()
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
         chosen: tuple[int, str] | None = None
@@ -174,16 +172,22 @@ class Level:
 class StandardOrder:
     """The order of a standard queue."""
 
-    __slots__ = ("_by_priority", "_levels")
+    __slots__ = ("_by_priority", "_levels", "_plain")
 
     def __init__(self) -> None:
-        self._by_priority: dict[int, Level] = {}
-        self._levels: list[Level] = []
+        level = Level()
+        self._by_priority = {0: level}
+        self._levels = [level]
+        # Most queues know neither priorities nor groups: their one line, to be found at once.
+        self._plain = level.line.fresh
 
     def join(self, delivery: Delivery) -> None:
         """A message arrived: it is visible, or will `come_back` when its delay ends."""
         if delivery.state == VISIBLE:
-            self._level(delivery.priority).add(delivery, back=False)
+            if delivery.group is None and delivery.priority == 0:
+                self._plain.append(delivery)
+            else:
+                self._level(delivery.priority).add(delivery, back=False)
 
     def come_back(self, delivery: Delivery) -> None:
         """A message became visible that has its place already."""
@@ -192,7 +196,7 @@ class StandardOrder:
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message; the caller claims or moves it."""
         for level in self._levels:
-            delivery = level.take(in_flight)
+            delivery = level.take(in_flight) if level.ready else level.line.take()
             if delivery is not None:
                 return delivery
         return None
@@ -200,18 +204,18 @@ class StandardOrder:
     def begin_pull(self) -> None:
         """Says that the `take`s to come belong to one pull."""
 
-    def claimed(self, delivery: Delivery) -> None:
-        """The message is in flight now."""
-        if delivery.group is not None:
-            self._level(delivery.priority).count_in_flight(delivery.group, 1)
+    def claimed(self, group: str, delivery: Delivery) -> None:
+        """A message of this group is in flight now."""
+        self._level(delivery.priority).count_in_flight(group, 1)
 
-    def unclaimed(self, delivery: Delivery) -> None:
-        """The message's claim has ended."""
-        if delivery.group is not None:
-            self._level(delivery.priority).count_in_flight(delivery.group, -1)
+    def unclaimed(self, group: str, delivery: Delivery) -> None:
+        """Its claim has ended: the message is gone, delayed, or about to `come_back`."""
+        level = self._level(delivery.priority)
+        level.count_in_flight(group, -1)
+        level.trim(group)
 
     def leave(self, delivery: Delivery) -> None:
-        """The message was claimed by name, or is gone: its line need not keep it."""
+        """The message left the line out of turn: it need not be kept there."""
         level = self._by_priority.get(delivery.priority)
         if level is not None:
             level.trim(delivery.group)
@@ -311,20 +315,19 @@ class FifoOrder:
                 return None
         return None
 
-    def claimed(self, delivery: Delivery) -> None:
-        """The message is in flight now, and its group blocked for other pulls."""
-        name = delivery.group or ""
-        group = self._groups[name]
-        group.in_flight += 1
-        group.pulled_in = self._pull
+    def claimed(self, group: str, delivery: Delivery) -> None:
+        """A message of this group is in flight now, and the group blocked for other pulls."""
+        held = self._groups[group]
+        held.in_flight += 1
+        held.pulled_in = self._pull
 
-    def unclaimed(self, delivery: Delivery) -> None:
-        """The message's claim has ended; with the last one, the group opens again."""
-        name = delivery.group or ""
-        self._groups[name].in_flight -= 1
+    def unclaimed(self, group: str, delivery: Delivery) -> None:
+        """Its claim has ended; with the last one, the group opens again."""
+        self._groups[group].in_flight -= 1
+        self._offer_group_of(delivery)
 
     def leave(self, delivery: Delivery) -> None:
-        """The message was claimed by name, or is gone: its group may open or end."""
+        """The message left the line out of turn: its group may open or end."""
         self._offer_group_of(delivery)
 
     def ahead(self, limit: int) -> list[Delivery]:
