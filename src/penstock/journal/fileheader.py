@@ -93,16 +93,14 @@ def pack_slot(slot: Slot) -> bytes:
     return _CRC.pack(crc32(fields)) + fields
 
 
-def unpack_slots(page: bytes) -> tuple[list[tuple[int, Slot]], list[int]]:
-    """Return the valid slots with their places (0, 1), and the places whose slot is damaged."""
-    valid: list[tuple[int, Slot]] = []
-    damaged: list[int] = []
+def unpack_slots(page: bytes) -> list[tuple[int, Slot]]:
+    """Return the slots that are whole, with their places (0, 1).
+
+    One that is not whole says nothing: it may be damaged, or a write that was interrupted.
+    """
+    found: list[tuple[int, Slot]] = []
     for place, at in enumerate(SLOT_OFFSETS):
         packed = page[at : at + SLOT_BYTES]
-        if not packed.strip(b"\0"):
-            continue
         if len(packed) == SLOT_BYTES and _CRC.unpack_from(packed)[0] == crc32(packed[4:]):
-            valid.append((place, Slot._make(_SLOT.unpack(packed[4:]))))
-        else:
-            damaged.append(place)
-    return valid, damaged
+            found.append((place, Slot._make(_SLOT.unpack(packed[4:]))))
+    return found

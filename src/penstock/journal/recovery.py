@@ -46,7 +46,6 @@ class _Pages:
     headers: dict[int, FileHeader] = field(default_factory=dict)
     slots: list[tuple[int, int, Slot]] = field(default_factory=list)
     damaged_headers: list[int] = field(default_factory=list)
-    damaged_slots: list[tuple[int, int]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
 
 
@@ -74,9 +73,6 @@ def examine(directory: Directory) -> Examined | None:
     for number in pages.damaged_headers:
         why = f"header of {name_of(number)} does not match its checksum"
         examined.damage.append(Quarantined(number * payload_bytes, 0, why))
-    for number, place in pages.damaged_slots:
-        why = f"slot {place} of {name_of(number)} does not match its checksum"
-        examined.damage.append(Quarantined(number * payload_bytes, 0, why))
     return examined
 
 
@@ -96,11 +92,11 @@ def _read_pages(directory: Directory, numbers: list[int]) -> _Pages:
         except FileNotFoundError:
             continue
         page = file.read(0, PAGE_BYTES)
-        valid, damaged = unpack_slots(page)
-        if damaged:
-            # A writer may have been half-way through the slot: by now it is through.
+        slots = unpack_slots(page)
+        if len(slots) < 2:
+            # A writer may have been half-way through a slot: by now it is through.
             page = file.read(0, PAGE_BYTES)
-            valid, damaged = unpack_slots(page)
+            slots = unpack_slots(page)
         pages.sizes[number] = file.size_bytes
         file.close()
         header = unpack_header(page)
@@ -108,10 +104,7 @@ def _read_pages(directory: Directory, numbers: list[int]) -> _Pages:
             pages.damaged_headers.append(number)
         else:
             pages.headers[number] = header
-        pages.slots += [(number, place, slot) for place, slot in valid]
-        if not valid:
-            # With the other slot whole this may be no more than a write that was interrupted.
-            pages.damaged_slots += [(number, place) for place in damaged]
+        pages.slots += [(number, place, slot) for place, slot in slots]
     return pages
 
 
@@ -160,7 +153,8 @@ def _tidy(files: Files, examined: Examined) -> None:
     directory = files.directory
     for draft in drafts_in(directory):
         directory.remove(draft)
-    first = examined.slot.first_offset // files.payload_bytes
+    slot = examined.slot
+    first = min(slot.first_offset, slot.durable_offset) // files.payload_bytes
     dropped = [number for number in examined.numbers if number < min(first, files.last)]
     if dropped:
         files.first = min(first, files.last)

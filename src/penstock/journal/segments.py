@@ -133,6 +133,9 @@ class Segments:
         segments = cls(files, examined.slot, examined.slot_place, writable=True)
         segments._note(*examined.damage)
         segments._tip = segments._durable = repair(files, examined)
+        if segments.first_offset > segments.end_offset:
+            # The stream was to begin behind entries that did not survive, nor were promised.
+            segments._first = segments._tip
         files.pinned_from = segments.end_offset // files.payload_bytes - 1
         segments._state()
         segments.settle_watermark()
@@ -215,6 +218,12 @@ class Segments:
     def allocated_bytes(self) -> int:
         """The room the stream's files take on the disk."""
         return (self._files.last + 1 - self._files.first) * self._files.file_bytes
+
+    @property
+    def first_file_is_free(self) -> bool:
+        """Whether the oldest file lies wholly before the stream, for `drop_before` to unlink."""
+        number = min(self._first[0] // self._payload_bytes, self._files.last)
+        return self._files.first < number
 
     @property
     def quarantined(self) -> list[Quarantined]:

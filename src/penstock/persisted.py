@@ -1,0 +1,288 @@
+"""A first-in, first-out queue of byte strings in a directory: push, pop, peek, size, capacity.
+
+It needs nothing of Penstock but the segment files it is kept in. Each item is one entry, version
+`PQUEUE01`, whose data is
+
+    offset  size  field
+         0     8  when it was pushed, in milliseconds since 1970, little-endian
+         8     …  the item
+
+An item is popped by moving the place where the stream begins past it, so nothing is rewritten and
+nothing compacted: files that lie wholly before that place are unlinked.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from penstock.errors import EngineClosed, InvalidField, QueueFull
+from penstock.journal.entry import HEADER_BYTES, TTL_S_MAX, StoredEntry
+from penstock.journal.scan import Quarantined
+from penstock.journal.segments import Segments
+from penstock.journal.storage import Storage
+
+VERSION = b"PQUEUE01"
+FILE_SIZE = 4 * 1024 * 1024
+MAX_SIZE = 1024 * 1024 * 1024
+
+_STAMP_BYTES = 8
+_OVERHEAD_BYTES = HEADER_BYTES + _STAMP_BYTES
+
+
+class PersistedQueue:
+    """A FIFO queue of bytes that survives crashes and power cuts.
+
+        with PersistedQueue("spool") as queue:
+            queue.push(b"first")
+            queue.push(b"gone in a minute", ttl=60)
+            queue.peek()            # b"first", still there
+            queue.pop()             # b"first", gone for good
+            for item in queue:      # looks at all that is left, removes nothing
+                ...
+
+    `path`         a directory; made if missing, then readable by its owner only.
+    `file_size`    bytes of each file, a multiple of 4096; a queue that exists keeps its own.
+    `max_size`     how many bytes the items may take, 40 a piece included; then push raises
+                   QueueFull. The directory itself takes up to two files more.
+    `default_ttl`  seconds an item lives unless push says otherwise; None or 0 is for ever.
+    `durability`   "sync": when push returns the item survives a power cut, and when pop returns
+                   its item never comes back. "os": both hold if the process dies, and the disk is
+                   written when the system likes; much faster, and a power cut loses the latest.
+    `clock`        gives the time in seconds since 1970, for time to live.
+
+    One process at a time has a queue open; its threads may share it. Threads that push or pop at
+    the same moment share one sync.
+
+    pop is at most once: a crash between its return and your use of the item loses it. Where that
+    matters, peek, do the work, then pop.
+
+    Raises StoreUnusable if the directory cannot be used (the sentence says why), StoreFull if the
+    disk is full (pop still works, and push works again when there is room), and JournalError after
+    the disk failed a sync: then close the queue and open it again. An item that has rotted on the
+    disk is passed over and listed in `quarantined`; those behind it are not affected.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        file_size: int = FILE_SIZE,
+        max_size: int = MAX_SIZE,
+        default_ttl: float | None = None,
+        *,
+        durability: Literal["sync", "os"] = "sync",
+        clock: Callable[[], float] = time.time,
+        storage: Storage | None = None,
+    ) -> None:
+        if max_size < _OVERHEAD_BYTES:
+            raise InvalidField(f"max_size is at least {_OVERHEAD_BYTES} bytes, not {max_size}")
+        if durability not in ("sync", "os"):
+            raise InvalidField(f"durability is 'sync' or 'os', not {durability!r}")
+        self._default_ttl_s = _whole_seconds(default_ttl or 0)
+        self._max_bytes = max_size
+        self._syncs = durability == "sync"
+        self._clock = clock
+        self._closed = False
+        # `_lock` guards the queue's order; `_commit` is held while the disk works. A thread takes
+        # its turn under the first, lets it go, and waits for the disk under the second.
+        self._lock = threading.RLock()
+        self._commit = threading.Lock()
+        # Pops write no entries, so nothing needs to be kept back for them.
+        self._segments = Segments.open(path, file_bytes=file_size, storage=storage, reserve_bytes=0)
+        self._unread: Iterator[StoredEntry] = iter(())
+        self._unread_end = self._segments.first_offset
+        self._front: StoredEntry | None = None
+        self._peeked = (-1, -1, -1)
+
+    def push(self, data: bytes | bytearray | memoryview, ttl: float | None = None) -> None:
+        """Add an item at the end; it lives `ttl` seconds (None: the default; 0: for ever).
+
+        Raises QueueFull, StoreFull or InvalidField, and adds nothing.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidField(f"an item is bytes, not {type(data).__name__}")
+        ttl_s = self._default_ttl_s if ttl is None else _whole_seconds(ttl)
+        item = bytes(data)
+        with self._lock:
+            self._require_open()
+            self._require_room(_OVERHEAD_BYTES + len(item))
+            stamp = self._now_ms().to_bytes(_STAMP_BYTES, "little")
+            self._segments.append([stamp, item], version=VERSION, ttl_s=ttl_s)
+            end = self._segments.end_offset
+        if self._syncs:
+            with self._commit:
+                if self._segments.durable_offset < end:
+                    self._segments.sync()
+
+    def pop(self) -> bytes | None:
+        """Remove the oldest item that has not expired and return it; None if there is none."""
+        with self._lock:
+            self._require_open()
+            entry = self._find_front()
+            if entry is None:
+                return None
+            self._pass(entry)
+            first = self._segments.first_offset
+        with self._commit:
+            if not self._syncs:
+                self._segments.publish()
+            elif self._segments.durable_first_offset < first:
+                self._segments.sync()
+            if self._segments.first_file_is_free and not self._closed:
+                self._segments.drop_before(first)
+        return entry.data[_STAMP_BYTES:]
+
+    def peek(self, n: int = 0) -> bytes | None:
+        """Return an item without removing it: the oldest, or the one `n` places behind it.
+
+        None if there are not so many. Calling it with 0, 1, 2 … goes through the queue, each step
+        as quick as the first; so does `for item in queue`.
+        """
+        if n < 0:
+            raise InvalidField(f"peek counts from the oldest item, 0: {n}")
+        with self._lock:
+            self._require_open()
+            entry = self._find_front()
+            if n == 0 or entry is None:
+                return entry.data[_STAMP_BYTES:] if entry else None
+            front, place, offset = self._peeked
+            if front != entry.offset or place > n:
+                place, offset = 1, entry.end_offset
+            found = self._find_live(offset)
+            while found is not None and place < n:
+                found = self._find_live(found.end_offset)
+                place += 1
+            if found is None:
+                return None
+            self._peeked = (entry.offset, n, found.offset)
+            return found.data[_STAMP_BYTES:]
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Go through the items from the oldest, removing none; items pushed meanwhile come too."""
+        offset = 0
+        while True:
+            with self._lock:
+                self._require_open()
+                entry = self._find_live(max(offset, self._segments.first_offset))
+            if entry is None:
+                return
+            offset = entry.end_offset
+            yield entry.data[_STAMP_BYTES:]
+
+    def size(self) -> int:
+        """Return how many items there are.
+
+        Expired items count until those before them are gone: with one time to live for all, never.
+        """
+        with self._lock:
+            self._require_open()
+            self._find_front()
+            return self._segments.next_id - self._segments.first_id
+
+    def size_bytes(self) -> int:
+        """Return how much of `max_size` is used."""
+        return self._segments.end_offset - self._segments.first_offset
+
+    def capacity(self, data_bytes: int = 0) -> int:
+        """Return how many items of `data_bytes` each fit into `max_size`.
+
+        Without an argument: the most items that could ever be held, each of them empty.
+        """
+        return self._max_bytes // (_OVERHEAD_BYTES + data_bytes)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        """An open queue is true even when it is empty: test `len` or `peek` for items."""
+        return True
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """The stretches found damaged so far, which were passed over."""
+        return self._segments.quarantined
+
+    def close(self) -> None:
+        """Write everything and let go of the directory; closing twice is fine."""
+        with self._lock, self._commit:
+            if not self._closed:
+                self._closed = True
+                self._segments.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"{self._segments.path}: the queue is closed")
+
+    def _require_room(self, size_bytes: int) -> None:
+        if self.size_bytes() + size_bytes > self._max_bytes:
+            self._find_front()  # Expired items at the front make room.
+        held_bytes = self.size_bytes()
+        if held_bytes + size_bytes > self._max_bytes:
+            raise QueueFull(
+                f"{self._segments.path}: holds {held_bytes} of {self._max_bytes} bytes, "
+                f"no room for {size_bytes} more"
+            )
+
+    def _now_ms(self) -> int:
+        return max(0, int(self._clock() * 1000))
+
+    def _is_live(self, entry: StoredEntry) -> bool:
+        if not entry.ttl_s:
+            return True
+        pushed_at_ms = int.from_bytes(entry.data[:_STAMP_BYTES], "little")
+        return self._now_ms() < pushed_at_ms + entry.ttl_s * 1000
+
+    def _find_front(self) -> StoredEntry | None:
+        """Return the oldest live item, having passed over what stands before it."""
+        while True:
+            if self._front is None:
+                self._front = next(self._unread, None)
+            if self._front is None:
+                if not self._read_on():
+                    return None
+            elif self._is_live(self._front):
+                if self._segments.first_offset < self._front.offset:
+                    self._segments.advance(self._front.offset, self._front.entry_id)
+                return self._front
+            else:
+                self._pass(self._front)
+
+    def _read_on(self) -> bool:
+        """Begin to read what was pushed since reading began; False if nothing was."""
+        start, end = self._unread_end, self._segments.end_offset
+        if start == end:
+            # All that was left, if anything, was damaged.
+            self._segments.advance(end, self._segments.next_id)
+            return False
+        self._unread = self._segments.entries(start, end)
+        self._unread_end = end
+        return True
+
+    def _find_live(self, offset: int) -> StoredEntry | None:
+        found = self._segments.entries(offset, self._segments.end_offset)
+        return next(filter(self._is_live, found), None)
+
+    def _pass(self, entry: StoredEntry) -> None:
+        """Let the queue begin behind this item."""
+        self._segments.advance(entry.end_offset, entry.entry_id + 1)
+        self._front = None
+
+
+def _whole_seconds(ttl: float) -> int:
+    if not 0 <= ttl <= TTL_S_MAX:
+        raise InvalidField(f"a time to live is 0 to {TTL_S_MAX} seconds, not {ttl}")
+    return math.ceil(ttl)
