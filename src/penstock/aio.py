@@ -15,6 +15,7 @@ from penstock.client import (
     make_pull,
     make_push,
     redrive_steps,
+    to_list,
     to_ms,
     to_settings,
 )
@@ -95,16 +96,7 @@ class AsyncQueues:
         attributes: Attributes | None = None,
     ) -> str:
         """Adds a message and returns its id; it is kept when this returns."""
-        command = make_push(
-            queue,
-            body,
-            delay=delay,
-            priority=priority,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            group=group,
-            attributes=attributes,
-        )
+        command = make_push(queue, body, delay, priority, ttl, dedup_id, group, attributes)
         return (await self._execute(command)).id
 
     async def pull(
@@ -155,13 +147,15 @@ class AsyncQueues:
 
     async def batch(self, items: Iterable[BatchItem]) -> list[Any]:
         """Runs several commands in one append; each reply, or the error that refused that item."""
-        return await self._execute(Batch([*items]))
+        return await self._execute(Batch(to_list("items", items)))
 
     async def push_many(
         self, queue: str, bodies: Iterable[bytes | str], **options: Any
     ) -> list[Any]:
         """Pushes several messages with the same options; each PushReply, or its error."""
-        return await self.batch(make_push(queue, body, **options) for body in bodies)
+        return await self.batch(
+            make_push(queue, body, **options) for body in to_list("bodies", bodies)
+        )
 
     async def delete_many(self, claims: Iterable[Claim]) -> list[Any]:
         """Deletes several claims; each True or False as `delete` gives, or its error."""

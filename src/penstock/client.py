@@ -6,9 +6,8 @@ milliseconds of `service`. Bodies are bytes; text is encoded as UTF-8 for you.
 """
 
 from collections.abc import Iterable
-from math import isfinite
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.errors import InvalidField
 from penstock.service import (
@@ -37,7 +36,12 @@ from penstock.service import (
     Release,
     State,
     Stats,
+    check_number,
 )
+
+T = TypeVar("T")
+
+_SECONDS_MAX: Final = 10**12
 
 # What a queue can be given, by its name here, and the name and unit it has inside.
 _SETTINGS_IN_SECONDS: Final = {
@@ -64,8 +68,10 @@ def to_ms(field: str, seconds: object) -> int:
     """Seconds as whole milliseconds. Raises InvalidField."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidField(f"{field}: expected a number of seconds, got {type(seconds).__name__}")
-    if not isfinite(seconds):
-        raise InvalidField(f"{field}: {seconds} is not a number of seconds")
+    # Anything beyond this is over every limit there is; larger floats would not even round.
+    if not -_SECONDS_MAX <= seconds <= _SECONDS_MAX:
+        shown = seconds if isinstance(seconds, float) else "a whole number of many digits"
+        raise InvalidField(f"{field}: {shown} is not a number of seconds anyone can wait")
     return round(seconds * 1_000)
 
 
@@ -130,10 +136,10 @@ def make_pull(
     )
 
 
-def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, str]:
+def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, Any]:
     """The queue and receipt of a claim, or of a queue's name and a receipt. Raises InvalidField."""
     if isinstance(claim, Claim):
-        return claim.queue, claim.receipt
+        return claim.queue, claim.proof
     if receipt is None:
         raise InvalidField("claim: expected a Claim, or a queue's name followed by a receipt")
     return claim, receipt
@@ -141,7 +147,14 @@ def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, str]:
 
 def make_deletes(claims: Iterable[Claim]) -> list[BatchItem]:
     """The commands that delete several claims."""
-    return [Delete(*claimed(claim, None)) for claim in claims]
+    return [Delete(*claimed(claim, None)) for claim in to_list("claims", claims)]
+
+
+def to_list(field: str, items: Iterable[T]) -> list[T]:
+    """The items as a list. Raises InvalidField for what is one thing and not several."""
+    if isinstance(items, str | bytes | Claim) or not isinstance(items, Iterable):
+        raise InvalidField(f"{field}: expected several, got one {type(items).__name__}")
+    return list(items)
 
 
 class Queues:
@@ -239,16 +252,16 @@ class Queues:
     def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
         """Ends a message for good; false if it was gone already."""
         if type(claim) is Claim:
-            return self._execute(Delete(claim.queue, claim.receipt))
+            return self._execute(Delete(claim.queue, claim.proof))
         return self._execute(Delete(*claimed(claim, receipt)))
 
     def batch(self, items: Iterable[BatchItem]) -> list[Any]:
         """Runs several commands in one append; each reply, or the error that refused that item."""
-        return self._execute(Batch([*items]))
+        return self._execute(Batch(to_list("items", items)))
 
     def push_many(self, queue: str, bodies: Iterable[bytes | str], **options: Any) -> list[Any]:
         """Pushes several messages with the same options; each PushReply, or its error."""
-        return self.batch(make_push(queue, body, **options) for body in bodies)
+        return self.batch(make_push(queue, body, **options) for body in to_list("bodies", bodies))
 
     def delete_many(self, claims: Iterable[Claim]) -> list[Any]:
         """Deletes several claims; each True or False as `delete` gives, or its error."""
@@ -298,11 +311,11 @@ class Queues:
 
 def redrive_steps(queue: str, to: str | None, limit: int | None, visible: int) -> Iterable[Redrive]:
     """The commands of a redrive: short ones, so that nobody else has to wait for a long one."""
-    left = visible if limit is None else limit
-    if left <= 0:
+    left = visible if limit is None else check_number("limit", limit, 1, 2**63)
+    if not left:
         # Nothing to move, but a wrong name must still be told.
-        yield Redrive(queue, to, max(1, left) if limit is None else limit)
-    while left > 0:
+        yield Redrive(queue, to, 1)
+    while left:
         step = min(left, 1_000)
         yield Redrive(queue, to, step)
         left -= step

@@ -61,11 +61,19 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Claim(Message, frozen=True, gc=False, array_like=True):
-    """A message lent to one holder until a deadline; the receipt is the proof of it."""
+    """A message lent to one holder until a deadline.
 
-    receipt: str
+    `proof` is the receipt, or what becomes the receipt when someone needs it as text.
+    """
+
+    proof: Any
     epoch: int
     deadline_ms: int
+
+    @property
+    def receipt(self) -> str:
+        """The proof of this claim as text, to be handed on or kept."""
+        return str(self.proof)
 
 
 class QueueSettings(msgspec.Struct, frozen=True, gc=False):
@@ -169,17 +177,20 @@ class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
 
 
 class Delete(Command[bool], frozen=True, gc=False, array_like=True, tag=3):
-    """Ends a claim and its message; false if the message was gone already."""
+    """Ends a claim and its message; false if the message was gone already.
+
+    A receipt, here and below, is the text of it or a claim's own `proof`.
+    """
 
     queue: str
-    receipt: str
+    receipt: Any
 
 
 class Extend(Command[int], frozen=True, gc=False, array_like=True, tag=4):
     """Moves a claim's deadline to `visibility_ms` from now; the new deadline is the reply."""
 
     queue: str
-    receipt: str
+    receipt: Any
     visibility_ms: int
 
 
@@ -187,7 +198,7 @@ class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
     """Ends a claim and returns its message to its place, at once or after `delay_ms`."""
 
     queue: str
-    receipt: str
+    receipt: Any
     delay_ms: int = 0
 
 
@@ -333,7 +344,9 @@ def check_number(field: str, value: object, low: int, high: int) -> int:
     if type(value) is not int:
         raise InvalidField(f"{field}: expected a whole number, got {type(value).__name__}")
     if not low <= value <= high:
-        raise InvalidField(f"{field}: {value} is outside {low} to {high}")
+        # A number of thousands of digits cannot even be shown.
+        shown = value if -(10**30) < value < 10**30 else "a number of over 30 digits"
+        raise InvalidField(f"{field}: {shown} is outside {low} to {high}")
     return value
 
 

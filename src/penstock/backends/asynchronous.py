@@ -26,7 +26,8 @@ class AsyncEngine:
 
     async def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
-        reply, sequence = self._engine.submit(command)
+        reply = self._engine.submit(command)
+        sequence = self._engine.answer_sequence
         if type(command) is Pull and not reply:
             reply, sequence = cast(tuple[R, int], await self._pull_later(command))
         if sequence > self._journal.durable_sequence:

@@ -29,12 +29,13 @@ class BlockingEngine:
         # Spelt out, because `with` costs as much again as the lock itself.
         self._acquire()
         try:
-            reply, sequence = self._submit(command)
+            reply = self._submit(command)
+            sequence = self._engine.answer_sequence
         finally:
             self._release()
         if type(command) is Pull and not reply:
             return cast(R, self._pull_later(command))
-        if sequence > self._journal.durable_sequence:
+        if sequence and sequence > self._journal.durable_sequence:
             self._journal.wait(sequence)
         return reply
 
@@ -42,7 +43,8 @@ class BlockingEngine:
         signal = threading.Event()
         with self._lock:
             # Between the two locks a message may have come: look again before waiting for one.
-            claims, sequence = self._engine.submit(command)
+            claims = self._engine.submit(command)
+            sequence = self._engine.answer_sequence
             waiter = None if claims else self._engine.wait(command, signal.set)
         if waiter is not None:
             try:

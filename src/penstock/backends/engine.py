@@ -1,8 +1,8 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
-returns the reply with the sequence that must be durable before the reply may be shown. The two
-faces in `blocking` and `asynchronous` do the waiting.
+returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
+be shown. The two faces in `blocking` and `asynchronous` do the waiting.
 
 A pull that finds nothing may wait. Waiters stand in line per queue and are served, first come
 first, by whichever command made a message visible; nobody polls, and no message has a timer.
@@ -19,7 +19,7 @@ from penstock.core.delivery import Delivery, receives
 from penstock.core.due import NEVER_MS
 from penstock.core.events import AnyEvent, Claimed, Deleted, Extended, Moved, Pushed, QueueRemoved
 from penstock.core.queue import QueueState
-from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts
+from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts, Ticket
 from penstock.core.shard import ShardState
 from penstock.errors import (
     EngineClosed,
@@ -116,11 +116,15 @@ class Engine:
         self._now_ms = self.clock.now_ms
         self._alarm = self.shard.alarm
         self._journal_append = self.journal.append
+        # Without a journal to speak of, and with nobody waiting, an event has done its work.
+        self._keeps_nothing = self.journal.keeps_nothing
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._waiting: dict[int, deque[Waiter]] = {}
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._waiters_seen = 0
+        # Who promised to call `tick`, and by when.
+        self._keeper: Waiter | None = None
         self._promised_ms = NEVER_MS
         self._stopped: PenstockError | None = None
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
@@ -144,22 +148,28 @@ class Engine:
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
         self._sequence = 0
+        self.answer_sequence = 0
 
-    def submit(self, command: Command[R]) -> tuple[R, int]:
-        """The reply, and the sequence that must be durable before anyone may see it."""
-        handler = self._handlers.get(type(command))
-        if handler is None:
+    def submit(self, command: Command[R]) -> R:
+        """The reply; `answer_sequence` must be durable before anyone may see it."""
+        try:
+            handler = self._handlers[type(command)]
+        except KeyError:
             self._refuse(command)
         now_ms = self._now_ms()
         if now_ms >= self._alarm.next_ms:
             self._settle(now_ms)
         # A handler raises before it changes anything.
-        reply = handler(command, now_ms)
-        if self._events:
-            return reply, self._append()
-        # Even an answer that changed nothing may rest on a change that is not durable yet: "a
-        # duplicate of this message", "gone already", "the claims you hold".
-        return reply, 0 if type(command) in _LOOKS else self._sequence
+        reply: R = handler(command, now_ms)
+        if not self._events:
+            # Even an answer that changed nothing may rest on a change that is not durable yet: "a
+            # duplicate of this message", "gone already", "the claims you hold".
+            self.answer_sequence = 0 if type(command) in _LOOKS else self._sequence
+        elif self._keeps_nothing and not self._waiting:
+            self._events = []
+        else:
+            self.answer_sequence = self._append()
+        return reply
 
     def _refuse(self, command: object) -> NoReturn:
         if self._stopped is not None:
@@ -208,10 +218,10 @@ class Engine:
     def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-        deliveries, events = self.shard.pull(command, now_ms)
-        self._events += events
-        # map, not a comprehension: most pulls are of one message, and that costs a call less.
-        return list(map(self._claim, deliveries))
+        deliveries = self.shard.pull(command, now_ms, self._events)
+        if len(deliveries) == 1:
+            return [self._claim(deliveries[0])]
+        return [self._claim(delivery) for delivery in deliveries]
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
         ticket = self._receipts.read(command.receipt)
@@ -345,7 +355,7 @@ class Engine:
         self._waiting.setdefault(queue.number, deque()).append(waiter)
         self._waiters_seen += 1
         heappush(self._timeouts, (waiter.deadline_ms, self._waiters_seen, waiter))
-        self._promise()
+        self._keep_time()
         return waiter
 
     def forget(self, waiter: Waiter) -> None:
@@ -353,10 +363,12 @@ class Engine:
         if not waiter.done:
             waiter.done = True
             self._drop_finished(waiter.queue)
+            if self._waiting:
+                self._keep_time()
             return
         for claim in waiter.claims:
             if self._stopped is None:
-                self.submit(Release(claim.queue, claim.receipt))
+                self.submit(Release(claim.queue, claim.proof))
 
     @property
     def has_waiters(self) -> bool:
@@ -380,11 +392,21 @@ class Engine:
             if not waiter.done:
                 waiter.finish([], 0)
                 self._drop_finished(waiter.queue)
-        self._promise()
-
-    def _promise(self) -> None:
-        """Notes by when the faces will call `tick`, now that they have been told to look."""
         self._promised_ms = self.next_wake_ms
+        if self._waiting:
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Sees to it that one of those who wait will call `tick` in time.
+
+        The promise ends when the waiter who made it goes home, or when something falls due
+        before anyone planned to look.
+        """
+        keeper = self._keeper
+        if keeper is None or keeper.done or self.next_wake_ms < self._promised_ms:
+            self._promised_ms = self.next_wake_ms
+            self._keeper = keeper = next(iter(self._waiting.values()))[0]
+            keeper.nudge()
 
     def _serve(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -394,10 +416,8 @@ class Engine:
                 number = event.to if isinstance(event, Moved) else event.queue
                 if number in self._waiting:
                     self._serve_queue(self.shard.queues[number])
-        if self._waiting and self.next_wake_ms < self._promised_ms:
-            # Something falls due before anyone planned to look: let one waiter plan again.
-            self._promise()
-            next(iter(self._waiting.values()))[0].nudge()
+        if self._waiting:
+            self._keep_time()
 
     def _serve_queue(self, queue: QueueState) -> None:
         waiters = self._waiting.get(queue.number)
@@ -496,7 +516,7 @@ class Engine:
             delivery.first_claimed_at_ms or None,
             self.shard.source_name(delivery) if moved else None,
             content.context,
-            self._receipts.mint(delivery.queue, number, epoch),
+            Ticket(delivery.queue, number, epoch, self._receipts),
             epoch,
             delivery.due_at_ms,
         )

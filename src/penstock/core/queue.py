@@ -10,7 +10,7 @@
 A message that is not in flight also goes when it outlives its TTL, or moves to another queue; one
 in flight is spared until its claim ends. `decide_…` says what would happen and changes nothing;
 the methods named like events are the only ones that change state. Claiming is the exception: to
-choose is to take out of line, so `claim_next` does both at once, and `claimed` replays it.
+choose is to take out of line, so a pull takes and lends at once, and `claimed` replays it.
 """
 
 import hashlib
@@ -132,12 +132,12 @@ class QueueState:
                 f"body: {size} bytes with its attributes; the queue {self.name!r} "
                 f"takes at most {settings.body_bytes_max}"
             )
-        if command.priority != 0:
+        if type(command.priority) is not int or command.priority:
             check_number("priority", command.priority, 0, PRIORITY_MAX)
         delay_ms = command.delay_ms
         if delay_ms is None:
             delay_ms = settings.delay_ms
-        elif delay_ms != 0:
+        else:
             check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
         expires_at_ms = 0
         if command.ttl_ms is not None:
@@ -263,23 +263,14 @@ class QueueState:
             self._expiries.add(event.expires_at_ms, delivery)
         return delivery
 
-    def claim_next(
-        self, delivery: Delivery, now_ms: int, deadline_ms: int, attempt: str | None, by: str | None
-    ) -> Claimed:
-        """Claims a message that `order.take` has just given out."""
-        event = Claimed(
-            now_ms, self.number, delivery.number, delivery.epoch + 1, deadline_ms, attempt, by
-        )
-        self._lend(delivery, event)
-        return event
-
     def claimed(self, event: Claimed) -> None:
         """A message was claimed, in a life we are replaying."""
         delivery = self.deliveries[event.number]
-        self._lend(delivery, event)
+        self.lend(delivery, event)
         self.order.leave(delivery)
 
-    def _lend(self, delivery: Delivery, event: Claimed) -> None:
+    def lend(self, delivery: Delivery, event: Claimed) -> None:
+        """A message that `order.take` has just given out is in flight."""
         delivery.state = IN_FLIGHT
         delivery.epoch = event.epoch
         delivery.due_at_ms = event.deadline_ms
@@ -343,9 +334,15 @@ class QueueState:
 
     def deleted(self, event: Deleted) -> None:
         """The holder is done with the message."""
-        delivery = self._end_claim(event.number)
+        # `_end_claim` and `_discharge` in one: every message comes through here.
+        delivery = self.deliveries.pop(event.number)
+        self._deadlines.discard(delivery.due_at_ms, delivery)
+        delivery.due_at_ms = 0
         delivery.state = GONE
-        self._discharge(delivery)
+        self.in_flight -= 1
+        self.stored_bytes -= size_bytes(delivery)
+        if delivery.expires_at_ms:
+            self._expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:
             self.order.unclaimed(delivery.group, delivery)
 
@@ -405,7 +402,9 @@ class QueueState:
                 self._deadlines.discard(delivery.due_at_ms, delivery)
             if delivery.expires_at_ms:
                 self._expiries.discard(delivery.expires_at_ms, delivery)
+            # A deadline that is near stays noted; it must find that nobody means it any more.
             delivery.state = GONE
+            delivery.due_at_ms = delivery.expires_at_ms = 0
         self.deliveries = {}
         self.order = self._empty_order()
         self.in_flight = 0

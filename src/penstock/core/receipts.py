@@ -27,18 +27,23 @@ _MAC_BYTES: Final = 16
 _SAID: Final = struct.Struct(">QQQ")
 _SAID_BYTES: Final = _SAID.size
 _RECEIPT_CHARS: Final = 2 * (_SAID_BYTES + _MAC_BYTES)
-_MINTED_MAX: Final = 4_096
 _LAST_DIGITS: Final = [f"{low:03x}" for low in range(0x1000)]
-_pack = _SAID.pack
-_unpack = _SAID.unpack
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """What a genuine receipt says."""
+    """What a genuine receipt says; it becomes text only when someone asks for the text.
+
+    Whoever holds a ticket holds the process it was made in, so between caller and engine the
+    ticket itself is proof enough. Text, which may come from anywhere, is verified.
+    """
 
     queue: int
     number: int
     epoch: int
+    made_by: "Receipts"
+
+    def __str__(self) -> str:
+        return self.made_by.text(self)
 
 
 class MessageIds:
@@ -71,40 +76,37 @@ class MessageIds:
 
 
 class Receipts:
-    """Mints and verifies the receipts of one store."""
+    """Makes and verifies the receipts of one store."""
 
-    __slots__ = ("_mac", "_minted")
+    __slots__ = ("_mac",)
 
     def __init__(self, key: bytes) -> None:
         # Feeding a constant first has the key's own block digested here, once, and not each time.
         self._mac = hashlib.blake2b(b"penstock receipt", key=key, digest_size=_MAC_BYTES)
-        # Receipts made lately, so that the usual delete need not compute the MAC again. Being in
-        # here proves where a receipt came from; whether its claim still lives is asked elsewhere.
-        self._minted: dict[str, Ticket] = {}
 
-    def mint(self, queue: int, number: int, epoch: int) -> str:
+    def text(self, ticket: Ticket) -> str:
         """The receipt of one claim; the same claim always has the same one."""
-        said = _pack(queue, number, epoch)
-        mac = self._mac.copy()
-        mac.update(said)
-        receipt = (said + mac.digest()).hex()
-        minted = self._minted
-        if len(minted) >= _MINTED_MAX:
-            minted.clear()
-        minted[receipt] = Ticket(queue, number, epoch)
-        return receipt
+        said = _SAID.pack(ticket.queue, ticket.number, ticket.epoch)
+        return (said + self._sign(said)).hex()
 
     def read(self, receipt: object) -> Ticket:
         """What the receipt says. Raises InvalidReceipt unless this store made it."""
-        if isinstance(receipt, str):
-            known = self._minted.get(receipt)
-            if known is not None:
-                return known
-            # The length first: nobody gets to have megabytes hashed.
-            if len(receipt) == _RECEIPT_CHARS and not receipt.strip("0123456789abcdef"):
-                made = bytes.fromhex(receipt)
-                mac = self._mac.copy()
-                mac.update(made[:_SAID_BYTES])
-                if compare_digest(made[_SAID_BYTES:], mac.digest()):
-                    return Ticket(*_unpack(made[:_SAID_BYTES]))
+        if type(receipt) is Ticket and receipt.made_by is self:
+            return receipt
+        # The length first: nobody gets to have megabytes hashed.
+        if (
+            isinstance(receipt, str)
+            and len(receipt) == _RECEIPT_CHARS
+            and not receipt.strip("0123456789abcdef")
+        ):
+            made = bytes.fromhex(receipt)
+            said = made[:_SAID_BYTES]
+            if compare_digest(made[_SAID_BYTES:], self._sign(said)):
+                queue, number, epoch = _SAID.unpack(said)
+                return Ticket(queue, number, epoch, self)
         raise InvalidReceipt("receipt: not one that this store has made; use the one the pull gave")
+
+    def _sign(self, said: bytes) -> bytes:
+        mac = self._mac.copy()
+        mac.update(said)
+        return mac.digest()

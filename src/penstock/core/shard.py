@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -134,10 +134,10 @@ class ShardState:
             Moved: self._moved,
         }
 
-    def queue(self, name: object) -> QueueState:
+    def queue(self, name: str) -> QueueState:
         """The queue of this name. Raises InvalidField or QueueNotFound."""
         try:
-            return self.names[cast(str, name)]
+            return self.names[name]
         except (KeyError, TypeError):
             check_name(name)
             raise QueueNotFound(f"queue: there is no queue {name!r}; create it first") from None
@@ -203,8 +203,11 @@ class ShardState:
 
     # Choosing and taking, in one step.
 
-    def pull(self, command: Pull, now_ms: int) -> tuple[list[Delivery], list[AnyEvent]]:
-        """Claims the next messages; or finds those an earlier pull with this attempt id claimed."""
+    def pull(self, command: Pull, now_ms: int, events: list[AnyEvent]) -> list[Delivery]:
+        """Claims the next messages; or finds those an earlier pull with this attempt id claimed.
+
+        What happened is added to `events`.
+        """
         queue = self.queue(command.queue)
         limit = command.limit
         visibility_ms = command.visibility_ms
@@ -219,10 +222,37 @@ class ShardState:
         if command.attempt_id is not None:
             earlier = self._attempt(queue, command.attempt_id, now_ms)
             if earlier is not None:
-                return earlier, []
+                return earlier
         if queue.settings.in_flight_max is not None:
             limit = min(limit, self._room_in_flight(queue, queue.settings.in_flight_max))
-        return self._claim(queue, limit, now_ms, now_ms + visibility_ms, command)
+        order = queue.order
+        if queue.settings.fifo:
+            order.begin_pull()
+        claims: list[Delivery] = []
+        while len(claims) < limit:
+            delivery = order.take(queue.in_flight)
+            if delivery is None:
+                break
+            # A message may be over its limit here if the limit was lowered while it waited.
+            if queue.settings.max_receives is not None and queue.is_dead(delivery):
+                target = self._dead_letter_of(queue)
+                if target is not None:
+                    events.append(self._move(delivery, target, now_ms, dead=True))
+                    self.apply(events[-1])
+                    continue
+            event = Claimed(
+                now_ms,
+                queue.number,
+                delivery.number,
+                delivery.epoch + 1,
+                now_ms + visibility_ms,
+                command.attempt_id,
+                command.holder,
+            )
+            queue.lend(delivery, event)
+            events.append(event)
+            claims.append(delivery)
+        return claims
 
     def _attempt(self, queue: QueueState, attempt_id: str, now_ms: int) -> list[Delivery] | None:
         earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
@@ -240,29 +270,6 @@ class ShardState:
                 f"(in_flight_max={most}); delete or release some first"
             )
         return most - queue.in_flight
-
-    def _claim(
-        self, queue: QueueState, limit: int, now_ms: int, deadline_ms: int, command: Pull
-    ) -> tuple[list[Delivery], list[AnyEvent]]:
-        claims: list[Delivery] = []
-        events: list[AnyEvent] = []
-        queue.order.begin_pull()
-        while len(claims) < limit:
-            delivery = queue.order.take(queue.in_flight)
-            if delivery is None:
-                break
-            # A message may be over its limit here if the limit was lowered while it waited.
-            if queue.settings.max_receives is not None and queue.is_dead(delivery):
-                target = self._dead_letter_of(queue)
-                if target is not None:
-                    events.append(self._move(delivery, target, now_ms, dead=True))
-                    self.apply(events[-1])
-                    continue
-            events.append(
-                queue.claim_next(delivery, now_ms, deadline_ms, command.attempt_id, command.holder)
-            )
-            claims.append(delivery)
-        return claims, events
 
     def redrive(self, command: Redrive, now_ms: int) -> list[AnyEvent]:
         """Moves visible messages on, or back to where they came from."""
@@ -427,7 +434,7 @@ class ShardState:
         """Messages in one state, in order, as they are."""
         queue = self.queue(command.queue)
         check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
-        state = _STATES.get(command.state)
+        state = _STATES.get(str(command.state))
         if state is None:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
         if state == VISIBLE:
@@ -453,8 +460,7 @@ class ShardState:
     def pushed(self, event: Pushed) -> Delivery:
         """A message arrived; its delivery is returned so that its content can be placed."""
         queue = self.queues[event.queue]
-        if event.number >= self.next_number:
-            self.next_number = event.number + 1
+        self.next_number = event.number + 1
         if not queue.retention_check_ms and not event.expires_at_ms:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
@@ -464,8 +470,7 @@ class ShardState:
         self.queues[queue].deliveries[number].content = content
 
     def _moved(self, event: Moved) -> None:
-        if event.rank >= self.next_number:
-            self.next_number = event.rank + 1
+        self.next_number = event.rank + 1
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
         if not target.retention_check_ms:

@@ -196,7 +196,13 @@ class StandardOrder:
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message; the caller claims or moves it."""
         for level in self._levels:
-            delivery = level.take(in_flight) if level.ready else level.line.take()
+            line = level.line
+            if level.ready:
+                delivery = level.take(in_flight)
+            elif line.fresh and not line.returned and line.fresh[0].state == VISIBLE:
+                return line.fresh.popleft()
+            else:
+                delivery = line.take()
             if delivery is not None:
                 return delivery
         return None

@@ -16,6 +16,7 @@ class Journal(Protocol):
     """What an engine needs of its storage."""
 
     durable_sequence: int
+    keeps_nothing: bool
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         """Takes the events as one entry that is kept whole or not at all.
@@ -54,6 +55,7 @@ class MemoryJournal:
 
     def __init__(self, history_entries: int = 0) -> None:
         self.durable_sequence = 0
+        self.keeps_nothing = not history_entries
         self._kept: deque[Sequence[AnyEvent]] | None = None
         if history_entries:
             self._kept = deque(maxlen=history_entries)
