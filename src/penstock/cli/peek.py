@@ -34,5 +34,7 @@ def run(session: Session, arguments: Namespace) -> int:
 def tell_messages(session: Session, arguments: Namespace, messages: Sequence[Message]) -> None:
     """Prints messages or claims, an empty line between them."""
     for number, message in enumerate(messages):
-        between = "\n" if number else ""
-        session.tell(arguments, message_as_json(message), between + message_as_text(message))
+        if arguments.json:
+            session.tell_json(message_as_json(message))
+        else:
+            print(("\n" if number else "") + message_as_text(message))

@@ -3,28 +3,40 @@
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
+from typing import Any, Final
 
 from penstock.cli.values import show_age, show_duration
 from penstock.service import Claim, Message
 
+_MESSAGE_NAMES: Final = (
+    "priority",
+    "group",
+    "dedup_id",
+    "pushed_at_ms",
+    "sequence",
+    "receives",
+    "first_pulled_at_ms",
+    "source",
+    "context",
+)
+_CLAIM_NAMES: Final = (*_MESSAGE_NAMES, "receipt", "epoch", "deadline_ms")
+
 
 def message_as_json(message: Message) -> dict[str, Any]:
     """A message or claim for JSON: bytes that are not text stand under a `…_base64` name."""
-    shown = msgspec.structs.asdict(message)
-    body, attributes = shown.pop("body"), shown.pop("attributes")
-    text = as_text(body)
+    shown: dict[str, Any] = {"id": message.id, "queue": message.queue}
+    text = as_text(message.body)
     if text is None:
-        shown["body_base64"] = b64encode(body).decode()
+        shown["body_base64"] = b64encode(message.body).decode()
     else:
         shown["body"] = text
-    shown["attributes"] = {k: v for k, v in attributes.items() if isinstance(v, str)}
-    raw = {k: b64encode(v).decode() for k, v in attributes.items() if isinstance(v, bytes)}
+    attributes = message.attributes.items()
+    shown["attributes"] = {k: v for k, v in attributes if isinstance(v, str)}
+    raw = {k: b64encode(v).decode() for k, v in attributes if isinstance(v, bytes)}
     if raw:
         shown["attributes_base64"] = raw
-    return shown
+    names = _CLAIM_NAMES if isinstance(message, Claim) else _MESSAGE_NAMES
+    return shown | {name: getattr(message, name) for name in names}
 
 
 def message_as_text(message: Message) -> str:

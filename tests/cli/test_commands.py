@@ -1,0 +1,310 @@
+"""Every command does what its name says, on a store whose clock the test moves."""
+
+import io
+from argparse import Namespace
+from base64 import b64encode
+
+import pytest
+
+import penstock
+from penstock.cli import main, status_of
+from penstock.cli.parser import COMMANDS, command_named
+from penstock.cli.push import batches_of_lines
+from penstock.cli.queue_settings import SETTINGS, given_settings
+from penstock.cli.session import UsageError
+from penstock.client import to_settings
+from penstock.errors import BackendLost, CorruptEntry, MessageTooLarge, ProtocolError
+from penstock.service import BODY_BYTES_MAX, QueueSettings
+
+
+def test_every_command_named_in_the_help_has_its_module():
+    for name in COMMANDS:
+        assert callable(command_named(name).run)
+        assert callable(command_named(name).add_arguments)
+
+
+def test_the_table_of_settings_names_each_setting_of_a_queue_once():
+    keywords = {setting.name: 1 for setting in SETTINGS}
+    assert set(to_settings(keywords)) == set(QueueSettings.__struct_fields__)
+    for setting in SETTINGS:
+        assert [*to_settings({setting.name: 1})] == [setting.field]
+
+
+def test_a_setting_may_be_unset_exactly_if_it_may_be_none(cli):
+    for setting in SETTINGS:
+        default = getattr(QueueSettings(), setting.field)
+        assert setting.optional == (default is None)
+
+
+def test_create_takes_every_setting(cli):
+    done = cli(
+        "create orders --visibility-timeout 1m --delay 1.5 --wait 2s --retention 2d"
+        " --max-body-bytes 64KiB --max-messages 10 --max-bytes 1MiB --max-in-flight 5"
+        " --dead-letter dead --max-receives 3 --fifo --dedup-by-content --dedup-per-group"
+        " --annotation owner=anna --annotation team=eu"
+    )
+    assert done.results[0]["settings"] == {
+        "visibility_ms": 60_000,
+        "delay_ms": 1_500,
+        "wait_ms": 2_000,
+        "retention_ms": 172_800_000,
+        "body_bytes_max": 65_536,
+        "messages_max": 10,
+        "bytes_max": 1_048_576,
+        "in_flight_max": 5,
+        "dead_letter": "dead",
+        "max_receives": 3,
+        "fifo": True,
+        "dedup_by_content": True,
+        "dedup_per_group": True,
+        "annotations": {"owner": "anna", "team": "eu"},
+    }
+
+
+def test_settings_not_given_are_not_sent():
+    assert given_settings(Namespace(queue="orders")) == {}
+
+
+def test_creating_a_queue_again_with_other_settings_is_refused(cli):
+    cli("create orders")
+    with pytest.raises(penstock.RequestError, match="orders"):
+        cli("create orders --max-messages 5")
+
+
+def test_configure_changes_what_is_named_and_lifts_what_is_unset(cli):
+    cli("create orders --max-messages 5 --delay 3s")
+    settings = cli("configure orders --delay 4s --unset max-messages").results[0]["settings"]
+    assert (settings["delay_ms"], settings["messages_max"]) == (4_000, None)
+
+
+def test_configure_without_a_setting_shows_them_all(cli):
+    created = cli("create orders --delay 3s").results[0]
+    assert cli("configure orders").results[0] == created
+
+
+def test_only_what_may_be_none_can_be_unset(cli):
+    with pytest.raises(UsageError, match="fifo"):
+        cli("configure orders --unset fifo")
+
+
+def test_list_names_queues_in_order_and_by_prefix(cli):
+    for name in ["b", "a", "b2"]:
+        cli(f"create {name}")
+    assert [line["queue"] for line in cli("list").results] == ["a", "b", "b2"]
+    assert [line["queue"] for line in cli("list b").results] == ["b", "b2"]
+
+
+def test_list_names_more_queues_than_one_page_holds(cli):
+    for number in range(1_005):
+        cli(["create", f"q{number:04}"])
+    assert len(cli("list").results) == 1_005
+
+
+def test_remove_takes_the_queue_away(cli):
+    cli("create orders")
+    assert cli("remove orders").results == [{"queue": "orders", "removed": True}]
+    assert cli("list").results == []
+
+
+def test_a_pushed_message_is_pulled_with_all_it_was_given(cli, clock):
+    cli("create orders")
+    pushed = cli(
+        "push orders hello --delay 5s --priority 9 --ttl 1h --dedup-id 42 --group eu"
+        " --attribute kind=test --attribute note=a=b"
+    ).results[0]
+    assert cli("pull orders").status == 1
+    clock.advance(seconds=5)
+    claim = cli("pull orders --visibility 10s").results[0]
+    assert claim["id"] == pushed["id"]
+    assert claim["body"] == "hello"
+    assert claim["attributes"] == {"kind": "test", "note": "a=b"}
+    assert (claim["priority"], claim["group"], claim["dedup_id"]) == (9, "eu", "42")
+    assert claim["deadline_ms"] == clock.now_ms() + 10_000
+
+
+def test_a_duplicate_says_so_and_adds_nothing(cli):
+    cli("create orders")
+    first = cli("push orders x --dedup-id 1").results[0]
+    again = cli("push orders x --dedup-id 1").results[0]
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert first["id"] == again["id"]
+    assert cli("stats orders").results[0]["messages"] == 1
+
+
+def test_a_body_comes_from_a_file_or_stdin_or_stands_as_it_is(cli, give_stdin, tmp_path):
+    path = tmp_path / "body.bin"
+    path.write_bytes(b"\x00\xff")
+    give_stdin(b"from stdin\n")
+    cli("create orders")
+    cli(["push", "orders", f"@{path}"])
+    cli("push orders -")
+    cli("push orders --body @home")
+    cli("push orders --body=-dash")
+    cli("push orders ''")
+    claims = cli("pull orders -n 10").results
+    assert claims[0]["body_base64"] == b64encode(b"\x00\xff").decode()
+    assert [claim.get("body") for claim in claims[1:]] == ["from stdin\n", "@home", "-dash", ""]
+
+
+def test_each_line_of_stdin_becomes_a_message(cli, give_stdin):
+    cli("create orders")
+    give_stdin(b"one\n\ntwo\r\nlast without newline")
+    pushed = cli("push orders --lines --group eu").results
+    claims = cli("pull orders -n 10").results
+    assert [claim["id"] for claim in claims] == [line["id"] for line in pushed]
+    bodies = [claim["body"] for claim in claims]
+    assert bodies == ["one", "", "two\r", "last without newline"]
+    assert {claim["group"] for claim in claims} == {"eu"}
+
+
+def test_lines_are_pushed_in_batches_and_none_is_lost(cli, give_stdin):
+    cli("create orders")
+    lines = [f"line {number}" for number in range(25_000)]
+    give_stdin("\n".join(lines).encode())
+    assert len(cli("push orders --lines").results) == 25_000
+    bodies = []
+    while claims := cli("pull orders -n 5000").results:
+        bodies += [claim["body"] for claim in claims]
+    assert bodies == lines
+
+
+def test_a_refused_line_is_named_and_what_follows_is_not_tried(cli, give_stdin):
+    cli("create orders --max-messages 2")
+    give_stdin(b"1\n2\n3\n4\n")
+    with pytest.raises(penstock.RequestError, match=r"line 3: .*2 of the lines up to 4"):
+        cli("push orders --lines")
+    assert cli("stats orders").results[0]["messages"] == 2
+
+
+def test_lines_with_one_dedup_id_are_refused(cli, give_stdin):
+    cli("create orders")
+    give_stdin(b"1\n2\n")
+    with pytest.raises(UsageError, match="dedup-id"):
+        cli("push orders --lines --dedup-id 1")
+
+
+def test_a_line_longer_than_any_body_is_refused_before_memory_is_full():
+    endless = io.BytesIO(b"x" * (BODY_BYTES_MAX + 1))
+    with pytest.raises(MessageTooLarge, match=str(BODY_BYTES_MAX)):
+        list(batches_of_lines(endless))
+
+
+def test_pull_with_delete_leaves_nothing_behind(cli):
+    cli("create orders")
+    cli("push orders a")
+    cli("push orders b")
+    assert [claim["body"] for claim in cli("pull orders -n 2 --delete").results] == ["a", "b"]
+    assert cli("stats orders").results[0]["messages"] == 0
+
+
+def test_pull_with_delete_keeps_what_nobody_took(cli, monkeypatch):
+    class Gone(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    cli("create orders")
+    cli("push orders precious")
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", Gone())
+        with pytest.raises(BrokenPipeError):
+            cli("pull orders --delete")
+    assert cli("stats orders").results[0]["in_flight"] == 1
+
+
+def test_a_claim_is_extended_released_and_deleted_by_its_receipt(cli, clock):
+    cli("create orders --visibility-timeout 10s")
+    cli("push orders x")
+    receipt = cli("pull orders").results[0]["receipt"]
+    extended = cli(f"extend orders {receipt} 5m").results[0]
+    assert extended == {"queue": "orders", "deadline_ms": clock.now_ms() + 300_000}
+    assert cli(f"release orders {receipt} --delay 2s").results[0]["released"] is True
+    assert cli("pull orders").status == 1
+    clock.advance(seconds=2)
+    again = cli("pull orders").results[0]
+    assert again["receives"] == 2
+    deleted = cli(f"delete orders {again['receipt']}")
+    assert (deleted.status, deleted.results[0]["deleted"]) == (0, True)
+    gone = cli(f"delete orders {again['receipt']}")
+    assert (gone.status, gone.results[0]["deleted"]) == (1, False)
+
+
+def test_a_forged_receipt_is_refused(cli):
+    cli("create orders")
+    with pytest.raises(penstock.InvalidReceipt):
+        cli("delete orders 1.1.1.00")
+
+
+def test_peek_shows_each_state_and_claims_nothing(cli):
+    cli("create orders")
+    cli("push orders now")
+    cli("push orders later --delay 1h")
+    assert cli("peek orders").results[0]["body"] == "now"
+    assert cli("peek orders --state delayed").results[0]["body"] == "later"
+    empty = cli("peek orders --state in-flight")
+    assert (empty.status, empty.out) == (1, "")
+    cli("pull orders")
+    shown = cli("peek orders --state in-flight").results[0]
+    assert shown["body"] == "now"
+    assert "receipt" not in shown
+
+
+def test_purge_counts_what_it_removed(cli):
+    cli("create orders")
+    cli("push orders a")
+    cli("push orders b")
+    assert cli("purge orders").results == [{"queue": "orders", "purged": 2}]
+
+
+def test_dead_letters_are_driven_back(cli, clock):
+    cli("create orders --dead-letter dead --max-receives 1 --visibility-timeout 1s")
+    for body in "abc":
+        cli(f"push orders {body}")
+    cli("pull orders -n 3")
+    clock.advance(seconds=1)
+    assert cli("stats dead").results[0]["visible"] == 3
+    assert cli("redrive dead --limit 1").results == [{"queue": "dead", "moved": 1}]
+    assert cli("redrive dead").results == [{"queue": "dead", "moved": 2}]
+    assert cli("stats orders").results[0]["visible"] == 3
+
+
+def test_history_tells_a_life_from_first_to_last(cli):
+    cli("create orders")
+    message_id = cli("push orders x").results[0]["id"]
+    receipt = cli("pull orders").results[0]["receipt"]
+    cli(f"delete orders {receipt}")
+    events = cli(f"history {message_id}").results
+    assert len(events) == 3
+    assert {event["queue"] for event in events} == {"orders"}
+    assert [event["epoch"] for event in events][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("x"), 2),
+        (penstock.QueueNotFound("x"), 3),
+        (BackendLost("x"), 4),
+        (ProtocolError("x"), 5),
+        (CorruptEntry("x"), 6),
+    ],
+)
+def test_each_class_of_error_has_its_exit_status(error, status):
+    assert status_of(error) == status
+
+
+def test_main_takes_its_words_from_the_process(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["penstock", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("penstock ")
+
+
+def test_an_error_of_many_lines_is_told_in_one(run_main):
+    done = run_main("push", "--url", "memory:", "a\nb", "x")
+    assert done.status == 3
+    assert done.err.count("\n") == 1
+
+
+def test_an_option_may_not_be_shortened(run_main):
+    done = run_main("--url", "memory:", "create", "q", "--dead", "x")
+    assert done.status == 2
+    assert "--dead" in done.err
