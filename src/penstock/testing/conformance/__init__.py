@@ -1,0 +1,61 @@
+"""The delivery contract as a suite of behaviours that every backend runs, ours or yours.
+
+In a test module of the backend:
+
+    class TestMine(ConformanceSuite):
+        @pytest.fixture
+        def clock(self):  # only if the backend can run on one
+            return ManualClock()
+
+        @pytest.fixture
+        def queues(self, clock):
+            with penstock.connect("mine:", clock=clock) as queues:
+                yield queues
+
+A backend that cannot give a behaviour names it in its `LACKS` table, with the reason; those tests
+skip with that reason, and nothing else skips. Without a clock the suite really waits, `SCALE`
+seconds for each of its own, so choose one that the backend's answers stay well below.
+"""
+
+from pathlib import Path
+
+try:
+    import pytest
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "the conformance suite is run by pytest, which is not installed: pip install pytest"
+    ) from missing
+
+# Before the parts are imported: a failing assertion then shows the values it compared.
+for _part in Path(__file__).parent.glob("*.py"):
+    if _part.stem != "__init__":
+        pytest.register_assert_rewrite(f"{__name__}.{_part.stem}")
+
+from penstock.testing.conformance.batches import BatchContract  # noqa: E402
+from penstock.testing.conformance.claims import ClaimContract  # noqa: E402
+from penstock.testing.conformance.content import ContentContract  # noqa: E402
+from penstock.testing.conformance.crowd import CrowdContract  # noqa: E402
+from penstock.testing.conformance.dead_letters import DeadLetterContract  # noqa: E402
+from penstock.testing.conformance.fifo import FifoContract  # noqa: E402
+from penstock.testing.conformance.input import InputContract  # noqa: E402
+from penstock.testing.conformance.order import OrderContract  # noqa: E402
+from penstock.testing.conformance.queues import QueueContract  # noqa: E402
+from penstock.testing.conformance.seam import BEHAVIOURS, Contract, behaviour  # noqa: E402
+from penstock.testing.conformance.waiting import WaitingContract  # noqa: E402
+
+__all__ = ["BEHAVIOURS", "ConformanceSuite", "Contract", "behaviour"]
+
+
+class ConformanceSuite(
+    OrderContract,
+    ClaimContract,
+    ContentContract,
+    FifoContract,
+    DeadLetterContract,
+    BatchContract,
+    WaitingContract,
+    QueueContract,
+    CrowdContract,
+    InputContract,
+):
+    """The whole contract; subclass it, and give it `queues`."""

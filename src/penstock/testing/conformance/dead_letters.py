@@ -1,0 +1,192 @@
+"""The contract on dead letters: when a message has had its chances, and how it gets another."""
+
+from penstock.testing.conformance.seam import Contract, behaviour
+
+
+class DeadLetterContract(Contract):
+    """A message that nobody manages to finish leaves the queue, and can be sent back."""
+
+    def poison(self, max_receives: int = 1, **settings: object) -> tuple[str, str]:
+        """A queue and its dead-letter queue."""
+        dead = self.queue()
+        return self.queue(dead_letter=dead, max_receives=max_receives, **settings), dead
+
+    def bury(self, queue: str, *bodies: str) -> list[str]:
+        """Pushes messages and fails each of them once; their ids."""
+        ids = self.push_all(queue, *bodies)
+        for _ in bodies:
+            self.store.release(self.claim(queue))
+        return ids
+
+    @behaviour("dead letters", "timeout")
+    def test_a_message_is_dead_after_exactly_so_many_pulls_that_time_out(self) -> None:
+        queue, dead = self.poison(3, visibility_timeout=self.seconds(5))
+        self.push_all(queue, "a")
+        for receives in (1, 2, 3):
+            assert self.counts(dead) == (0, 0, 0)
+            assert self.claim(queue).receives == receives
+            self.pass_time(5)
+        assert self.is_empty(queue)
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("dead letters", "release")
+    def test_a_message_is_dead_after_exactly_so_many_pulls_that_are_released(self) -> None:
+        queue, dead = self.poison(3)
+        self.push_all(queue, "a")
+        for receives in (1, 2, 3):
+            assert self.counts(dead) == (0, 0, 0)
+            claim = self.claim(queue)
+            assert claim.receives == receives
+            self.store.release(claim)
+        assert self.is_empty(queue)
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("dead letters", "release delay")
+    def test_a_dead_letter_does_not_wait_for_the_delay_of_its_last_release(self) -> None:
+        queue, dead = self.poison(1)
+        self.push_all(queue, "a")
+        self.store.release(self.claim(queue), delay=300)
+        assert self.is_empty(queue)
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("dead letters")
+    def test_a_message_deleted_on_its_last_chance_is_not_dead_lettered(self) -> None:
+        queue, dead = self.poison(1)
+        self.push_all(queue, "a")
+        assert self.store.delete(self.claim(queue)) is True
+        assert self.is_empty(queue)
+        assert self.is_empty(dead)
+
+    @behaviour("dead letters", "extend")
+    def test_a_last_claim_that_is_extended_lives_on(self) -> None:
+        queue, dead = self.poison(1, visibility_timeout=self.seconds(5))
+        self.push_all(queue, "a")
+        claim = self.claim(queue)
+        self.store.extend(claim, self.seconds(20))
+        self.pass_time(8)
+        assert self.is_empty(dead)
+        assert self.store.delete(claim) is True
+
+    @behaviour("dead letters", "dead-letter id")
+    def test_a_dead_letter_keeps_its_id_and_content_and_tells_its_source(self) -> None:
+        queue, dead = self.poison(1)
+        message_id = self.store.push(queue, "a", attributes={"kind": "test"})
+        self.store.release(self.claim(queue))
+        claim = self.claim(dead)
+        assert (claim.id, claim.source, claim.receives) == (message_id, queue, 1)
+        assert (claim.body, claim.attributes) == (b"a", {"kind": "test"})
+
+    @behaviour("dead letters")
+    def test_a_receipt_from_before_the_move_changes_nothing_after_it(self) -> None:
+        queue, dead = self.poison(1)
+        self.push_all(queue, "a")
+        old = self.claim(queue)
+        self.store.release(old)
+        with self.refused("receipt"):
+            self.store.extend(old, 60)
+        with self.refused("receipt"):
+            self.store.delete(dead, receipt=old.receipt)
+        assert self.store.delete(self.claim(dead)) is True
+
+    @behaviour("dead letters", "dead-letter creation")
+    def test_a_dead_letter_queue_that_is_missing_is_made(self) -> None:
+        dead = self.name()
+        queue = self.queue(dead_letter=dead, max_receives=1)
+        assert self.store.describe(dead).queue == dead
+        self.push_all(queue, "a")
+        self.store.release(self.claim(queue))
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("dead letters", "queue settings", "release")
+    def test_a_limit_lowered_below_what_a_message_had_moves_it_when_its_turn_comes(self) -> None:
+        queue, dead = self.poison(5)
+        self.push_all(queue, "a", "b")
+        for _ in range(2):
+            self.store.release(self.claim(queue))
+        self.store.configure(queue, dead_letter=dead, max_receives=2)
+        assert self.claim(queue).body == b"b"
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("redrive", "dead letters")
+    def test_redriving_sends_dead_letters_back_where_they_came_from(self) -> None:
+        dead = self.queue()
+        one = self.queue(dead_letter=dead, max_receives=1)
+        two = self.queue(dead_letter=dead, max_receives=1)
+        ids = [*self.bury(one, "a", "b"), *self.bury(two, "c")]
+        assert self.counts(dead) == (3, 0, 0)
+        assert self.store.redrive(dead) == 3
+        assert self.is_empty(dead)
+        back = [*self.store.pull_many(one, 10), *self.store.pull_many(two, 10)]
+        assert [(claim.id, claim.receives) for claim in back] == [(each, 1) for each in ids]
+        assert [claim.source for claim in back] == [None, None, None]
+
+    @behaviour("redrive", "dead letters")
+    def test_a_redriven_message_has_all_its_chances_again(self) -> None:
+        queue, dead = self.poison(2)
+        self.push_all(queue, "a")
+        for _ in range(2):
+            self.store.release(self.claim(queue))
+        self.store.redrive(dead)
+        for _ in range(2):
+            assert self.is_empty(dead)
+            self.store.release(self.claim(queue))
+        assert self.drain(dead) == ["a"]
+
+    @behaviour("redrive", "dead letters")
+    def test_redriving_can_send_messages_to_a_named_queue(self) -> None:
+        queue, dead = self.poison(1)
+        other = self.queue()
+        self.bury(queue, "a", "b")
+        assert self.store.redrive(dead, to=other) == 2
+        assert self.is_empty(queue)
+        assert self.drain(other) == ["a", "b"]
+
+    @behaviour("redrive", "dead letters")
+    def test_redriving_moves_no_more_than_its_limit_oldest_first(self) -> None:
+        queue, dead = self.poison(1)
+        self.bury(queue, "a", "b", "c")
+        assert self.store.redrive(dead, limit=2) == 2
+        assert self.drain(queue) == ["a", "b"]
+        assert self.drain(dead) == ["c"]
+
+    @behaviour("redrive", "dead letters")
+    def test_redriving_leaves_what_is_in_flight(self) -> None:
+        queue, dead = self.poison(1)
+        self.bury(queue, "a", "b")
+        held = self.claim(dead)
+        assert self.store.redrive(dead) == 1
+        assert self.drain(queue) == ["b"]
+        assert self.store.delete(held) is True
+
+    @behaviour("redrive")
+    def test_redriving_messages_that_came_from_nowhere_needs_a_target(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a", "b")
+        with self.refused("to"):
+            self.store.redrive(queue)
+        assert self.drain(queue) == ["a", "b"]
+
+    @behaviour("redrive", "dead letters", "queue deletion")
+    def test_redriving_leaves_messages_whose_source_is_gone_in_their_places(self) -> None:
+        dead = self.queue()
+        gone = self.queue(dead_letter=dead, max_receives=1)
+        kept = self.queue(dead_letter=dead, max_receives=1)
+        self.bury(gone, "a")
+        self.bury(kept, "b")
+        self.bury(gone, "c")
+        self.store.remove(gone)
+        assert self.store.redrive(dead) == 1
+        assert self.drain(kept) == ["b"]
+        assert self.drain(dead) == ["a", "c"]
+
+    @behaviour("redrive")
+    def test_redriving_into_the_same_or_an_unknown_queue_is_refused(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        with self.refused("to"):
+            self.store.redrive(queue, to=queue)
+        with self.refused("queue"):
+            self.store.redrive(queue, to="conformance-nowhere")
+        with self.refused("queue"):
+            self.store.redrive("conformance-nowhere")
+        assert self.drain(queue) == ["a"]

@@ -1,0 +1,151 @@
+"""The contract on order: arrival, priority, the head, fair groups, and looking without taking."""
+
+from penstock.testing.conformance.seam import Contract, behaviour
+
+
+class OrderContract(Contract):
+    """What is pulled next."""
+
+    @behaviour("arrival order")
+    def test_messages_are_pulled_in_the_order_they_were_pushed(self) -> None:
+        queue = self.queue()
+        pushed = [f"m{number}" for number in range(25)]
+        self.push_all(queue, *pushed)
+        assert self.drain(queue) == pushed
+
+    @behaviour("arrival order")
+    def test_one_pull_of_many_gives_them_in_order_and_no_more_than_asked(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a", "b", "c", "d")
+        assert [claim.body for claim in self.store.pull_many(queue, 3)] == [b"a", b"b", b"c"]
+        assert [claim.body for claim in self.store.pull_many(queue, 3)] == [b"d"]
+        assert self.store.pull_many(queue, 3) == []
+
+    @behaviour("arrival order")
+    def test_a_message_in_flight_is_not_pulled_again(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "only")
+        self.claim(queue)
+        assert self.store.pull(queue) is None
+
+    @behaviour("priority order")
+    def test_a_higher_priority_goes_first_and_equals_keep_their_order(self) -> None:
+        queue = self.queue()
+        for body, priority in [("low", 0), ("mid1", 5), ("top", 9), ("mid2", 5), ("low2", 0)]:
+            self.store.push(queue, body, priority=priority)
+        assert self.drain(queue) == ["top", "mid1", "mid2", "low", "low2"]
+
+    @behaviour("priority order", "head")
+    def test_a_message_that_came_back_still_yields_to_a_higher_priority(self) -> None:
+        queue = self.queue()
+        self.store.push(queue, "low", priority=1)
+        claim = self.claim(queue)
+        self.store.push(queue, "high", priority=2)
+        self.store.release(claim)
+        assert self.drain(queue) == ["high", "low"]
+
+    @behaviour("head", "timeout")
+    def test_timed_out_messages_return_to_their_places_at_the_head(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a", "b", "c", "d")
+        self.store.pull_many(queue, 3, visibility=self.seconds(10))
+        self.push_all(queue, "e")
+        self.pass_time(10)
+        assert self.drain(queue) == ["a", "b", "c", "d", "e"]
+
+    @behaviour("head", "timeout")
+    def test_messages_whose_claims_end_in_another_order_still_keep_their_places(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a", "b", "c")
+        for visibility in (9, 6, 3):
+            self.claim(queue, visibility=self.seconds(visibility))
+        self.pass_time(9)
+        assert self.drain(queue) == ["a", "b", "c"]
+
+    @behaviour("head", "release")
+    def test_released_messages_return_to_their_places_whatever_order_they_come_in(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a", "b", "c", "d", "e")
+        claims = self.store.pull_many(queue, 4)
+        for place in (2, 0, 3):
+            self.store.release(claims[place])
+        assert self.drain(queue) == ["a", "c", "d", "e"]
+
+    @behaviour("head", "release")
+    def test_a_message_released_many_times_keeps_its_place(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "first", "second")
+        for receives in range(1, 6):
+            claim = self.claim(queue)
+            assert (claim.body, claim.receives) == (b"first", receives)
+            self.store.release(claim)
+        assert self.drain(queue) == ["first", "second"]
+
+    @behaviour("fair groups")
+    def test_a_noisy_group_does_not_starve_a_quiet_one(self) -> None:
+        queue = self.queue()
+        for number in range(60):
+            self.store.push(queue, f"noisy{number}", group="noisy")
+        held = [claim for _ in range(4) for claim in self.store.pull_many(queue, 10)]
+        assert len(held) == 40
+        self.store.push(queue, "quiet", group="quiet")
+        # Twenty messages of the noisy group stand before it, but that group holds all there is.
+        assert self.claim(queue).body == b"quiet"
+        assert self.claim(queue).body == b"noisy40"
+
+    @behaviour("fair groups")
+    def test_a_noisy_group_still_gets_everything_when_nobody_else_wants_it(self) -> None:
+        queue = self.queue()
+        pushed = [f"n{number}" for number in range(50)]
+        self.push_all(queue, *pushed, group="noisy")
+        assert self.drain(queue) == pushed
+
+    @behaviour("fair groups")
+    def test_groups_that_are_not_noisy_are_served_in_the_order_of_arrival(self) -> None:
+        queue = self.queue()
+        for number in range(12):
+            self.store.push(queue, f"m{number}", group=f"g{number % 3}" if number % 4 else None)
+        assert self.drain(queue) == [f"m{number}" for number in range(12)]
+
+    @behaviour("fair groups")
+    def test_a_group_is_quiet_again_once_its_claims_are_over(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, *(f"noisy{number}" for number in range(41)), group="noisy")
+        held = [claim for _ in range(4) for claim in self.store.pull_many(queue, 10)]
+        self.store.push(queue, "quiet", group="quiet")
+        for claim in held:
+            self.store.delete(claim)
+        assert self.drain(queue) == ["noisy40", "quiet"]
+
+    @behaviour("peek")
+    def test_peeking_shows_messages_in_order_and_claims_none(self) -> None:
+        queue = self.queue()
+        ids = self.push_all(queue, "a", "b", "c")
+        shown = self.store.peek(queue, 2)
+        assert [(message.id, message.body) for message in shown] == [(ids[0], b"a"), (ids[1], b"b")]
+        assert [message.receives for message in shown] == [0, 0]
+        assert self.counts(queue) == (3, 0, 0)
+        assert self.drain(queue) == ["a", "b", "c"]
+
+    @behaviour("peek", "priority order", "head")
+    def test_peeking_shows_the_order_in_which_pulls_would_come(self) -> None:
+        queue = self.queue()
+        for body, priority in [("a", 0), ("b", 3), ("c", 0), ("d", 3)]:
+            self.store.push(queue, body, priority=priority)
+        first = self.claim(queue)
+        self.claim(queue)
+        self.store.release(first)
+        assert [message.body for message in self.store.peek(queue, 10)] == [b"b", b"a", b"c"]
+
+    @behaviour("peek", "peek states", "delay")
+    def test_peeking_can_show_what_is_delayed_and_what_is_in_flight(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "claimed", "visible")
+        self.store.push(queue, "later", delay=300)
+        self.claim(queue)
+        shown = {
+            "visible": [message.body for message in self.store.peek(queue, 10)],
+            "delayed": [m.body for m in self.store.peek(queue, 10, state="delayed")],
+            "in_flight": [m.body for m in self.store.peek(queue, 10, state="in_flight")],
+        }
+        assert shown == {"visible": [b"visible"], "delayed": [b"later"], "in_flight": [b"claimed"]}

@@ -1,0 +1,246 @@
+"""Where a backend meets the suite: its queues, its clock, what it lacks, and how time passes."""
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, Final, TypeVar
+
+import pytest
+
+from penstock.client import Queues
+from penstock.clock import ManualClock
+from penstock.errors import QueueNotFound, RequestError
+from penstock.service import Claim, Message, State
+
+# How long a test waits for another thread before it fails; nothing here ever takes this long.
+PATIENCE_S: Final = 20.0
+STATES: Final[tuple[State, ...]] = ("visible", "delayed", "in_flight")
+
+BEHAVIOURS: Final[Mapping[str, str]] = {
+    "arrival order": "messages of one priority are pulled in the order they were pushed",
+    "priority order": "a higher priority is pulled first",
+    "head": "a released or timed-out message returns to its place at the head",
+    "fair groups": "on a standard queue no group starves the others",
+    "peek": "messages can be looked at, in order, without claiming them",
+    "peek states": "delayed messages and those in flight can be looked at too",
+    "receipts": "delete, extend and release work only with the current receipt",
+    "gone already": "deleting what is gone already is told apart from deleting",
+    "timeout": "a claim ends by itself at its deadline",
+    "extend": "a claim can be held for longer, while it lives",
+    "release": "a claim can be ended early",
+    "release delay": "a released message can be held back for a while",
+    "visibility zero": "a claim may be over as soon as it is made",
+    "in-flight limit": "a queue can limit how many messages are in flight",
+    "attempts": "repeating a pull's attempt id gives the same claims while they live",
+    "dedup": "the same dedup_id within the window gives the first message's id, and no message",
+    "dedup window": "after five minutes a dedup_id counts as new",
+    "delay": "a message can be pushed now and become visible later",
+    "queue delay": "a queue can have a delay for all its messages",
+    "ttl": "a message can be given a time to live",
+    "retention": "a queue ends the messages that nobody took in time",
+    "capacity by messages": "a queue can be limited in messages",
+    "capacity by bytes": "a queue can be limited in bytes",
+    "attributes": "attributes in text come back as they were pushed",
+    "bytes attributes": "attributes in bytes come back as they were pushed",
+    "fifo": "a FIFO queue keeps strict order within a group and blocks it while one is in flight",
+    "fifo delay": "on a FIFO queue a single message may be delayed, and its group waits for it",
+    "dedup by content": "a queue can tell duplicates by their bodies",
+    "dedup per group": "a FIFO queue can keep dedup ids apart by group",
+    "dead letters": "a message pulled max_receives times goes to the dead-letter queue",
+    "dead-letter id": "a dead letter keeps its message id and knows its source",
+    "dead-letter creation": "a dead-letter queue that is named but missing is made",
+    "redrive": "dead letters can be sent back where they came from, or elsewhere",
+    "batches": "the items of a batch succeed or fail alone",
+    "long poll": "a pull can wait for a message",
+    "long poll due": "a waiting pull wakes when a delay or a claim ends",
+    "first waiter": "who waited first is served first",
+    "waiting pulls": "stats count the pulls that wait",
+    "queue deletion": "deleting a queue fails its waiters and ends its claims",
+    "queue settings": "a queue's settings can be read and changed, and creating is repeatable",
+    "queue names": "queues can be listed by prefix, page by page",
+    "purge": "a queue can be emptied",
+    "depth": "stats count messages by state",
+    "stored bytes": "stats count bytes",
+    "oldest age": "stats tell how old the oldest message is",
+    "history": "what happened to a message can be read",
+    "threads": "many threads may share one connection",
+    "bad input": "a wrong request is refused by a typed error that names the field",
+}
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def behaviour(*keys: str) -> Callable[[Test], Test]:
+    """Says which behaviours a test needs; a backend that lacks one of them skips it."""
+    unknown = [key for key in keys if key not in BEHAVIOURS]
+    if unknown or not keys:
+        raise ValueError(f"no such behaviour: {', '.join(unknown) or 'none named'}")
+
+    def mark(test: Test) -> Test:
+        test.behaviours = keys  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+class Contract:
+    """What every part of the suite stands on.
+
+    A backend overrides the fixture `queues`, and `clock` if it can run on a manual one.
+    """
+
+    SCALE: ClassVar[float] = 0.2
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    store: Queues
+    _clock: ManualClock | None
+    _lacks: Mapping[str, str]
+    _made: list[str]
+
+    @pytest.fixture(name="clock")
+    def _real_time(self) -> ManualClock | None:
+        return None
+
+    @pytest.fixture(name="queues")
+    def _no_queues(self) -> Queues:
+        raise NotImplementedError(f"{type(self).__name__} must have a fixture called queues")
+
+    @pytest.fixture(autouse=True)
+    def _stage(
+        self, request: pytest.FixtureRequest, queues: Queues, clock: ManualClock | None
+    ) -> Iterator[None]:
+        self.store = queues
+        self._clock = clock
+        self._lacks = {**queues.service.LACKS, **self.LACKS}
+        self._made = []
+        for key in request.function.behaviours:
+            if key in self._lacks:
+                pytest.skip(f"lacks {key}: {self._lacks[key]}")
+        yield
+        for name in self._made:
+            self._remove_quietly(name)
+
+    @behaviour("arrival order")
+    def test_what_the_backend_lacks_are_behaviours_of_the_contract(self) -> None:
+        unknown = sorted(key for key in self._lacks if key not in BEHAVIOURS)
+        assert not unknown, f"LACKS names no behaviour of the contract: {unknown}"
+        assert all(self._lacks.values()), "every entry of LACKS gives its reason"
+
+    def name(self, fifo: bool = False) -> str:
+        """A queue name nobody else uses; the queue is removed when the test ends."""
+        name = f"conformance-{secrets.token_hex(6)}" + (".fifo" if fifo else "")
+        self._made.append(name)
+        return name
+
+    def queue(self, **settings: Any) -> str:
+        """Makes a queue, with claims that outlast any test unless told otherwise."""
+        name = self.name(fifo=settings.get("fifo", False))
+        settings.setdefault("visibility_timeout", 600)
+        self.store.create(name, **settings)
+        return name
+
+    def _remove_quietly(self, name: str) -> None:
+        with suppress(QueueNotFound):
+            self.store.remove(name)
+
+    def seconds(self, count: float) -> float:
+        """A duration of the suite's time, as the backend is to be told it."""
+        return count if self._clock is not None else count * self.SCALE
+
+    def pass_time(self, count: float) -> None:
+        """Lets so many seconds of the suite's time go by, and a hair more if they are real."""
+        if self._clock is not None:
+            self._clock.advance(seconds=count)
+        else:
+            time.sleep(self.seconds(count) + 0.02)
+
+    def push_all(self, queue: str, *bodies: str, **options: Any) -> list[str]:
+        """Pushes each body; the ids."""
+        return [self.store.push(queue, body, **options) for body in bodies]
+
+    def claim(self, queue: str, **options: Any) -> Claim:
+        """Pulls a message that must be there."""
+        claim = self.store.pull(queue, **options)
+        assert claim is not None, f"a pull from {queue} found nothing"
+        return claim
+
+    def drain(self, queue: str) -> list[str]:
+        """Pulls all there is to pull, one by one; the bodies. The claims live on."""
+        found = []
+        while (claim := self.store.pull(queue)) is not None:
+            found.append(claim.body.decode())
+        return found
+
+    def consume(self, queue: str) -> list[str]:
+        """Pulls and deletes until nothing is left; the bodies."""
+        found = []
+        while (claim := self.store.pull(queue)) is not None:
+            assert self.store.delete(claim) is True
+            found.append(claim.body.decode())
+        return found
+
+    def counts(self, queue: str) -> tuple[int, int, int]:
+        """How many messages are visible, delayed and in flight."""
+        stats = self.store.stats(queue)
+        return stats.visible, stats.delayed, stats.in_flight
+
+    def is_empty(self, queue: str) -> bool:
+        """Whether the queue holds nothing, and nothing can be pulled from it."""
+        return self.store.pull(queue) is None and self.counts(queue) == (0, 0, 0)
+
+    def pulling(self, queue: str, **options: Any) -> "Future[Claim | None]":
+        """Starts a pull in another thread, and returns once it waits (or is answered already)."""
+        return self.in_thread(queue, lambda: self.store.pull(queue, **options))
+
+    def in_thread(self, queue: str, pull: Callable[[], Any]) -> "Future[Any]":
+        """Starts a pull that is to wait on this queue, and returns once it does."""
+        before = self.store.stats(queue).waiting_pulls
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(pull())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        if "waiting pulls" in self._lacks:
+            time.sleep(0.2)
+        else:
+            self.until(lambda: future.done() or self.store.stats(queue).waiting_pulls > before)
+        return future
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until it holds; fails when patience runs out."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < give_up, "waited in vain"
+            time.sleep(0.002)
+
+    def seen(self) -> list[object]:
+        """All that can be seen of this test's queues, but for what changes as time goes by."""
+        return [self._seen_of(name) for name in self._made]
+
+    def _seen_of(self, name: str) -> object:
+        try:
+            stats = self.store.stats(name)
+        except QueueNotFound:
+            return None
+        shown: list[list[Message]] = []
+        for state in STATES:
+            lacked = "peek" if state == "visible" else "peek states"
+            shown.append([] if lacked in self._lacks else self.store.peek(name, 100, state=state))
+        return self.store.describe(name), self.counts(name), stats.stored_bytes, shown
+
+    @contextmanager
+    def refused(self, field: str, kind: type[RequestError] = RequestError) -> Iterator[None]:
+        """Expects an error of this kind that names the field, and nothing changed by it."""
+        before = self.seen()
+        with pytest.raises(kind) as caught:
+            yield
+        assert re.search(field, str(caught.value))
+        assert self.seen() == before
