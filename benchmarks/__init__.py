@@ -1,0 +1,1 @@
+"""What Penstock's speed is, measured beside its peers: `make bench NAME=memory`."""

@@ -1,0 +1,237 @@
+"""What every benchmark shares: fair rounds, a ledger, ratios, and the JSON line at the end.
+
+The rules that make figures comparable:
+
+- Each contestant lives in a child process of its own, so that one's garbage is not another's pause.
+- Rounds are interleaved, one contestant after the other, so that noise from outside hits all alike.
+  A ratio is the median of the ratios within each round, not a ratio of two medians.
+- A run that loses, doubles or invents one message is void: no figure is printed.
+- What is timed is only the loop; ids go into lists made beforehand and are checked afterwards.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from penstock.cli.show import table
+
+PEERS = Path(__file__).parent / ".peers"
+CALIBRATE_S = 0.05
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Void(Exception):
+    """The run lost, doubled or invented a message, so its figures mean nothing."""
+
+
+class Target(NamedTuple):
+    """A figure the project set out to reach."""
+
+    name: str
+    value: float
+    goal: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure reaches the goal."""
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+class Child:
+    """A process of its own in which one contestant runs; it keeps its globals between calls."""
+
+    def __init__(self, peer: str | None = None) -> None:
+        path = str(PEERS / peer) if peer else None
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _see_peer, (path,))
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs a function of a module's top level in the child, and gives what it returns."""
+        return self._pool.submit(function, *args, **kwargs).result()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pool.shutdown()
+
+
+def _see_peer(path: str | None) -> None:
+    if path is not None:
+        sys.path.insert(0, path)
+
+
+def install_peer(name: str, requirements: Sequence[str]) -> None:
+    """Installs a peer's packages into a directory of their own, once; ends the run if it cannot."""
+    wanted = f"{sys.version_info[:2]} {' '.join(requirements)}"
+    stamp = PEERS / f"{name}.installed"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    print(f"installing {', '.join(requirements)} for comparison", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--upgrade", "--target", str(PEERS / name), *requirements],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"benchmark: cannot install {name}: {done.stderr.strip()[-500:]}")
+    stamp.write_text(wanted)
+
+
+def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> int:
+    """How many turns make `run` take about so long; `run(count)` gives the seconds it took."""
+    count = start
+    while (took_s := run(count)) < CALIBRATE_S:
+        count *= 4
+    return max(1, round(count * seconds / took_s))
+
+
+def interleave(rounds: int, runs: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Runs every contestant once a round, and gives what each said, round by round.
+
+    Every other round goes backwards, so that nobody always follows the same neighbour.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        order = list(runs.items())
+        for name, run in order if number % 2 == 0 else reversed(order):
+            figures[name].append(run())
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return figures
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median, over the rounds, of one contestant's figure divided by another's."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def percentile(sorted_values: Sequence[float], percent: float) -> float:
+    """The value that so many percent of the values do not exceed."""
+    index = round(len(sorted_values) * percent / 100)
+    return sorted_values[min(len(sorted_values) - 1, index)]
+
+
+def timed_in_threads(count: int, body: Callable[[int], None]) -> float:
+    """Runs `body(number)` in so many threads at once; the seconds from the start to the last end.
+
+    Raises whatever one of them raised.
+    """
+    if count == 1:
+        start_s = time.perf_counter()
+        body(0)
+        return time.perf_counter() - start_s
+    errors: list[BaseException] = []
+    ready = threading.Barrier(count + 1)
+
+    def run(number: int) -> None:
+        ready.wait()
+        try:
+            body(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    start_s = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    took_s = time.perf_counter() - start_s
+    if errors:
+        raise errors[0]
+    return took_s
+
+
+def check_ledger(pushed: Iterable[Any], pulled: Iterable[Any]) -> None:
+    """Holds that each id pushed was pulled exactly once, and no other. Raises Void."""
+    pushed_ids, pulled_ids = Counter(pushed), Counter(pulled)
+    if pushed_ids == pulled_ids and set(pushed_ids.values()) <= {1} and None not in pushed_ids:
+        return
+    lost = (pushed_ids - pulled_ids).total()
+    extra = (pulled_ids - pushed_ids).total()
+    raise Void(
+        f"of {pushed_ids.total()} messages pushed, {lost} were never pulled, and {extra} were "
+        "pulled twice or never pushed"
+    )
+
+
+def check_deletes(answers: Iterable[Any]) -> None:
+    """Holds that every delete ended a message. Raises Void."""
+    failed = [answer for answer in answers if answer is not True]
+    if failed:
+        raise Void(f"{len(failed)} deletes ended nothing; the first answered {failed[0]!r}")
+
+
+def rss_bytes() -> int:
+    """How much memory this process has resident."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmRSS")
+
+
+def machine() -> str:
+    """One line on what this runs on, and how busy it was."""
+    model = platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    return f"Python {platform.python_version()}, {cores} cores, {model}, load {load:.1f}"
+
+
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table for people."""
+    print(f"\n{title}")
+    print(table(head, rows))
+
+
+def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) -> None:
+    """Prints the targets for people, and as the last line everything as one JSON object."""
+    rows = [
+        (
+            target.name,
+            f"{target.value:.3g}",
+            f"{'≥' if target.at_least else '≤'} {target.goal:g}",
+            "met" if target.met else "NOT MET",
+        )
+        for target in targets
+    ]
+    print_table("targets", ("target", "value", "goal", ""), rows)
+    said = [
+        {
+            "name": target.name,
+            "value": round(target.value, 4),
+            "goal": target.goal,
+            "met": target.met,
+        }
+        for target in targets
+    ]
+    print(json.dumps({"bench": bench, "targets": said, **figures}), flush=True)
+
+
+def run_benchmark(main: Callable[[], None]) -> None:
+    """Runs a benchmark; a void run ends with status 1 and says why."""
+    try:
+        main()
+    except Void as void:
+        sys.exit(f"benchmark: VOID: {void}")
+    except KeyboardInterrupt:
+        sys.exit(130)
