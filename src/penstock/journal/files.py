@@ -106,6 +106,8 @@ class Files:
         header = FileHeader(
             FORMAT, number, number * self.payload_bytes, self.file_bytes, self.identity
         )
+        # Room for this one among the open files: two descriptors each, one of them the map's.
+        self._let_go(_OPEN_FILES_MAX - 1)
         file = self.directory.create(name_of(number), self.file_bytes, pack_page(header))
         self._open[number] = file
         self.last = number

@@ -288,7 +288,7 @@ class Segments:
         files = self._files
         tail = min(self._tip[0] // self._payload_bytes, files.last)
         if tail != self._tail:
-            for number in range(max(self._tail, files.first), tail):
+            for number in range(self._tail if self._tail >= 0 else tail, tail):
                 files.get(number).seal()
             self._map = files.get(tail).map()
             self._map_base = tail * self._payload_bytes - PAGE_BYTES

@@ -1,0 +1,188 @@
+"""Rows 3 and 4 of the scorecard: torn tails are cut quietly, corruption costs one entry alone."""
+
+import random
+
+import pytest
+
+from penstock.journal.fileheader import PAGE_BYTES, SLOT_OFFSETS
+from penstock.journal.segments import Segments
+from tests.journal.disk import Disk
+
+VERSION = b"TESTDATA"
+FILE_BYTES = 8192
+PAYLOAD_BYTES = FILE_BYTES - PAGE_BYTES
+
+
+def open_on(disk, **options):
+    return Segments.open(
+        disk.path, storage=disk, file_bytes=FILE_BYTES, background=False, **options
+    )
+
+
+class Damaged:
+    """A stream on a disk whose bytes a test changes by stream offset, and then puts back."""
+
+    def __init__(self, bodies, *, settled):
+        self.disk = Disk()
+        self.bodies = bodies
+        segments = open_on(self.disk)
+        self.offsets = [segments.append([b], version=VERSION)[1] - 32 for b in bodies[:-1]]
+        segments.sync()
+        segments.settle_watermark()
+        self.offsets.append(segments.append([bodies[-1]], version=VERSION)[1] - 32)
+        self.end_offset = segments.end_offset
+        if settled:
+            segments.close()
+        self.images = {name: bytes(i.cache) for name, i in self.disk.names_now.items()}
+
+    def fresh(self):
+        """Return a disk of its own, as the writer left it."""
+        disk = Disk()
+        for name, image in self.images.items():
+            file = disk.create(name, 0, b"")
+            file._inode.cache[:] = file._inode.stable[:] = image
+        return disk
+
+    def place(self, disk, offset):
+        number, within = divmod(offset, PAYLOAD_BYTES)
+        return disk.names_now[f"{number:012d}.seg"], PAGE_BYTES + within
+
+    def flip(self, offset, bit):
+        disk = self.fresh()
+        inode, at = self.place(disk, offset)
+        inode.cache[at] ^= 1 << bit
+        return disk
+
+    def truncate(self, offset):
+        disk = self.fresh()
+        inode, at = self.place(disk, offset)
+        del inode.cache[at:], inode.stable[at:]
+        return disk
+
+    def zero_from(self, offset):
+        disk = self.fresh()
+        while offset < self.end_offset:
+            inode, at = self.place(disk, offset)
+            size = min(len(inode.cache) - at, self.end_offset - offset)
+            inode.cache[at : at + size] = bytes(size)
+            offset += size
+        return disk
+
+    def garble(self, offset):
+        return self.flip(offset, 3)
+
+
+def check_all_but(disk, damaged, index):
+    """Assert that the entry is detected and lost, and that it is the only one."""
+    for writable in (False, True):
+        segments = open_on(disk, writable=writable)
+        found = list(segments.entries())
+        expected = [(n + 1, body) for n, body in enumerate(damaged.bodies) if n != index]
+        assert [(entry.entry_id, entry.data) for entry in found] == expected
+        (quarantined,) = segments.quarantined
+        size = 32 + len(damaged.bodies[index])
+        assert quarantined[:2] == (damaged.offsets[index], size)
+    entry_id, _ = segments.append([b"goes on"], version=VERSION)
+    assert entry_id == len(damaged.bodies) + 1
+
+
+BODIES = [random.Random(n).randbytes(n * 13 % 400 + 100) for n in range(24)]
+PLACES = {"head": 0, "middle": 12, "tail": 23}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_flipped_header_bit_costs_that_entry_alone(place):
+    damaged = Damaged(BODIES, settled=True)
+    index = PLACES[place]
+    for bit in range(32 * 8):
+        disk = damaged.flip(damaged.offsets[index] + bit // 8, bit % 8)
+        check_all_but(disk, damaged, index)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_thousand_flipped_payload_bits_each_cost_that_entry_alone(place):
+    index = PLACES[place]
+    bodies = list(BODIES)
+    bodies[index] = random.Random(place).randbytes(5000)
+    damaged = Damaged(bodies, settled=True)
+    for bit in random.Random(place).sample(range(5000 * 8), 1000):
+        disk = damaged.flip(damaged.offsets[index] + 32 + bit // 8, bit % 8)
+        check_all_but(disk, damaged, index)
+
+
+@pytest.mark.parametrize("size", [10, 300, 4500])
+@pytest.mark.parametrize("kind", ["truncate", "zero_from", "garble"])
+def test_a_tail_damaged_at_any_byte_is_cut_quietly(kind, size):
+    bodies = [b"kept", random.Random(size).randbytes(size).replace(b"\0", b"1")]
+    damaged = Damaged(bodies, settled=False)
+    start = damaged.offsets[-1]
+    whole = set()
+    for offset in range(start, damaged.end_offset):
+        disk = getattr(damaged, kind)(offset)
+        if disk.names_now.keys() == damaged.images.keys() and all(
+            bytes(disk.names_now[name].cache).ljust(FILE_BYTES, b"\0") == image
+            for name, image in damaged.images.items()
+        ):
+            # The bytes taken away were zeroes: nothing has changed.
+            whole.add(offset)
+            continue
+        segments = open_on(disk)
+        assert [entry.data for entry in segments.entries()] == [b"kept"]
+        assert segments.quarantined == []
+        assert (segments.end_offset, segments.next_id) == (start, 2)
+        segments.append([b"goes on"], version=VERSION)
+        segments.sync()
+        assert [entry.data for entry in open_on(disk).entries()] == [b"kept", b"goes on"]
+    assert len(whole) < 8
+
+
+@pytest.mark.parametrize("bit", range(0, 60 * 8, 7))
+def test_a_flipped_bit_in_a_file_header_is_mended_and_loses_nothing(bit):
+    damaged = Damaged(BODIES, settled=True)
+    for number in (0, 1):
+        disk = damaged.fresh()
+        disk.names_now[f"{number:012d}.seg"].cache[bit // 8] ^= 1 << bit % 8
+        for writable, reports in [(False, 1), (True, 1), (False, 0)]:
+            segments = open_on(disk, writable=writable)
+            assert [entry.data for entry in segments.entries()] == BODIES
+            assert len(segments.quarantined) == reports
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_flipped_bit_in_a_slot_loses_nothing(settled):
+    damaged = Damaged(BODIES, settled=settled)
+    for name in damaged.images:
+        for slot_offset in SLOT_OFFSETS:
+            for bit in range(0, 64 * 8, 5):
+                disk = damaged.fresh()
+                disk.names_now[name].cache[slot_offset + bit // 8] ^= 1 << bit % 8
+                segments = open_on(disk)
+                assert [entry.data for entry in segments.entries()] == BODIES
+
+
+def test_a_single_file_whose_header_is_damaged_is_known_by_its_slots():
+    damaged = Damaged([b"a", b"b"], settled=True)
+    disk = damaged.fresh()
+    for name in disk.names_now:
+        disk.names_now[name].cache[:60] = bytes(60)
+    segments = open_on(disk)
+    assert [entry.data for entry in segments.entries()] == [b"a", b"b"]
+    assert len(segments.quarantined) == len(disk.names_now)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_never_serves_a_wrong_byte_and_always_opens(seed):
+    rng = random.Random(seed)
+    damaged = Damaged(BODIES, settled=True)
+    disk = damaged.fresh()
+    for _ in range(rng.randrange(1, 6)):
+        offset = rng.randrange(damaged.end_offset)
+        inode, at = damaged.place(disk, offset)
+        size = min(rng.choice([1, 40, 600]), len(inode.cache) - at)
+        inode.cache[at : at + size] = rng.randbytes(size)
+    segments = open_on(disk)
+    found = {entry.entry_id: entry.data for entry in segments.entries()}
+    assert all(BODIES[number - 1] == data for number, data in found.items())
+    hit = sum(found_.size_bytes for found_ in segments.quarantined)
+    kept = sum(32 + len(data) for data in found.values())
+    assert hit + kept == damaged.end_offset
