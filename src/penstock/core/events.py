@@ -33,9 +33,10 @@ class QueueRemoved(Event, frozen=True, gc=False, array_like=True, tag=3):
 
 
 class QueuePurged(Event, frozen=True, gc=False, array_like=True, tag=4):
-    """All messages the queue held at this point are gone."""
+    """All messages the queue held at this point are gone: those of a rank below `before`."""
 
     count: int
+    before: int
 
 
 class Pushed(Event, frozen=True, gc=False, array_like=True, tag=5):
@@ -55,9 +56,10 @@ class Pushed(Event, frozen=True, gc=False, array_like=True, tag=5):
 
 
 class DelayEnded(Event, frozen=True, gc=False, array_like=True, tag=6):
-    """A delayed message is visible from here on."""
+    """A message that was delayed since its push (epoch 0) or since this claim is visible again."""
 
     number: int
+    epoch: int
 
 
 class Claimed(Event, frozen=True, gc=False, array_like=True, tag=7):
@@ -112,6 +114,13 @@ class Moved(Event, frozen=True, gc=False, array_like=True, tag=13):
     dead: bool
 
 
+class Lost(Event, frozen=True, gc=False, array_like=True, tag=14):
+    """The content of a claimed message failed its checksum: there is nothing left to deliver."""
+
+    number: int
+    epoch: int
+
+
 AnyEvent = (
     QueueCreated
     | QueueConfigured
@@ -126,4 +135,5 @@ AnyEvent = (
     | Deleted
     | Expired
     | Moved
+    | Lost
 )

@@ -35,6 +35,7 @@ from penstock.core.events import (
     Deleted,
     Expired,
     Extended,
+    Lost,
     Moved,
     Pushed,
     Released,
@@ -332,8 +333,8 @@ class QueueState:
             self.order.come_back(delivery)
         return delivery
 
-    def deleted(self, event: Deleted) -> None:
-        """The holder is done with the message."""
+    def deleted(self, event: Deleted | Lost) -> None:
+        """The holder is done with the message, or there is nothing left of it to hold."""
         # `_end_claim` and `_discharge` in one: every message comes through here.
         delivery = self.deliveries.pop(event.number)
         self._deadlines.discard(delivery.due_at_ms, delivery)

@@ -31,6 +31,7 @@ from penstock.core.events import (
     Deleted,
     Expired,
     Extended,
+    Lost,
     Moved,
     Pushed,
     QueueConfigured,
@@ -132,6 +133,7 @@ class ShardState:
             Deleted: lambda event: self.queues[event.queue].deleted(event),
             Expired: lambda event: self.queues[event.queue].expired(event),
             Moved: self._moved,
+            Lost: lambda event: self.queues[event.queue].deleted(event),
         }
 
     def queue(self, name: str) -> QueueState:
@@ -336,7 +338,9 @@ class ShardState:
 
     def _settle_deadline(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
         if delivery.state == DELAYED:
-            events: list[AnyEvent] = [DelayEnded(now_ms, delivery.queue, delivery.number)]
+            events: list[AnyEvent] = [
+                DelayEnded(now_ms, delivery.queue, delivery.number, delivery.epoch)
+            ]
         else:
             expired = ClaimExpired(now_ms, delivery.queue, delivery.number, delivery.epoch)
             events = [expired, *self._after_return(delivery, now_ms)]
@@ -426,7 +430,7 @@ class ShardState:
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
         """The event that ends all messages of a queue."""
         queue = self.queue(name)
-        return QueuePurged(now_ms, queue.number, len(queue.deliveries))
+        return QueuePurged(now_ms, queue.number, len(queue.deliveries), self.next_number)
 
     # Looking.
 
