@@ -90,8 +90,15 @@ class PersistedQueue:
         # its turn under the first, lets it go, and waits for the disk under the second.
         self._lock = threading.RLock()
         self._commit = threading.Lock()
-        # Pops write no entries, so nothing needs to be kept back for them.
-        self._segments = Segments.open(path, file_bytes=file_size, storage=storage, reserve_bytes=0)
+        # Pops write no entries, so nothing needs to be kept back for them. A simulated disk wants
+        # everything done in one thread, so that a seed replays it.
+        self._segments = Segments.open(
+            path,
+            file_bytes=file_size,
+            storage=storage,
+            reserve_bytes=0,
+            background=storage is None,
+        )
         self._unread: Iterator[StoredEntry] = iter(())
         self._unread_end = self._segments.first_offset
         self._front: StoredEntry | None = None

@@ -16,7 +16,8 @@ VERSION = b"TESTDATA"
 
 
 def say(*words):
-    print(*words, flush=True)
+    # One write, so that a kill cannot leave half a line.
+    print(" ".join(map(str, words)) + "\n", end="", flush=True)
 
 
 def body(number, size):

@@ -14,6 +14,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 
 class PowerCut(BaseException):
@@ -204,8 +205,8 @@ class Disk:
         inodes = [*self.names_stable.values(), *self.names_now.values()]
         return list({id(inode): inode for inode in inodes}.values())
 
-    def _options(self) -> list[list]:
-        options: list[list] = [
+    def _options(self) -> list[list[Any]]:
+        options: list[list[Any]] = [
             [self.names_stable.get(name), self.names_now.get(name)]
             for name in self._unsettled_names()
         ]
@@ -213,7 +214,7 @@ class Disk:
             options += inode.choices().values()
         return options
 
-    def _outcome(self, picked: list) -> "Disk":
+    def _outcome(self, picked: list[Any]) -> "Disk":
         chosen = iter(picked)
         names = dict(self.names_stable)
         for name in self._unsettled_names():

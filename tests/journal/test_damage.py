@@ -82,7 +82,7 @@ def check_all_but(disk, damaged, index):
         (quarantined,) = segments.quarantined
         size = 32 + len(damaged.bodies[index])
         assert quarantined[:2] == (damaged.offsets[index], size)
-    entry_id, _ = segments.append([b"goes on"], version=VERSION)
+    entry_id, _ = open_on(disk).append([b"goes on"], version=VERSION)
     assert entry_id == len(damaged.bodies) + 1
 
 

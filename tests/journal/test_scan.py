@@ -95,7 +95,10 @@ def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
     stream = Stream([b"a", b"b"])
     stale = pack(VERSION, 0, 9, b"of an earlier life")
     image = bytes(stream.image) + stale
-    read = lambda offset, size: image[offset : offset + size]  # noqa: E731
+
+    def read(offset, size):
+        return image[offset : offset + size]
+
     assert valid_end(read, 0, 1, len(image)) == (len(stream.image), 3)
 
 

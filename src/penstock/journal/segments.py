@@ -307,6 +307,18 @@ class Segments:
         ahead = max(self._payload_bytes, self._reserve_bytes + self._payload_bytes // 2)
         return tail_end + ahead
 
+    def ensure_room(self, size_bytes: int, reserved: bool) -> None:
+        """See to it that an entry of this size will fit; raise StoreFull if it cannot be.
+
+        For the appending thread, which may then append with `reserved=True` without fear.
+        """
+        end = self._tip[0] + HEADER_BYTES + size_bytes
+        if end > self._fast_end:
+            self._require_usable()
+            needed = end if reserved else end + self._reserve_bytes
+            if needed > self._files.allocated_end:
+                self._prepare(needed)
+
     def prepare(self) -> None:
         """Make the spare files that are wanted; off the hot path, from any thread.
 
@@ -440,6 +452,10 @@ class Segments:
                 return
             yield found
 
+    def first_entry_from(self, offset: int) -> int:
+        """Where the first entry at or after `offset` begins; `offset` may be amid an entry."""
+        return find_first(self._files.scan, offset, self._limit(0))[0]
+
     def _limit(self, stop: int) -> Limit:
         limit = self._durable if stop <= self._durable[0] else self._tip
         if limit[0] > self._files.allocated_end:
@@ -504,6 +520,8 @@ class Segments:
                 return 0
             try:
                 if archive is not None:
+                    # No statement that still counts may stand in a file about to be stamped.
+                    self.settle_watermark()
                     self._archive(doomed, os.fspath(archive))
             except OSError as error:
                 self._first = before
