@@ -8,7 +8,7 @@ are only ever added at the end, always with a default.
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -32,8 +32,11 @@ ATTRIBUTES_MAX: Final = 64
 ID_CHARS_MAX: Final = 128
 DEDUP_WINDOW_MS: Final = 5 * MINUTE_MS
 
-AttributeValue = str | bytes
-Attributes = dict[str, AttributeValue]
+if TYPE_CHECKING:
+    Attributes = dict[str, str | bytes]
+else:
+    # msgspec tells text from bytes by itself, but not where a type asks for either.
+    Attributes = dict[str, Any]
 State = Literal["visible", "delayed", "in_flight"]
 R = TypeVar("R", covariant=True)
 

@@ -14,7 +14,7 @@ from penstock.service import AsyncQueueService, QueueService
 if TYPE_CHECKING:
     from penstock.backends.engine import Engine
 
-SCHEMES: Final = {"memory": "memory:"}
+SCHEMES: Final = {"memory": "memory:", "file": "file:PATH"}
 
 
 class Address(NamedTuple):
@@ -69,15 +69,47 @@ def check_options(address: Address, known: set[str]) -> None:
             )
 
 
+def _file_engine(address: Address, clock: Clock | None) -> "Engine":
+    from penstock.backends.store import open_engine
+    from penstock.journal.file import check_durability
+
+    check_options(address, {"embedded", "durability", "interval_ms", "archive"})
+    path = file_path(address)
+    return open_engine(
+        path,
+        durability=check_durability(address.options.get("durability", "sync")),
+        interval_ms=address.whole_number("interval_ms", 50),
+        clock=clock,
+        archive=address.options.get("archive"),
+    )
+
+
+def file_path(address: Address) -> str:
+    """The path in a `file:` URL, `file:PATH` or `file:///PATH`. Raises InvalidField."""
+    path = address.rest
+    if path.startswith("//"):
+        host, slash, below = path[2:].partition("/")
+        if host or not slash:
+            raise InvalidField(f"url: {address.url!r} names a host; use file:PATH")
+        path = "/" + below
+    if not path or "\0" in path:
+        raise InvalidField(f"url: {address.url!r} names no path; use file:PATH")
+    return path
+
+
+def _engine(address: Address, clock: Clock | None) -> "Engine":
+    return (_file_engine if address.scheme == "file" else _memory_engine)(address, clock)
+
+
 def open_service(url: str, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL. Raises InvalidField, or what the backend raises."""
     from penstock.backends.blocking import BlockingEngine
 
-    return BlockingEngine(_memory_engine(read_url(url), clock))
+    return BlockingEngine(_engine(read_url(url), clock))
 
 
 async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueueService:
     """The asyncio service at a URL. Raises InvalidField, or what the backend raises."""
     from penstock.backends.asynchronous import AsyncEngine
 
-    return AsyncEngine(_memory_engine(read_url(url), clock))
+    return AsyncEngine(_engine(read_url(url), clock))

@@ -1,7 +1,8 @@
 """The engine for asyncio callers: no lock, no thread, and one timer for all who wait."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.engine import Engine
@@ -23,6 +24,21 @@ class AsyncEngine:
         self._timer_ms = NEVER_MS
         self._loop = asyncio.get_running_loop()
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
+        if engine.upkeep is not None:
+            engine.upkeep.start(self._exclusively)
+
+    def _exclusively(self, step: Callable[[], object]) -> object:
+        """Runs a step of another thread in the loop, between the commands."""
+        done: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(step())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result()
 
     async def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
@@ -89,6 +105,8 @@ class AsyncEngine:
         self._unsubscribe()
         if self._timer is not None:
             self._timer.cancel()
+        if self._engine.upkeep is not None:
+            await self._loop.run_in_executor(None, self._engine.upkeep.stop)
         self._engine.close()
 
 

@@ -1,7 +1,7 @@
 """The engine for callers who may block: one lock for the engine, one wait for the disk."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.engine import Engine, Waiter
@@ -23,6 +23,12 @@ class BlockingEngine:
         self._acquire = self._lock.acquire
         self._release = self._lock.release
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
+        if engine.upkeep is not None:
+            engine.upkeep.start(self._exclusively)
+
+    def _exclusively(self, step: Callable[[], object]) -> object:
+        with self._lock:
+            return step()
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
@@ -77,5 +83,7 @@ class BlockingEngine:
     def close(self) -> None:
         """Ends all waits, makes everything durable, and lets go of the journal."""
         self._unsubscribe()
+        if self._engine.upkeep is not None:
+            self._engine.upkeep.stop()
         with self._lock:
             self._engine.close()

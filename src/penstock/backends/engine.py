@@ -11,20 +11,30 @@ first, by whichever command made a message visible; nobody polls, and no message
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from penstock.clock import Clock, SystemClock
 from penstock.core.delivery import Delivery, receives
 from penstock.core.due import NEVER_MS
-from penstock.core.events import AnyEvent, Claimed, Deleted, Extended, Moved, Pushed, QueueRemoved
+from penstock.core.events import (
+    AnyEvent,
+    Claimed,
+    Deleted,
+    Extended,
+    Lost,
+    Moved,
+    Pushed,
+    QueueRemoved,
+)
 from penstock.core.queue import QueueState
 from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts, Ticket
 from penstock.core.shard import ShardState
 from penstock.errors import (
+    CorruptEntry,
     EngineClosed,
     InvalidField,
-    JournalError,
     MessageNotFound,
     PenstockError,
     QueueDeleted,
@@ -98,6 +108,18 @@ class Waiter:
         self._wake()
 
 
+class Housekeeping(Protocol):
+    """What keeps an engine's storage in order while it lives."""
+
+    def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
+        """Begins; `exclusive` runs a function while nobody else touches the engine."""
+        ...
+
+    def stop(self) -> None:
+        """Ends; not to be called by anyone who keeps others off the engine."""
+        ...
+
+
 class Engine:
     """One shard served from this process. Not safe for threads: its faces see to that."""
 
@@ -118,6 +140,7 @@ class Engine:
         self._journal_append = self.journal.append
         # Without a journal to speak of, and with nobody waiting, an event has done its work.
         self._keeps_nothing = self.journal.keeps_nothing
+        self._make_room = None if self._keeps_nothing else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._waiting: dict[int, deque[Waiter]] = {}
@@ -149,6 +172,7 @@ class Engine:
         self._events: list[AnyEvent] = []
         self._sequence = 0
         self.answer_sequence = 0
+        self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
         """The reply; `answer_sequence` must be durable before anyone may see it."""
@@ -156,6 +180,8 @@ class Engine:
             handler = self._handlers[type(command)]
         except KeyError:
             self._refuse(command)
+        if self._make_room is not None:
+            self._make_room(command)
         now_ms = self._now_ms()
         if now_ms >= self._alarm.next_ms:
             self._settle(now_ms)
@@ -182,7 +208,7 @@ class Engine:
         self._events = []
         try:
             sequence, places = self._journal_append(events)
-        except JournalError as error:
+        except PenstockError as error:
             # Memory is ahead of the journal now: nothing may be answered from it any more.
             self._stop(error)
             raise
@@ -219,9 +245,16 @@ class Engine:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         deliveries = self.shard.pull(command, now_ms, self._events)
-        if len(deliveries) == 1:
-            return [self._claim(deliveries[0])]
-        return [self._claim(delivery) for delivery in deliveries]
+        claims = []
+        for delivery in deliveries:
+            try:
+                claims.append(self._claim(delivery))
+            except CorruptEntry:
+                self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
+        if deliveries and not claims:
+            # All of them were damaged: there may be others behind them.
+            return self._pull(command, now_ms)
+        return claims
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
         ticket = self._receipts.read(command.receipt)
@@ -263,7 +296,12 @@ class Engine:
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
-        return [self._message(delivery) for delivery in self.shard.peek(command)]
+        messages = []
+        for delivery in self.shard.peek(command):
+            # A damaged message is told as lost by the pull that meets it.
+            with suppress(CorruptEntry):
+                messages.append(self._message(delivery))
+        return messages
 
     def _purge(self, command: Purge, now_ms: int) -> int:
         event = self.shard.decide_purge(command.queue, now_ms)

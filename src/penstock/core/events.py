@@ -121,6 +121,16 @@ class Lost(Event, frozen=True, gc=False, array_like=True, tag=14):
     epoch: int
 
 
+class Carried(Event, frozen=True, gc=False, array_like=True, tag=15):
+    """The content of a live message, written again so that the file it stood in can go.
+
+    It changes no state: it says where the content is to be found from here on.
+    """
+
+    number: int
+    pushed: Pushed
+
+
 AnyEvent = (
     QueueCreated
     | QueueConfigured
@@ -136,4 +146,5 @@ AnyEvent = (
     | Expired
     | Moved
     | Lost
+    | Carried
 )

@@ -282,13 +282,18 @@ class QueueState:
         if delivery.group is not None:
             self.order.claimed(delivery.group, delivery)
         if event.attempt_id is not None:
-            pair = (event.number, event.epoch)
-            # All claims of one pull carry one instant: the first opens the list, the rest join it.
-            pairs = self.attempts.find(event.attempt_id, event.at_ms)
-            if pairs is None:
-                self.attempts.remember(event.attempt_id, [pair], event.at_ms)
-            else:
-                pairs.append(pair)
+            self.remember_attempt(event)
+
+    def remember_attempt(self, event: Claimed) -> None:
+        """The attempt that made this claim is known by its id, with all its claims."""
+        if event.attempt_id is None:
+            return
+        pair = (event.number, event.epoch)
+        pairs = self.attempts.find(event.attempt_id, event.at_ms)
+        if pairs is None:
+            self.attempts.remember(event.attempt_id, [pair], event.at_ms)
+        elif pair not in pairs:
+            pairs.append(pair)
 
     def _end_claim(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
@@ -396,6 +401,15 @@ class QueueState:
         self.order.join(delivery)
         self.stored_bytes += size_bytes(delivery)
 
+    def dropped(self, delivery: Delivery) -> None:
+        """One message is gone, whatever its state: what a purge does to each."""
+        if delivery.state == IN_FLIGHT:
+            self._end_claim(delivery.number)
+            delivery.state = VISIBLE
+            if delivery.group is not None:
+                self.order.unclaimed(delivery.group, delivery)
+        self._withdraw(delivery.number)
+
     def cleared(self) -> None:
         """Every message is gone, whatever its state."""
         for delivery in self.deliveries.values():
@@ -413,7 +427,7 @@ class QueueState:
         self.stored_bytes = 0
 
     def restored(self, deliveries: list[Delivery]) -> None:
-        """Takes up the messages of a snapshot, in their order."""
+        """Takes up the messages of a snapshot, in order of rank."""
         for delivery in deliveries:
             if delivery.state == DELAYED:
                 self.delayed += 1

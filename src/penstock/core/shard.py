@@ -25,6 +25,7 @@ from penstock.core.delivery import (
 from penstock.core.due import NEVER_MS, Alarm, Due
 from penstock.core.events import (
     AnyEvent,
+    Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
@@ -103,6 +104,7 @@ class ShardState:
         "alarm",
         "deadlines",
         "expiries",
+        "moves",
         "names",
         "next_number",
         "next_queue",
@@ -114,6 +116,8 @@ class ShardState:
         self.names: dict[str, QueueState] = {}
         self.next_number = 1
         self.next_queue = 1
+        # Which messages went where while somebody is taking a snapshot; None while nobody is.
+        self.moves: dict[int, int] | None = None
         self.alarm = Alarm()
         self.deadlines = Due(attrgetter("due_at_ms"), self.alarm)
         self.expiries = Due(attrgetter("expires_at_ms"), self.alarm)
@@ -134,6 +138,7 @@ class ShardState:
             Expired: lambda event: self.queues[event.queue].expired(event),
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
+            Carried: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -470,11 +475,16 @@ class ShardState:
         return queue.pushed(event)
 
     def place(self, queue: int, number: int, content: Content) -> None:
-        """Says where a message's content is kept; this is no part of the state."""
-        self.queues[queue].deliveries[number].content = content
+        """Says where a live message's content is kept; this is no part of the state."""
+        kept = self.queues.get(queue)
+        delivery = None if kept is None else kept.deliveries.get(number)
+        if delivery is not None:
+            delivery.content = content
 
     def _moved(self, event: Moved) -> None:
         self.next_number = event.rank + 1
+        if self.moves is not None:
+            self.moves[event.number] = event.to
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
         if not target.retention_check_ms:
@@ -504,6 +514,13 @@ class ShardState:
 
     def snapshot(self) -> ShardSnapshot:
         """The whole state as plain data."""
+        snapshot = self.outline()
+        for kept in snapshot.queues:
+            kept.deliveries = list(self.queues[kept.number].deliveries.values())
+        return snapshot
+
+    def outline(self) -> ShardSnapshot:
+        """The state without its messages, which may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -514,7 +531,7 @@ class ShardState:
                     queue.settings,
                     queue.created_at_ms,
                     queue.configured_at_ms,
-                    list(queue.deliveries.values()),
+                    [],
                     queue.dedups.entries(),
                     queue.attempts.entries(),
                 )
@@ -562,3 +579,7 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _nothing(event: AnyEvent) -> None:
+    pass

@@ -6,10 +6,11 @@ durable. A journal assigns each append its sequence, the order everything else a
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.core.events import AnyEvent, Pushed
 from penstock.errors import UnsupportedOperation
+from penstock.service import Command
 
 
 class Journal(Protocol):
@@ -26,8 +27,12 @@ class Journal(Protocol):
         """
         ...
 
+    def make_room(self, command: Command[Any]) -> None:
+        """Sees to it that what the command may append will fit. Raises StoreFull."""
+        ...
+
     def load(self, place: int) -> Pushed:
-        """The event that was appended at this place."""
+        """The event that was appended at this place. Raises CorruptEntry if it is damaged."""
         ...
 
     def wait(self, sequence: int) -> None:
@@ -65,6 +70,9 @@ class MemoryJournal:
         if self._kept is not None:
             self._kept.append(events)
         return self.durable_sequence, ()
+
+    def make_room(self, command: Command[Any]) -> None:
+        pass
 
     def load(self, place: int) -> Pushed:
         raise AssertionError("a memory journal hands out no places")

@@ -37,6 +37,10 @@ class Header(NamedTuple):
     entry_id: int
     data_crc: int
 
+    def holds(self, data: bytes | memoryview) -> bool:
+        """Whether this is the data the header was made for."""
+        return len(data) == self.size_bytes and crc32(data) == self.data_crc
+
 
 class StoredEntry(NamedTuple):
     """An entry read back from a stream, both checksums verified."""

@@ -1,0 +1,234 @@
+"""Keeping house while the engine lives on: snapshots, old content carried forward, files dropped.
+
+A pass goes over all messages a slice at a time. Each slice is taken exclusively, in well under the
+50 ms that nobody may be held up; what happens between the slices is in the journal, and a replay
+tells it apart (`core.replay`). Messages whose content lies in old, mostly dead files are appended
+again on the way, so that those files can go: the disk holds at most about twice what lives.
+
+Dropping never goes past the snapshot before the newest one, nor past a registered reader's floor.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from penstock.backends.engine import Engine
+from penstock.core.delivery import Delivery
+from penstock.core.events import AnyEvent, Carried
+from penstock.errors import CorruptEntry, PenstockError
+from penstock.journal import codec, readers
+from penstock.journal.file import FileJournal
+from penstock.journal.snapshot import (
+    Outline,
+    SnapshotWriter,
+    offset_of,
+    pack_slice,
+    snapshot_paths,
+)
+
+T = TypeVar("T")
+
+SLICE: Final = 1_000
+CARRY_BYTES_MAX: Final = 1024 * 1024
+GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
+# What a message costs the journal beside its own bytes, roughly: headers of its events.
+MESSAGE_BYTES: Final = 320
+_DENSE_ENOUGH: Final = 2 / 3
+_RETRY_S: Final = 5.0
+_WORTH_A_SNAPSHOT_BYTES: Final = 1024 * 1024
+
+
+class Upkeep:
+    """The housekeeping of one engine on a file journal; runs in a thread of its own."""
+
+    def __init__(
+        self, engine: Engine, journal: FileJournal, store: Path, archive: Path | None
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._segments = journal.segments
+        self._store = store
+        self._archive = archive
+        self._woken = threading.Event()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._exclusive: Callable[[Callable[[], object]], object] = _at_once
+        self.last_error: PenstockError | None = None
+        self._journal.grown = self._woken.set
+        newest = snapshot_paths(store)
+        self._begun_at = offset_of(newest[0]) if newest else self._segments.first_offset
+        self._plan_next()
+
+    def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
+        """Begins; `exclusive` runs a function while nobody else touches the engine."""
+        self._exclusive = exclusive
+        self._thread = threading.Thread(target=self._run, name="penstock-upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, and leaves a fresh snapshot so that the next start is quick.
+
+        A pass under way is left unfinished, which does no harm; so is a last one that fails.
+        """
+        self._ending.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._ending.clear()
+        if self._segments.end_offset - self._begun_at > _WORTH_A_SNAPSHOT_BYTES:
+            with suppress(PenstockError):
+                self.run_pass()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._woken.wait()
+            self._woken.clear()
+            if self._ending.is_set():
+                return
+            try:
+                self.run_pass()
+                self.last_error = None
+            except PenstockError as error:
+                # A full disk, most likely. The engine goes on; so does this, a little later.
+                self.last_error = error
+                if not self._ending.wait(_RETRY_S):
+                    self._woken.set()
+
+    def _plan_next(self) -> None:
+        growth = max(GROWTH_BYTES_MIN, self._live_bytes() // 4)
+        self._journal.growth_limit = self._segments.end_offset + growth
+
+    def _live_bytes(self) -> int:
+        return sum(
+            queue.stored_bytes + MESSAGE_BYTES * len(queue.deliveries)
+            for queue in list(self._engine.shard.queues.values())
+        )
+
+    def run_pass(self) -> None:
+        """Takes a snapshot, carries old content forward, and drops what nobody needs."""
+        shard = self._engine.shard
+        before = snapshot_paths(self._store)
+        previous_offset = offset_of(before[0]) if before else self._segments.first_offset
+        outline, numbers = self._in_turn(self._begin)
+        cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
+        writer = SnapshotWriter(self._store, outline)
+        try:
+            for at in range(0, len(numbers), SLICE):
+                if self._ending.is_set():
+                    writer.abandon()
+                    return
+                step = partial(self._take_slice, numbers[at : at + SLICE], cutoff)
+                writer.add(self._in_turn(step))
+                # Leave the interpreter to those who answer: a pass is never in a hurry.
+                time.sleep(0)
+            self._journal.sync()
+            writer.finish()
+            self._begun_at = outline.offset
+        except BaseException:
+            writer.abandon()
+            raise
+        finally:
+            shard.moves = None
+            self._plan_next()
+        self._drop_before(cutoff)
+
+    def _in_turn(self, step: Callable[[], T]) -> T:
+        return self._exclusive(step)  # type: ignore[return-value]
+
+    def _begin(self) -> tuple[Outline, list[tuple[int, int]]]:
+        shard = self._engine.shard
+        shard.moves = {}
+        outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())
+        numbers = [
+            (queue.number, number) for queue in shard.queues.values() for number in queue.deliveries
+        ]
+        return outline, numbers
+
+    def _find(self, queue: int, number: int) -> Delivery | None:
+        shard = self._engine.shard
+        if shard.moves:
+            queue = shard.moves.get(number, queue)
+        kept = shard.queues.get(queue)
+        return None if kept is None else kept.deliveries.get(number)
+
+    def _take_slice(self, part: list[tuple[int, int]], cutoff: int) -> bytes:
+        found = [self._find(queue, number) for queue, number in part]
+        deliveries = [delivery for delivery in found if delivery is not None]
+        self._carry(
+            [
+                delivery
+                for delivery in deliveries
+                if isinstance(delivery.content, int) and codec.offset_of(delivery.content) < cutoff
+            ]
+        )
+        return pack_slice(deliveries)
+
+    def _carry(self, deliveries: list[Delivery]) -> None:
+        """Appends the content of these messages again, at the end of the stream."""
+        now_ms = self._engine.clock.now_ms()
+        carried: list[AnyEvent] = []
+        moving: list[Delivery] = []
+        size = 0
+        for delivery in deliveries:
+            assert isinstance(delivery.content, int)
+            try:
+                pushed = self._journal.load(delivery.content)
+            except CorruptEntry:
+                # It stays where it is and is told as lost when someone pulls it.
+                continue
+            carried.append(Carried(now_ms, delivery.queue, delivery.number, pushed))
+            moving.append(delivery)
+            size += pushed.size_bytes
+            if size > CARRY_BYTES_MAX:
+                self._append_carried(carried, moving)
+                carried, moving, size = [], [], 0
+        if carried:
+            self._append_carried(carried, moving)
+
+    def _append_carried(self, carried: list[AnyEvent], moving: list[Delivery]) -> None:
+        size = sum(
+            event.pushed.size_bytes + 2_048 for event in carried if isinstance(event, Carried)
+        )
+        self._segments.ensure_room(size, reserved=False)
+        _, places = self._journal.append(carried)
+        for delivery, place in zip(moving, places, strict=True):
+            delivery.content = place
+
+    def _choose_cutoff(self, numbers: list[tuple[int, int]], limit: int) -> int:
+        """How far the stream should be emptied: what is left behind it is mostly alive."""
+        file_bytes = self._segments.payload_bytes
+        live: dict[int, int] = {}
+        for queue, number in numbers:
+            delivery = self._find(queue, number)
+            if delivery is not None and isinstance(delivery.content, int):
+                file = codec.offset_of(delivery.content) // file_bytes
+                size = (delivery.content & 0xFFFFFFFF) + MESSAGE_BYTES
+                live[file] = live.get(file, 0) + size
+        first = self._segments.first_offset // file_bytes
+        last = limit // file_bytes
+        alive = sum(size for file, size in live.items() if first <= file < last)
+        cutoff = first
+        while cutoff < last and alive < _DENSE_ENOUGH * (last - cutoff) * file_bytes:
+            alive -= live.get(cutoff, 0)
+            cutoff += 1
+        return min(cutoff * file_bytes, limit)
+
+    def _drop_before(self, cutoff: int) -> None:
+        floors = [reader.floor_offset for reader in readers.registered(self._store)]
+        kept = [offset_of(path) for path in snapshot_paths(self._store)]
+        offset = min([cutoff, *kept, *floors])
+        if offset <= self._segments.first_offset:
+            return
+        # Entries do not end where files do. One so large that none begins in the file at which
+        # we would stop may still hold living content: then the file stays until the next pass.
+        start = self._segments.first_entry_from(offset)
+        if start // self._segments.payload_bytes == offset // self._segments.payload_bytes:
+            self._segments.drop_before(start, archive=self._archive)
+
+
+def _at_once(step: Callable[[], object]) -> object:
+    return step()

@@ -1,0 +1,97 @@
+"""Replaying a journal over a state that may be newer than it, or have a hole in it.
+
+A snapshot is taken a slice at a time while the shard lives on, so each message in it may already
+show events that the journal tells of later; and an entry that was lost to damage leaves events
+behind that speak of messages nobody knows. Every event can be told apart: a claim by its epoch, a
+move by its rank, an ending by the message being gone. `heed` applies what is news and passes over
+the rest. Over an exact state it does what `ShardState.apply` does.
+"""
+
+from penstock.core.delivery import DELAYED, IN_FLIGHT
+from penstock.core.events import (
+    AnyEvent,
+    Carried,
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Lost,
+    Moved,
+    Pushed,
+    QueueCreated,
+    QueuePurged,
+    Released,
+)
+from penstock.core.queue import QueueState
+from penstock.core.shard import ShardState
+
+
+def heed(shard: ShardState, event: AnyEvent) -> bool:
+    """Applies the event if it is news; says whether it was."""
+    if isinstance(event, QueueCreated):
+        if event.queue in shard.queues or event.queue < shard.next_queue:
+            return False
+        earlier = shard.names.get(event.name)
+        if earlier is not None:
+            # Its removal was lost: the name belongs to the newer queue.
+            del shard.queues[earlier.number]
+    else:
+        queue = shard.queues.get(event.queue)
+        if queue is None or not _is_news(shard, queue, event):
+            return False
+    shard.apply(event)
+    return True
+
+
+def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
+    if isinstance(event, Pushed):
+        return event.number >= shard.next_number
+    if isinstance(event, Claimed):
+        return _claim_is_news(queue, event)
+    if isinstance(event, QueuePurged):
+        _purge_older(queue, event)
+        return False
+    number = getattr(event, "number", None)
+    if number is None:
+        return True
+    delivery = queue.deliveries.get(number)
+    if delivery is None or isinstance(event, Carried):
+        return False
+    state = delivery.state
+    if isinstance(event, Expired):
+        return state != IN_FLIGHT
+    if isinstance(event, Moved):
+        return event.rank > delivery.rank and state != IN_FLIGHT and event.to in shard.queues
+    if isinstance(event, DelayEnded):
+        return state == DELAYED and delivery.epoch == event.epoch
+    if isinstance(event, Extended | Released | ClaimExpired | Deleted | Lost):
+        return state == IN_FLIGHT and delivery.epoch == event.epoch
+    return True
+
+
+def _claim_is_news(queue: QueueState, event: Claimed) -> bool:
+    delivery = queue.deliveries.get(event.number)
+    if delivery is None or delivery.epoch >= event.epoch:
+        if event.attempt_id is not None:
+            # That the claim is known does not mean the attempt is: it is remembered by itself.
+            queue.remember_attempt(event)
+        return False
+    if delivery.state == IN_FLIGHT:
+        # The end of the claim before was lost; without it this one could not have been made.
+        queue.returned(ClaimExpired(event.at_ms, event.queue, event.number, delivery.epoch))
+    elif delivery.state == DELAYED:
+        queue.delay_ended(DelayEnded(event.at_ms, event.queue, event.number, delivery.epoch))
+    return True
+
+
+def _purge_older(queue: QueueState, event: QueuePurged) -> None:
+    """Ends the messages the purge meant, and spares those that came after it."""
+    later = [each for each in queue.deliveries.values() if each.rank >= event.before]
+    if not later:
+        queue.cleared()
+        return
+    for delivery in list(queue.deliveries.values()):
+        if delivery.rank < event.before:
+            queue.dropped(delivery)

@@ -1,0 +1,331 @@
+"""Events as the data of an entry: a block that numpy and Arrow can read without a loop.
+
+    block    count (4) · shard (4) · term (8) · count × event header (64 each) · payloads
+
+    event    0  kind (1)          the event's tag in `core.events`
+    header   1  priority (1)
+             2  flags (2)         1: a dead letter (Moved)
+             4  queue (4)
+             8  number (8)        the message; 0 for events of a queue
+            16  at_ms (8)
+            24  when_ms (8)       deadline (Claimed, Extended), visible at (Pushed, Released);
+                                  the queue moved to (Moved)
+            32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged)
+            40  epoch (4)         the claim; the count (QueuePurged, QueueRemoved)
+            44  body size (4)
+            48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated)
+            50  second text (2)   size of: dedup id (Pushed), holder (Claimed)
+            52  extra size (4)    msgpack: attributes, context and size (Pushed), settings (queues)
+                                  Carried holds what Pushed held
+            56  payload at (4)    from the start of this header
+            60  payload crc32 (4)
+
+    payload  body · first text · second text · extra
+
+All integers are little-endian. A payload carries a checksum of its own beside the entry's, because
+bodies are read one by one, long after the entry as a whole was verified.
+`docs/formats/block.md` is the format; `core` never sees it.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+from zlib import crc32
+
+import msgspec
+
+from penstock.core.delivery import PLACE_SIZE_BITS
+from penstock.core.events import (
+    AnyEvent,
+    Carried,
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Lost,
+    Moved,
+    Pushed,
+    QueueConfigured,
+    QueueCreated,
+    QueuePurged,
+    QueueRemoved,
+    Released,
+)
+from penstock.errors import CorruptEntry
+from penstock.service import Attributes, QueueSettings
+
+VERSION: Final = b"PENSTK01"
+BLOCK: Final = struct.Struct("<IIQ")
+EVENT: Final = struct.Struct("<BBHIQQQQIIHHIII")
+BLOCK_BYTES: Final = BLOCK.size
+EVENT_BYTES: Final = EVENT.size
+KINDS: Final[tuple[type, ...]] = (
+    QueueCreated,
+    QueueConfigured,
+    QueueRemoved,
+    QueuePurged,
+    Pushed,
+    DelayEnded,
+    Claimed,
+    Extended,
+    Released,
+    ClaimExpired,
+    Deleted,
+    Expired,
+    Moved,
+    Lost,
+    Carried,
+)
+_KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
+_DEAD: Final = 1
+_WITH_CONTENT: Final = frozenset({5, 15})
+# The commonest blocks hold one event without a payload: one call packs them whole.
+_pack_small = struct.Struct("<IIQ" + "BBHIQQQQIIHHIII").pack
+_pack_event = EVENT.pack
+
+Extra = tuple[Attributes | None, dict[str, str] | None, int]
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
+_read_settings = msgspec.msgpack.Decoder(QueueSettings).decode
+
+
+class Fields(NamedTuple):
+    """An event's header, as numbers."""
+
+    kind: int
+    priority: int
+    flags: int
+    queue: int
+    number: int
+    at_ms: int
+    when_ms: int
+    other: int
+    epoch: int
+    body_bytes: int
+    first_bytes: int
+    second_bytes: int
+    extra_bytes: int
+    payload_at: int
+    payload_crc: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of all that this header speaks of."""
+        return self.body_bytes + self.first_bytes + self.second_bytes + self.extra_bytes
+
+
+def encode(
+    events: Sequence[AnyEvent], shard: int = 0, term: int = 0
+) -> tuple[bytes, list[tuple[int, int]]]:
+    """The block of these events; where in it each message's header stands, and the message's size.
+
+    Messages are what `Pushed` and `Carried` hold.
+    """
+    if len(events) == 1:
+        event = events[0]
+        kind = type(event)
+        if kind is Deleted:
+            e = cast(Deleted, event)
+            return _pack_small(
+                1, shard, term, 11, 0, 0, e.queue, e.number, e.at_ms, 0, 0, e.epoch,
+                0, 0, 0, 0, EVENT_BYTES, 0,
+            ), []  # fmt: skip
+        if kind is Claimed:
+            c = cast(Claimed, event)
+            if c.attempt_id is None and c.holder is None:
+                return _pack_small(
+                    1, shard, term, 7, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0,
+                    c.epoch, 0, 0, 0, 0, EVENT_BYTES, 0,
+                ), []  # fmt: skip
+    headers = [BLOCK.pack(len(events), shard, term)]
+    payloads: list[bytes] = []
+    messages: list[tuple[int, int]] = []
+    at = BLOCK_BYTES
+    end = BLOCK_BYTES + EVENT_BYTES * len(events)
+    for event in events:
+        numbers, parts = _ENCODERS[type(event)](event)
+        payload = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
+        headers.append(_pack_event(*numbers, end - at, crc32(payload)))
+        payloads.append(payload)
+        if isinstance(event, Pushed):
+            messages.append((at, event.size_bytes))
+        elif isinstance(event, Carried):
+            messages.append((at, event.pushed.size_bytes))
+        at += EVENT_BYTES
+        end += len(payload)
+    return b"".join((*headers, *payloads)), messages
+
+
+Encoded = tuple[tuple[int, ...], tuple[bytes, ...]]
+
+
+def _encode_pushed(e: Pushed) -> Encoded:
+    group = b"" if e.group is None else e.group.encode()
+    dedup_id = b"" if e.dedup_id is None else e.dedup_id.encode()
+    extra = b""
+    if e.attributes is not None or e.context is not None:
+        extra = _to_msgpack((e.attributes, e.context, e.size_bytes))
+    return (
+        5, e.priority, 0, e.queue, e.number, e.at_ms, e.visible_at_ms, e.expires_at_ms, 0,
+        len(e.body), len(group), len(dedup_id), len(extra),
+    ), (e.body, group, dedup_id, extra)  # fmt: skip
+
+
+def _encode_carried(e: Carried) -> Encoded:
+    numbers, parts = _encode_pushed(e.pushed)
+    _, priority, flags, _, number, _, when_ms, other, *rest = numbers
+    return (15, priority, flags, e.queue, number, e.at_ms, when_ms, other, *rest), parts
+
+
+def _encode_claimed(e: Claimed) -> Encoded:
+    attempt_id = b"" if e.attempt_id is None else e.attempt_id.encode()
+    holder = b"" if e.holder is None else e.holder.encode()
+    return (
+        7, 0, 0, e.queue, e.number, e.at_ms, e.deadline_ms, 0, e.epoch,
+        0, len(attempt_id), len(holder), 0,
+    ), (attempt_id, holder)  # fmt: skip
+
+
+def _encode_settings(e: QueueCreated | QueueConfigured) -> Encoded:
+    name = e.name.encode() if isinstance(e, QueueCreated) else b""
+    settings = _to_msgpack(e.settings)
+    return (
+        _KIND[type(e)], 0, 0, e.queue, 0, e.at_ms, 0, 0, 0, 0, len(name), 0, len(settings),
+    ), (name, settings)  # fmt: skip
+
+
+def _encode_moved(e: Moved) -> Encoded:
+    flags = _DEAD if e.dead else 0
+    return (13, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
+
+
+def _encode_plain(e: Any) -> Encoded:
+    """Any event that is all numbers, by the names its numbers have."""
+    if isinstance(e, Extended):
+        when_ms = e.deadline_ms
+    else:
+        when_ms = e.visible_at_ms if isinstance(e, Released) else 0
+    counted = isinstance(e, QueuePurged | QueueRemoved)
+    return (
+        _KIND[type(e)], 0, 0, e.queue, getattr(e, "number", 0), e.at_ms, when_ms,
+        getattr(e, "before", 0), e.count if counted else getattr(e, "epoch", 0), 0, 0, 0, 0,
+    ), ()  # fmt: skip
+
+
+_ENCODERS: Final[dict[type, Any]] = {
+    **dict.fromkeys(KINDS, _encode_plain),
+    Pushed: _encode_pushed,
+    Claimed: _encode_claimed,
+    QueueCreated: _encode_settings,
+    QueueConfigured: _encode_settings,
+    Moved: _encode_moved,
+    Carried: _encode_carried,
+}
+
+
+def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple[AnyEvent, int]]:
+    """The events of a block, each with the place by which `read_pushed` finds it again.
+
+    `data_offset` is where the block stands in the stream. Without `bodies`, a `Pushed` has an
+    empty body, as a replay wants it. Raises CorruptEntry if the block contradicts itself.
+    """
+    if len(data) < BLOCK_BYTES:
+        raise CorruptEntry(f"a block of {len(data)} bytes at {data_offset} is too short")
+    count, _, _ = BLOCK.unpack_from(data)
+    end = BLOCK_BYTES + EVENT_BYTES * count
+    if end > len(data):
+        raise CorruptEntry(f"the block at {data_offset} says {count} events and is too short")
+    at = BLOCK_BYTES
+    for row in EVENT.iter_unpack(memoryview(data)[BLOCK_BYTES:end]):
+        yield _decode_event(Fields._make(row), data, at, data_offset, bodies)
+        at += EVENT_BYTES
+
+
+def _decode_event(
+    f: Fields, data: bytes, at: int, data_offset: int, bodies: bool
+) -> tuple[AnyEvent, int]:
+    kind = f.kind
+    if kind == 11:
+        return Deleted(f.at_ms, f.queue, f.number, f.epoch), 0
+    if kind == 7 and not f.first_bytes and not f.second_bytes:
+        return Claimed(f.at_ms, f.queue, f.number, f.epoch, f.when_ms), 0
+    payload = data[at + f.payload_at : at + f.payload_at + f.payload_bytes]
+    if kind in _WITH_CONTENT:
+        pushed = _read_pushed(f, payload, bodies)
+        found = place(data_offset + at, pushed.size_bytes)
+        return (pushed if kind == 5 else Carried(f.at_ms, f.queue, f.number, pushed)), found
+    if not 1 <= kind <= len(KINDS):
+        raise CorruptEntry(f"the block at {data_offset} holds an event of unknown kind {kind}")
+    return _read_other(KINDS[kind - 1], f, payload), 0
+
+
+def _read_pushed(f: Fields, payload: bytes, bodies: bool) -> Pushed:
+    first = f.body_bytes
+    second = first + f.first_bytes
+    extra = second + f.second_bytes
+    attributes, context, size_bytes = None, None, f.body_bytes
+    if f.extra_bytes:
+        attributes, context, size_bytes = _read_extra(payload[extra:])
+    return Pushed(
+        f.at_ms,
+        f.queue,
+        f.number,
+        payload[:first] if bodies else b"",
+        attributes,
+        f.priority,
+        payload[first:second].decode() if f.first_bytes else None,
+        payload[second:extra].decode() if f.second_bytes else None,
+        f.when_ms,
+        f.other,
+        context,
+        size_bytes,
+    )
+
+
+def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
+    first = payload[: f.first_bytes].decode()
+    second = payload[f.first_bytes : f.first_bytes + f.second_bytes].decode()
+    extra = payload[f.first_bytes + f.second_bytes :]
+    if kind is Claimed:
+        return Claimed(
+            f.at_ms, f.queue, f.number, f.epoch, f.when_ms, first or None, second or None
+        )
+    if kind is QueueCreated:
+        return QueueCreated(f.at_ms, f.queue, first, _read_settings(extra))
+    if kind is QueueConfigured:
+        return QueueConfigured(f.at_ms, f.queue, _read_settings(extra))
+    if kind is Moved:
+        return Moved(f.at_ms, f.queue, f.number, f.when_ms, f.other, bool(f.flags & _DEAD))
+    if kind is QueuePurged:
+        return QueuePurged(f.at_ms, f.queue, f.epoch, f.other)
+    if kind is QueueRemoved:
+        return QueueRemoved(f.at_ms, f.queue, f.epoch)
+    if kind is Expired:
+        return Expired(f.at_ms, f.queue, f.number)
+    if kind is Extended or kind is Released:
+        return cast(AnyEvent, kind(f.at_ms, f.queue, f.number, f.epoch, f.when_ms))
+    return cast(AnyEvent, kind(f.at_ms, f.queue, f.number, f.epoch))
+
+
+def place(header_offset: int, size_bytes: int) -> int:
+    """A `Pushed` event's place: where its header stands in the stream, and its message's size."""
+    return header_offset << PLACE_SIZE_BITS | size_bytes
+
+
+def offset_of(place: int) -> int:
+    """Where in the stream the header of a `Pushed` stands."""
+    return place >> PLACE_SIZE_BITS
+
+
+def read_header(header: bytes) -> Fields:
+    """The numbers of one event's header."""
+    return Fields._make(EVENT.unpack(header))
+
+
+def read_pushed(f: Fields, payload: bytes, header_offset: int) -> Pushed:
+    """A `Pushed` from its header and payload. Raises CorruptEntry if they do not match."""
+    if f.kind not in _WITH_CONTENT or crc32(payload) != f.payload_crc:
+        raise CorruptEntry(f"the content of the message at offset {header_offset} is damaged")
+    return _read_pushed(f, payload, bodies=True)

@@ -1,0 +1,217 @@
+"""A journal in segment files: events become durable here, many of them with one sync.
+
+Three promises can be chosen from, each named for what an answer means:
+
+    sync      what was answered is on the disk: it survives a power cut
+    interval  it is on the disk within the interval: a power cut costs at most that much
+    os        it is with the operating system: it survives the process, a power cut costs more
+
+Whoever waits for the disk first syncs for all who wait. Bodies are read back from the mapped files;
+those pushed lately are kept at hand, because most messages are pulled soon after they were pushed.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, get_args
+
+from penstock.core.events import AnyEvent, Pushed
+from penstock.errors import CorruptEntry, InvalidField, JournalError
+from penstock.journal import codec, concerns
+from penstock.journal.segments import Segments
+from penstock.service import PULL_LIMIT_MAX, Batch, Command, Pull, Push, Redrive
+
+Durability = Literal["sync", "interval", "os"]
+
+# Under `os` a sync now and then lets readers of the files see how far the stream has come.
+_OS_SYNC_MS: Final = 1_000
+_RECENT_MAX: Final = 1_024
+_RECENT_BODY_BYTES_MAX: Final = 8_192
+# More than any entry needs beside the bodies: headers, texts and extras of one event.
+_EVENT_ROOM_BYTES: Final = 2_048
+_COMMAND_ROOM_BYTES: Final = 64 * 1_024
+
+
+def check_durability(text: str) -> Durability:
+    """The durability of this name. Raises InvalidField."""
+    if text not in get_args(Durability):
+        raise InvalidField(f"durability: {text!r} is none of {', '.join(get_args(Durability))}")
+    return text  # type: ignore[return-value]
+
+
+class FileJournal:
+    """A `Journal` over segments; an entry's id is its sequence."""
+
+    keeps_nothing = False
+
+    def __init__(
+        self, segments: Segments, durability: Durability = "sync", interval_ms: int = 50
+    ) -> None:
+        self.segments = segments
+        self.durability: Durability = durability
+        self.durable_sequence = segments.next_id - 1
+        self._append = segments.append
+        self._answers_before_sync = durability != "sync"
+        self._recent: dict[int, Pushed] = {}
+        self._syncing = threading.Lock()
+        # Guarded by its own lock: callbacks for when a sequence is durable, and the thread's end.
+        self._wanted = threading.Condition()
+        self._callbacks: list[tuple[int, Callable[[], None]]] = []
+        self._closing = False
+        self._period_s = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0) / 1_000
+        self._thread: threading.Thread | None = None
+        # Called once when the stream passes `growth_limit`; set by whoever keeps house.
+        self.growth_limit = 1 << 62
+        self.grown: Callable[[], None] = _nothing
+
+    def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
+        data, messages = codec.encode(events)
+        # Room was made before the command was decided: what is left may be used to the last byte.
+        sequence, data_offset = self._append((data,), version=codec.VERSION, reserved=True)
+        if self._answers_before_sync:
+            self.durable_sequence = sequence
+            if self._thread is None:
+                self._start()
+        if data_offset > self.growth_limit:
+            self.growth_limit = 1 << 62
+            self.grown()
+        if not messages:
+            return sequence, ()
+        places = [codec.place(data_offset + at, size) for at, size in messages]
+        if len(events) == 1 and isinstance(events[0], Pushed):
+            self._keep_at_hand(places[0], events[0])
+        else:
+            pushed = (event for event in events if isinstance(event, Pushed))
+            for place, event in zip(places, pushed, strict=False):
+                self._keep_at_hand(place, event)
+        return sequence, places
+
+    def _keep_at_hand(self, place: int, event: Pushed) -> None:
+        if len(event.body) <= _RECENT_BODY_BYTES_MAX:
+            if len(self._recent) >= _RECENT_MAX:
+                self._recent.clear()
+            self._recent[place] = event
+
+    def make_room(self, command: Command[object]) -> None:
+        """Sees to it that what the command may append will fit. Raises StoreFull.
+
+        Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
+        """
+        self.segments.ensure_room(*_room_needed(command))
+
+    def load(self, place: int) -> Pushed:
+        recent = self._recent.get(place)
+        if recent is not None:
+            return recent
+        offset = codec.offset_of(place)
+        try:
+            fields = codec.read_header(self.segments.read(offset, codec.EVENT_BYTES))
+            payload = self.segments.read(offset + fields.payload_at, fields.payload_bytes)
+        except InvalidField:
+            raise CorruptEntry(f"the message at offset {offset} is not where it was put") from None
+        return codec.read_pushed(fields, payload, offset)
+
+    def wait(self, sequence: int) -> None:
+        while self.durable_sequence < sequence:
+            # Whoever comes first syncs for all who came before the sync began.
+            with self._syncing:
+                if self.durable_sequence < sequence:
+                    self._sync()
+
+    def sync(self) -> None:
+        """Puts everything appended so far on the disk, whatever was promised."""
+        with self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        self.segments.sync()
+        if not self._answers_before_sync:
+            self.durable_sequence = self.segments.durable_next_id - 1
+
+    def notify(self, sequence: int, done: Callable[[], None]) -> None:
+        with self._wanted:
+            self._callbacks.append((sequence, done))
+            self._wanted.notify()
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=self._keep_syncing, name="penstock-sync", daemon=True
+        )
+        self._thread.start()
+
+    def _keep_syncing(self) -> None:
+        """Syncs when someone asks to be told, or every so often; ends with the journal."""
+        while True:
+            with self._wanted:
+                if not self._callbacks and not self._closing:
+                    self._wanted.wait(self._period_s or None)
+                if self._closing:
+                    return
+                if not self._callbacks and not self._period_s:
+                    continue
+            failed = False
+            try:
+                self.sync()
+            except JournalError:
+                # Everyone who asked is told; `wait` then says to each what happened.
+                failed = True
+            with self._wanted:
+                reached = 1 << 62 if failed else self.durable_sequence
+                due = [call for call in self._callbacks if call[0] <= reached]
+                self._callbacks = [call for call in self._callbacks if call[0] > reached]
+            for _, done in due:
+                done()
+            if failed:
+                return
+
+    def history(self, number: int) -> list[AnyEvent]:
+        return [
+            event
+            for event, _ in self.events(end=self.segments.end_offset)
+            if concerns(event, number)
+        ]
+
+    def events(
+        self, start_offset: int | None = None, end: int | None = None, bodies: bool = False
+    ) -> Iterator[tuple[AnyEvent, int]]:
+        """The events of a stretch of the stream, each with its place."""
+        for entry in self.segments.entries(start_offset, end):
+            if entry.version == codec.VERSION:
+                yield from codec.decode(entry.data, entry.data_offset, bodies)
+
+    def close(self) -> None:
+        with self._wanted:
+            self._closing = True
+            self._wanted.notify()
+        if self._thread is not None:
+            self._thread.join()
+        with self._syncing:
+            self.segments.close()
+
+
+def _room_needed(command: Command[object]) -> tuple[int, bool]:
+    """How many bytes the command may append at most, and whether it may use the reserve for it."""
+    if isinstance(command, Push):
+        return _push_bytes(command), False
+    if isinstance(command, Batch):
+        pushes = [item for item in command.items if isinstance(item, Push)]
+        size = sum(map(_push_bytes, pushes)) + _EVENT_ROOM_BYTES * len(command.items)
+        return size + _COMMAND_ROOM_BYTES, not pushes
+    if isinstance(command, Pull | Redrive):
+        # Other limits are not validated yet: room is made for the largest there is.
+        count = PULL_LIMIT_MAX if command.limit != 1 else 1
+        return count * _EVENT_ROOM_BYTES + _COMMAND_ROOM_BYTES, True
+    return _COMMAND_ROOM_BYTES, True
+
+
+def _push_bytes(command: Push) -> int:
+    """More than the push can need, without looking closely: it is not validated yet."""
+    size = _COMMAND_ROOM_BYTES + (len(command.body) if type(command.body) is bytes else 0)
+    if command.attributes is not None or command.context is not None:
+        size += 8 * len(repr((command.attributes, command.context)))
+    return size
+
+
+def _nothing() -> None:
+    pass

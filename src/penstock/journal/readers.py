@@ -1,0 +1,68 @@
+"""Named readers of a journal: how far each has read, so that nothing unread is dropped.
+
+Each reader is a small file in the store's `readers` directory. It says the offset in the stream up
+to which the reader needs nothing any more: its floor. Readers are other processes; they write their
+own file whole or not at all, and the journal looks at all of them before it drops anything.
+"""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.errors import InvalidField, StoreUnusable
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}", re.ASCII)
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """A reader's name, its floor, and when it last moved it."""
+
+    name: str
+    floor_offset: int
+    moved_at_ms: int
+
+
+def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
+    """Makes the reader known, or moves its floor. Raises InvalidField or StoreUnusable."""
+    if not _NAME.fullmatch(name):
+        raise InvalidField(f"reader: {name!r} is not a name of 1 to 80 of A-Z a-z 0-9 _ - .")
+    directory = store / "readers"
+    reader = Reader(name, floor_offset, now_ms)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        descriptor, made = tempfile.mkstemp(dir=directory, prefix=".new-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(reader))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, directory / f"{name}.json")
+    except OSError as error:
+        raise StoreUnusable(f"{directory}: cannot keep a reader: {error.strerror}") from error
+    return reader
+
+
+def registered(store: Path) -> list[Reader]:
+    """Every reader there is, by name. Raises StoreUnusable if one cannot be read."""
+    found = []
+    for path in sorted((store / "readers").glob("[!.]*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Reader))
+        except FileNotFoundError:
+            continue
+        except (OSError, msgspec.DecodeError) as error:
+            raise StoreUnusable(f"{path}: cannot be read as a reader: {error}") from error
+    return found
+
+
+def forget(store: Path, name: str) -> bool:
+    """Removes a reader that will not come back; false if there is none of this name."""
+    if not _NAME.fullmatch(name):
+        return False
+    path = store / "readers" / f"{name}.json"
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
