@@ -145,6 +145,25 @@ def test_appends_resume_unaided_when_room_returns():
     assert count + more + again + 1 == segments.next_id
 
 
+def test_room_that_was_ensured_is_there_when_the_append_comes():
+    disk = Disk(room_bytes=5 * FILE_BYTES)
+    segments = open_on(disk)
+    appended = 0
+    with contextlib.suppress(StoreFull):
+        while True:
+            segments.ensure_room(3000, reserved=False)
+            segments.append([bytes(3000)], version=VERSION)
+            appended += 1
+    assert appended > 3
+    end = segments.end_offset
+    segments.ensure_room(1000, reserved=True)
+    disk.room_bytes = 0
+    segments.append([bytes(1000)], version=VERSION, reserved=True)
+    assert segments.end_offset == end + 1032
+    with pytest.raises(StoreFull):
+        segments.ensure_room(4096, reserved=True)
+
+
 def test_a_larger_reserve_is_prepared_and_kept():
     disk = Disk(room_bytes=10 * FILE_BYTES)
     segments = open_on(disk, reserve_bytes=3 * 4096)

@@ -269,14 +269,10 @@ class Segments:
         self, data: bytes | memoryview, version: bytes, ttl_s: int, reserved: bool
     ) -> tuple[int, int]:
         """Append where there may be no room, a file to cross, or a reason to refuse."""
-        self._require_usable()
         start, entry_id = self._tip
         header = pack_header(version, ttl_s, entry_id, data)
         end = start + HEADER_BYTES + len(data)
-        needed = end if reserved else end + self._reserve_bytes
-        if needed > self._files.allocated_end:
-            self._prepare(needed)
-            self._require_usable()
+        self._make_room(end, reserved)
         self._files.write(start, header)
         self._files.write(start + HEADER_BYTES, data)
         self._tip = (end, entry_id + 1)
@@ -314,10 +310,15 @@ class Segments:
         """
         end = self._tip[0] + HEADER_BYTES + size_bytes
         if end > self._fast_end:
+            self._make_room(end, reserved)
+
+    def _make_room(self, end: int, reserved: bool) -> None:
+        self._require_usable()
+        needed = end if reserved else end + self._reserve_bytes
+        if needed > self._files.allocated_end:
+            self._prepare(needed)
+            # Making files ends early if a sync failed meanwhile.
             self._require_usable()
-            needed = end if reserved else end + self._reserve_bytes
-            if needed > self._files.allocated_end:
-                self._prepare(needed)
 
     def prepare(self) -> None:
         """Make the spare files that are wanted; off the hot path, from any thread.
