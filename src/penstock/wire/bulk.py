@@ -1,0 +1,272 @@
+"""Many pushes to one queue in one frame: the bodies end to end, and what they share only once.
+
+    body     head size (4) · head · count × body size (4 each) · bodies, end to end
+    head     MessagePack array: queue, count, then what all messages share (delay_ms, priority,
+             ttl_ms, group, attributes), then columns with one value a message, or nil for none
+             (delays_ms, priorities, ttls_ms, groups, dedup_ids, attributes)
+    reply    MessagePack array: count, then of the messages pushed the ids (what all share, and the
+             rest of each), the sequences (8 bytes each) and which were duplicates; then the errors,
+             each with the numbers of the messages it refused
+
+Where a column is given, its value stands for the shared one, nil meaning the shared one after all.
+The whole is one `Batch` to the engine: one append, and each message accepted or refused alone.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidField, PenstockError, ProtocolError
+from penstock.service import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, Attributes, Batch, Push, PushReply
+from penstock.wire.frames import (
+    BULK_PUSH,
+    FRAME_BYTES_MAX,
+    HEADER,
+    REPLY,
+    Body,
+    error_from,
+    error_words,
+    read_attributes,
+)
+
+T = TypeVar("T")
+_SIZE: Final = struct.Struct("<I")
+_SIZE_BYTES: Final = _SIZE.size
+_IS_BIG_ENDIAN: Final = sys.byteorder == "big"
+_Raw = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=ATTRIBUTES_MAX)]
+_Rows = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
+
+
+class BulkPush(msgspec.Struct, frozen=True, kw_only=True):
+    """Pushes to one queue: the bodies, what they share, and columns with one value a message."""
+
+    queue: str
+    bodies: Sequence[bytes]
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    group: str | None = None
+    attributes: Attributes | None = None
+    delays_ms: Sequence[int | None] | None = None
+    priorities: Sequence[int | None] | None = None
+    ttls_ms: Sequence[int | None] | None = None
+    groups: Sequence[str | None] | None = None
+    dedup_ids: Sequence[str | None] | None = None
+    each_attributes: Sequence[Attributes | None] | None = None
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    queue: str
+    count: Annotated[int, msgspec.Meta(ge=0, le=BATCH_ITEMS_MAX)]
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    group: str | None = None
+    attributes: _Raw | None = None
+    delays_ms: Annotated[list[int | None], _Rows] | None = None
+    priorities: Annotated[list[int | None], _Rows] | None = None
+    ttls_ms: Annotated[list[int | None], _Rows] | None = None
+    groups: Annotated[list[str | None], _Rows] | None = None
+    dedup_ids: Annotated[list[str | None], _Rows] | None = None
+    each_attributes: Annotated[list[_Raw | None], _Rows] | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    count: int
+    id_start: str
+    id_rests: bytes | list[str]
+    sequences: bytes
+    duplicates: list[int]
+    errors: list[tuple[list[str], list[int]]]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
+_decode_reply: Final = msgspec.msgpack.Decoder(_Reply).decode
+_COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", "each_attributes")
+
+
+def encode_bulk(request: int, bulk: BulkPush, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """The frame of many pushes. Raises InvalidField for what cannot travel."""
+    bodies = bulk.bodies
+    count = len(bodies)
+    if count > BATCH_ITEMS_MAX:
+        raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
+    for column in _COLUMNS:
+        values = getattr(bulk, column)
+        if values is not None and len(values) != count:
+            raise InvalidField(f"{column}: {len(values)} values for {count} bodies")
+    fields = [
+        getattr(bulk, field) if field != "count" else count for field in _Head.__struct_fields__
+    ]
+    try:
+        head = _encode(fields)
+        sizes = array("I", map(len, bodies))
+        joined = b"".join(bodies)
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise InvalidField(f"bulk: cannot be sent: {str(fault)[:200]}") from None
+    if _IS_BIG_ENDIAN:
+        sizes.byteswap()
+    total = _SIZE_BYTES + len(head) + _SIZE_BYTES * count + len(joined)
+    if total > frame_bytes_max:
+        raise InvalidField(f"bodies: {total} bytes in all; a frame takes at most {frame_bytes_max}")
+    parts = (
+        HEADER.pack(total, BULK_PUSH, request),
+        _SIZE.pack(len(head)),
+        head,
+        sizes.tobytes(),
+        joined,
+    )
+    return b"".join(parts)
+
+
+def decode_bulk(body: Body) -> Batch:
+    """The batch that a bulk push stands for. Raises InvalidField or ProtocolError."""
+    view = memoryview(body)
+    if len(view) < _SIZE_BYTES:
+        raise ProtocolError("the client sent a bulk push without a head")
+    head_end = _SIZE_BYTES + _SIZE.unpack_from(view)[0]
+    if head_end > len(view):
+        raise ProtocolError("the client sent a bulk push whose head is longer than itself")
+    try:
+        head = _decode_head(view[_SIZE_BYTES:head_end])
+    except msgspec.ValidationError as fault:
+        raise InvalidField(f"bulk: {str(fault).replace('`', '')}") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as fault:
+        raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
+    bodies = _split(view[head_end:], head.count)
+    shared = None if head.attributes is None else read_attributes(head.attributes)
+    return Batch(
+        list(
+            map(
+                Push,
+                repeat(head.queue, head.count),
+                bodies,
+                _column("delays_ms", head.delays_ms, head.delay_ms, head.count),
+                _column("priorities", head.priorities, head.priority, head.count),
+                _column("ttls_ms", head.ttls_ms, head.ttl_ms, head.count),
+                _column("dedup_ids", head.dedup_ids, None, head.count),
+                _column("groups", head.groups, head.group, head.count),
+                _column("each_attributes", _read_each(head), shared, head.count),
+            )
+        )
+    )
+
+
+def _split(view: memoryview, count: int) -> Iterable[bytes]:
+    """The bodies, by their sizes, without a step in Python for each."""
+    bodies = view[_SIZE_BYTES * count :]
+    sizes = array("I")
+    if len(view) < _SIZE_BYTES * count:
+        raise ProtocolError(f"the client sent a bulk push too short for {count} sizes")
+    sizes.frombytes(view[: _SIZE_BYTES * count])
+    if _IS_BIG_ENDIAN:
+        sizes.byteswap()
+    ends = list(accumulate(sizes, initial=0))
+    if ends[-1] != len(bodies):
+        raise ProtocolError(
+            f"the client sent a bulk push of {len(bodies)} bytes whose sizes add up to {ends[-1]}"
+        )
+    return map(bytes, map(bodies.__getitem__, map(slice, ends, ends[1:])))
+
+
+def _column(name: str, values: list[T | None] | None, shared: T, count: int) -> Iterable[T]:
+    if values is None:
+        return repeat(shared, count)
+    if len(values) != count:
+        raise InvalidField(f"{name}: {len(values)} values for {count} bodies")
+    return [shared if value is None else value for value in values]
+
+
+def _read_each(head: _Head) -> list[dict[str, Any] | None] | None:
+    if head.each_attributes is None:
+        return None
+    return [None if row is None else read_attributes(row) for row in head.each_attributes]
+
+
+def encode_bulk_reply(request: int, replies: Sequence[PushReply | PenstockError]) -> bytes:
+    """The frame that answers a bulk push."""
+    ids: list[str] = []
+    sequences = array("Q")
+    duplicates: list[int] = []
+    refused: dict[tuple[str, ...], list[int]] = {}
+    for number, reply in enumerate(replies):
+        if isinstance(reply, PushReply):
+            ids.append(reply.id)
+            sequences.append(reply.sequence)
+            if reply.duplicate:
+                duplicates.append(number)
+        else:
+            refused.setdefault(tuple(error_words(reply)), []).append(number)
+    start = _shared_start(ids)
+    rests = [id_[len(start) :] for id_ in ids]
+    widths = set(map(len, rests))
+    if _IS_BIG_ENDIAN:
+        sequences.byteswap()
+    body = _encode(
+        (
+            len(replies),
+            start,
+            "".join(rests).encode() if len(widths) == 1 and "".join(rests).isascii() else rests,
+            sequences.tobytes(),
+            duplicates,
+            list(refused.items()),
+        )
+    )
+    return HEADER.pack(len(body), REPLY, request) + body
+
+
+def _shared_start(texts: list[str]) -> str:
+    if not texts:
+        return ""
+    low, high = min(texts), max(texts)
+    # One id is its own start but for a character, so that there is always a rest to count by.
+    for place, (one, other) in enumerate(zip(low[:-1], high, strict=False)):
+        if one != other:
+            return low[:place]
+    return low[:-1]
+
+
+def decode_bulk_reply(body: Body) -> list[PushReply | PenstockError]:
+    """Each message's reply or error, in order. Raises ProtocolError."""
+    try:
+        reply = _decode_reply(body)
+        sequences = array("Q")
+        sequences.frombytes(reply.sequences)
+        if _IS_BIG_ENDIAN:
+            sequences.byteswap()
+        refused = {number: words for words, numbers in reply.errors for number in numbers}
+        rests = reply.id_rests
+        if isinstance(rests, bytes):
+            rests = _even_parts(rests.decode("ascii"), len(sequences))
+        if len(rests) != len(sequences) or len(rests) + len(refused) != reply.count:
+            raise ValueError("its parts do not add up")
+        if not refused and not reply.duplicates:
+            ids = map(reply.id_start.__add__, rests)
+            return list(map(PushReply, ids, sequences, repeat(False)))
+        pushed = zip(rests, sequences, strict=True)
+        duplicates = frozenset(reply.duplicates)
+        return [
+            error_from(refused[number])
+            if number in refused
+            else _pushed(reply.id_start, next(pushed), number in duplicates)
+            for number in range(min(reply.count, BATCH_ITEMS_MAX))
+        ]
+    except (msgspec.DecodeError, ValueError, StopIteration, RuntimeError) as fault:
+        raise ProtocolError(f"the server sent a bulk reply of the wrong shape: {fault}") from None
+
+
+def _pushed(start: str, row: tuple[str, int], duplicate: bool) -> PushReply:
+    return PushReply(start + row[0], row[1], duplicate)
+
+
+def _even_parts(text: str, count: int) -> list[str]:
+    if not count or len(text) % count:
+        raise ValueError("its ids do not have one width")
+    width = len(text) // count
+    return [text[at : at + width] for at in range(0, len(text), width)]
