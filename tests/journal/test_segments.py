@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -375,6 +376,39 @@ def test_a_foreign_file_under_a_segment_name_is_refused(tmp_path):
     with pytest.raises(StoreUnusable, match="is not a segment file, or is damaged"):
         open_in(tmp_path)
     assert name.read_bytes() == b"not a segment" * 1000
+
+
+@pytest.mark.parametrize("file_bytes", [0, 4096, 8193, 2**63])
+def test_a_header_with_an_impossible_file_size_is_refused(tmp_path, file_bytes):
+    open_in(tmp_path).close()
+    for name in sorted(tmp_path.iterdir()):
+        image = bytearray(name.read_bytes())
+        image[32:40] = file_bytes.to_bytes(8, "little")
+        image[56:60] = zlib.crc32(bytes(image[:56])).to_bytes(4, "little")
+        name.write_bytes(image)
+    for writable in (False, True):
+        with pytest.raises(StoreUnusable, match=f"{tmp_path}: "):
+            open_in(tmp_path, writable=writable).close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_files_of_garbage_are_refused_or_read_but_never_crash(tmp_path, seed):
+    rng = random.Random(seed)
+    with open_in(tmp_path) as segments:
+        append_all(segments, [bytes([n]) * 700 for n in range(15)])
+    for name in sorted(tmp_path.iterdir()):
+        image = bytearray(name.read_bytes())
+        for _ in range(rng.randrange(4)):
+            at, size = rng.randrange(len(image)), rng.choice([1, 64, 5000])
+            image[at : at + size] = rng.randbytes(min(size, len(image) - at))
+        name.write_bytes(image[: rng.choice([0, 100, 5000, 8192, 8192, 8192, 8192])])
+    for writable in (False, True):
+        try:
+            with open_in(tmp_path, writable=writable) as segments:
+                for entry in segments.entries():
+                    assert entry.data == bytes([entry.entry_id - 1]) * 700
+        except JournalError as refused:
+            assert str(tmp_path) in str(refused)  # noqa: PT017
 
 
 def test_files_of_two_streams_are_not_taken_for_one(tmp_path):

@@ -24,6 +24,7 @@ from penstock.journal.scan import Quarantined, valid_end
 from penstock.journal.storage import Directory
 
 _CHUNK_BYTES = 1 << 20
+_FILE_BYTES_MAX = 1 << 40
 
 
 @dataclass
@@ -125,7 +126,10 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
     if len(identities) > 1 or len(sizes) > 1:
         raise StoreUnusable(f"{directory.path}: its files belong to different streams")
     # With no whole header left a slot has told the identity, and the longest file its size.
-    return identities.pop(), sizes.pop() if sizes else max(pages.sizes.values())
+    file_bytes = sizes.pop() if sizes else max(pages.sizes.values())
+    if not 2 * PAGE_BYTES <= file_bytes <= _FILE_BYTES_MAX or file_bytes % PAGE_BYTES:
+        raise StoreUnusable(f"{directory.path}: its files cannot have {file_bytes} bytes each")
+    return identities.pop(), file_bytes
 
 
 def repair(files: Files, examined: Examined) -> tuple[int, int]:
