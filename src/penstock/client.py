@@ -311,7 +311,7 @@ class Queues:
 
 def redrive_steps(queue: str, to: str | None, limit: int | None, visible: int) -> Iterable[Redrive]:
     """The commands of a redrive: short ones, so that nobody else has to wait for a long one."""
-    left = visible if limit is None else check_number("limit", limit, 1, 2**63)
+    left = visible if limit is None else check_number("limit", limit, 1, 2**63 - 1)
     if not left:
         # Nothing to move, but a wrong name must still be told.
         yield Redrive(queue, to, 1)

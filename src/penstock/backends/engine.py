@@ -220,6 +220,10 @@ class Engine:
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
+        if len(events) == 1:
+            event = events[0]
+            self.shard.place(event.queue, event.number, places[0])  # type: ignore[union-attr]
+            return
         pushed = [event for event in events if isinstance(event, Pushed)]
         for event, place in zip(pushed, places, strict=True):
             self.shard.place(event.queue, event.number, place)

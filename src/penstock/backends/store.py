@@ -123,7 +123,7 @@ def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
         if found is not None and segments.first_offset <= found[0].offset <= segments.end_offset:
             start, last_ms, shard = found[0].offset, found[0].at_ms, found[1]
             break
-    for event, place in journal.events(start, segments.end_offset):
+    for event, place in journal.replayed(start):
         last_ms = max(last_ms, event.at_ms)
         heed(shard, event)
         if isinstance(event, Pushed | Carried):

@@ -221,12 +221,8 @@ class Upkeep:
         floors = [reader.floor_offset for reader in readers.registered(self._store)]
         kept = [offset_of(path) for path in snapshot_paths(self._store)]
         offset = min([cutoff, *kept, *floors])
-        if offset <= self._segments.first_offset:
-            return
-        # Entries do not end where files do. One so large that none begins in the file at which
-        # we would stop may still hold living content: then the file stays until the next pass.
-        start = self._segments.first_entry_from(offset)
-        if start // self._segments.payload_bytes == offset // self._segments.payload_bytes:
+        start = self._journal.entry_before(offset)
+        if start > self._segments.first_offset:
             self._segments.drop_before(start, archive=self._archive)
 
 

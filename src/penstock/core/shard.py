@@ -388,9 +388,11 @@ class ShardState:
         if existing is not None:
             settings = changed_settings(existing.settings, command.settings)
             if settings != existing.settings:
+                fixed = settings.fifo != existing.settings.fifo
                 raise QueueExists(
                     f"queue: {name!r} exists with other settings "
-                    f"({_difference(existing.settings, settings)}); configure it instead"
+                    f"({_difference(existing.settings, settings)}); "
+                    + ("use another name" if fixed else "configure it instead")
                 )
             return []
         settings = changed_settings(QueueSettings(), command.settings)

@@ -81,8 +81,9 @@ KINDS: Final[tuple[type, ...]] = (
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
 _DEAD: Final = 1
 _WITH_CONTENT: Final = frozenset({5, 15})
-# The commonest blocks hold one event without a payload: one call packs them whole.
-_pack_small = struct.Struct("<IIQ" + "BBHIQQQQIIHHIII").pack
+# Most blocks hold one event: one call packs them whole.
+_pack_single = struct.Struct("<IIQ" + "BBHIQQQQIIHHIII").pack
+_NO_MESSAGES: Final[list[tuple[int, int]]] = []
 _pack_event = EVENT.pack
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
@@ -124,21 +125,9 @@ def encode(
     Messages are what `Pushed` and `Carried` hold.
     """
     if len(events) == 1:
-        event = events[0]
-        kind = type(event)
-        if kind is Deleted:
-            e = cast(Deleted, event)
-            return _pack_small(
-                1, shard, term, 11, 0, 0, e.queue, e.number, e.at_ms, 0, 0, e.epoch,
-                0, 0, 0, 0, EVENT_BYTES, 0,
-            ), []  # fmt: skip
-        if kind is Claimed:
-            c = cast(Claimed, event)
-            if c.attempt_id is None and c.holder is None:
-                return _pack_small(
-                    1, shard, term, 7, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0,
-                    c.epoch, 0, 0, 0, 0, EVENT_BYTES, 0,
-                ), []  # fmt: skip
+        single = _encode_single(events[0], shard, term)
+        if single is not None:
+            return single
     headers = [BLOCK.pack(len(events), shard, term)]
     payloads: list[bytes] = []
     messages: list[tuple[int, int]] = []
@@ -156,6 +145,35 @@ def encode(
         at += EVENT_BYTES
         end += len(payload)
     return b"".join((*headers, *payloads)), messages
+
+
+def _encode_single(
+    event: AnyEvent, shard: int, term: int
+) -> tuple[bytes, list[tuple[int, int]]] | None:
+    """The block of one event of the three commonest kinds, if it is as plain as most are."""
+    kind = type(event)
+    if kind is Deleted:
+        d = cast(Deleted, event)
+        return _pack_single(
+            1, shard, term, 11, 0, 0, d.queue, d.number, d.at_ms, 0, 0, d.epoch,
+            0, 0, 0, 0, EVENT_BYTES, 0,
+        ), _NO_MESSAGES  # fmt: skip
+    if kind is Claimed:
+        c = cast(Claimed, event)
+        if c.attempt_id is None and c.holder is None:
+            return _pack_single(
+                1, shard, term, 7, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0, c.epoch,
+                0, 0, 0, 0, EVENT_BYTES, 0,
+            ), _NO_MESSAGES  # fmt: skip
+    if kind is Pushed:
+        p = cast(Pushed, event)
+        body = p.body
+        if p.group is None and p.dedup_id is None and p.attributes is None and p.context is None:
+            return _pack_single(
+                1, shard, term, 5, p.priority, 0, p.queue, p.number, p.at_ms, p.visible_at_ms,
+                p.expires_at_ms, 0, len(body), 0, 0, 0, EVENT_BYTES, crc32(body),
+            ) + body, [(BLOCK_BYTES, p.size_bytes)]  # fmt: skip
+    return None
 
 
 Encoded = tuple[tuple[int, ...], tuple[bytes, ...]]

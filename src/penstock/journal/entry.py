@@ -70,12 +70,19 @@ def pack_header(
     if len(version) != 8 or not version[0]:
         raise InvalidField(f"an entry's version is eight bytes, the first not zero: {version!r}")
     try:
-        rest = _pack_rest(version, len(data), ttl_s, entry_id, crc32(data))
+        return make_header(version, ttl_s, entry_id, data)
     except struct.error:
         raise InvalidField(
             f"an entry holds at most {SIZE_BYTES_MAX} bytes for at most {TTL_S_MAX} s, "
             f"not {len(data)} bytes for {ttl_s} s"
         ) from None
+
+
+def make_header(
+    version: bytes, ttl_s: int, entry_id: int, data: bytes | bytearray | memoryview
+) -> bytes:
+    """Return the header of fields that are known to fit."""
+    rest = _pack_rest(version, len(data), ttl_s, entry_id, crc32(data))
     return _pack_crc(crc32(rest)) + rest
 
 

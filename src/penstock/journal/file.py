@@ -11,12 +11,14 @@ those pushed lately are kept at hand, because most messages are pulled soon afte
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from penstock.core.events import AnyEvent, Pushed
-from penstock.errors import CorruptEntry, InvalidField, JournalError
+from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull
 from penstock.journal import codec, concerns
+from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.segments import Segments
 from penstock.service import PULL_LIMIT_MAX, Batch, Command, Pull, Push, Redrive
 
@@ -25,10 +27,12 @@ Durability = Literal["sync", "interval", "os"]
 # Under `os` a sync now and then lets readers of the files see how far the stream has come.
 _OS_SYNC_MS: Final = 1_000
 _RECENT_MAX: Final = 1_024
-_RECENT_BODY_BYTES_MAX: Final = 8_192
+_RECENT_BYTES_MAX: Final = 8_192
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
 _COMMAND_ROOM_BYTES: Final = 64 * 1_024
+_AMPLE_BYTES: Final = 1024 * 1024
+_MARK_BYTES: Final = 1024 * 1024
 
 
 def check_durability(text: str) -> Durability:
@@ -49,7 +53,12 @@ class FileJournal:
         self.segments = segments
         self.durability: Durability = durability
         self.durable_sequence = segments.next_id - 1
-        self._append = segments.append
+        self._append_data = segments.append_data
+        self._end_offset = segments.end_offset
+        self._room_until = 0
+        # Offsets at which entries begin, about a megabyte apart: the stream can be cut at them.
+        self._marks: deque[int] = deque()
+        self._next_mark = 0
         self._answers_before_sync = durability != "sync"
         self._recent: dict[int, Pushed] = {}
         self._syncing = threading.Lock()
@@ -66,37 +75,70 @@ class FileJournal:
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         data, messages = codec.encode(events)
         # Room was made before the command was decided: what is left may be used to the last byte.
-        sequence, data_offset = self._append((data,), version=codec.VERSION, reserved=True)
+        sequence, data_offset = self._append_data(data, codec.VERSION, True)
+        self._end_offset = data_offset + len(data)
         if self._answers_before_sync:
             self.durable_sequence = sequence
             if self._thread is None:
                 self._start()
+        if data_offset > self._next_mark:
+            self._mark(data_offset)
+        if not messages:
+            return sequence, ()
+        if len(messages) == 1:
+            at, size = messages[0]
+            places = [codec.place(data_offset + at, size)]
+        else:
+            places = [codec.place(data_offset + at, size) for at, size in messages]
+        self._keep_at_hand(events, places)
+        return sequence, places
+
+    def _mark(self, data_offset: int) -> None:
+        """Notes where an entry begins, every so often, and tells when the stream has grown."""
+        self._marks.append(data_offset - HEADER_BYTES)
+        self._next_mark = data_offset + _MARK_BYTES
         if data_offset > self.growth_limit:
             self.growth_limit = 1 << 62
             self.grown()
-        if not messages:
-            return sequence, ()
-        places = [codec.place(data_offset + at, size) for at, size in messages]
-        if len(events) == 1 and isinstance(events[0], Pushed):
-            self._keep_at_hand(places[0], events[0])
-        else:
-            pushed = (event for event in events if isinstance(event, Pushed))
-            for place, event in zip(places, pushed, strict=False):
-                self._keep_at_hand(place, event)
-        return sequence, places
 
-    def _keep_at_hand(self, place: int, event: Pushed) -> None:
-        if len(event.body) <= _RECENT_BODY_BYTES_MAX:
-            if len(self._recent) >= _RECENT_MAX:
-                self._recent.clear()
-            self._recent[place] = event
+    def entry_before(self, offset: int) -> int:
+        """Where some entry at or not long before `offset` begins; the stream's start if unknown."""
+        while len(self._marks) > 1 and self._marks[1] <= offset:
+            self._marks.popleft()
+        if self._marks and self._marks[0] <= offset:
+            return self._marks[0]
+        return self.segments.first_offset
 
-    def make_room(self, command: Command[object]) -> None:
+    def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
+        recent = self._recent
+        if len(recent) + len(places) > _RECENT_MAX:
+            recent.clear()
+        if len(events) == 1:
+            event = events[0]
+            if type(event) is Pushed and event.size_bytes <= _RECENT_BYTES_MAX:
+                recent[places[0]] = event
+            return
+        pushed = [event for event in events if isinstance(event, Pushed)]
+        for place, each in zip(places, pushed, strict=False):
+            if each.size_bytes <= _RECENT_BYTES_MAX:
+                recent[place] = each
+
+    def make_room(self, command: Command[Any]) -> None:
         """Sees to it that what the command may append will fit. Raises StoreFull.
 
         Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
         """
-        self.segments.ensure_room(*_room_needed(command))
+        size, reserved = _room_needed(command)
+        if self._end_offset + size > self._room_until:
+            self._find_room(size, reserved)
+
+    def _find_room(self, size: int, reserved: bool) -> None:
+        try:
+            # Ample, so that the next many commands need not ask.
+            self.segments.ensure_room(size + _AMPLE_BYTES, reserved=False)
+            self._room_until = self._end_offset + size + _AMPLE_BYTES
+        except StoreFull:
+            self.segments.ensure_room(size, reserved)
 
     def load(self, place: int) -> Pushed:
         recent = self._recent.get(place)
@@ -165,20 +207,22 @@ class FileJournal:
             if failed:
                 return
 
+    def replayed(self, start_offset: int | None) -> Iterator[tuple[AnyEvent, int]]:
+        """The events from there to the end, without bodies, each with its place: for opening."""
+        for entry in self.segments.entries(start_offset, self.segments.end_offset):
+            if entry.data_offset > self._next_mark:
+                self._mark(entry.data_offset)
+            if entry.version == codec.VERSION:
+                yield from codec.decode(entry.data, entry.data_offset, bodies=False)
+
     def history(self, number: int) -> list[AnyEvent]:
         return [
             event
-            for event, _ in self.events(end=self.segments.end_offset)
+            for entry in self.segments.entries(end=self.segments.end_offset)
+            if entry.version == codec.VERSION
+            for event, _ in codec.decode(entry.data, entry.data_offset, bodies=False)
             if concerns(event, number)
         ]
-
-    def events(
-        self, start_offset: int | None = None, end: int | None = None, bodies: bool = False
-    ) -> Iterator[tuple[AnyEvent, int]]:
-        """The events of a stretch of the stream, each with its place."""
-        for entry in self.segments.entries(start_offset, end):
-            if entry.version == codec.VERSION:
-                yield from codec.decode(entry.data, entry.data_offset, bodies)
 
     def close(self) -> None:
         with self._wanted:
@@ -190,18 +234,21 @@ class FileJournal:
             self.segments.close()
 
 
-def _room_needed(command: Command[object]) -> tuple[int, bool]:
-    """How many bytes the command may append at most, and whether it may use the reserve for it."""
-    if isinstance(command, Push):
-        return _push_bytes(command), False
-    if isinstance(command, Batch):
-        pushes = [item for item in command.items if isinstance(item, Push)]
-        size = sum(map(_push_bytes, pushes)) + _EVENT_ROOM_BYTES * len(command.items)
+def _room_needed(command: Command[Any]) -> tuple[int, bool]:
+    """How many bytes the command may append at most, and whether it may use the reserve for it.
+
+    Nothing is validated yet, so this looks at types and otherwise assumes the largest there is.
+    """
+    kind = type(command)
+    if kind is Push:
+        return _push_bytes(cast(Push, command)), False
+    if kind is Batch:
+        items = cast(Batch, command).items
+        pushes = [item for item in items if type(item) is Push]
+        size = sum(map(_push_bytes, pushes)) + _EVENT_ROOM_BYTES * len(items)
         return size + _COMMAND_ROOM_BYTES, not pushes
-    if isinstance(command, Pull | Redrive):
-        # Other limits are not validated yet: room is made for the largest there is.
-        count = PULL_LIMIT_MAX if command.limit != 1 else 1
-        return count * _EVENT_ROOM_BYTES + _COMMAND_ROOM_BYTES, True
+    if kind is Redrive or (kind is Pull and cast(Pull, command).limit != 1):
+        return PULL_LIMIT_MAX * _EVENT_ROOM_BYTES + _COMMAND_ROOM_BYTES, True
     return _COMMAND_ROOM_BYTES, True
 
 

@@ -28,7 +28,13 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
-from penstock.journal.entry import HEADER_BYTES, StoredEntry, pack_header, unpack_header
+from penstock.journal.entry import (
+    HEADER_BYTES,
+    StoredEntry,
+    make_header,
+    pack_header,
+    unpack_header,
+)
 from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
 from penstock.journal.files import Files, name_of, numbers_in
 from penstock.journal.recovery import Examined, examine, newest_slot, repair
@@ -254,13 +260,19 @@ class Segments:
         room for it beside the reserve; InvalidField; JournalError if an earlier sync failed.
         """
         data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._append_with_care(data, version, ttl_s, reserved)
+
+    def append_data(self, data: bytes, version: bytes, reserved: bool) -> tuple[int, int]:
+        """Write one entry, as `append` does, that is in one piece and lives for ever: the hot path.
+
+        The version is taken as it is.
+        """
         start, entry_id = self._tip
         end = start + HEADER_BYTES + len(data)
         if end > self._fast_end or len(data) > _JOIN_BYTES_MAX:
-            return self._append_with_care(data, version, ttl_s, reserved)
-        header = pack_header(version, ttl_s, entry_id, data)
+            return self._append_with_care(data, version, 0, reserved)
         base = self._map_base
-        self._map[start - base : end - base] = header + data
+        self._map[start - base : end - base] = make_header(version, 0, entry_id, data) + data
         # One assignment, after the bytes are there: a sync in another thread sees both or neither.
         self._tip = (end, entry_id + 1)
         return entry_id, start + HEADER_BYTES
