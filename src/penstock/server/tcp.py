@@ -1,0 +1,134 @@
+"""The frame server on TCP: loopback for anyone on this host, elsewhere only with token and TLS.
+
+A host name stands for all its addresses, and all of them must be loopback to count as that. Plain
+TCP beyond loopback, or without a token there, needs to be asked for by a flag whose name says what
+it is; it is for networks that protect themselves.
+"""
+
+import asyncio
+import socket
+import ssl
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.errors import InvalidField
+from penstock.server.ipc import Connection, Desk
+
+PORT: Final = 7420
+_TOKEN_CHARS_MIN: Final = 16
+
+
+class TcpAddress(NamedTuple):
+    """A host and a port; port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_address(text: str) -> TcpAddress:
+    """An address from `HOST:PORT`, `[V6]:PORT` or `HOST`. Raises InvalidField."""
+    host, port = text, str(PORT)
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or rest[:1] not in ("", ":"):
+            raise InvalidField(f"address: {text[:100]!r} is not of the form [HOST]:PORT")
+        port = rest[1:] or port
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65_535:
+        raise InvalidField(f"address: {text[:100]!r} is not of the form HOST:PORT")
+    return TcpAddress(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host can only mean this machine. Raises InvalidField if it means nothing."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InvalidField(f"address: {host[:100]!r} cannot be found: {error}") from None
+    return all(ip_address(entry[4][0]).is_loopback for entry in found)
+
+
+def check_exposure(
+    address: TcpAddress, *, has_token: bool, has_tls: bool, insecure: bool = False
+) -> None:
+    """Refuses an address that would let strangers in. Raises InvalidField."""
+    if insecure or (has_token and has_tls) or is_loopback(address.host):
+        return
+    missing = " and ".join(
+        flag
+        for flag, given in (("--token-file", has_token), ("--tls-cert with --tls-key", has_tls))
+        if not given
+    )
+    raise InvalidField(
+        f"address: {address} can be reached from elsewhere: give {missing}, listen on 127.0.0.1, "
+        "or say --insecure-open-to-the-network"
+    )
+
+
+def read_token(path: str) -> str:
+    """The token in a file, without the white space around it. Raises InvalidField."""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidField(f"token file: cannot read {path!r}: {reason}") from None
+    if len(token) < _TOKEN_CHARS_MIN:
+        raise InvalidField(
+            f"token file: {path!r} holds {len(token)} characters; at least {_TOKEN_CHARS_MIN}"
+        )
+    return token
+
+
+def server_tls(cert: str, key: str) -> ssl.SSLContext:
+    """TLS with this certificate and key. Raises InvalidField."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidField(f"tls: cannot use {cert!r} with {key!r}: {reason}") from None
+    return context
+
+
+async def listen_tcp(
+    desk: Desk,
+    address: TcpAddress,
+    *,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+) -> asyncio.Server:
+    """Lets clients in at a TCP address. Raises InvalidField if it would be open to strangers."""
+    check_exposure(
+        address, has_token=desk.token is not None, has_tls=tls is not None, insecure=insecure
+    )
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(
+            lambda: _TcpConnection(desk), address.host, address.port, ssl=tls, backlog=1_024
+        )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidField(f"address: cannot listen on {address}: {reason}") from None
+
+
+class _TcpConnection(Connection):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        link = transport.get_extra_info("socket")
+        if link is not None:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_silence(link)
+        super().connection_made(transport)
+
+
+def _notice_silence(link: socket.socket) -> None:
+    """Has the system find out when the other machine is gone: nobody says so on TCP."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
