@@ -1,0 +1,137 @@
+"""The file engine holds the contract: through both faces, in every durability, and in real time."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.backends.asynchronous import AsyncEngine
+from penstock.backends.blocking import BlockingEngine
+from penstock.backends.store import open_engine
+from penstock.client import AsyncQueues, Queues
+from penstock.clock import ManualClock
+from penstock.testing.conformance import ConformanceSuite
+from penstock.testing.conformance.claims import ClaimContract
+from penstock.testing.conformance.crowd import CrowdContract
+from penstock.testing.conformance.fifo import FifoContract
+from penstock.testing.conformance.waiting import WaitingContract
+
+
+# Small files are made quickly, and every longer test crosses from one to the next.
+FILE_BYTES = 256 * 1024
+
+
+def opened(path, clock, durability):
+    engine = open_engine(path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES)
+    return Queues(BlockingEngine(engine))
+
+
+class TestFile(ConformanceSuite):
+    """The whole suite, without waiting for the disk."""
+
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, tmp_path):
+        with opened(tmp_path, clock, "os") as queues:
+            yield queues
+
+
+class TestFileInInterval(ClaimContract, FifoContract):
+    """Answers before the sync, and a thread that syncs beside them."""
+
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, tmp_path):
+        with opened(tmp_path, clock, "interval") as queues:
+            yield queues
+
+
+class TestFileInSync(ClaimContract, CrowdContract, WaitingContract):
+    """Every answer waits for the disk; crowds share its syncs."""
+
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, tmp_path):
+        with opened(tmp_path, clock, "sync") as queues:
+            yield queues
+
+
+class FromAnyThread:
+    """The asyncio face as the suite wants it: a loop in its own thread, each call waited for."""
+
+    def __init__(self, path: Any, clock: ManualClock, durability: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        engine = open_engine(
+            path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES
+        )
+        self._queues = self._run(self._face_of(engine))
+        self.service = self._queues.service
+
+    async def _face_of(self, engine: Any) -> AsyncQueues:
+        return AsyncQueues(AsyncEngine(engine))
+
+    def __getattr__(self, verb: str) -> Any:
+        method = getattr(self._queues, verb)
+        return lambda *args, **options: self._run(method(*args, **options))
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def end(self) -> None:
+        self._run(self._queues.close())
+        self._run(self._finish_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _finish_tasks(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class TestFileThroughAsyncio(ConformanceSuite):
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, tmp_path):
+        queues = FromAnyThread(tmp_path, clock, "os")
+        yield queues
+        queues.end()
+
+
+class TestFileThroughAsyncioInSync(WaitingContract):
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, tmp_path):
+        queues = FromAnyThread(tmp_path, clock, "sync")
+        yield queues
+        queues.end()
+
+
+class TestFileInRealTime(WaitingContract):
+    """As people open it, with files of the ordinary size."""
+
+    SCALE = 0.1
+
+    @pytest.fixture
+    def queues(self, tmp_path):
+        with penstock.connect(f"file:{tmp_path}/store?embedded=1") as queues:
+            yield queues

@@ -1,0 +1,132 @@
+"""The suite itself: what is lacking skips with its reason, what is wrong fails, nothing else."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+import penstock.testing.conformance as conformance
+from penstock.testing.conformance import BEHAVIOURS, ConformanceSuite, behaviour
+
+BACKEND = """
+import penstock
+import pytest
+from penstock import ManualClock, Queues
+from penstock.backends import open_service
+from penstock.service import Push
+from penstock.testing.conformance import ConformanceSuite
+import msgspec
+
+
+class Forgetful:
+    '''A memory engine that forgets dedup ids.'''
+
+    LACKS = {lacks}
+
+    def __init__(self, clock):
+        self._service = open_service("memory:?history=1000", clock)
+        self.close = self._service.close
+
+    def execute(self, command):
+        if type(command) is Push:
+            command = msgspec.structs.replace(command, dedup_id=None)
+        return self._service.execute(command)
+
+
+class TestForgetful(ConformanceSuite):
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock):
+        with Queues(Forgetful(clock)) as queues:
+            yield queues
+"""
+TESTS = [
+    member
+    for name, member in inspect.getmembers(ConformanceSuite, inspect.isfunction)
+    if name.startswith("test_")
+]
+
+
+def run_suite(folder, lacks: dict[str, str], *options: str) -> tuple[int, str]:
+    """Runs the suite on the forgetful backend in a Python of its own."""
+    module = folder / "test_forgetful.py"
+    module.write_text(BACKEND.replace("{lacks}", repr(lacks)))
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(module)]
+    ran = subprocess.run(
+        [*command, f"--rootdir={folder}", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    return ran.returncode, ran.stdout
+
+
+def test_every_test_of_the_suite_names_its_behaviours():
+    nameless = [test.__name__ for test in TESTS if not getattr(test, "behaviours", ())]
+    assert nameless == []
+    assert len(TESTS) > 120
+
+
+def test_every_behaviour_has_a_test():
+    tested = {key for test in TESTS for key in getattr(test, "behaviours", ())}
+    assert tested == set(BEHAVIOURS)
+
+
+def test_a_behaviour_that_is_not_in_the_table_cannot_be_named():
+    with pytest.raises(ValueError, match="telepathy"):
+        behaviour("telepathy")
+    with pytest.raises(ValueError, match="none named"):
+        behaviour()
+
+
+def test_a_backend_that_breaks_its_word_fails(tmp_path):
+    status, said = run_suite(tmp_path, {}, "-k", "dedup")
+    assert status == 1
+    assert "test_the_same_dedup_id_gives_the_first_id_and_enqueues_nothing" in said
+    assert "skipped" not in said
+
+
+def test_what_a_backend_lacks_is_skipped_with_its_reason(tmp_path):
+    why = {"dedup": "it forgets", "dedup window": "it forgets", "dedup per group": "it forgets"}
+    status, said = run_suite(tmp_path, why, "-k", "dedup_id_outlives or in_the_order")
+    assert status == 0
+    assert "lacks dedup: it forgets" in said
+    assert "failed" not in said
+
+
+def test_lacking_something_that_is_no_behaviour_fails(tmp_path):
+    status, said = run_suite(tmp_path, {"telepathy": "too hard"}, "-k", "lacks")
+    assert status == 1
+    assert "telepathy" in said
+
+
+def test_lacking_something_without_a_reason_fails(tmp_path):
+    status, said = run_suite(tmp_path, {"dedup": ""}, "-k", "lacks")
+    assert status == 1
+    assert "reason" in said
+
+
+def test_without_pytest_the_suite_says_so_in_one_sentence():
+    program = "import sys; sys.modules['pytest'] = None; import penstock.testing.conformance"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.strip().endswith(
+        "the conformance suite is run by pytest, which is not installed: pip install pytest"
+    )
+
+
+def test_importing_the_testing_package_needs_no_pytest():
+    program = "import sys; sys.modules['pytest'] = None; import penstock.testing; print('fine')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "fine\n"
+
+
+def test_the_suite_can_be_imported_by_name():
+    assert set(conformance.__all__) == {"BEHAVIOURS", "ConformanceSuite", "Contract", "behaviour"}

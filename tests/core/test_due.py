@@ -1,0 +1,177 @@
+"""Deadlines: what is due comes in order, and what is not due costs nothing."""
+
+from operator import attrgetter
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from penstock.core.delivery import IN_FLIGHT, Delivery
+from penstock.core.due import NEVER_MS, Alarm, Due
+from penstock.core.shard import ShardState
+from penstock.service import CreateQueue, Pull, Push
+
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+def delivery(number: int, due_at_ms: int) -> Delivery:
+    return Delivery(1, number, number, 0, START_MS, IN_FLIGHT, 1, due_at_ms)
+
+
+def due() -> Due:
+    return Due(attrgetter("due_at_ms"), Alarm())
+
+
+def numbers(popped: list[tuple[int, Delivery]]) -> list[int]:
+    return [each.number for _, each in popped]
+
+
+class Watched(Due):
+    """Deadlines that count how many of them were looked at, and how often anyone asked."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        self.examined = 0
+        self.popped = 0
+
+        def instant(each: Delivery) -> int:
+            self.examined += 1
+            return each.due_at_ms
+
+        super().__init__(instant, alarm)
+
+    def pop(self, now_ms: int) -> list[tuple[int, Delivery]]:
+        self.popped += 1
+        return super().pop(now_ms)
+
+
+def watched_shard() -> tuple[ShardState, Watched]:
+    shard = ShardState()
+    deadlines = shard.deadlines = Watched(shard.alarm)
+    for event in shard.decide_create(CreateQueue("q"), START_MS):
+        shard.apply(event)
+    return shard, deadlines
+
+
+def push(shard: ShardState, now_ms: int) -> None:
+    event = shard.decide_push(Push("q", b"x"), now_ms)
+    assert not isinstance(event, int)
+    shard.apply(event)
+
+
+def test_a_million_claims_with_nothing_due_cost_a_pull_nothing():
+    shard, deadlines = watched_shard()
+    for number in range(1_000_000):
+        at_ms = START_MS + HOUR_MS + number * 30
+        deadlines.add(at_ms, delivery(10_000_000 + number, at_ms))
+    push(shard, START_MS)
+    assert shard.alarm.next_ms > START_MS + HOUR_MS - 2_000
+    (claim,) = shard.pull(Pull("q", visibility_ms=5_000), START_MS, [])
+    assert claim.due_at_ms == START_MS + 5_000
+    assert (deadlines.popped, deadlines.examined) == (0, 0)
+    # When that one claim falls due, it is the only one of them all that is looked at.
+    events = shard.settle(START_MS + 5_000)
+    assert [type(event).__name__ for event in events] == ["ClaimExpired"]
+    assert deadlines.examined == 1
+    # And an hour later, no more than share its second.
+    deadlines.examined = 0
+    assert len(deadlines.pop(START_MS + HOUR_MS)) == 1
+    assert deadlines.examined <= 1_024 // 30 + 1
+
+
+def test_what_is_due_comes_earliest_first_and_with_its_instant():
+    deadlines = due()
+    for number, after_ms in enumerate([5_000, 10, 2_000, 10, 90_000]):
+        deadlines.add(START_MS + after_ms, delivery(number, START_MS + after_ms))
+    popped = deadlines.pop(START_MS + 5_000)
+    assert numbers(popped) == [1, 3, 2, 0]
+    assert [at_ms - START_MS for at_ms, _ in popped] == [10, 10, 2_000, 5_000]
+    assert deadlines.pop(START_MS + 5_000) == []
+
+
+def test_a_deadline_is_due_at_its_very_instant_and_not_before():
+    deadlines = due()
+    deadlines.add(START_MS + 700, delivery(1, START_MS + 700))
+    assert deadlines.pop(START_MS + 699) == []
+    assert numbers(deadlines.pop(START_MS + 700)) == [1]
+
+
+def test_a_deadline_that_was_called_off_in_time_is_not_handed_out():
+    deadlines = due()
+    kept, dropped = delivery(1, START_MS + 60_000), delivery(2, START_MS + 60_000)
+    deadlines.add(START_MS + 60_000, kept)
+    deadlines.add(START_MS + 60_000, dropped)
+    deadlines.discard(START_MS + 60_000, dropped)
+    assert numbers(deadlines.pop(START_MS + 60_000)) == [1]
+
+
+def test_a_deadline_added_for_a_second_that_has_begun_is_still_in_time():
+    deadlines = due()
+    deadlines.add(START_MS + 100, delivery(1, START_MS + 100))
+    assert numbers(deadlines.pop(START_MS + 100)) == [1]
+    deadlines.add(START_MS + 101, delivery(2, START_MS + 101))
+    deadlines.add(START_MS + 100, delivery(3, START_MS + 100))
+    assert deadlines.next_ms <= START_MS + 100
+    assert numbers(deadlines.pop(START_MS + 101)) == [3, 2]
+
+
+def test_the_alarm_is_never_later_than_the_first_deadline():
+    alarm = Alarm()
+    deadlines = Due(attrgetter("due_at_ms"), alarm)
+    assert (alarm.next_ms, deadlines.next_ms) == (NEVER_MS, NEVER_MS)
+    for after_ms in (90_000, 30_000, 60_000, 500):
+        deadlines.add(START_MS + after_ms, delivery(after_ms, START_MS + after_ms))
+        assert alarm.next_ms <= START_MS + after_ms
+    assert deadlines.next_ms <= START_MS + 500
+
+
+def test_a_bucket_whose_deadlines_were_all_called_off_hands_out_nothing():
+    deadlines = due()
+    several = [delivery(number, START_MS + 30_000) for number in range(100)]
+    for each in several:
+        deadlines.add(START_MS + 30_000, each)
+    for each in several:
+        deadlines.discard(START_MS + 30_000, each)
+    assert deadlines.pop(START_MS + 40_000) == []
+    assert deadlines.next_ms == NEVER_MS
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["add", "discard", "move", "pass"]), st.integers(0, 5_000)),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_any_run_of_deadlines_hands_out_what_a_sorted_list_would(steps):
+    """The caller asks each delivery whether it still means it; so does this test."""
+    deadlines = due()
+    now_ms, number = START_MS, 0
+    meant: dict[int, Delivery] = {}
+    for verb, amount in steps:
+        if verb == "add":
+            number += 1
+            meant[number] = delivery(number, now_ms + amount)
+            deadlines.add(now_ms + amount, meant[number])
+        elif verb == "pass":
+            now_ms += amount
+            expected = sorted(
+                (each.due_at_ms, each.number) for each in meant.values() if each.due_at_ms <= now_ms
+            )
+            assert not expected or deadlines.next_ms <= now_ms
+            popped = [
+                (at_ms, each.number)
+                for at_ms, each in deadlines.pop(now_ms)
+                if each.due_at_ms == at_ms and each.number in meant
+            ]
+            assert list(dict.fromkeys(popped)) == expected
+            for _, gone in expected:
+                del meant[gone]
+        elif meant:
+            each = meant[sorted(meant)[amount % len(meant)]]
+            deadlines.discard(each.due_at_ms, each)
+            if verb == "discard":
+                del meant[each.number]
+                each.due_at_ms = 0
+            else:
+                each.due_at_ms = now_ms + amount
+                deadlines.add(each.due_at_ms, each)

@@ -1,0 +1,145 @@
+"""A shard's state comes from its events alone, and a snapshot is all of it."""
+
+import msgspec
+import pytest
+
+from penstock.core.events import Pushed, QueueCreated
+from penstock.core.shard import ShardState, replay
+from penstock.errors import InvalidField, QueueNotFound
+from penstock.service import (
+    Batch,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    Extend,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    Redrive,
+    Release,
+    Stats,
+)
+from tests.core.life import Life, as_bytes
+
+
+@pytest.fixture
+def life():
+    """A life in which everything happens that can happen to a message."""
+    life = Life()
+    submit, clock = life.submit, life.clock
+    submit(CreateQueue("std", {"dead_letter": "dead", "max_receives": 2}))
+    submit(CreateQueue("fifo", {"fifo": True, "dedup_per_group": True}))
+    submit(CreateQueue("doomed"))
+    for number in range(12):
+        submit(Push("std", f"s{number}".encode(), priority=number % 3, group=f"g{number % 2}"))
+        submit(Push("fifo", f"f{number}".encode(), group=f"g{number % 3}", dedup_id=str(number)))
+        submit(Push("doomed", b"x", delay_ms=number * 1_000))
+    submit(Push("std", b"late", delay_ms=60_000, attributes={"a": b"\x00", "b": "text"}))
+    submit(Push("std", b"short", ttl_ms=1_500))
+    claims = submit(Pull("std", 6, visibility_ms=3_000, attempt_id="attempt", holder="me"))
+    submit(Delete("std", claims[0].receipt))
+    submit(Release("std", claims[1].receipt))
+    submit(Release("std", claims[2].receipt, 5_000))
+    submit(Extend("std", claims[3].receipt, 90_000))
+    held = submit(Pull("fifo", 5, visibility_ms=40_000))
+    submit(Batch([Delete("fifo", held[0].receipt), Release("fifo", held[1].receipt)]))
+    clock.advance(seconds=2)
+    submit(Purge("doomed"))
+    submit(DeleteQueue("doomed"))
+    submit(ConfigureQueue("std", {"retention_ms": 600_000}))
+    clock.advance(seconds=2)
+    submit(Pull("std", 2, visibility_ms=1_000))
+    clock.advance(seconds=2)
+    submit(Stats("std"))
+    submit(Redrive("dead", None, 1))
+    return life
+
+
+def test_replaying_the_events_gives_the_living_state_byte_for_byte(life):
+    kinds = {type(event).__name__ for event in life.journal.events}
+    assert kinds == {
+        *("QueueCreated", "QueueConfigured", "QueueRemoved", "QueuePurged", "Pushed", "Moved"),
+        *("DelayEnded", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Expired"),
+    }
+    assert as_bytes(replay(life.journal.events)) == as_bytes(life.shard)
+
+
+def test_every_prefix_of_the_events_can_be_replayed_and_restored(life):
+    growing = ShardState()
+    for event in life.journal.events:
+        growing.apply(event)
+        kept = as_bytes(growing)
+        assert as_bytes(ShardState.restore(growing.snapshot())) == kept
+
+
+def test_a_restored_shard_goes_on_like_the_one_it_was_taken_of(life):
+    # The replayed shard stands in for the living one, which shares its deliveries with a snapshot.
+    restored = ShardState.restore(replay(life.journal.events).snapshot())
+    living = life.shard
+    for _ in range(20):
+        life.clock.advance(seconds=11)
+        now_ms = life.clock.now_ms()
+        told = []
+        for shard in (living, restored):
+            events = shard.settle(now_ms)
+            for name in sorted(shard.names):
+                shard.pull(Pull(name, 2, attempt_id=None), now_ms, events)
+            told.append(events)
+        assert told[0] == told[1]
+    assert as_bytes(living) == as_bytes(restored)
+    assert any(queue.deliveries for queue in living.queues.values())
+
+
+def test_a_restored_shard_counts_what_it_holds(life):
+    restored = ShardState.restore(replay(life.journal.events).snapshot())
+    for name, queue in life.shard.names.items():
+        again = restored.names[name]
+        counts = (queue.visible, queue.delayed, queue.in_flight, queue.stored_bytes)
+        assert (again.visible, again.delayed, again.in_flight, again.stored_bytes) == counts
+        shown = [each.number for each in life.shard.peek(Peek(name, 100))]
+        assert [each.number for each in restored.peek(Peek(name, 100))] == shown
+
+
+def test_a_snapshot_is_plain_data(life):
+    plain = msgspec.msgpack.decode(as_bytes(life.shard))
+    assert isinstance(plain, list)
+    next_number, next_queue, queues = plain
+    assert next_number == life.shard.next_number
+    assert next_queue == life.shard.next_queue
+    assert [queue[1] for queue in queues] == list(life.shard.names)
+
+
+def test_a_restored_shard_remembers_dedup_ids_and_attempts(life):
+    restored = ShardState.restore(replay(life.journal.events).snapshot())
+    now_ms = life.clock.now_ms()
+    earlier = restored.decide_push(Push("fifo", b"x", group="g1", dedup_id="1"), now_ms)
+    assert isinstance(earlier, int)
+    other = restored.decide_push(Push("fifo", b"x", group="g2", dedup_id="1"), now_ms)
+    assert not isinstance(other, int)
+    assert restored.names["std"].attempts.find("attempt", now_ms) is not None
+
+
+def test_deciding_changes_nothing(life):
+    shard, now_ms = life.shard, life.clock.now_ms()
+    before = as_bytes(shard)
+    assert not isinstance(shard.decide_push(Push("std", b"x"), now_ms), int)
+    assert len(shard.decide_create(CreateQueue("new"), now_ms)) == 1
+    assert len(shard.decide_configure(ConfigureQueue("std", {"delay_ms": 5}), now_ms)) == 1
+    assert shard.decide_remove("std", now_ms).count == len(shard.names["std"].deliveries)
+    assert shard.decide_purge("std", now_ms).count == len(shard.names["std"].deliveries)
+    with pytest.raises(QueueNotFound):
+        shard.decide_purge("nowhere", now_ms)
+    with pytest.raises(InvalidField):
+        shard.decide_create(CreateQueue("std2", {"dead_letter": "std2", "max_receives": 1}), now_ms)
+    assert as_bytes(shard) == before
+
+
+def test_queue_and_message_numbers_are_never_used_again(life):
+    life.submit(CreateQueue("doomed"))
+    created = [event for event in life.journal.events if isinstance(event, QueueCreated)]
+    numbers = [event.queue for event in created]
+    assert len(numbers) == len(set(numbers)) == 5
+    pushed = [event.number for event in life.journal.events if isinstance(event, Pushed)]
+    assert len(pushed) == len(set(pushed))

@@ -1,0 +1,120 @@
+"""The order of a queue, and that what has left it leaves nothing behind."""
+
+from penstock.core.delivery import VISIBLE, Delivery
+from penstock.core.shard import ShardState
+from penstock.core.visible import FifoOrder, Line, StandardOrder
+from penstock.service import CreateQueue, Delete, Pull, Push, Redrive, Release
+from tests.core.life import Life
+
+
+def delivery(rank: int, group: str | None = None, priority: int = 0) -> Delivery:
+    return Delivery(1, rank, rank, 0, 0, VISIBLE, priority=priority, group=group)
+
+
+def taken(order: StandardOrder) -> list[int]:
+    """The ranks of all there is, in the order in which it is taken."""
+    ranks = []
+    while (each := order.take(0)) is not None:
+        ranks.append(each.rank)
+    return ranks
+
+
+def kept_by(shard: ShardState, name: str) -> int:
+    """How many entries the order of a queue keeps in all its lines and heaps."""
+    order = shard.names[name].order
+    if isinstance(order, FifoOrder):
+        return len(order._open) + sum(len(group.order) for group in order._groups.values())
+    levels = order._by_priority.values()
+    lines = [line for level in levels for line in level.lines()]
+    return sum(len(level.ready) for level in levels) + sum(
+        len(line.fresh) + len(line.returned) for line in lines
+    )
+
+
+def test_a_line_gives_those_who_came_back_in_their_old_places():
+    line = Line()
+    first, second, third = (delivery(rank) for rank in (1, 2, 3))
+    line.fresh.extend([first, second, third])
+    assert line.take() is first
+    assert line.take() is second
+    order = StandardOrder()
+    for each in (third, delivery(4)):
+        order.join(each)
+    order.come_back(second)
+    order.come_back(first)
+    assert [each.rank for each in order.ahead(10)] == [1, 2, 3, 4]
+    assert taken(order) == [1, 2, 3, 4]
+
+
+def test_looking_ahead_takes_nothing_and_stops_at_its_limit():
+    order = StandardOrder()
+    for rank, priority, group in [(1, 0, None), (2, 5, "g"), (3, 5, None), (4, 0, "g")]:
+        order.join(delivery(rank, group, priority))
+    for _ in range(2):
+        assert [each.rank for each in order.ahead(3)] == [2, 3, 1]
+    assert taken(order) == [2, 3, 1, 4]
+
+
+def test_groups_that_are_finished_leave_nothing_behind():
+    for fifo in (False, True):
+        life = Life()
+        life.submit(CreateQueue("q", {"fifo": fifo}))
+        for number in range(500):
+            life.submit(Push("q", b"x", group=f"group{number}"))
+        assert kept_by(life.shard, "q") >= 500
+        while claims := life.submit(Pull("q", 50)):
+            for claim in claims:
+                life.submit(Delete("q", claim.receipt))
+        life.submit(Push("q", b"x", group="last"))
+        life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
+        assert kept_by(life.shard, "q") <= 2
+
+
+def test_a_message_released_many_times_leaves_nothing_behind():
+    for fifo in (False, True):
+        life = Life()
+        life.submit(CreateQueue("q", {"fifo": fifo}))
+        for _ in range(3):
+            life.submit(Push("q", b"x", group="g"))
+        for _ in range(1_000):
+            life.submit(Release("q", life.submit(Pull("q"))[0].receipt))
+        assert kept_by(life.shard, "q") < 20
+
+
+def test_messages_of_many_groups_released_many_times_leave_nothing_behind():
+    for fifo in (False, True):
+        life = Life()
+        life.submit(CreateQueue("q", {"fifo": fifo}))
+        for number in range(30):
+            life.submit(Push("q", b"x", group=f"g{number % 5}"))
+        for _ in range(200):
+            for claim in life.submit(Pull("q", 10)):
+                life.submit(Release("q", claim.receipt))
+        assert kept_by(life.shard, "q") < 150
+
+
+def test_messages_that_expire_behind_a_head_are_let_go():
+    for fifo in (False, True):
+        life = Life()
+        life.submit(CreateQueue("q", {"fifo": fifo}))
+        life.submit(Push("q", b"head", group="g"))
+        for _ in range(10):
+            for _ in range(200):
+                life.submit(Push("q", b"x", group="g", ttl_ms=1_000))
+            life.clock.advance(seconds=2)
+            life.engine.tick()
+        assert len(life.shard.names["q"].deliveries) == 1
+        assert kept_by(life.shard, "q") < 1_000
+
+
+def test_messages_redriven_back_and_forth_leave_nothing_behind():
+    for fifo in (False, True):
+        life = Life()
+        for name in ("one", "two"):
+            life.submit(CreateQueue(name, {"fifo": fifo}))
+        for _ in range(5):
+            life.submit(Push("one", b"x", group="g"))
+        for _ in range(300):
+            assert life.submit(Redrive("one", "two")) == 5
+            assert life.submit(Redrive("two", "one")) == 5
+        assert kept_by(life.shard, "one") + kept_by(life.shard, "two") < 50

@@ -1,0 +1,62 @@
+"""Ids remembered for a while, and no longer."""
+
+from penstock.core.window import Window
+
+
+def test_an_id_stands_for_its_value_until_the_window_ends():
+    window: Window[int] = Window(1_000, 10)
+    window.remember("a", 1, 5_000)
+    assert window.find("a", 5_000) == 1
+    assert window.find("a", 5_999) == 1
+    assert window.find("a", 6_000) is None
+    assert window.find("b", 5_000) is None
+
+
+def test_an_id_remembered_again_stands_for_the_new_value_from_then_on():
+    window: Window[int] = Window(1_000, 10)
+    window.remember("a", 1, 5_000)
+    window.remember("a", 2, 6_000)
+    assert window.find("a", 6_999) == 2
+    assert window.entries() == [(6_000, "a", 2)]
+
+
+def test_old_ids_are_let_go_when_a_new_one_comes():
+    window: Window[int] = Window(1_000, 10)
+    for number in range(5):
+        window.remember(f"old{number}", number, 5_000 + number)
+    window.remember("new", 9, 6_002)
+    assert [key for _, key, _ in window.entries()] == ["old3", "old4", "new"]
+
+
+def test_looking_lets_go_of_nothing_so_that_replay_forgets_the_same():
+    window: Window[int] = Window(1_000, 10)
+    window.remember("a", 1, 5_000)
+    before = window.entries()
+    assert window.find("a", 1_000_000) is None
+    assert window.entries() == before
+
+
+def test_there_are_never_more_ids_than_the_limit():
+    window: Window[int] = Window(1_000_000, 3)
+    for number in range(100):
+        window.remember(f"id{number}", number, 5_000 + number)
+    assert [key for _, key, _ in window.entries()] == ["id97", "id98", "id99"]
+    assert window.find("id96", 5_100) is None
+
+
+def test_keys_of_two_parts_are_kept_apart_from_plain_ones():
+    window: Window[int] = Window(1_000, 10)
+    window.remember(("g", "a"), 1, 5_000)
+    window.remember("a", 2, 5_000)
+    assert (window.find(("g", "a"), 5_001), window.find("a", 5_001)) == (1, 2)
+    assert window.find(("h", "a"), 5_001) is None
+
+
+def test_entries_fed_to_a_new_window_make_the_same_window():
+    window: Window[int] = Window(1_000, 10)
+    for number in range(20):
+        window.remember(f"id{number % 7}", number, 5_000 + 100 * number)
+    again: Window[int] = Window(1_000, 10)
+    for at_ms, key, value in window.entries():
+        again.remember(key, value, at_ms)
+    assert again.entries() == window.entries()
