@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.aio import AsyncQueues
 from penstock.backends.asynchronous import AsyncEngine
 from penstock.backends.blocking import BlockingEngine
 from penstock.backends.store import open_engine
-from penstock.client import AsyncQueues, Queues
+from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.claims import ClaimContract
 from penstock.testing.conformance.crowd import CrowdContract
+from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.waiting import WaitingContract
-
 
 # Small files are made quickly, and every longer test crosses from one to the next.
 FILE_BYTES = 256 * 1024
@@ -102,7 +103,7 @@ class FromAnyThread:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-class TestFileThroughAsyncio(ConformanceSuite):
+class TestFileThroughAsyncio(ClaimContract, CrowdContract, DeadLetterContract):
     @pytest.fixture
     def clock(self):
         return ManualClock()
@@ -129,7 +130,7 @@ class TestFileThroughAsyncioInSync(WaitingContract):
 class TestFileInRealTime(WaitingContract):
     """As people open it, with files of the ordinary size."""
 
-    SCALE = 0.1
+    SCALE = 0.04
 
     @pytest.fixture
     def queues(self, tmp_path):
