@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.cli.session import URL_VARIABLE, Session, UsageError
 
 COMMANDS: Final = {
+    "serve": "run an Amazon SQS endpoint on this machine",
     "create": "make a queue",
     "configure": "change a queue's settings, or show them",
     "remove": "delete a queue with all it holds",

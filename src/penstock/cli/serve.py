@@ -1,0 +1,117 @@
+"""`penstock serve`: an SQS endpoint on this machine, its messages kept in a directory."""
+
+import os
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.session import Session, UsageError
+from penstock.settings import read_keys, read_settings
+
+if TYPE_CHECKING:
+    from penstock.server.run import Running
+
+_PLAIN: Final = (
+    ("--data", "DIR", "where messages are kept (default: ./penstock-data)"),
+    ("--store", "URL", "another store: memory: or file:PATH"),
+    ("--durability", "MODE", "what an answer promises: sync (default), interval or os"),
+    ("--host", "ADDRESS", "where to listen (default: 127.0.0.1)"),
+    ("--region", "NAME", "the region whose queues have bare names (default: us-east-1)"),
+    ("--account", "DIGITS", "the account likewise (default: 000000000000)"),
+    ("--tls-cert", "FILE", "the certificate, in PEM form"),
+    ("--tls-key", "FILE", "its key"),
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    for flag, metavar, text in _PLAIN:
+        parser.add_argument(flag, metavar=metavar, help=text)
+    parser.add_argument(
+        "--port", type=int, metavar="NUMBER", help="(default: 9324; 0 for any free one)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with these settings")
+    parser.add_argument(
+        "--key",
+        action="append",
+        metavar="ID:SECRET",
+        help="check signatures against this key; may be repeated. Seen by others in a list of "
+        "processes: PENSTOCK_KEYS or the config file are not",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="a further name by which clients address a server without keys",
+    )
+    parser.add_argument(
+        "--insecure-without-keys",
+        action="store_true",
+        default=None,
+        help="listen for others without checking signatures",
+    )
+    parser.add_argument(
+        "--insecure-without-tls",
+        action="store_true",
+        default=None,
+        help="listen for others without encryption",
+    )
+    # Seconds; AWS has 60 for both. Suites that make and delete the same queues want 0.
+    for flag in ("--deleted-window", "--purged-window"):
+        parser.add_argument(flag, type=int, metavar="SECONDS", help=SUPPRESS)
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Serves until stopped."""
+    if session.in_shell:
+        raise UsageError("a server cannot be started within a shell")
+    given: dict[str, Any] = {
+        flag[2:].replace("-", "_"): getattr(arguments, flag[2:].replace("-", "_"))
+        for flag, _, _ in _PLAIN
+    }
+    for name in ("port", "deleted_window", "purged_window"):
+        given[name] = getattr(arguments, name)
+    for name in ("insecure_without_keys", "insecure_without_tls"):
+        given[name] = getattr(arguments, name)
+    given["allow_hosts"] = arguments.allow_host
+    if arguments.key:
+        given["keys"] = read_keys(",".join(arguments.key))
+    settings = read_settings(given, os.environ, arguments.config)
+    # Imported here: the settings are checked, and refused, without loading a server.
+    from penstock.server.run import run_until_stopped
+
+    run_until_stopped(settings, _tell)
+    return 0
+
+
+def _tell(running: "Running") -> None:
+    settings = running.settings
+    url = running.url
+    kept = (
+        "in memory, and gone when this ends"
+        if settings.where.startswith("memory:")
+        else (
+            f"in {os.path.abspath(settings.data)}"
+            if settings.store is None
+            else f"in {settings.store}"
+        )
+    )
+    if settings.keys:
+        checked = f"checked against {len(settings.keys)} keys"
+    elif settings.on_loopback:
+        checked = "not checked: any access key will do, from this machine only"
+    else:
+        checked = "NOT CHECKED, and anyone who reaches this address gets in"
+    print(f"penstock: Amazon SQS at {url}")
+    print(f"  messages    {kept}")
+    print(f"  signatures  {checked}")
+    print("try it:")
+    if not settings.keys:
+        print("  export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any AWS_REGION=us-east-1")
+    else:
+        print("  export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_REGION=us-east-1")
+    print(f"  aws --endpoint-url {url} sqs create-queue --queue-name orders")
+    sent = f"{url}/{settings.account}/orders"
+    print(
+        f"  aws --endpoint-url {url} sqs send-message --queue-url {sent} --message-body hello",
+        flush=True,
+    )

@@ -1,0 +1,1 @@
+"""The servers: sockets in front of an engine."""

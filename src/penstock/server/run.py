@@ -1,0 +1,188 @@
+"""A server from start to end: the store opened, queues made, the door open, and shut again."""
+
+import asyncio
+import signal
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from penstock.backends import check_options, file_path, read_url
+from penstock.backends.asynchronous import AsyncEngine
+from penstock.backends.engine import Engine
+from penstock.client import to_settings
+from penstock.clock import Clock
+from penstock.errors import InvalidField, PenstockError, QueueExists, StoreUnusable
+from penstock.journal import MemoryJournal
+from penstock.server.http import Connection, HttpServer, Request, response
+from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
+from penstock.server.metrics import Metrics
+from penstock.server.sqs import Endpoint
+from penstock.server.sqs_access import Access
+from penstock.server.sqs_store import Store, Windows
+from penstock.service import ConfigureQueue, CreateQueue
+from penstock.settings import ServerSettings
+from penstock.wire.sqs_address import Directory, Owner
+
+DRAIN_S: Final = 10.0
+BACKLOG: Final = 4_096
+_HEALTHY: Final = b'{"status":"ok"}'
+
+
+class Running:
+    """A server that has started: where it listens, and how to stop it."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        engine: Engine,
+        service: AsyncEngine,
+        endpoint: Endpoint,
+        http: HttpServer,
+        listener: asyncio.Server,
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.port: int = listener.sockets[0].getsockname()[1]
+        self._service = service
+        self._endpoint = endpoint
+        self._http = http
+        self._listener = listener
+
+    @property
+    def url(self) -> str:
+        """The address by which clients on this machine reach the server."""
+        scheme = "https" if self.settings.tls_cert else "http"
+        host = self.settings.host
+        if host in ("0.0.0.0", "::"):
+            host = "localhost"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def stop(self) -> None:
+        """Answers what was accepted, ends the waits, and lets go of the store."""
+        self._listener.close()
+        self._endpoint.end_waits()
+        await self._http.drain(DRAIN_S)
+        await self._endpoint.close()
+        await self._service.close()
+
+
+async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
+    """Opens the store and the door. Raises PenstockError."""
+    tls = _tls(settings)
+    engine = open_store(settings, clock)
+    try:
+        _declare(engine, settings)
+        service = AsyncEngine(engine)
+    except BaseException:
+        engine.close()
+        raise
+    directory = Directory(Owner(settings.account, settings.region))
+    windows = Windows(settings.deleted_window * 1_000, settings.purged_window * 1_000)
+    store = Store(engine, directory, windows)
+    access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
+    endpoint = Endpoint(store, access)
+    metrics = Metrics(engine, endpoint.answered)
+    http = HttpServer(_router(endpoint, metrics))
+    try:
+        listener = await asyncio.get_running_loop().create_server(
+            http,
+            settings.host,
+            settings.port,
+            ssl=tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=10 if tls else None,
+        )
+    except OSError as error:
+        await service.close()
+        reason = error.strerror or error
+        raise StoreUnusable(
+            f"cannot listen on {settings.host}:{settings.port}: {reason}; another --port may do"
+        ) from None
+    return Running(settings, engine, service, endpoint, http, listener)
+
+
+def open_store(settings: ServerSettings, clock: Clock | None = None) -> Engine:
+    """The engine that the settings name. Raises PenstockError."""
+    address = read_url(settings.where)
+    if address.scheme == "memory":
+        check_options(address, {"history"})
+        return Engine(MemoryJournal(address.whole_number("history", 0)), clock)
+    if address.scheme != "file":
+        raise InvalidField("store: a server keeps its messages in memory: or file:PATH, for now")
+    # Imported late: a server in memory needs none of it.
+    from penstock.backends.store import open_engine
+    from penstock.journal.file import check_durability
+
+    check_options(address, {"embedded", "durability", "interval_ms", "archive"})
+    return open_engine(
+        file_path(address),
+        durability=check_durability(address.options.get("durability", "sync")),
+        interval_ms=address.whole_number("interval_ms", 50),
+        clock=clock,
+        archive=address.options.get("archive"),
+    )
+
+
+def _declare(engine: Engine, settings: ServerSettings) -> None:
+    """Makes the queues that the settings declare, or brings them up to what is declared."""
+    for name, words in settings.queues.items():
+        changes = to_settings(words)
+        if name.endswith(".fifo"):
+            changes.setdefault("fifo", True)
+        try:
+            engine.submit(CreateQueue(name, changes))
+        except QueueExists:
+            engine.submit(ConfigureQueue(name, changes))
+        except PenstockError as error:
+            raise InvalidField(f"queues.{name}: {error}") from None
+
+
+def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidField(
+            f"tls_cert: cannot use {settings.tls_cert!r} with {settings.tls_key!r}: {error}"
+        ) from None
+    return context
+
+
+def _router(endpoint: Endpoint, metrics: Metrics) -> Callable[[Request, Connection], bytes | None]:
+    """Two pages for whoever looks after the server; everything else is for the endpoint."""
+    loop = asyncio.get_running_loop()
+    answer = endpoint.answer
+
+    def route(request: Request, connection: Connection) -> bytes | None:
+        if request.method == "GET" and not request.query:
+            if request.path == "/health":
+                headers = b"Content-Type: application/json\r\n"
+                return response(200, headers, _HEALTHY, loop.time())
+            if request.path == "/metrics":
+                headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
+                return response(200, headers, metrics.text(), loop.time())
+        return answer(request, connection)
+
+    return route
+
+
+async def run(settings: ServerSettings, started: Callable[[Running], None]) -> None:
+    """Serves until told to stop by SIGTERM or SIGINT. Raises PenstockError."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    running = await start(settings)
+    started(running)
+    await told.wait()
+    await running.stop()
+
+
+def run_until_stopped(settings: ServerSettings, started: Callable[[Running], None]) -> None:
+    """The same, for a caller who has no event loop."""
+    import uvloop
+
+    uvloop.run(run(settings, started))

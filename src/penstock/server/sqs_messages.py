@@ -1,0 +1,532 @@
+"""The SQS actions on messages: send, receive, delete, change visibility, each alone or by ten."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from penstock.core.queue import QueueState
+from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, StaleReceipt
+from penstock.server.sqs_store import Caller, Store, no_such_queue, refusal_of
+from penstock.service import (
+    DEDUP_WINDOW_MS,
+    Batch,
+    BatchItem,
+    Claim,
+    Delete,
+    Extend,
+    Pull,
+    Push,
+    PushReply,
+    Release,
+)
+from penstock.wire import sqs_errors as faults
+from penstock.wire import sqs_model as model
+from penstock.wire.sqs_attributes import KNOWN as KNOWN_QUEUE_ATTRIBUTES
+from penstock.wire.sqs_errors import Refusal, invalid_value, missing
+from penstock.wire.sqs_message import (
+    SENDER,
+    TRACE,
+    attributes_digest,
+    body_bytes,
+    body_text,
+    check_identifier,
+    digest,
+    read_attributes,
+    read_trace,
+    show_attributes,
+)
+
+ENTRIES_MAX: Final = 10
+BATCH_BYTES_MAX: Final = 1_048_576
+DELAY_S_MAX: Final = 900
+WAIT_S_MAX: Final = 20
+VISIBILITY_S_MAX: Final = 43_200
+ATTEMPTS_MAX: Final = 100_000
+_ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_SYSTEM_ATTRIBUTES: Final = frozenset(
+    {
+        "All",
+        "SenderId",
+        "SentTimestamp",
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "SequenceNumber",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+    }
+)
+
+
+class Poll(NamedTuple):
+    """A receive that found nothing and may wait; `finish` makes its result of what it gets."""
+
+    pull: Pull
+    finish: Callable[[list[Claim]], model.ReceiveResult]
+
+
+class Entry(Protocol):
+    """What every entry of a batch has."""
+
+    id: str | None
+
+
+class Sending(NamedTuple):
+    """A message about to be sent: the command, its size, and what its sender will be told."""
+
+    push: Push
+    size_bytes: int
+    body_digest: str
+    attributes_digest: str | None
+    system_digest: str | None
+
+
+class Messages:
+    """The actions on messages."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._engine = store.engine
+        self._locate = store.locate
+        self._default_account = store.directory.default.account
+        # When each attempt id was first used; in memory only.
+        self._attempted_at_ms: dict[tuple[int, str], int] = {}
+
+    # Sending.
+
+    def send(self, asked: model.SendMessage, caller: Caller) -> model.SendResult:
+        """SendMessage."""
+        queue = self._locate(asked.queue_url or "", caller)
+        sending = self._sending(queue, asked, caller)
+        reply = self._store.submit(sending.push)
+        return model.SendResult(
+            sending.body_digest,
+            reply.id,
+            sending.attributes_digest,
+            sending.system_digest,
+            f"{reply.sequence:020d}" if queue.settings.fifo else None,
+        )
+
+    def _sending(
+        self, queue: QueueState, asked: model.SendMessage | model.SendEntry, caller: Caller
+    ) -> Sending:
+        settings = queue.settings
+        body = body_bytes(asked.message_body)
+        size_bytes = len(body)
+        attributes = context = attributes_md5 = system_md5 = None
+        if asked.message_attributes:
+            attributes, context, extra_bytes = read_attributes(asked.message_attributes)
+            size_bytes += extra_bytes
+            attributes_md5 = attributes_digest(asked.message_attributes)
+        if size_bytes > settings.body_bytes_max:
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                "One or more parameters are invalid. Reason: Message must be shorter than "
+                f"{settings.body_bytes_max} bytes.",
+            )
+        if asked.message_system_attributes:
+            context = {**(context or {}), TRACE: read_trace(asked.message_system_attributes)}
+            system_md5 = attributes_digest(asked.message_system_attributes)
+        if caller.owner.account != self._default_account:
+            context = {**(context or {}), SENDER: caller.owner.account}
+        group = asked.message_group_id
+        if group is not None:
+            check_identifier(group, "MessageGroupId")
+        dedup_id = asked.message_deduplication_id
+        if dedup_id is not None:
+            check_identifier(dedup_id, "MessageDeduplicationId")
+        delay_ms = None if asked.delay_seconds is None else _delay_ms(asked.delay_seconds)
+        if settings.fifo:
+            _check_fifo(settings.dedup_by_content, group, dedup_id, delay_ms)
+            delay_ms = None
+        elif dedup_id is not None:
+            raise invalid_value(
+                dedup_id,
+                "MessageDeduplicationId",
+                "The request includes a parameter that is not valid for this queue type.",
+            )
+        push = Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
+        return Sending(push, size_bytes, digest(body), attributes_md5, system_md5)
+
+    def send_batch(self, asked: model.SendMessageBatch, caller: Caller) -> model.BatchResult:
+        """SendMessageBatch."""
+        queue = self._locate(asked.queue_url or "", caller)
+        entries = check_entries(asked.entries, "SendMessageBatchRequestEntry")
+        if queue.settings.fifo:
+            for entry in entries:
+                if entry.message_deduplication_id is None and not queue.settings.dedup_by_content:
+                    raise _needs_dedup()
+                if not entry.message_group_id:
+                    raise Refusal(
+                        faults.INVALID_PARAMETER_VALUE,
+                        "The request must contain the parameter MessageGroupId.",
+                    )
+        sendings: list[Sending | Refusal] = []
+        for entry in entries:
+            try:
+                sendings.append(self._sending(queue, entry, caller))
+            except Refusal as refusal:
+                sendings.append(refusal)
+        _check_total(entries)
+        items: list[BatchItem] = [each.push for each in sendings if isinstance(each, Sending)]
+        replies = iter(self._store.submit(Batch(items)))
+        result = model.BatchResult([], [])
+        for entry, each in zip(entries, sendings, strict=True):
+            reply = each if isinstance(each, Refusal) else next(replies)
+            if isinstance(each, Refusal) or not isinstance(reply, PushReply):
+                result.failed.append(failure(entry.id or "", reply))
+                continue
+            result.successful.append(
+                model.SendResultEntry(
+                    entry.id or "",
+                    reply.id,
+                    each.body_digest,
+                    each.attributes_digest,
+                    each.system_digest,
+                    f"{reply.sequence:020d}" if queue.settings.fifo else None,
+                )
+            )
+        return result
+
+    # Receiving.
+
+    def receive(self, asked: model.ReceiveMessage, caller: Caller) -> model.ReceiveResult | Poll:
+        """ReceiveMessage; a Poll if there is nothing yet and the caller will wait."""
+        queue = self._locate(asked.queue_url or "", caller)
+        pull = self._pull(queue, asked)
+        finish = self._shower(asked, queue)
+        try:
+            claims = self._claims(queue, pull)
+        except InFlightLimit:
+            # Only a short poll of a standard queue is told; all others just find nothing.
+            if not pull.wait_ms and not queue.settings.fifo:
+                raise Refusal(faults.OVER_LIMIT, "Too many messages in flight.") from None
+            claims = []
+        except PenstockError as error:
+            raise refusal_of(error) from None
+        if not claims and pull.wait_ms:
+            return Poll(pull, finish)
+        return finish(claims)
+
+    def _pull(self, queue: QueueState, asked: model.ReceiveMessage) -> Pull:
+        limit = asked.max_number_of_messages
+        if limit is None:
+            limit = 1
+        elif not 1 <= limit <= ENTRIES_MAX:
+            raise invalid_value(
+                limit, "MaxNumberOfMessages", "Must be between 1 and 10, if provided."
+            )
+        visibility_ms = None
+        if asked.visibility_timeout is not None:
+            visibility_ms = _visibility_ms(asked.visibility_timeout)
+        wait_s = asked.wait_time_seconds
+        if wait_s is None:
+            wait_ms = queue.settings.wait_ms
+        elif 0 <= wait_s <= WAIT_S_MAX:
+            wait_ms = wait_s * 1_000
+        else:
+            raise invalid_value(wait_s, "WaitTimeSeconds", "Must be >= 0 and <= 20, if provided.")
+        attempt_id = asked.receive_request_attempt_id
+        if attempt_id is not None:
+            check_identifier(attempt_id, "ReceiveRequestAttemptId")
+            if not queue.settings.fifo:
+                raise invalid_value(
+                    attempt_id,
+                    "ReceiveRequestAttemptId",
+                    "The request includes a parameter that is not valid for this queue type.",
+                )
+        return Pull(queue.name, limit, visibility_ms, wait_ms, attempt_id)
+
+    def _claims(self, queue: QueueState, pull: Pull) -> list[Claim]:
+        if pull.attempt_id is None:
+            return self._engine.submit(pull)
+        now_ms = self._store.now_ms()
+        key = (queue.number, pull.attempt_id)
+        repeated = bool(queue.attempt(pull.attempt_id, now_ms))
+        try:
+            claims = self._engine.submit(pull)
+        except AttemptLapsed:
+            if now_ms - self._attempted_at_ms.get(key, 0) < DEDUP_WINDOW_MS:
+                raise invalid_value(
+                    pull.attempt_id,
+                    "ReceiveRequestAttemptId",
+                    "The receive request attempt ID has expired, or its messages were changed.",
+                ) from None
+            # Five minutes on, the id means nothing any more: this is a receive like any other.
+            return self._engine.submit(
+                Pull(pull.queue, pull.limit, pull.visibility_ms, pull.wait_ms)
+            )
+        if repeated:
+            # A retry begins the time its messages are hidden anew.
+            visibility_ms = pull.visibility_ms or queue.settings.visibility_ms
+            extends: list[BatchItem] = [
+                Extend(queue.name, claim.proof, visibility_ms) for claim in claims
+            ]
+            self._engine.submit(Batch(extends))
+        elif claims:
+            if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
+                self._attempted_at_ms.clear()
+            self._attempted_at_ms[key] = now_ms
+        return claims
+
+    def _shower(
+        self, asked: model.ReceiveMessage, queue: QueueState
+    ) -> Callable[[list[Claim]], model.ReceiveResult]:
+        names: frozenset[str] = frozenset()
+        if asked.attribute_names or asked.message_system_attribute_names:
+            names = frozenset(
+                (asked.attribute_names or []) + (asked.message_system_attribute_names or [])
+            )
+            for name in names:
+                if name not in _SYSTEM_ATTRIBUTES and name not in KNOWN_QUEUE_ATTRIBUTES:
+                    raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+        wanted = asked.message_attribute_names
+        fifo = queue.settings.fifo
+
+        def show(claims: list[Claim]) -> model.ReceiveResult:
+            return model.ReceiveResult(
+                [self._shown(claim, names, wanted, fifo) for claim in claims]
+            )
+
+        return show
+
+    def _shown(
+        self, claim: Claim, names: frozenset[str], wanted: list[str] | None, fifo: bool
+    ) -> model.Received:
+        body = claim.body
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            text = body_text(body)
+            body = text.encode()
+        received = model.Received(claim.id, claim.receipt, digest(body), text)
+        if names:
+            received.attributes = self._system_attributes(claim, names, fifo) or None
+        if wanted and claim.attributes:
+            shown = show_attributes(claim.attributes, claim.context, wanted)
+            if shown:
+                received.message_attributes = shown
+                received.md5_of_message_attributes = attributes_digest(shown)
+        return received
+
+    def _system_attributes(self, claim: Claim, names: frozenset[str], fifo: bool) -> dict[str, str]:
+        context = claim.context or {}
+        everything = {
+            "SenderId": context.get(SENDER, self._default_account),
+            "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
+            # The epoch: receives in the queue a dead letter came from count too.
+            "ApproximateReceiveCount": str(claim.epoch),
+            "SentTimestamp": str(claim.pushed_at_ms),
+        }
+        if fifo:
+            everything["SequenceNumber"] = f"{claim.sequence:020d}"
+            everything["MessageDeduplicationId"] = claim.dedup_id or ""
+        if claim.group is not None:
+            everything["MessageGroupId"] = claim.group
+        if TRACE in context:
+            everything["AWSTraceHeader"] = context[TRACE]
+        if claim.source is not None:
+            everything["DeadLetterQueueSourceArn"] = self._store.arn(claim.source)
+        if "All" in names:
+            return everything
+        return {name: value for name, value in everything.items() if name in names}
+
+    # Ending a receive.
+
+    def delete(self, asked: model.DeleteMessage, caller: Caller) -> None:
+        """DeleteMessage."""
+        queue = self._locate(asked.queue_url or "", caller)
+        receipt = asked.receipt or ""
+        try:
+            self._engine.submit(Delete(queue.name, receipt))
+        except PenstockError as error:
+            refusal = _refused_delete(error, receipt, queue.settings.fifo)
+            if refusal is not None:
+                raise refusal from None
+
+    def delete_batch(self, asked: model.DeleteMessageBatch, caller: Caller) -> model.BatchResult:
+        """DeleteMessageBatch."""
+        queue = self._locate(asked.queue_url or "", caller)
+        entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
+        items: list[BatchItem] = [Delete(queue.name, entry.receipt or "") for entry in entries]
+        fifo = queue.settings.fifo
+        return self._batch(
+            entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
+        )
+
+    def change(self, asked: model.ChangeMessageVisibility, caller: Caller) -> None:
+        """ChangeMessageVisibility."""
+        queue = self._locate(asked.queue_url or "", caller)
+        receipt = asked.receipt or ""
+        try:
+            self._engine.submit(_change(queue, receipt, asked.visibility_timeout))
+        except PenstockError as error:
+            raise _refused_change(error, receipt) from None
+
+    def change_batch(
+        self, asked: model.ChangeMessageVisibilityBatch, caller: Caller
+    ) -> model.BatchResult:
+        """ChangeMessageVisibilityBatch."""
+        queue = self._locate(asked.queue_url or "", caller)
+        entries = check_entries(asked.entries, "ChangeMessageVisibilityBatchRequestEntry")
+        items: list[BatchItem | Refusal] = []
+        for entry in entries:
+            try:
+                if entry.visibility_timeout is None:
+                    raise missing("VisibilityTimeout")
+                items.append(_change(queue, entry.receipt or "", entry.visibility_timeout))
+            except Refusal as refusal:
+                items.append(refusal)
+        return self._batch(entries, items, _refused_change)
+
+    def _batch(
+        self,
+        entries: Sequence[Any],
+        items: Sequence[BatchItem | Refusal],
+        refused: Callable[[PenstockError, str], Refusal | None],
+    ) -> model.BatchResult:
+        sound = [item for item in items if not isinstance(item, Refusal)]
+        replies = iter(self._store.submit(Batch(sound)))
+        result = model.BatchResult([], [])
+        for entry, item in zip(entries, items, strict=True):
+            reply = item if isinstance(item, Refusal) else next(replies)
+            if isinstance(reply, PenstockError):
+                reply = refused(reply, entry.receipt or "")
+            if isinstance(reply, Refusal):
+                result.failed.append(failure(entry.id, reply))
+            else:
+                result.successful.append(model.ResultEntry(entry.id))
+        return result
+
+
+def _delay_ms(delay_s: int) -> int:
+    if not 0 <= delay_s <= DELAY_S_MAX:
+        raise invalid_value(
+            delay_s, "DelaySeconds", f"DelaySeconds must be >= 0 and <= {DELAY_S_MAX}."
+        )
+    return delay_s * 1_000
+
+
+def _visibility_ms(visibility_s: int) -> int:
+    if not 0 <= visibility_s <= VISIBILITY_S_MAX:
+        raise invalid_value(
+            visibility_s, "VisibilityTimeout", f"Must be between 0 and {VISIBILITY_S_MAX}."
+        )
+    return visibility_s * 1_000
+
+
+def _check_fifo(
+    by_content: bool, group: str | None, dedup_id: str | None, delay_ms: int | None
+) -> None:
+    """What a FIFO queue asks of a message; the delay is always the queue's own."""
+    if not group:
+        raise missing("MessageGroupId")
+    if dedup_id is None and not by_content:
+        raise _needs_dedup()
+    if delay_ms:
+        raise invalid_value(
+            delay_ms // 1_000,
+            "DelaySeconds",
+            "The request include parameter that is not valid for this queue type.",
+        )
+
+
+def _needs_dedup() -> Refusal:
+    return Refusal(
+        faults.INVALID_PARAMETER_VALUE,
+        "The queue should either have ContentBasedDeduplication enabled or "
+        "MessageDeduplicationId provided explicitly",
+    )
+
+
+def _change(queue: QueueState, receipt: str, visibility_s: int | None) -> Extend | Release:
+    visibility_ms = _visibility_ms(visibility_s or 0)
+    if visibility_ms == 0:
+        return Release(queue.name, receipt)
+    return Extend(queue.name, receipt, visibility_ms)
+
+
+def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
+    """An old receipt deletes nothing: a standard queue does not say so, a FIFO queue does."""
+    if isinstance(error, StaleReceipt):
+        if not fifo:
+            return None
+        return invalid_value(receipt, "ReceiptHandle", "The receipt handle has expired.")
+    return _refused_receipt(error, receipt)
+
+
+def _refused_change(error: PenstockError, receipt: str) -> Refusal:
+    if isinstance(error, StaleReceipt):
+        if "is gone" in str(error):
+            return invalid_value(
+                receipt,
+                "ReceiptHandle",
+                "Message does not exist or is not available for visibility timeout change.",
+            )
+        return Refusal(faults.MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    return _refused_receipt(error, receipt)
+
+
+def _refused_receipt(error: PenstockError, receipt: str) -> Refusal:
+    refusal = refusal_of(error)
+    if refusal.fault is faults.RECEIPT_IS_INVALID:
+        refusal.message = f'The input receipt handle "{receipt}" is not a valid receipt handle.'
+    return refusal
+
+
+def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
+    """The entries of a batch, if there are one to ten of them with ids of their own."""
+    if not entries:
+        raise Refusal(
+            faults.EMPTY_BATCH_REQUEST, f"There should be at least one {name} in the request."
+        )
+    if len(entries) > ENTRIES_MAX:
+        raise Refusal(
+            faults.TOO_MANY_ENTRIES,
+            f"Maximum number of entries per request are {ENTRIES_MAX}. "
+            f"You have sent {len(entries)}.",
+        )
+    seen: set[str] = set()
+    for number, entry in enumerate(entries, 1):
+        if entry.id is None:
+            raise missing(f"{name}.{number}.Id")
+        if _ENTRY_ID.fullmatch(entry.id) is None:
+            raise Refusal(
+                faults.INVALID_BATCH_ENTRY_ID,
+                "A batch entry id can only contain alphanumeric characters, hyphens and "
+                "underscores. It can be at most 80 letters long.",
+            )
+        if entry.id in seen:
+            raise Refusal(faults.BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
+        seen.add(entry.id)
+    return entries
+
+
+def _check_total(entries: Sequence[model.SendEntry]) -> None:
+    total_bytes = 0
+    for entry in entries:
+        total_bytes += len((entry.message_body or "").encode())
+        for name, value in (entry.message_attributes or {}).items():
+            content = value.string_value or ""
+            total_bytes += len(name.encode()) + len((value.data_type or "").encode())
+            total_bytes += len(content.encode()) + len(value.binary_value or b"")
+    if total_bytes > BATCH_BYTES_MAX:
+        raise Refusal(
+            faults.BATCH_REQUEST_TOO_LONG,
+            f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes. "
+            f"You have sent {total_bytes} bytes.",
+        )
+
+
+def failure(entry_id: str, error: Exception) -> model.ErrorEntry:
+    """What a batch says of an entry that was refused."""
+    refusal = error if isinstance(error, Refusal) else refusal_of_any(error)
+    return model.ErrorEntry(
+        entry_id, refusal.fault.status < 500, refusal.fault.query_code, refusal.message
+    )
+
+
+def refusal_of_any(error: Exception) -> Refusal:
+    """The refusal that stands for an item's error."""
+    return refusal_of(error) if isinstance(error, PenstockError) else no_such_queue()

@@ -1,0 +1,217 @@
+"""The SQS actions on move tasks: dead letters brought back, a few at a time.
+
+A task steps through its queue with short redrives, so that nobody else waits for it, and no faster
+than it was asked to. How far tasks are is kept in memory: after a restart the messages already
+moved stay moved, and the task is forgotten.
+"""
+
+import asyncio
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from penstock.core.queue import QueueState
+from penstock.errors import InvalidField, PenstockError, QueueNotFound
+from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.service import Redrive
+from penstock.wire import sqs_errors as faults
+from penstock.wire import sqs_model as model
+from penstock.wire.sqs_address import read_arn
+from penstock.wire.sqs_errors import Refusal, invalid_value
+
+RATE_MAX: Final = 500
+RESULTS_MAX: Final = 10
+TASKS_KEPT_MAX: Final = 10
+STEP_MAX: Final = 1_000
+TICK_S: Final = 0.1
+RUNNING: Final = "RUNNING"
+COMPLETED: Final = "COMPLETED"
+CANCELLED: Final = "CANCELLED"
+FAILED: Final = "FAILED"
+
+
+class MoveTask:
+    """One task: from where to where, how fast, and how far it is."""
+
+    def __init__(
+        self, number: int, source: str, to: str | None, rate: int | None, started_at_ms: int
+    ) -> None:
+        self.id = f"{started_at_ms:x}-{number:x}"
+        self.source = source
+        self.to = to
+        self.rate = rate
+        self.started_at_ms = started_at_ms
+        self.status = RUNNING
+        self.moved = 0
+        self.to_move = 0
+        self.failure: str | None = None
+        self.worker: asyncio.Task[None] | None = None
+
+
+class Moves:
+    """The actions on move tasks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._engine = store.engine
+        # By queue, oldest first.
+        self._tasks: dict[str, list[MoveTask]] = {}
+        self._started = 0
+
+    def start(self, asked: model.StartMessageMoveTask, caller: Caller) -> model.StartMoveResult:
+        """StartMessageMoveTask."""
+        source = self._queue(asked.source_arn, "SourceArn", caller)
+        to = None
+        if asked.destination_arn:
+            to = self._queue(asked.destination_arn, "DestinationArn", caller)
+        rate = asked.max_number_of_messages_per_second
+        if rate is not None and not 1 <= rate <= RATE_MAX:
+            raise invalid_value(
+                rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}."
+            )
+        if not self._store.sources_of(source.name):
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                "Source queue must be configured as a Dead Letter Queue.",
+            )
+        if to is not None and (to is source or to.settings.fifo != source.settings.fifo):
+            raise invalid_value(
+                asked.destination_arn,
+                "DestinationArn",
+                "The destination must be another queue of the same type.",
+            )
+        tasks = self._tasks.setdefault(source.name, [])
+        if any(task.status == RUNNING for task in tasks):
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                "There is already a task running. Only one active task is allowed for a source "
+                "queue arn at a given time.",
+            )
+        self._started += 1
+        task = MoveTask(
+            self._started,
+            source.name,
+            None if to is None else to.name,
+            rate,
+            self._store.now_ms(),
+        )
+        task.to_move = source.visible + source.delayed + source.in_flight
+        tasks.append(task)
+        del tasks[:-TASKS_KEPT_MAX]
+        task.worker = asyncio.get_running_loop().create_task(self._run(task))
+        return model.StartMoveResult(self._show_id(task))
+
+    def cancel(self, asked: model.CancelMessageMoveTask, caller: Caller) -> model.CancelMoveResult:
+        """CancelMessageMoveTask."""
+        task_id, arn = _read_id(asked.task or "")
+        source = self._queue(arn, "SourceArn", caller)
+        for task in self._tasks.get(source.name, ()):
+            if task.id == task_id:
+                if task.status != RUNNING:
+                    raise Refusal(
+                        faults.UNSUPPORTED_OPERATION, "Only active tasks can be cancelled."
+                    )
+                task.status = CANCELLED
+                if task.worker is not None:
+                    task.worker.cancel()
+                return model.CancelMoveResult(task.moved)
+        raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
+
+    def list(self, asked: model.ListMessageMoveTasks, caller: Caller) -> model.MoveTasksResult:
+        """ListMessageMoveTasks: the latest first."""
+        source = self._queue(asked.source_arn, "SourceArn", caller)
+        limit = asked.max_results
+        if limit is not None and not 1 <= limit <= RESULTS_MAX:
+            raise invalid_value(limit, "MaxResults", "Must be between 1 and 10, if provided.")
+        latest = list(reversed(self._tasks.get(source.name, [])))[: limit or 1]
+        return model.MoveTasksResult([self._shown(task) for task in latest])
+
+    def _shown(self, task: MoveTask) -> model.MoveTaskEntry:
+        return model.MoveTaskEntry(
+            task.status,
+            self._store.arn(task.source),
+            task.moved,
+            self._show_id(task) if task.status == RUNNING else None,
+            None if task.to is None else self._store.arn(task.to),
+            task.rate,
+            task.to_move,
+            task.failure,
+            task.started_at_ms,
+        )
+
+    def _queue(self, arn: str | None, parameter: str, caller: Caller) -> QueueState:
+        address = read_arn(arn)
+        if address is None:
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                f"You must use this format to specify the {parameter}: "
+                "arn:<partition>:<service>:<region>:<account-id>:<resource-id>",
+            )
+        queue = self._store.find(address.owner, address.name)
+        if queue is None or (address.owner != caller.owner and not caller.anonymous):
+            raise Refusal(
+                faults.RESOURCE_NOT_FOUND,
+                f"The resource that you specified for the {parameter} parameter doesn't exist.",
+            )
+        return queue
+
+    def _show_id(self, task: MoveTask) -> str:
+        told = {"taskId": task.id, "sourceArn": self._store.arn(task.source)}
+        return urlsafe_b64encode(msgspec.json.encode(told)).decode()
+
+    async def _run(self, task: MoveTask) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            while task.status == RUNNING and task.moved < task.to_move:
+                step = min(STEP_MAX, task.to_move - task.moved)
+                if task.rate is not None:
+                    # As many as are due by now; the first of them at once.
+                    due = 1 + int((loop.time() - started_s) * task.rate) - task.moved
+                    step = min(step, due)
+                if step > 0 and self._step(task, step) < step:
+                    break
+                await asyncio.sleep(0 if task.rate is None else TICK_S)
+            if task.status == RUNNING:
+                task.status = COMPLETED
+        except PenstockError as error:
+            task.status = FAILED
+            task.failure = refusal_of(error).fault.query_code
+        except asyncio.CancelledError:
+            task.status = CANCELLED
+
+    def _step(self, task: MoveTask, limit: int) -> int:
+        if task.to is None and not any(self._store.sources_of(task.source)):
+            raise QueueNotFound("the queues these messages came from are gone")
+        try:
+            moved = self._engine.submit(Redrive(task.source, task.to, limit))
+        except InvalidField:
+            # None of those left came from a queue that still exists: they stay.
+            return 0
+        task.moved += moved
+        return moved
+
+    async def close(self) -> None:
+        """Ends the tasks that run."""
+        workers = [task.worker for tasks in self._tasks.values() for task in tasks if task.worker]
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _read_id(text: str) -> tuple[str, str]:
+    try:
+        told: Any = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        _bad_id()
+    if not isinstance(told, dict):
+        _bad_id()
+    task_id, arn = told.get("taskId"), told.get("sourceArn")
+    if not isinstance(task_id, str) or read_arn(arn) is None:
+        _bad_id()
+    return task_id, str(arn)
+
+
+def _bad_id() -> NoReturn:
+    raise Refusal(faults.INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.")

@@ -1,0 +1,403 @@
+"""The SQS actions on queues: making, finding, describing, tagging, permitting, purging, ending."""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.queue import QueueState
+from penstock.server.sqs_store import Caller, Store, no_such_queue
+from penstock.service import (
+    ConfigureQueue,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueue,
+    ListQueues,
+    Purge,
+    QueueSettings,
+    Stats,
+)
+from penstock.wire import sqs_attributes as attributes
+from penstock.wire import sqs_errors as faults
+from penstock.wire import sqs_model as model
+from penstock.wire.sqs_address import (
+    Address,
+    is_account,
+    is_fifo_name,
+    is_standard_name,
+    partition,
+)
+from penstock.wire.sqs_errors import Refusal, invalid_value, missing
+
+TAGS_MAX: Final = 50
+TAG_KEY_CHARS_MAX: Final = 128
+TAG_VALUE_CHARS_MAX: Final = 256
+RESULTS_MAX: Final = 1_000
+LABEL_CHARS_MAX: Final = 80
+PERMITTED_ACTIONS_MAX: Final = 7
+_BAD_NAME: Final = (
+    "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
+)
+_BAD_FIFO_NAME: Final = (
+    "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
+    "must end with .fifo suffix and be 1 to 80 in length."
+)
+
+
+class Queues:
+    """The actions on queues."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._submit = store.submit
+
+    # Making and finding.
+
+    def create(self, asked: model.CreateQueue, caller: Caller) -> model.QueueUrlResult:
+        """CreateQueue."""
+        name = asked.queue_name or ""
+        given = asked.attributes or {}
+        fifo = _wants_fifo(name, given)
+        changes = attributes.read(given, fifo)
+        inside = self._store.directory.inside(Address(caller.owner, name))
+        existing = self._store.names.get(inside)
+        if existing is not None:
+            self._check_same(existing, given)
+            return model.QueueUrlResult(self._store.url(caller, inside))
+        self._check_not_deleted_lately(inside)
+        annotations = attributes.merged(QueueSettings(), changes)
+        tags = asked.creation_tags
+        if tags:
+            annotations[attributes.TAGS] = _tags_text({}, tags, name)
+        settings = {
+            "fifo": fifo,
+            "in_flight_max": attributes.IN_FLIGHT_MAX,
+            "annotations": annotations,
+            **changes.settings,
+            **self._redrive(changes, inside, fifo),
+        }
+        attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
+        self._submit(CreateQueue(inside, settings))
+        return model.QueueUrlResult(self._store.url(caller, inside))
+
+    def _check_same(self, queue: QueueState, given: dict[str, str]) -> None:
+        shown = self._shown(queue)
+        for name, value in given.items():
+            have = shown.get(name, "")
+            if have != value and _plain(have) != _plain(value):
+                raise Refusal(
+                    faults.QUEUE_NAME_EXISTS,
+                    "A queue already exists with the same name and a different value for "
+                    f"attribute {name}",
+                )
+
+    def _check_not_deleted_lately(self, inside: str) -> None:
+        deleted = self._store.deleted_at_ms
+        now_ms = self._store.now_ms()
+        window_ms = self._store.windows.deleted_ms
+        for name in [each for each, at_ms in deleted.items() if at_ms + window_ms <= now_ms]:
+            del deleted[name]
+        if inside in deleted:
+            raise Refusal(
+                faults.QUEUE_DELETED_RECENTLY,
+                "You must wait 60 seconds after deleting a queue before you can create another "
+                "with the same name.",
+            )
+
+    def _redrive(
+        self, changes: attributes.Changes, inside: str, fifo: bool
+    ) -> dict[str, str | int | None]:
+        """The settings a redrive policy makes. Raises Refusal if its target will not have it."""
+        redrive = changes.redrive
+        if not isinstance(redrive, attributes.Redrive):
+            return {} if redrive is None else {"dead_letter": None, "max_receives": None}
+        target = self._store.find(redrive.target.owner, redrive.target.name)
+        if target is None:
+            raise invalid_value(redrive.text, "RedrivePolicy", "Dead letter target does not exist.")
+        if target.settings.fifo != fifo:
+            raise invalid_value(
+                redrive.text,
+                "RedrivePolicy",
+                "Dead-letter queue must be same type of queue as the source.",
+            )
+        if target.name == inside:
+            raise invalid_value(
+                redrive.text, "RedrivePolicy", "A queue cannot be its own dead-letter queue."
+            )
+        if not attributes.allows(target.settings, self._store.arn(inside)):
+            raise invalid_value(
+                redrive.text,
+                "RedrivePolicy",
+                "The redrive allow policy of the dead-letter queue does not allow this queue as a "
+                "source queue.",
+            )
+        return {"dead_letter": target.name, "max_receives": redrive.receives_max}
+
+    def url(self, asked: model.GetQueueUrl, caller: Caller) -> model.QueueUrlResult:
+        """GetQueueUrl."""
+        account = asked.queue_owner_account or caller.owner.account
+        owner = caller.owner._replace(account=account)
+        queue = self._store.find(owner, asked.queue_name or "")
+        if queue is None or (owner != caller.owner and not caller.anonymous):
+            raise no_such_queue()
+        return model.QueueUrlResult(self._store.url(caller, queue.name))
+
+    def list(self, asked: model.ListQueues, caller: Caller) -> model.QueueUrlsResult:
+        """ListQueues."""
+        prefix = asked.queue_name_prefix or ""
+        names = self._submit(ListQueues(prefix, "", 2**31))
+        mine = [name for name in names if self._store.directory.address(name).owner == caller.owner]
+        page, token = _page(mine, asked.max_results, asked.next_token)
+        return model.QueueUrlsResult([self._store.url(caller, name) for name in page], token)
+
+    def sources(
+        self, asked: model.ListDeadLetterSourceQueues, caller: Caller
+    ) -> model.SourceUrlsResult:
+        """ListDeadLetterSourceQueues."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        names = self._store.sources_of(queue.name)
+        page, token = _page(names, asked.max_results, asked.next_token)
+        return model.SourceUrlsResult([self._store.url(caller, name) for name in page], token)
+
+    def delete(self, asked: model.OfQueue, caller: Caller) -> None:
+        """DeleteQueue."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        self._submit(DeleteQueue(queue.name))
+        if self._store.windows.deleted_ms:
+            self._store.deleted_at_ms[queue.name] = self._store.now_ms()
+        self._store.purged_at_ms.pop(queue.name, None)
+
+    def purge(self, asked: model.OfQueue, caller: Caller) -> None:
+        """PurgeQueue."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        purged = self._store.purged_at_ms
+        now_ms = self._store.now_ms()
+        window_ms = self._store.windows.purged_ms
+        if queue.name in purged and purged[queue.name] + window_ms > now_ms:
+            name = self._store.directory.address(queue.name).name
+            raise Refusal(
+                faults.PURGE_QUEUE_IN_PROGRESS,
+                f"Only one PurgeQueue operation on {name} is allowed every 60 seconds.",
+            )
+        self._submit(Purge(queue.name))
+        purged[queue.name] = now_ms
+
+    # Attributes.
+
+    def attributes(self, asked: model.GetQueueAttributes, caller: Caller) -> model.AttributesResult:
+        """GetQueueAttributes."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        names = asked.attribute_names or []
+        for name in names:
+            if name not in attributes.KNOWN:
+                raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+        if not names:
+            return model.AttributesResult({})
+        shown = self._shown(queue)
+        if "All" not in names:
+            shown = {name: shown[name] for name in names if name in shown}
+        return model.AttributesResult(shown)
+
+    def _shown(self, queue: QueueState) -> dict[str, str]:
+        dead = queue.settings.dead_letter
+        return attributes.show(
+            self._submit(DescribeQueue(queue.name)),
+            self._submit(Stats(queue.name)),
+            self._store.arn(queue.name),
+            "" if dead is None else self._store.arn(dead),
+        )
+
+    def set_attributes(self, asked: model.SetQueueAttributes, caller: Caller) -> None:
+        """SetQueueAttributes."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        given = asked.attributes or {}
+        fifo = queue.settings.fifo
+        if "FifoQueue" in given:
+            if not fifo:
+                raise Refusal(faults.INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
+            if given["FifoQueue"] != "true":
+                raise Refusal(
+                    faults.INVALID_ATTRIBUTE_VALUE,
+                    "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is "
+                    "not supported.",
+                )
+        changes = attributes.read(given, fifo)
+        settings = {
+            **changes.settings,
+            "annotations": attributes.merged(queue.settings, changes),
+            **self._redrive(changes, queue.name, fifo),
+        }
+        attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
+        self._submit(ConfigureQueue(queue.name, settings))
+
+    # Tags.
+
+    def tags(self, asked: model.OfQueue, caller: Caller) -> model.TagsResult:
+        """ListQueueTags."""
+        return model.TagsResult(_tags(self._store.locate(asked.queue_url or "", caller)))
+
+    def tag(self, asked: model.TagQueue, caller: Caller) -> None:
+        """TagQueue."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        if not asked.tags:
+            raise missing("Tags")
+        text = _tags_text(_tags(queue), asked.tags, queue.name)
+        self._annotate(queue, attributes.TAGS, text)
+
+    def untag(self, asked: model.UntagQueue, caller: Caller) -> None:
+        """UntagQueue."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        if not asked.tag_keys:
+            raise missing("TagKeys")
+        tags = {key: value for key, value in _tags(queue).items() if key not in asked.tag_keys}
+        self._annotate(queue, attributes.TAGS, msgspec.json.encode(tags).decode() if tags else None)
+
+    def _annotate(self, queue: QueueState, name: str, text: str | None) -> None:
+        annotations = {
+            key: value for key, value in queue.settings.annotations.items() if key != name
+        }
+        if text is not None:
+            annotations[name] = text
+        self._submit(ConfigureQueue(queue.name, {"annotations": annotations}))
+
+    # Permissions.
+
+    def permit(self, asked: model.AddPermission, caller: Caller) -> None:
+        """AddPermission."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        label = _check_label(asked.label or "")
+        accounts = asked.aws_account_ids or []
+        actions = asked.actions or []
+        if not accounts:
+            raise missing("AWSAccountIds")
+        if not actions:
+            raise missing("Actions")
+        _check_permitted(accounts, actions)
+        policy = _policy(queue, self._store.arn(queue.name))
+        if any(each.get("Sid") == label for each in policy["Statement"]):
+            raise invalid_value(label, "Label", "Already exists.")
+        region = self._store.directory.address(queue.name).owner.region
+        principals = [f"arn:{partition(region)}:iam::{each}:root" for each in accounts]
+        permitted = [f"SQS:{each}" for each in actions]
+        policy["Statement"].append(
+            {
+                "Sid": label,
+                "Effect": "Allow",
+                "Principal": {"AWS": principals[0] if len(principals) == 1 else principals},
+                "Action": permitted[0] if len(permitted) == 1 else permitted,
+                "Resource": self._store.arn(queue.name),
+            }
+        )
+        self._annotate(queue, attributes.POLICY, msgspec.json.encode(policy).decode())
+
+    def forbid(self, asked: model.RemovePermission, caller: Caller) -> None:
+        """RemovePermission."""
+        queue = self._store.locate(asked.queue_url or "", caller)
+        policy = _policy(queue, self._store.arn(queue.name))
+        kept = [each for each in policy["Statement"] if each.get("Sid") != asked.label]
+        if len(kept) == len(policy["Statement"]):
+            raise invalid_value(asked.label, "Label", "can't find label.")
+        policy["Statement"] = kept
+        text = msgspec.json.encode(policy).decode() if kept else None
+        self._annotate(queue, attributes.POLICY, text)
+
+
+def _wants_fifo(name: str, given: dict[str, str]) -> bool:
+    """Whether a FIFO queue is to be made. Raises Refusal if the name says otherwise."""
+    asked = given.get("FifoQueue")
+    if asked is not None and asked.lower() not in ("true", "false"):
+        raise Refusal(faults.INVALID_ATTRIBUTE_VALUE, "Invalid value for the parameter FifoQueue.")
+    fifo = asked is not None and asked.lower() == "true"
+    if fifo and not is_fifo_name(name):
+        raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_FIFO_NAME)
+    if not fifo and not is_standard_name(name):
+        raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_NAME)
+    if asked is not None and not fifo:
+        raise Refusal(faults.INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
+    return fifo
+
+
+def _plain(text: str) -> Any:
+    """A policy as data, so that two ways to write it compare equal."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return text.lower()
+    if isinstance(value, dict) and "maxReceiveCount" in value:
+        value["maxReceiveCount"] = str(value["maxReceiveCount"])
+    return value
+
+
+def _page(names: list[str], limit: int | None, token: str | None) -> tuple[list[str], str | None]:
+    """One page of names, and the token for the next. Raises Refusal."""
+    if limit is not None and not 1 <= limit <= RESULTS_MAX:
+        raise invalid_value(limit, "MaxResults", "Must be between 1 and 1000, if provided.")
+    after = ""
+    if token is not None:
+        try:
+            after = urlsafe_b64decode(token.encode("ascii")).decode()
+        except ValueError:
+            raise invalid_value(token, "NextToken", "Invalid or expired next token.") from None
+    following = [name for name in names if name > after]
+    page = following[: limit or RESULTS_MAX]
+    # Without a limit there is one page: that is how callers ask who do not know of tokens.
+    if limit is None or len(page) == len(following):
+        return page, None
+    return page, urlsafe_b64encode(page[-1].encode()).decode()
+
+
+def _tags(queue: QueueState) -> dict[str, str]:
+    text = queue.settings.annotations.get(attributes.TAGS)
+    return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+
+
+def _tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:
+    for key, value in given.items():
+        if not 1 <= len(key) <= TAG_KEY_CHARS_MAX:
+            raise invalid_value(key, "TagKey", "Must be 1 to 128 characters long.")
+        if len(value) > TAG_VALUE_CHARS_MAX:
+            raise invalid_value(value, "TagValue", "Must be at most 256 characters long.")
+    tags = {**have, **given}
+    if len(tags) > TAGS_MAX:
+        raise Refusal(faults.INVALID_PARAMETER_VALUE, f"Too many tags added for queue {name}.")
+    return msgspec.json.encode(tags).decode()
+
+
+def _check_label(label: str) -> str:
+    if not is_standard_name(label):
+        raise invalid_value(
+            label,
+            "Label",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
+        )
+    return label
+
+
+def _check_permitted(accounts: list[str], actions: list[str]) -> None:
+    for account in accounts:
+        if not is_account(account):
+            raise invalid_value(account, "PrincipalId", "Unable to verify.")
+    if len(actions) > PERMITTED_ACTIONS_MAX:
+        raise Refusal(
+            faults.OVER_LIMIT,
+            f"{len(actions)} Actions were found, maximum allowed is {PERMITTED_ACTIONS_MAX}.",
+        )
+    for action in actions:
+        if action != "*" and action not in model.ACTIONS:
+            raise invalid_value(
+                f"SQS:{action}",
+                "ActionName",
+                "Please refer to the appropriate WSDL for a list of valid actions.",
+            )
+
+
+def _policy(queue: QueueState, arn: str) -> dict[str, Any]:
+    text = queue.settings.annotations.get(attributes.POLICY)
+    policy: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    policy.setdefault("Version", "2008-10-17")
+    policy.setdefault("Id", f"{arn}/SQSDefaultPolicy")
+    statements = policy.setdefault("Statement", [])
+    if isinstance(statements, dict):
+        policy["Statement"] = [statements]
+    policy["Statement"] = [each for each in policy["Statement"] if isinstance(each, dict)]
+    return policy

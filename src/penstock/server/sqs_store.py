@@ -1,0 +1,140 @@
+"""The engine as the SQS actions see it: whose queue a URL means, what its refusals are called."""
+
+from typing import Final, NamedTuple, TypeVar
+
+from penstock.backends.engine import Engine
+from penstock.core.queue import QueueState
+from penstock.errors import (
+    InFlightLimit,
+    InvalidReceipt,
+    JournalError,
+    MessageTooLarge,
+    PenstockError,
+    QueueNotFound,
+    UnavailableError,
+    UnsupportedOperation,
+)
+from penstock.service import Command
+from penstock.wire import sqs_errors as faults
+from penstock.wire.sqs_address import Address, Directory, Owner, read_url
+from penstock.wire.sqs_errors import Refusal
+
+R = TypeVar("R")
+_KNOWN_URLS_MAX: Final = 10_000
+
+
+class Caller(NamedTuple):
+    """Who asks, and by which address they reach us.
+
+    An anonymous caller has signed nothing: the URL alone says whose queue is meant.
+    """
+
+    owner: Owner
+    suffix: str
+    base_url: str
+    anonymous: bool = False
+
+
+class Windows(NamedTuple):
+    """How long a deleted queue's name stays taken, and how long a purge keeps the next one off."""
+
+    deleted_ms: int = 60_000
+    purged_ms: int = 60_000
+
+
+class Store:
+    """An engine's queues by URL, ARN and name."""
+
+    def __init__(self, engine: Engine, directory: Directory, windows: Windows) -> None:
+        self.engine = engine
+        self.directory = directory
+        self.windows = windows
+        self.names = engine.shard.names
+        self._submit = engine.submit
+        self._by_url: dict[tuple[str, str], str] = {}
+        # Kept in memory only: a restart ends these windows early.
+        self.deleted_at_ms: dict[str, int] = {}
+        self.purged_at_ms: dict[str, int] = {}
+
+    def submit(self, command: Command[R]) -> R:
+        """Runs a command. Raises Refusal."""
+        try:
+            return self._submit(command)
+        except PenstockError as error:
+            raise refusal_of(error) from None
+
+    def locate(self, url: str, caller: Caller) -> QueueState:
+        """The queue a URL means to this caller. Raises Refusal."""
+        try:
+            return self.names[self._by_url[url, caller.suffix]]
+        except KeyError:
+            pass
+        found = read_url(url)
+        if found is None:
+            raise Refusal(
+                faults.INVALID_ADDRESS, f"The address {url} is not valid for this endpoint."
+            )
+        account, name = found
+        owner = Owner(account, caller.owner.region)
+        if not caller.anonymous and owner != caller.owner:
+            raise no_such_queue()
+        inside = self.directory.inside(Address(owner, name))
+        queue = self.names.get(inside)
+        if queue is None:
+            raise no_such_queue()
+        if not caller.anonymous:
+            if len(self._by_url) >= _KNOWN_URLS_MAX:
+                self._by_url.clear()
+            self._by_url[url, caller.suffix] = inside
+        return queue
+
+    def find(self, owner: Owner, name: str) -> QueueState | None:
+        """An owner's queue of this name, if there is one."""
+        return self.names.get(self.directory.inside(Address(owner, name)))
+
+    def url(self, caller: Caller, inside: str) -> str:
+        """The URL by which this caller reaches a queue."""
+        address = self.directory.address(inside)
+        return f"{caller.base_url}/{address.owner.account}/{address.name}"
+
+    def arn(self, inside: str) -> str:
+        """The ARN of a queue."""
+        return self.directory.arn(inside)
+
+    def sources_of(self, inside: str) -> list[str]:
+        """The queues whose dead letters go to this one, in order of name."""
+        return sorted(
+            queue.name for queue in self.names.values() if queue.settings.dead_letter == inside
+        )
+
+    def now_ms(self) -> int:
+        """The engine's time."""
+        return self.engine.clock.now_ms()
+
+
+def no_such_queue() -> Refusal:
+    """The refusal of a queue that is not there, or not the caller's."""
+    return Refusal(faults.QUEUE_DOES_NOT_EXIST, "The specified queue does not exist.")
+
+
+def refusal_of(error: PenstockError) -> Refusal:
+    """What SQS calls an error of the engine."""
+    match error:
+        case QueueNotFound():
+            return no_such_queue()
+        case MessageTooLarge():
+            return Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                f"One or more parameters are invalid. Reason: {error}",
+            )
+        case InvalidReceipt():
+            return Refusal(faults.RECEIPT_IS_INVALID, "The input receipt handle is invalid.")
+        case InFlightLimit():
+            return Refusal(faults.OVER_LIMIT, "Too many messages in flight.")
+        case UnsupportedOperation():
+            return Refusal(faults.UNSUPPORTED_OPERATION, str(error))
+        case UnavailableError():
+            return Refusal(faults.REQUEST_THROTTLED, str(error))
+        case JournalError():
+            return Refusal(faults.SERVICE_UNAVAILABLE, "The store cannot be written.")
+    return Refusal(faults.INVALID_PARAMETER_VALUE, str(error))

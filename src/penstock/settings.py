@@ -1,0 +1,153 @@
+"""What a server can be told, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
+
+An argument beats a variable, a variable beats the file, the file beats the default. A name that
+nobody knows is an error, whichever way it came.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import InvalidField
+
+PREFIX: Final = "PENSTOCK_"
+CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
+# Variables of this prefix that are not a server's.
+_OTHERS: Final = frozenset({"PENSTOCK_URL", "PENSTOCK_SERVICES", CONFIG_VARIABLE})
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything `penstock serve` can be told.
+
+    `keys` maps each access key to its secret. `queues` are made at the start, in the words of
+    `Queues.create`. `allow_hosts` are further names by which clients may address a server that
+    checks no signatures. The windows are how long, in seconds, a deleted queue's name stays taken
+    and a purge keeps the next one off.
+    """
+
+    data: str = "penstock-data"
+    store: str | None = None
+    durability: str = "sync"
+    host: str = "127.0.0.1"
+    port: int = 9324
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    keys: dict[str, str] = {}
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    allow_hosts: list[str] = []
+    deleted_window: int = 60
+    purged_window: int = 60
+    insecure_without_keys: bool = False
+    insecure_without_tls: bool = False
+    queues: dict[str, dict[str, Any]] = {}
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def where(self) -> str:
+        """The URL of the store."""
+        if self.store is not None:
+            return self.store
+        extra = "" if self.durability == "sync" else f"?durability={self.durability}"
+        return f"file:{self.data}{extra}"
+
+
+def read_settings(
+    given: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None
+) -> ServerSettings:
+    """The settings of a server. Raises InvalidField, naming what is wrong and where it stands."""
+    found: dict[str, Any] = {}
+    path = config or environment.get(CONFIG_VARIABLE)
+    if path:
+        found |= _checked(_read_file(path), path)
+    found |= _checked(_read_environment(environment), "the environment", strict=False)
+    found |= {name: value for name, value in given.items() if value is not None}
+    settings = _convert(found, "the arguments", strict=True)
+    _check(settings)
+    return settings
+
+
+def _convert(found: Mapping[str, Any], where: str, strict: bool) -> ServerSettings:
+    try:
+        return msgspec.convert(dict(found), ServerSettings, strict=strict)
+    except msgspec.ValidationError as error:
+        raise InvalidField(f"settings: in {where}: {error}") from None
+
+
+def _checked(found: dict[str, Any], where: str, strict: bool = True) -> dict[str, Any]:
+    """The same settings with the right types, or the complaint that names their source."""
+    settings = _convert(found, where, strict)
+    return {name: getattr(settings, name) for name in found}
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InvalidField(f"config: cannot read {path!r}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidField(f"config: {path!r} is not TOML: {error}") from None
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and variable not in _OTHERS:
+            if name not in ServerSettings.__struct_fields__ or name == "queues":
+                continue
+            found[name] = read_keys(text) if name == "keys" else text
+            if name == "allow_hosts":
+                found[name] = [host.strip() for host in text.split(",") if host.strip()]
+    return found
+
+
+def read_keys(text: str) -> dict[str, str]:
+    """Keys as `ID:SECRET,ID:SECRET`. Raises InvalidField."""
+    keys: dict[str, str] = {}
+    for pair in text.split(","):
+        access_key, colon, secret = pair.strip().partition(":")
+        if not (access_key and colon and secret):
+            raise InvalidField("keys: expected ID:SECRET, several of them separated by commas")
+        keys[access_key] = secret
+    return keys
+
+
+def _check(settings: ServerSettings) -> None:
+    if not 0 <= settings.port <= 65_535:
+        raise InvalidField(f"port: {settings.port} is outside 0 to 65535")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise InvalidField("tls_cert and tls_key go together: give both or neither")
+    if not (settings.account.isascii() and settings.account.isdigit()):
+        raise InvalidField(f"account: {settings.account!r} is not twelve digits")
+    if len(settings.account) != 12:
+        raise InvalidField(f"account: {settings.account!r} is not twelve digits")
+    for name in ("deleted_window", "purged_window"):
+        if not 0 <= getattr(settings, name) <= 86_400:
+            raise InvalidField(f"{name}: expected 0 to 86400 seconds")
+    if settings.on_loopback:
+        return
+    if not settings.keys and not settings.insecure_without_keys:
+        raise InvalidField(
+            f"host: {settings.host} can be reached by others, so the server needs keys to check "
+            "signatures with (or --insecure-without-keys, which lets anyone in)"
+        )
+    if settings.tls_cert is None and not settings.insecure_without_tls:
+        raise InvalidField(
+            f"host: {settings.host} can be reached by others, so the server needs --tls-cert and "
+            "--tls-key (or --insecure-without-tls, which lets anyone listen)"
+        )

@@ -1,0 +1,125 @@
+"""Whose queue is meant: URLs, ARNs and callers, and the names their queues have inside.
+
+Two accounts, or two regions of one account, never see each other's queues. Inside, a queue of the
+default account and region has its bare name, and any other carries both after an `@`:
+
+    http://HOST/000000000000/orders     in us-east-1    orders
+    http://HOST/111122223333/orders     in eu-west-1    orders@eu-west-1.111122223333
+"""
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+DEFAULT_ACCOUNT: Final = "000000000000"
+DEFAULT_REGION: Final = "us-east-1"
+
+_ACCOUNT: Final = re.compile(r"[0-9]{12}", re.ASCII)
+_REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_FIFO_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo", re.ASCII)
+_PARTITIONS: Final = (
+    ("cn-", "aws-cn"),
+    ("us-gov-", "aws-us-gov"),
+    ("us-isob-", "aws-iso-b"),
+    ("us-iso-", "aws-iso"),
+)
+
+
+class Owner(NamedTuple):
+    """An account in a region: what a queue belongs to, and what a caller speaks for."""
+
+    account: str
+    region: str
+
+
+class Address(NamedTuple):
+    """One queue of one owner."""
+
+    owner: Owner
+    name: str
+
+
+class Directory:
+    """Addresses to the names inside and back, given which owner is the default one."""
+
+    def __init__(self, default: Owner) -> None:
+        self.default = default
+
+    def suffix(self, owner: Owner) -> str:
+        """What the owner's queues carry after their names."""
+        return "" if owner == self.default else f"@{owner.region}.{owner.account}"
+
+    def inside(self, address: Address) -> str:
+        """The name a queue has inside."""
+        return address.name + self.suffix(address.owner)
+
+    def address(self, inside: str) -> Address:
+        """Whose queue this is, by its name inside."""
+        name, _, scope = inside.partition("@")
+        region, _, account = scope.rpartition(".")
+        if not scope or not is_account(account):
+            return Address(self.default, name)
+        return Address(Owner(account, region), name)
+
+    def arn(self, inside: str) -> str:
+        """The ARN of a queue, by its name inside."""
+        (account, region), name = self.address(inside)
+        return f"arn:{partition(region)}:sqs:{region}:{account}:{name}"
+
+
+def partition(region: str) -> str:
+    """The part of Amazon's world a region lies in."""
+    return next((name for prefix, name in _PARTITIONS if region.startswith(prefix)), "aws")
+
+
+def is_account(text: str) -> bool:
+    """Whether this is an account's twelve digits."""
+    return _ACCOUNT.fullmatch(text) is not None
+
+
+def is_region(text: str) -> bool:
+    """Whether this could be a region's name."""
+    return _REGION.fullmatch(text) is not None
+
+
+def is_standard_name(name: str) -> bool:
+    """Whether a standard queue may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_fifo_name(name: str) -> bool:
+    """Whether a FIFO queue may have this name."""
+    return _FIFO_NAME.fullmatch(name) is not None
+
+
+def read_path(path: str) -> tuple[str, str] | None:
+    """The account and the queue that a URL's path names, or None if it names none."""
+    parts = path.split("/")
+    if len(parts) < 3 or not is_account(parts[-2]):
+        return None
+    name = parts[-1]
+    if not (is_standard_name(name) or is_fifo_name(name)):
+        return None
+    return parts[-2], name
+
+
+def read_url(url: str) -> tuple[str, str] | None:
+    """The account and the queue that a queue URL names, or None if it names none."""
+    try:
+        path = urlsplit(url).path
+    except ValueError:
+        return None
+    return read_path(path)
+
+
+def read_arn(arn: object) -> Address | None:
+    """The queue that an ARN names, or None if it is none of a queue."""
+    if not isinstance(arn, str):
+        return None
+    parts = arn.split(":")
+    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not is_account(parts[4]):
+        return None
+    if not is_region(parts[3]) or not (is_standard_name(parts[5]) or is_fifo_name(parts[5])):
+        return None
+    return Address(Owner(parts[4], parts[3]), parts[5])

@@ -1,0 +1,315 @@
+"""A queue's attributes between SQS's words and the core's settings.
+
+Attributes the core acts on become settings. The others (policies, encryption, throughput modes,
+tags) are kept in the settings' annotations and given back as they came. `read` says what a set of
+attributes would change, or why it may not; `show` says what a queue has.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.service import QueueInfo, QueueSettings, QueueStats
+from penstock.wire.sqs_address import Address, read_arn
+from penstock.wire.sqs_errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_ATTRIBUTE_VALUE,
+    Refusal,
+    invalid_value,
+)
+
+IN_FLIGHT_MAX: Final = 120_000
+SOURCES_MAX: Final = 10
+RECEIVES_MAX: Final = 1_000
+TAGS: Final = "Tags"
+POLICY: Final = "Policy"
+ALLOW_POLICY: Final = "RedriveAllowPolicy"
+KMS_KEY: Final = "KmsMasterKeyId"
+KMS_REUSE: Final = "KmsDataKeyReusePeriodSeconds"
+MANAGED_SSE: Final = "SqsManagedSseEnabled"
+THROUGHPUT: Final = "FifoThroughputLimit"
+_KMS_REUSE_DEFAULT: Final = "300"
+
+
+class Number(NamedTuple):
+    """An attribute that is a whole number within limits, and the setting it stands for."""
+
+    low: int
+    high: int
+    setting: str
+    factor: int = 1
+
+
+NUMBERS: Final = {
+    "VisibilityTimeout": Number(0, 43_200, "visibility_ms", 1_000),
+    "DelaySeconds": Number(0, 900, "delay_ms", 1_000),
+    "ReceiveMessageWaitTimeSeconds": Number(0, 20, "wait_ms", 1_000),
+    "MessageRetentionPeriod": Number(60, 1_209_600, "retention_ms", 1_000),
+    "MaximumMessageSize": Number(1_024, 1_048_576, "body_bytes_max"),
+}
+READ_ONLY: Final = frozenset(
+    {
+        "ApproximateNumberOfMessages",
+        "ApproximateNumberOfMessagesNotVisible",
+        "ApproximateNumberOfMessagesDelayed",
+        "CreatedTimestamp",
+        "LastModifiedTimestamp",
+        "QueueArn",
+    }
+)
+FIFO_ONLY: Final = frozenset({"ContentBasedDeduplication", "DeduplicationScope", THROUGHPUT})
+SETTABLE: Final = frozenset(
+    {*NUMBERS, POLICY, "RedrivePolicy", ALLOW_POLICY, KMS_KEY, KMS_REUSE, MANAGED_SSE, *FIFO_ONLY}
+)
+KNOWN: Final = frozenset({"All", "FifoQueue", *READ_ONLY, *SETTABLE})
+
+
+class Redrive(NamedTuple):
+    """What a redrive policy says: where dead letters go, and after how many receives."""
+
+    target: Address
+    receives_max: int
+    text: str
+
+
+class Changes(NamedTuple):
+    """What a set of attributes would change; an annotation of None is to be removed.
+
+    `redrive` is False when a redrive policy is to be removed, None when none was given.
+    """
+
+    settings: dict[str, Any]
+    annotations: dict[str, str | None]
+    redrive: Redrive | bool | None
+
+
+def read(attributes: dict[str, str], fifo: bool) -> Changes:
+    """What these attributes would change on a queue of this type. Raises Refusal."""
+    changes = Changes({}, {}, None)
+    for name, value in attributes.items():
+        if name in NUMBERS:
+            number = NUMBERS[name]
+            whole = _whole(name, value, number.low, number.high)
+            changes.settings[number.setting] = whole * number.factor
+        elif name == "RedrivePolicy":
+            changes = changes._replace(redrive=_read_redrive(value) if value else False)
+        elif name in _READERS:
+            if name in FIFO_ONLY and not fifo:
+                raise _only_fifo(name)
+            _READERS[name](name, value, changes)
+        elif name != "FifoQueue":
+            raise Refusal(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+    return changes
+
+
+def _only_fifo(name: str) -> Refusal:
+    if name == "ContentBasedDeduplication":
+        return Refusal(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+    return Refusal(
+        INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true."
+    )
+
+
+def _bad_value(name: str) -> Refusal:
+    return Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
+
+
+def _whole(name: str, value: str, low: int, high: int) -> int:
+    digits = value.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
+        raise _bad_value(name)
+    if not low <= int(digits) <= high:
+        raise _bad_value(name)
+    return int(digits)
+
+
+def _truth(name: str, value: str) -> bool:
+    lowered = value.lower()
+    if lowered not in ("true", "false"):
+        raise _bad_value(name)
+    return lowered == "true"
+
+
+def _read_content_dedup(name: str, value: str, changes: Changes) -> None:
+    changes.settings["dedup_by_content"] = _truth(name, value)
+
+
+def _read_scope(name: str, value: str, changes: Changes) -> None:
+    if value not in ("queue", "messageGroup"):
+        raise _bad_value(name)
+    changes.settings["dedup_per_group"] = value == "messageGroup"
+
+
+def _read_throughput(name: str, value: str, changes: Changes) -> None:
+    if value not in ("perQueue", "perMessageGroupId"):
+        raise _bad_value(name)
+    changes.annotations[name] = value
+
+
+def _read_policy(name: str, value: str, changes: Changes) -> None:
+    if value and not isinstance(_json(value), dict):
+        raise _bad_value(name)
+    changes.annotations[name] = value or None
+
+
+def _read_key(name: str, value: str, changes: Changes) -> None:
+    changes.annotations[name] = value or None
+
+
+def _read_reuse(name: str, value: str, changes: Changes) -> None:
+    changes.annotations[name] = str(_whole(name, value, 60, 86_400))
+
+
+def _read_managed(name: str, value: str, changes: Changes) -> None:
+    changes.annotations[name] = "true" if _truth(name, value) else "false"
+
+
+def _read_allow(name: str, value: str, changes: Changes) -> None:
+    if value:
+        _check_allow(value)
+    changes.annotations[name] = value or None
+
+
+_READERS: Final[dict[str, Callable[[str, str, Changes], None]]] = {
+    "ContentBasedDeduplication": _read_content_dedup,
+    "DeduplicationScope": _read_scope,
+    THROUGHPUT: _read_throughput,
+    POLICY: _read_policy,
+    ALLOW_POLICY: _read_allow,
+    KMS_KEY: _read_key,
+    KMS_REUSE: _read_reuse,
+    MANAGED_SSE: _read_managed,
+}
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _read_redrive(text: str) -> Redrive:
+    policy = _json(text)
+    if not isinstance(policy, dict):
+        raise invalid_value(text, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
+    for name in ("deadLetterTargetArn", "maxReceiveCount"):
+        if name not in policy:
+            reason = f"Redrive policy does not contain mandatory attribute: {name}."
+            raise invalid_value(text, "RedrivePolicy", reason)
+    target = read_arn(policy["deadLetterTargetArn"])
+    if target is None:
+        raise invalid_value(text, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
+    given = policy["maxReceiveCount"]
+    count = int(given) if isinstance(given, str) and given.isdigit() and len(given) < 8 else given
+    if type(count) is not int or not 1 <= count <= RECEIVES_MAX:
+        raise invalid_value(
+            text,
+            "RedrivePolicy",
+            f"Invalid value for maxReceiveCount: {given}, "
+            f"valid values are from 1 to {RECEIVES_MAX} both inclusive.",
+        )
+    return Redrive(target, count, text)
+
+
+def _check_allow(text: str) -> None:
+    policy = _json(text)
+    permission = policy.get("redrivePermission") if isinstance(policy, dict) else None
+    sources = policy.get("sourceQueueArns") if isinstance(policy, dict) else None
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise invalid_value(
+            text,
+            ALLOW_POLICY,
+            "Invalid value for redrivePermission. Valid values are allowAll, denyAll and byQueue.",
+        )
+    if (permission == "byQueue") != bool(sources):
+        raise invalid_value(
+            text,
+            ALLOW_POLICY,
+            "sourceQueueArns must be given when redrivePermission is byQueue, and only then.",
+        )
+    if sources is None:
+        return
+    if not isinstance(sources, list) or len(sources) > SOURCES_MAX:
+        raise invalid_value(
+            text, ALLOW_POLICY, f"sourceQueueArns can name at most {SOURCES_MAX} queues."
+        )
+    if any(read_arn(source) is None for source in sources):
+        raise invalid_value(text, ALLOW_POLICY, "Invalid value for sourceQueueArns.")
+
+
+def allows(settings: QueueSettings, source_arn: str) -> bool:
+    """Whether a queue takes dead letters from this source."""
+    text = settings.annotations.get(ALLOW_POLICY)
+    policy = _json(text) if text else None
+    if not isinstance(policy, dict):
+        return True
+    if policy.get("redrivePermission") == "byQueue":
+        return source_arn in policy.get("sourceQueueArns", ())
+    return policy.get("redrivePermission") != "denyAll"
+
+
+def merged(settings: QueueSettings, changes: Changes) -> dict[str, str]:
+    """The annotations after these changes. Raises Refusal if two of them exclude each other."""
+    annotations = dict(settings.annotations)
+    for name, value in changes.annotations.items():
+        if value is None:
+            annotations.pop(name, None)
+        else:
+            annotations[name] = value
+    both = annotations.get(KMS_KEY) and annotations.get(MANAGED_SSE) == "true"
+    if both and changes.annotations.get(MANAGED_SSE) == "true":
+        raise Refusal(
+            INVALID_ATTRIBUTE_NAME,
+            "You can use one type of server-side encryption (SSE) at one time. "
+            "You can either enable KMS SSE or SQS SSE.",
+        )
+    if both:
+        annotations[MANAGED_SSE] = "false"
+    return annotations
+
+
+def check_throughput(settings: QueueSettings) -> None:
+    """High throughput needs deduplication by group. Raises Refusal."""
+    if settings.annotations.get(THROUGHPUT) == "perMessageGroupId" and not settings.dedup_per_group:
+        raise Refusal(
+            INVALID_ATTRIBUTE_VALUE,
+            "The perMessageGroupId value for FifoThroughputLimit is allowed only when the value "
+            "for DeduplicationScope is messageGroup.",
+        )
+
+
+def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> dict[str, str]:
+    """Everything there is to say about a queue."""
+    settings = info.settings
+    annotations = settings.annotations
+    shown = {
+        "QueueArn": arn,
+        "ApproximateNumberOfMessages": str(stats.visible),
+        "ApproximateNumberOfMessagesNotVisible": str(stats.in_flight),
+        "ApproximateNumberOfMessagesDelayed": str(stats.delayed),
+        "CreatedTimestamp": str(info.created_at_ms // 1_000),
+        "LastModifiedTimestamp": str(info.configured_at_ms // 1_000),
+    }
+    for name, number in NUMBERS.items():
+        shown[name] = str(getattr(settings, number.setting) // number.factor)
+    for name in (POLICY, ALLOW_POLICY):
+        if name in annotations:
+            shown[name] = annotations[name]
+    if settings.dead_letter is not None:
+        shown["RedrivePolicy"] = msgspec.json.encode(
+            {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": settings.max_receives}
+        ).decode()
+    if KMS_KEY in annotations:
+        shown[KMS_KEY] = annotations[KMS_KEY]
+        shown[KMS_REUSE] = annotations.get(KMS_REUSE, _KMS_REUSE_DEFAULT)
+        shown[MANAGED_SSE] = "false"
+    else:
+        shown[MANAGED_SSE] = annotations.get(MANAGED_SSE, "true")
+    if settings.fifo:
+        shown["FifoQueue"] = "true"
+        shown["ContentBasedDeduplication"] = "true" if settings.dedup_by_content else "false"
+        shown["DeduplicationScope"] = "messageGroup" if settings.dedup_per_group else "queue"
+        shown[THROUGHPUT] = annotations.get(THROUGHPUT, "perQueue")
+    return shown

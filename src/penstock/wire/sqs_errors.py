@@ -1,0 +1,99 @@
+"""Every way Amazon SQS says no: its name in JSON, its code in the Query protocol, its status.
+
+The two protocols name one fault differently: JSON says `com.amazonaws.sqs#QueueDoesNotExist`, and
+sends what Query says, `AWS.SimpleQueueService.NonExistentQueue`, along in a header, because SDKs
+written for Query look for that. A `Refusal` is raised wherever a request is found wrong; it has
+changed nothing.
+"""
+
+from typing import Final, NamedTuple
+
+_MODELLED: Final = "com.amazonaws.sqs"
+_GENERAL: Final = "com.amazon.coral.service"
+
+
+class Fault(NamedTuple):
+    """One kind of refusal."""
+
+    name: str
+    query_code: str
+    status: int
+    namespace: str = _MODELLED
+
+    @property
+    def json_type(self) -> str:
+        """What stands in `__type`."""
+        return f"{self.namespace}#{self.name}"
+
+
+class Refusal(Exception):
+    """The request cannot be granted; the fault says which error of the API this is."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.message = message
+
+
+def _of_queue_service(name: str, code: str = "", status: int = 400) -> Fault:
+    return Fault(name, f"AWS.SimpleQueueService.{code or name}", status)
+
+
+BATCH_ENTRY_IDS_NOT_DISTINCT: Final = _of_queue_service("BatchEntryIdsNotDistinct")
+BATCH_REQUEST_TOO_LONG: Final = _of_queue_service("BatchRequestTooLong")
+EMPTY_BATCH_REQUEST: Final = _of_queue_service("EmptyBatchRequest")
+INVALID_BATCH_ENTRY_ID: Final = _of_queue_service("InvalidBatchEntryId")
+MESSAGE_NOT_INFLIGHT: Final = _of_queue_service("MessageNotInflight")
+PURGE_QUEUE_IN_PROGRESS: Final = _of_queue_service("PurgeQueueInProgress", status=403)
+QUEUE_DELETED_RECENTLY: Final = _of_queue_service("QueueDeletedRecently")
+QUEUE_DOES_NOT_EXIST: Final = _of_queue_service("QueueDoesNotExist", "NonExistentQueue")
+TOO_MANY_ENTRIES: Final = _of_queue_service("TooManyEntriesInBatchRequest")
+UNSUPPORTED_OPERATION: Final = _of_queue_service("UnsupportedOperation")
+INVALID_ADDRESS: Final = Fault("InvalidAddress", "InvalidAddress", 404)
+INVALID_ATTRIBUTE_NAME: Final = Fault("InvalidAttributeName", "InvalidAttributeName", 400)
+INVALID_ATTRIBUTE_VALUE: Final = Fault("InvalidAttributeValue", "InvalidAttributeValue", 400)
+INVALID_MESSAGE_CONTENTS: Final = Fault("InvalidMessageContents", "InvalidMessageContents", 400)
+INVALID_SECURITY: Final = Fault("InvalidSecurity", "InvalidSecurity", 403)
+OVER_LIMIT: Final = Fault("OverLimit", "OverLimit", 403)
+QUEUE_NAME_EXISTS: Final = Fault("QueueNameExists", "QueueAlreadyExists", 400)
+RECEIPT_IS_INVALID: Final = Fault("ReceiptHandleIsInvalid", "ReceiptHandleIsInvalid", 404)
+REQUEST_THROTTLED: Final = Fault("RequestThrottled", "RequestThrottled", 403)
+RESOURCE_NOT_FOUND: Final = Fault("ResourceNotFoundException", "ResourceNotFoundException", 404)
+
+# Faults the service's own model does not list, because every Amazon service has them.
+INVALID_PARAMETER_VALUE: Final = Fault(
+    "InvalidParameterValueException", "InvalidParameterValue", 400, _GENERAL
+)
+MISSING_PARAMETER: Final = Fault(
+    "MissingRequiredParameterException", "MissingParameter", 400, _GENERAL
+)
+SERIALIZATION: Final = Fault("SerializationException", "MalformedInput", 400, _GENERAL)
+UNKNOWN_OPERATION: Final = Fault("UnknownOperationException", "InvalidAction", 400, _GENERAL)
+ACCESS_DENIED: Final = Fault("AccessDeniedException", "AccessDenied", 403, _GENERAL)
+MISSING_TOKEN: Final = Fault(
+    "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403, _GENERAL
+)
+SIGNATURE: Final = Fault("InvalidSignatureException", "SignatureDoesNotMatch", 403, _GENERAL)
+SERVICE_UNAVAILABLE: Final = Fault(
+    "ServiceUnavailableException", "ServiceUnavailable", 503, _GENERAL
+)
+
+MODELLED: Final = {
+    fault.name: fault
+    for fault in list(globals().values())
+    if isinstance(fault, Fault) and fault.namespace == _MODELLED
+}
+
+
+def invalid_value(value: object, parameter: str, reason: str) -> Refusal:
+    """The refusal of a parameter's value, in the words Amazon uses."""
+    shown = str(value)
+    return Refusal(
+        INVALID_PARAMETER_VALUE,
+        f"Value {shown} for parameter {parameter} is invalid. Reason: {reason}",
+    )
+
+
+def missing(parameter: str) -> Refusal:
+    """The refusal of a request without a parameter it must have."""
+    return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")

@@ -1,0 +1,228 @@
+"""A message between SQS's words and the core's: attributes, their types, sizes and digests.
+
+The core keeps an attribute as text or bytes. Its SQS data type, where it is not plainly `String`
+or `Binary`, is kept in the message's context under `type:NAME`; what else SQS wants to know of a
+message is kept there too: `sender`, and `trace` for X-Ray's header.
+
+The digest of attributes is MD5 over, for each in order of name:
+
+    length (4) · name · length (4) · data type · 1 or 2 for text or bytes · length (4) · value
+"""
+
+import re
+from collections.abc import Iterable
+from hashlib import md5
+from typing import Final
+
+from penstock.service import Attributes
+from penstock.wire.sqs_errors import (
+    INVALID_MESSAGE_CONTENTS,
+    INVALID_PARAMETER_VALUE,
+    Refusal,
+    invalid_value,
+    missing,
+)
+from penstock.wire.sqs_model import AttributeValue, AttributeValues
+
+ATTRIBUTES_MAX: Final = 10
+TRACE_HEADER: Final = "AWSTraceHeader"
+SENDER: Final = "sender"
+TRACE: Final = "trace"
+_TYPE: Final = "type:"
+_TEXT: Final = 1
+_BYTES: Final = 2
+
+# What XML can hold; Amazon refuses the rest in any protocol.
+_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
+_TYPE_NAME: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
+_IDENTIFIER: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
+
+
+def body_bytes(body: str | None) -> bytes:
+    """A message's body as the core keeps it. Raises Refusal."""
+    if not body:
+        raise missing("MessageBody")
+    if not body.isprintable() and _FORBIDDEN.search(body):
+        raise Refusal(
+            INVALID_MESSAGE_CONTENTS,
+            "Invalid characters found. Valid unicode characters are "
+            "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF",
+        )
+    return body.encode()
+
+
+def body_text(body: bytes) -> str:
+    """A body as SQS shows it; what is not UTF-8 came by another door and is shown as best it can.
+
+    The digest is taken of what is shown: that is what the receiver can check.
+    """
+    return body.decode("utf-8", "replace")
+
+
+def digest(body: bytes) -> str:
+    """The MD5 of a body."""
+    return md5(body, usedforsecurity=False).hexdigest()
+
+
+def check_identifier(value: str, parameter: str) -> str:
+    """A group id, dedup id or attempt id. Raises Refusal."""
+    if _IDENTIFIER.fullmatch(value) is None:
+        raise invalid_value(
+            value,
+            parameter,
+            f"{parameter} can only include alphanumeric and punctuation characters. "
+            "1 to 128 in length.",
+        )
+    return value
+
+
+def read_attributes(given: AttributeValues) -> tuple[Attributes, dict[str, str], int]:
+    """Attributes as the core keeps them, the context that tells their types, and their size.
+
+    Raises Refusal.
+    """
+    if len(given) > ATTRIBUTES_MAX:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            f"Number of message attributes [{len(given)}] exceeds the allowed maximum "
+            f"[{ATTRIBUTES_MAX}].",
+        )
+    attributes: Attributes = {}
+    context: dict[str, str] = {}
+    size_bytes = 0
+    for name, given_value in given.items():
+        _check_name(name)
+        data_type = given_value.data_type
+        if not data_type:
+            raise _bad_attribute(name, "must contain a non-empty message attribute type")
+        if _TYPE_NAME.fullmatch(data_type) is None or len(data_type) > 256:
+            raise Refusal(
+                INVALID_PARAMETER_VALUE,
+                f"The type of message (user) attribute '{name}' is invalid. You must use only the "
+                "following supported type prefixes: Binary, Number, String.",
+            )
+        value = _read_value(name, data_type, given_value)
+        attributes[name] = value
+        if data_type != ("Binary" if isinstance(value, bytes) else "String"):
+            context[_TYPE + name] = data_type
+        size_bytes += len(name) + len(data_type.encode()) + len(_as_bytes(value))
+    return attributes, context, size_bytes
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > 256:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            "Length of message attribute name must be less than 256 bytes."
+            if name
+            else "Message (user) attribute names must not be empty.",
+        )
+    lowered = name.lower()
+    if _NAME.fullmatch(name) is None:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            f"Invalid non-alphanumeric character was found in the message attribute name '{name}'. "
+            "Can only include alphanumeric characters, hyphens, underscores, or periods.",
+        )
+    if lowered.startswith(("aws.", "amazon.")) or name[0] == "." or name[-1] == "." or ".." in name:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            f"The message attribute name '{name}' is invalid. Attribute names must not start with "
+            "'AWS.' or 'Amazon.', start or end with a period, or have successive periods.",
+        )
+
+
+def _read_value(name: str, data_type: str, given: AttributeValue) -> str | bytes:
+    if given.string_list_values or given.binary_list_values:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            "Message attribute list values in SendMessage operation are not supported.",
+        )
+    kind = data_type.partition(".")[0]
+    if kind == "Binary":
+        if not given.binary_value:
+            raise _bad_attribute(name, "must contain a non-empty value of type 'Binary'")
+        if given.string_value is not None:
+            raise _bad_attribute(name, "has multiple values")
+        return given.binary_value
+    value = given.string_value
+    if not value:
+        raise _bad_attribute(name, f"must contain a non-empty value of type '{kind}'")
+    if given.binary_value is not None:
+        raise _bad_attribute(name, "has multiple values")
+    if kind == "Number":
+        if _NUMBER.fullmatch(value) is None:
+            raise Refusal(
+                INVALID_PARAMETER_VALUE,
+                f"Can't cast the value of message (user) attribute '{name}' to a number.",
+            )
+    elif not value.isprintable() and _FORBIDDEN.search(value):
+        raise _bad_attribute(name, "contains characters that are not allowed")
+    return value
+
+
+def _bad_attribute(name: str, what: str) -> Refusal:
+    return Refusal(INVALID_PARAMETER_VALUE, f"Message (user) attribute '{name}' {what}.")
+
+
+def read_trace(given: AttributeValues) -> str:
+    """The one system attribute a sender may set. Raises Refusal."""
+    for name in given:
+        if name != TRACE_HEADER:
+            raise Refusal(
+                INVALID_PARAMETER_VALUE,
+                f"Message system attribute name '{name}' is invalid.",
+            )
+    trace = given.get(TRACE_HEADER)
+    if trace is None or trace.data_type != "String" or not trace.string_value:
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            f"Message (system) attribute '{TRACE_HEADER}' must contain a non-empty value of type "
+            "'String'.",
+        )
+    if not trace.string_value.isprintable():
+        raise Refusal(
+            INVALID_PARAMETER_VALUE, f"Message (system) attribute '{TRACE_HEADER}' is invalid."
+        )
+    return trace.string_value
+
+
+def show_attributes(
+    attributes: Attributes, context: dict[str, str] | None, wanted: Iterable[str]
+) -> AttributeValues:
+    """The attributes a receiver asked for, by name, by `prefix.*`, or all of them."""
+    names = frozenset(wanted)
+    everything = bool(names & {"All", ".*"})
+    prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
+    types = context or {}
+    shown: AttributeValues = {}
+    for name, value in attributes.items():
+        if everything or name in names or (prefixes and name.startswith(prefixes)):
+            data_type = types.get(_TYPE + name)
+            if isinstance(value, bytes):
+                shown[name] = AttributeValue(None, value, None, None, data_type or "Binary")
+            else:
+                shown[name] = AttributeValue(value, None, None, None, data_type or "String")
+    return shown
+
+
+def attributes_digest(given: AttributeValues) -> str:
+    """The MD5 that receivers check their attributes against."""
+    parts: list[bytes] = []
+    for name in sorted(given):
+        value = given[name]
+        content = value.string_value if value.binary_value is None else value.binary_value
+        kind = _TEXT if value.binary_value is None else _BYTES
+        parts += (_sized(name), _sized(value.data_type or ""), bytes([kind]), _sized(content or ""))
+    return md5(b"".join(parts), usedforsecurity=False).hexdigest()
+
+
+def _sized(part: str | bytes) -> bytes:
+    content = _as_bytes(part)
+    return len(content).to_bytes(4, "big") + content
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

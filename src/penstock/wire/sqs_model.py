@@ -1,0 +1,327 @@
+"""The 23 actions of Amazon SQS: what each takes and what each gives, once for both protocols.
+
+A structure's fields carry the names of the wire (`queue_url` is `QueueUrl`), so JSON decodes and
+encodes them directly, and the Query protocol by the same names. Every parameter may be absent in
+the bytes: whether it had to be there is said by `Action.required`, because Amazon has its own
+words for a missing one.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+_NAMES: Final = {
+    "aws_account_ids": "AWSAccountIds",
+    "queue_owner_account": "QueueOwnerAWSAccountId",
+    "receipt": "ReceiptHandle",
+    "task": "TaskHandle",
+    "md5_of_body": "MD5OfBody",
+    "md5_of_message_body": "MD5OfMessageBody",
+    "md5_of_message_attributes": "MD5OfMessageAttributes",
+    "md5_of_message_system_attributes": "MD5OfMessageSystemAttributes",
+    "source_urls": "queueUrls",
+    "creation_tags": "tags",
+}
+
+
+def wire_name(field: str) -> str:
+    """What a field is called on the wire."""
+    return _NAMES.get(field) or "".join(part.capitalize() for part in field.split("_"))
+
+
+class Shape(msgspec.Struct, rename=wire_name, omit_defaults=True, gc=False):
+    """Anything with named fields that goes over the wire."""
+
+
+class AttributeValue(Shape):
+    """A message attribute: its type, and its text or its bytes."""
+
+    string_value: str | None = None
+    binary_value: bytes | None = None
+    string_list_values: list[str] | None = None
+    binary_list_values: list[bytes] | None = None
+    data_type: str | None = None
+
+
+AttributeValues = dict[str, AttributeValue]
+
+
+class OfQueue(Shape):
+    """What an action on one queue takes, if nothing else."""
+
+    queue_url: str | None = None
+
+
+class AddPermission(OfQueue):
+    label: str | None = None
+    aws_account_ids: list[str] | None = None
+    actions: list[str] | None = None
+
+
+class RemovePermission(OfQueue):
+    label: str | None = None
+
+
+class CreateQueue(Shape):
+    queue_name: str | None = None
+    attributes: dict[str, str] | None = None
+    creation_tags: dict[str, str] | None = None
+
+
+class GetQueueUrl(Shape):
+    queue_name: str | None = None
+    queue_owner_account: str | None = None
+
+
+class ListQueues(Shape):
+    queue_name_prefix: str | None = None
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class GetQueueAttributes(OfQueue):
+    attribute_names: list[str] | None = None
+
+
+class SetQueueAttributes(OfQueue):
+    attributes: dict[str, str] | None = None
+
+
+class TagQueue(OfQueue):
+    tags: dict[str, str] | None = None
+
+
+class UntagQueue(OfQueue):
+    tag_keys: list[str] | None = None
+
+
+class ListDeadLetterSourceQueues(OfQueue):
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class SendMessage(OfQueue):
+    message_body: str | None = None
+    delay_seconds: int | None = None
+    message_attributes: AttributeValues | None = None
+    message_system_attributes: AttributeValues | None = None
+    message_deduplication_id: str | None = None
+    message_group_id: str | None = None
+
+
+class SendEntry(Shape):
+    """One message of a batch."""
+
+    id: str | None = None
+    message_body: str | None = None
+    delay_seconds: int | None = None
+    message_attributes: AttributeValues | None = None
+    message_system_attributes: AttributeValues | None = None
+    message_deduplication_id: str | None = None
+    message_group_id: str | None = None
+
+
+class SendMessageBatch(OfQueue):
+    entries: list[SendEntry] | None = None
+
+
+class ReceiveMessage(OfQueue):
+    attribute_names: list[str] | None = None
+    message_system_attribute_names: list[str] | None = None
+    message_attribute_names: list[str] | None = None
+    max_number_of_messages: int | None = None
+    visibility_timeout: int | None = None
+    wait_time_seconds: int | None = None
+    receive_request_attempt_id: str | None = None
+
+
+class DeleteMessage(OfQueue):
+    receipt: str | None = None
+
+
+class DeleteEntry(Shape):
+    """One receipt of a batch."""
+
+    id: str | None = None
+    receipt: str | None = None
+
+
+class DeleteMessageBatch(OfQueue):
+    entries: list[DeleteEntry] | None = None
+
+
+class ChangeMessageVisibility(OfQueue):
+    receipt: str | None = None
+    visibility_timeout: int | None = None
+
+
+class ChangeEntry(Shape):
+    """One receipt of a batch, and how long its message should stay hidden."""
+
+    id: str | None = None
+    receipt: str | None = None
+    visibility_timeout: int | None = None
+
+
+class ChangeMessageVisibilityBatch(OfQueue):
+    entries: list[ChangeEntry] | None = None
+
+
+class StartMessageMoveTask(Shape):
+    source_arn: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+
+
+class CancelMessageMoveTask(Shape):
+    task: str | None = None
+
+
+class ListMessageMoveTasks(Shape):
+    source_arn: str | None = None
+    max_results: int | None = None
+
+
+# What the actions give.
+
+
+class QueueUrlResult(Shape):
+    queue_url: str
+
+
+class QueueUrlsResult(Shape):
+    queue_urls: list[str] = []
+    next_token: str | None = None
+
+
+class SourceUrlsResult(Shape):
+    source_urls: list[str]
+    next_token: str | None = None
+
+
+class AttributesResult(Shape):
+    attributes: dict[str, str] = {}
+
+
+class TagsResult(Shape):
+    tags: dict[str, str] = {}
+
+
+class SendResult(Shape):
+    md5_of_message_body: str
+    message_id: str
+    md5_of_message_attributes: str | None = None
+    md5_of_message_system_attributes: str | None = None
+    sequence_number: str | None = None
+
+
+class SendResultEntry(Shape):
+    id: str
+    message_id: str
+    md5_of_message_body: str
+    md5_of_message_attributes: str | None = None
+    md5_of_message_system_attributes: str | None = None
+    sequence_number: str | None = None
+
+
+class ResultEntry(Shape):
+    id: str
+
+
+class ErrorEntry(Shape):
+    """What went wrong with one entry of a batch; the others are not concerned."""
+
+    id: str
+    sender_fault: bool
+    code: str
+    message: str
+
+
+class BatchResult(Shape):
+    successful: list[Any] = []
+    failed: list[ErrorEntry] = []
+
+
+class Received(Shape):
+    """One message as its receiver sees it."""
+
+    message_id: str
+    receipt: str
+    md5_of_body: str
+    body: str
+    attributes: dict[str, str] | None = None
+    md5_of_message_attributes: str | None = None
+    message_attributes: AttributeValues | None = None
+
+
+class ReceiveResult(Shape):
+    messages: list[Received] = []
+
+
+class StartMoveResult(Shape):
+    task: str
+
+
+class CancelMoveResult(Shape):
+    approximate_number_of_messages_moved: int
+
+
+class MoveTaskEntry(Shape):
+    """How far one move task is."""
+
+    status: str
+    source_arn: str
+    approximate_number_of_messages_moved: int
+    task: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+    approximate_number_of_messages_to_move: int | None = None
+    failure_reason: str | None = None
+    started_timestamp: int | None = None
+
+
+class MoveTasksResult(Shape):
+    results: list[MoveTaskEntry] = []
+
+
+class Action(NamedTuple):
+    """An action: its name, what it takes, and which parameters it cannot do without."""
+
+    name: str
+    parameters: type[Shape]
+    required: tuple[str, ...]
+
+
+def _actions() -> dict[str, Action]:
+    table: dict[str, tuple[type[Shape], tuple[str, ...]]] = {
+        "AddPermission": (AddPermission, ("queue_url", "label", "aws_account_ids", "actions")),
+        "CancelMessageMoveTask": (CancelMessageMoveTask, ("task",)),
+        "ChangeMessageVisibility": (
+            ChangeMessageVisibility,
+            ("queue_url", "receipt", "visibility_timeout"),
+        ),
+        "ChangeMessageVisibilityBatch": (ChangeMessageVisibilityBatch, ("queue_url",)),
+        "CreateQueue": (CreateQueue, ("queue_name",)),
+        "DeleteMessage": (DeleteMessage, ("queue_url", "receipt")),
+        "DeleteMessageBatch": (DeleteMessageBatch, ("queue_url",)),
+        "DeleteQueue": (OfQueue, ("queue_url",)),
+        "GetQueueAttributes": (GetQueueAttributes, ("queue_url",)),
+        "GetQueueUrl": (GetQueueUrl, ("queue_name",)),
+        "ListDeadLetterSourceQueues": (ListDeadLetterSourceQueues, ("queue_url",)),
+        "ListMessageMoveTasks": (ListMessageMoveTasks, ("source_arn",)),
+        "ListQueueTags": (OfQueue, ("queue_url",)),
+        "ListQueues": (ListQueues, ()),
+        "PurgeQueue": (OfQueue, ("queue_url",)),
+        "ReceiveMessage": (ReceiveMessage, ("queue_url",)),
+        "RemovePermission": (RemovePermission, ("queue_url", "label")),
+        "SendMessage": (SendMessage, ("queue_url", "message_body")),
+        "SendMessageBatch": (SendMessageBatch, ("queue_url",)),
+        "SetQueueAttributes": (SetQueueAttributes, ("queue_url", "attributes")),
+        "StartMessageMoveTask": (StartMessageMoveTask, ("source_arn",)),
+        "TagQueue": (TagQueue, ("queue_url", "tags")),
+        "UntagQueue": (UntagQueue, ("queue_url", "tag_keys")),
+    }
+    return {name: Action(name, shape, required) for name, (shape, required) in table.items()}
+
+
+ACTIONS: Final = _actions()
