@@ -1,0 +1,132 @@
+"""A blocking face for services that are asyncio inside: one thread, one event loop, many callers.
+
+    caller → line → (one wake-up for all who stand in it) → loop → caller's own lock
+
+Adapters to other people's queues are written once, for asyncio; this is how `connect` uses them.
+"""
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from penstock.errors import BackendLost, EngineClosed
+from penstock.service import AsyncQueueService, Command
+
+R = TypeVar("R")
+
+
+class _Errand:
+    __slots__ = ("coroutine", "done", "error", "reply", "task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.coroutine = coroutine
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class Portal:
+    """A `QueueService` made of an `AsyncQueueService`. Safe for many threads."""
+
+    def __init__(self, open_service: Callable[[], Awaitable[AsyncQueueService]]) -> None:
+        """Opens the service in a loop of its own. Raises what opening it raises."""
+        self._loop = asyncio.new_event_loop()
+        self._line: deque[_Errand] = deque()
+        self._pid = os.getpid()
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="penstock-portal", daemon=True)
+        self._thread.start()
+        try:
+            self._service: AsyncQueueService = self._call(_awaited(open_service))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def LACKS(self) -> Mapping[str, str]:  # noqa: N802 - the seam's own name
+        """What the service cannot do."""
+        return self._service.LACKS
+
+    def execute(self, command: Command[R]) -> R:
+        """Does what the command says."""
+        return cast(R, self._call(self._service.execute(command)))
+
+    def close(self) -> None:
+        """Closes the service and ends its thread."""
+        if self._closed:
+            return
+        try:
+            self._call(self._service.close())
+        finally:
+            self._closed = True
+            self._end_loop()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._closed or self._pid != os.getpid():
+            coroutine.close()
+            if self._closed:
+                raise EngineClosed("this service was closed")
+            raise BackendLost("this process was forked from the one that connected: connect anew")
+        errand = _Errand(coroutine)
+        self._line.append(errand)
+        # Whoever stands first wakes the loop; the others are in time for that.
+        with suppress(IndexError):
+            if self._line[0] is errand:
+                self._loop.call_soon_threadsafe(self._take_all)
+        try:
+            errand.done.acquire()
+        except BaseException:
+            self._loop.call_soon_threadsafe(_cancel, errand)
+            raise
+        if errand.error is not None:
+            raise errand.error
+        return errand.reply
+
+    def _take_all(self) -> None:
+        line = self._line
+        while line:
+            errand = line.popleft()
+            errand.task = self._loop.create_task(_finish(errand))
+            self._tasks.add(errand.task)
+            errand.task.add_done_callback(self._tasks.discard)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+            with suppress(BaseException):
+                self._loop.run_until_complete(task)
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+async def _awaited(make: Callable[[], Awaitable[AsyncQueueService]]) -> AsyncQueueService:
+    return await make()
+
+
+async def _finish(errand: _Errand) -> None:
+    try:
+        errand.reply = await errand.coroutine
+    except asyncio.CancelledError:
+        errand.error = EngineClosed("this service was closed")
+    except BaseException as error:
+        errand.error = error
+    finally:
+        errand.done.release()
+
+
+def _cancel(errand: _Errand) -> None:
+    if errand.task is not None:
+        errand.task.cancel()

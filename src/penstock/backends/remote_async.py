@@ -1,0 +1,379 @@
+"""A queue service at the other end of a socket, for asyncio callers.
+
+All that the callers of one turn of the event loop ask leaves in one write, and an answer wakes its
+caller straight from the bytes. A caller that is cancelled takes its request back: a pull that waits
+is cancelled at the server, and claims that come for it nonetheless are released.
+
+What happens when the connection breaks is as in `remote`.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, ClassVar, Final, TypeVar, cast
+
+from penstock.backends.remote import (
+    PATIENCE_S,
+    SOFTWARE,
+    TIMEOUT_S,
+    Endpoint,
+    Lost,
+    check_welcome,
+    is_repeatable,
+    settle_repeated,
+    still_to_wait,
+    unknown_fate,
+)
+from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
+from penstock.service import Command, Pull, PushReply, Release
+from penstock.wire.bulk import BulkPush, decode_bulk_reply, encode_bulk
+from penstock.wire.frames import (
+    CANCEL,
+    DECODE_REPLY,
+    ERROR,
+    GOODBYE,
+    REPLY,
+    REQUEST_MAX,
+    STATUS,
+    Body,
+    FrameDecoder,
+    Hello,
+    Welcome,
+    decode_answer,
+    decode_status,
+    decode_welcome,
+    encode_command,
+    encode_hello,
+    pack,
+    server_limits,
+)
+
+R = TypeVar("R")
+Answer = tuple[int, Body]
+_UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class _Link(asyncio.Protocol):
+    """One connection, used by the callers of one event loop; once lost it stays lost."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+        self.lost: str | None = None
+        self.refused: PenstockError | None = None
+        self.frame_bytes_max = 0
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._decoder = FrameDecoder("server", server_limits())
+        self._requests = count(1)
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._pulls: set[int] = set()
+        self._abandoned: set[int] = set()
+        self._unsent: set[int] = set()
+        self._out: list[bytes] = []
+        self._said_goodbye = False
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._heard = True
+        self._silent_ticks = 0
+        self._tick_s = timeout_s / 3
+        self._watch: asyncio.TimerHandle | None = None
+        self.welcomed: asyncio.Future[Welcome] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
+        self._transport.write(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
+        self._watch = self._loop.call_later(self._tick_s, self._check_silence)
+
+    # Asking.
+
+    async def exchange(self, command: Command[R]) -> R:
+        """Sends a command and waits for its reply. Raises Lost, or what the server raised."""
+        request = self._next_request()
+        frame = encode_command(request, command, self.frame_bytes_max)
+        kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
+        return cast(R, decode_answer(kind, body, DECODE_REPLY[type(command)]))
+
+    async def bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
+        """Sends many pushes at once and waits for their replies."""
+        request = self._next_request()
+        kind, body = await self.request(request, encode_bulk(request, bulk, self.frame_bytes_max))
+        found: list[PushReply | PenstockError] = decode_answer(kind, body, decode_bulk_reply)
+        return found
+
+    async def status(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        request = self._next_request()
+        kind, body = await self.request(request, pack(STATUS, request))
+        found: dict[str, Any] = decode_answer(kind, body, decode_status)
+        return found
+
+    def _next_request(self) -> int:
+        request = next(self._requests) & REQUEST_MAX
+        while not request or request in self._pending or request in self._abandoned:
+            request = next(self._requests) & REQUEST_MAX
+        return request
+
+    async def request(self, request: int, frame: bytes, *, is_pull: bool = False) -> Answer:
+        """Sends a frame and waits for the answer to it."""
+        if not self._may_write.is_set():
+            await self._may_write.wait()
+        started_s = time.monotonic()
+        if self.lost is not None:
+            raise Lost(self, False, self.lost, started_s)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._pending[request] = answer
+        if is_pull:
+            self._pulls.add(request)
+        self._unsent.add(request)
+        self._send(frame)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._pending.pop(request, None) is not None:
+                if is_pull and self.lost is None:
+                    self._abandoned.add(request)
+                    self._send(pack(CANCEL, request))
+            elif is_pull and answer.done() and not answer.cancelled() and not answer.exception():
+                self._give_back(*answer.result())
+            raise
+        except _GoneError as gone:
+            if self.refused is not None:
+                raise self.refused from None
+            may_be_done = gone.sent and not self._said_goodbye
+            raise Lost(self, may_be_done, cast(str, self.lost), started_s) from None
+
+    def _send(self, frame: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        self._unsent.clear()
+        if self.lost is None and out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _give_back(self, kind: int, body: Body) -> None:
+        """Releases claims that nobody waits for any more."""
+        if kind != REPLY or self.lost is not None:
+            return
+        for claim in DECODE_REPLY[Pull](body):
+            request = self._next_request()
+            self._send(encode_command(request, Release(claim.queue, claim.proof)))
+
+    # Hearing.
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        frames = self._decoder.feed(data)
+        if not self.welcomed.done() and frames:
+            self._take_welcome(frames.pop(0))
+        for kind, request, body in frames:
+            answer = self._pending.pop(request, None)
+            if answer is not None:
+                is_pull = request in self._pulls
+                self._pulls.discard(request)
+                if not answer.done():
+                    answer.set_result((kind, body))
+                elif is_pull:
+                    # Cancelled, and the caller has not had its turn to say so yet.
+                    self._give_back(kind, body)
+            elif request in self._abandoned:
+                self._abandoned.discard(request)
+                self._pulls.discard(request)
+                self._give_back(kind, body)
+            elif not request:
+                self._heed(kind, body)
+        if self._decoder.error is not None:
+            self.refused = self._decoder.error
+            self.drop(str(self.refused))
+
+    def _take_welcome(self, frame: tuple[int, int, Body]) -> None:
+        try:
+            welcome = decode_welcome(frame)
+            check_welcome(self._endpoint, welcome)
+        except PenstockError as error:
+            self.refused = error
+            self.drop(str(error))
+        else:
+            self.frame_bytes_max = welcome.frame_bytes_max
+            self.welcomed.set_result(welcome)
+
+    def _heed(self, kind: int, body: Body) -> None:
+        if kind == GOODBYE:
+            self._said_goodbye = True
+        elif kind == ERROR:
+            try:
+                decode_answer(kind, body, decode_status)
+            except PenstockError as error:
+                self.refused = error
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        said = "the server closed the connection"
+        if error is not None:
+            said = f"the connection broke: {getattr(error, 'strerror', None) or error}"
+        self.drop(said)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _check_silence(self) -> None:
+        """Asks a server that has been silent for a while whether it is there; then gives it up."""
+        self._watch = self._loop.call_later(self._tick_s, self._check_silence)
+        if self._heard or (not self._pending and self.welcomed.done()):
+            self._heard = False
+            self._silent_ticks = 0
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks >= 3:
+            self.drop("the server has stopped answering")
+        elif self.welcomed.done():
+            self._send(pack(STATUS, self._next_request()))
+
+    def drop(self, reason: str) -> None:
+        """Gives the connection up, for everyone who waits on it."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        if self._watch is not None:
+            self._watch.cancel()
+        pending, self._pending = self._pending, {}
+        self._may_write.set()
+        if not self.welcomed.done():
+            self.welcomed.set_exception(
+                self.refused or BackendLost(f"{self._endpoint.shown}: {reason}")
+            )
+        for request, answer in pending.items():
+            if not answer.done():
+                answer.set_exception(_GoneError(request not in self._unsent))
+        self._out = []
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _GoneError(Exception):
+    def __init__(self, sent: bool) -> None:
+        super().__init__(sent)
+        self.sent = sent
+
+
+class AsyncRemote:
+    """An `AsyncQueueService` at the other end of a socket. It belongs to one event loop."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._link: _Link | None = None
+
+    @classmethod
+    async def open(
+        cls, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+    ) -> "AsyncRemote":
+        """Connects. Raises BackendLost, or why the server does not want us."""
+        remote = cls(endpoint, timeout_s=timeout_s, patience_s=patience_s)
+        remote._link = await remote._connect(0)
+        return remote
+
+    async def execute(self, command: Command[R]) -> R:
+        """Does what the command says, on a new connection if need be."""
+        link = self._link
+        if link is None or link.lost is not None:
+            link = await self._reopen(link)
+        try:
+            return await link.exchange(command)
+        except Lost as lost:
+            return cast(R, await self._again(command, lost))
+
+    async def push_bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
+        """Many pushes to one queue in one frame; each PushReply, or the error that refused it."""
+        link = self._link or await self._reopen(None)
+        try:
+            return await link.bulk(bulk)
+        except Lost as lost:
+            return cast("list[PushReply | PenstockError]", await self._again(bulk, lost))
+
+    async def status(self) -> dict[str, Any]:
+        """What the server says of itself. Raises BackendLost."""
+        link = self._link or await self._reopen(None)
+        try:
+            return await link.status()
+        except Lost as lost:
+            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}") from None
+
+    async def _again(self, command: Any, lost: Lost) -> Any:
+        """Sends on a new connection what the old one lost, if that can do no harm."""
+        repeated = False
+        started_s = lost.started_s
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            if self._closed:
+                raise EngineClosed(f"{self._endpoint.shown}: was closed")
+            if lost.may_be_done:
+                if not is_repeatable(command):
+                    raise unknown_fate(self._endpoint, command, lost) from None
+                repeated = True
+            if time.monotonic() > deadline_s:
+                raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, again and again")
+            link = await self._reopen(lost.channel)
+            try:
+                if isinstance(command, BulkPush):
+                    return await link.bulk(command)
+                outcome = await link.exchange(still_to_wait(command, started_s))
+                return settle_repeated(command, outcome) if repeated else outcome
+            except StaleReceipt as stale:
+                if repeated and settle_repeated(command, stale) is None:
+                    return None
+                raise
+            except Lost as once_more:
+                lost = once_more
+
+    async def _reopen(self, lost: object) -> _Link:
+        async with self._opening:
+            if self._closed:
+                raise EngineClosed(f"{self._endpoint.shown}: was closed")
+            link = self._link
+            if link is None or link is lost or link.lost is not None:
+                self._link = link = await self._connect(self._patience_s)
+            return link
+
+    async def _connect(self, patience_s: float) -> _Link:
+        loop = asyncio.get_running_loop()
+        raw = await loop.run_in_executor(None, self._endpoint.dial, patience_s)
+        raw.setblocking(False)
+        link = _Link(self._endpoint, self._timeout_s)
+        try:
+            await loop.create_connection(
+                lambda: link,
+                sock=raw,
+                ssl=self._endpoint.tls,
+                server_hostname=self._endpoint.server_name,
+            )
+        except OSError as error:
+            raw.close()
+            said = error.strerror or str(error)
+            raise BackendLost(f"{self._endpoint.shown}: cannot be used: {said}") from None
+        await link.welcomed
+        return link
+
+    async def close(self) -> None:
+        """Ends the connection; waiting commands fail with EngineClosed."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            link.drop("it was closed here")
+            await link.ended
