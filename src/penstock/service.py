@@ -29,6 +29,8 @@ PULL_LIMIT_MAX: Final = 10_000
 PEEK_LIMIT_MAX: Final = 1_000
 BATCH_ITEMS_MAX: Final = 10_000
 ATTRIBUTES_MAX: Final = 64
+ANNOTATIONS_MAX: Final = 256
+ANNOTATIONS_BYTES_MAX: Final = 64 * 1024
 ID_CHARS_MAX: Final = 128
 DEDUP_WINDOW_MS: Final = 5 * MINUTE_MS
 
@@ -365,12 +367,14 @@ def check_id(field: str, value: object) -> str:
     return value
 
 
-def check_pairs(field: str, pairs: object, allow_bytes: bool) -> int:
+def check_pairs(
+    field: str, pairs: object, allow_bytes: bool, count_max: int = ATTRIBUTES_MAX
+) -> int:
     """Returns the UTF-8 size of a mapping from text to text (or bytes). Raises InvalidField."""
     if type(pairs) is not dict:
         raise InvalidField(f"{field}: expected a dict, got {type(pairs).__name__}")
-    if len(pairs) > ATTRIBUTES_MAX:
-        raise InvalidField(f"{field}: {len(pairs)} entries, at most {ATTRIBUTES_MAX} are allowed")
+    if len(pairs) > count_max:
+        raise InvalidField(f"{field}: {len(pairs)} entries, at most {count_max} are allowed")
     size_bytes = 0
     for name, value in pairs.items():
         if type(name) is not str or not name:
@@ -413,7 +417,11 @@ def changed_settings(base: QueueSettings, changes: object) -> QueueSettings:
         elif name == "dead_letter":
             check_name(value, "dead_letter")
         else:
-            check_pairs(name, value, allow_bytes=False)
+            size_bytes = check_pairs(name, value, allow_bytes=False, count_max=ANNOTATIONS_MAX)
+            if size_bytes > ANNOTATIONS_BYTES_MAX:
+                raise InvalidField(
+                    f"{name}: {size_bytes} bytes, at most {ANNOTATIONS_BYTES_MAX} are allowed"
+                )
     settings = msgspec.structs.replace(base, **changes)
     if (settings.dead_letter is None) != (settings.max_receives is None):
         raise InvalidField("dead_letter and max_receives go together: set both or neither")

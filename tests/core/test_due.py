@@ -41,7 +41,7 @@ class Watched(Due):
 
     def pop(self, now_ms: int) -> list[tuple[int, Delivery]]:
         self.popped += 1
-        return super().pop(now_ms)
+        return super().pop(now_ms, limit)
 
 
 def watched_shard() -> tuple[ShardState, Watched]:

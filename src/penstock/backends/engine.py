@@ -30,7 +30,7 @@ from penstock.core.events import (
 )
 from penstock.core.queue import QueueState
 from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts, Ticket
-from penstock.core.shard import ShardState
+from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
     EngineClosed,
@@ -229,9 +229,11 @@ class Engine:
             self.shard.place(event.queue, event.number, place)
 
     def _settle(self, now_ms: int) -> None:
-        self._events += self.shard.settle(now_ms)
-        if self._events:
-            self._append()
+        """Lets happen what is due, in entries of a bounded size, as long as there is room."""
+        while self._alarm.next_ms <= now_ms and self.journal.has_room(2 * SETTLE_MAX):
+            self._events += self.shard.settle(now_ms)
+            if self._events:
+                self._append()
 
     # Messages.
 
@@ -249,15 +251,17 @@ class Engine:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         deliveries = self.shard.pull(command, now_ms, self._events)
-        claims = []
-        for delivery in deliveries:
-            try:
-                claims.append(self._claim(delivery))
-            except CorruptEntry:
-                self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
-        if deliveries and not claims:
+        claims: list[Claim] = []
+        while deliveries and not claims:
+            for delivery in deliveries:
+                try:
+                    claims.append(self._claim(delivery))
+                except CorruptEntry:
+                    self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
+            if claims or command.attempt_id is not None or len(self._events) > SETTLE_MAX:
+                break
             # All of them were damaged: there may be others behind them.
-            return self._pull(command, now_ms)
+            deliveries = self.shard.pull(command, now_ms, self._events)
         return claims
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
@@ -475,8 +479,18 @@ class Engine:
                 if not claims:
                     break
                 waiter.finish(claims, sequence)
+                self._answer_alike(waiter, waiters)
             waiters.popleft()
         self._drop_finished(queue.number)
+
+    def _answer_alike(self, served: Waiter, waiters: deque[Waiter]) -> None:
+        """Whoever waits under the same attempt id is given the same claims."""
+        attempt_id = served.command.attempt_id
+        if attempt_id is None:
+            return
+        for waiter in waiters:
+            if not waiter.done and waiter.command.attempt_id == attempt_id:
+                waiter.finish(served.claims, served.sequence)
 
     def _fail_waiters_of(self, number: int) -> None:
         for waiter in self._waiting.pop(number, ()):
@@ -525,8 +539,8 @@ class Engine:
             self.shard.queues[delivery.queue].name,
             content.body,
             content.attributes or {},
-            content.priority,
-            content.group,
+            delivery.priority,
+            delivery.group,
             content.dedup_id,
             delivery.pushed_at_ms,
             delivery.rank,
@@ -549,8 +563,8 @@ class Engine:
             self.shard.queues[delivery.queue].name,
             content.body,
             content.attributes or {},
-            content.priority,
-            content.group,
+            delivery.priority,
+            delivery.group,
             content.dedup_id,
             delivery.pushed_at_ms,
             delivery.rank,

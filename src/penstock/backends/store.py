@@ -17,7 +17,6 @@ from typing import Final
 from penstock.backends.engine import Engine
 from penstock.backends.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
-from penstock.core.events import Carried, Pushed
 from penstock.core.receipts import KEY_BYTES
 from penstock.core.replay import heed
 from penstock.core.shard import ShardState
@@ -124,8 +123,7 @@ def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
             start, last_ms, shard = found[0].offset, found[0].at_ms, found[1]
             break
     for event, place in journal.replayed(start):
-        last_ms = max(last_ms, event.at_ms)
-        heed(shard, event)
-        if isinstance(event, Pushed | Carried):
-            shard.place(event.queue, event.number, place)
+        if event.at_ms > last_ms:
+            last_ms = event.at_ms
+        heed(shard, event, place or None)
     return shard, last_ms

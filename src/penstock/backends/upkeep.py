@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.backends.engine import Engine
-from penstock.core.delivery import Delivery
+from penstock.core.delivery import Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried
 from penstock.errors import CorruptEntry, PenstockError
 from penstock.journal import codec, readers
@@ -32,7 +32,7 @@ from penstock.journal.snapshot import (
 
 T = TypeVar("T")
 
-SLICE: Final = 1_000
+SLICE: Final = 4_000
 CARRY_BYTES_MAX: Final = 1024 * 1024
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
 # What a message costs the journal beside its own bytes, roughly: headers of its events.
@@ -59,6 +59,7 @@ class Upkeep:
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
         self.last_error: PenstockError | None = None
         self._journal.grown = self._woken.set
+        self._journal.held = self._count_messages
         newest = snapshot_paths(store)
         self._begun_at = offset_of(newest[0]) if newest else self._segments.first_offset
         self._plan_next()
@@ -102,6 +103,9 @@ class Upkeep:
         growth = max(GROWTH_BYTES_MIN, self._live_bytes() // 4)
         self._journal.growth_limit = self._segments.end_offset + growth
 
+    def _count_messages(self) -> int:
+        return sum(len(queue.deliveries) for queue in self._engine.shard.queues.values())
+
     def _live_bytes(self) -> int:
         return sum(
             queue.stored_bytes + MESSAGE_BYTES * len(queue.deliveries)
@@ -117,14 +121,15 @@ class Upkeep:
         cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
         writer = SnapshotWriter(self._store, outline)
         try:
-            for at in range(0, len(numbers), SLICE):
-                if self._ending.is_set():
-                    writer.abandon()
-                    return
-                step = partial(self._take_slice, numbers[at : at + SLICE], cutoff)
-                writer.add(self._in_turn(step))
-                # Leave the interpreter to those who answer: a pass is never in a hurry.
-                time.sleep(0)
+            for queue, listed in numbers.items():
+                for at in range(0, len(listed), SLICE):
+                    if self._ending.is_set():
+                        writer.abandon()
+                        return
+                    step = partial(self._take_slice, queue, listed[at : at + SLICE], cutoff)
+                    writer.add(self._in_turn(step))
+                    # Leave the interpreter to those who answer: a pass is never in a hurry.
+                    time.sleep(0)
             self._journal.sync()
             writer.finish()
             self._begun_at = outline.offset
@@ -139,32 +144,35 @@ class Upkeep:
     def _in_turn(self, step: Callable[[], T]) -> T:
         return self._exclusive(step)  # type: ignore[return-value]
 
-    def _begin(self) -> tuple[Outline, list[tuple[int, int]]]:
+    def _begin(self) -> tuple[Outline, dict[int, list[int]]]:
         shard = self._engine.shard
         shard.moves = {}
         outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())
-        numbers = [
-            (queue.number, number) for queue in shard.queues.values() for number in queue.deliveries
-        ]
+        numbers = {queue.number: list(queue.deliveries) for queue in shard.queues.values()}
         return outline, numbers
 
-    def _find(self, queue: int, number: int) -> Delivery | None:
+    def _listed(self, queue: int, numbers: list[int]) -> list[Delivery]:
+        """Those of these messages that still live, wherever they are now."""
         shard = self._engine.shard
-        if shard.moves:
-            queue = shard.moves.get(number, queue)
-        kept = shard.queues.get(queue)
-        return None if kept is None else kept.deliveries.get(number)
+        moves = shard.moves
+        if not moves:
+            if queue not in shard.queues:
+                return []
+            get = shard.queues[queue].deliveries.get
+            return [found for number in numbers if (found := get(number)) is not None]
+        deliveries = []
+        for number in numbers:
+            to = shard.queues.get(moves.get(number, queue))
+            found = None if to is None else to.deliveries.get(number)
+            if found is not None:
+                deliveries.append(found)
+        return deliveries
 
-    def _take_slice(self, part: list[tuple[int, int]], cutoff: int) -> bytes:
-        found = [self._find(queue, number) for queue, number in part]
-        deliveries = [delivery for delivery in found if delivery is not None]
-        self._carry(
-            [
-                delivery
-                for delivery in deliveries
-                if isinstance(delivery.content, int) and codec.offset_of(delivery.content) < cutoff
-            ]
-        )
+    def _take_slice(self, queue: int, numbers: list[int], cutoff: int) -> bytes:
+        deliveries = self._listed(queue, numbers)
+        if cutoff > self._segments.first_offset:
+            limit = codec.place(cutoff, 0)
+            self._carry([d for d in deliveries if isinstance(d.content, int) and d.content < limit])
         return pack_slice(deliveries)
 
     def _carry(self, deliveries: list[Delivery]) -> None:
@@ -198,16 +206,18 @@ class Upkeep:
         for delivery, place in zip(moving, places, strict=True):
             delivery.content = place
 
-    def _choose_cutoff(self, numbers: list[tuple[int, int]], limit: int) -> int:
+    def _choose_cutoff(self, numbers: dict[int, list[int]], limit: int) -> int:
         """How far the stream should be emptied: what is left behind it is mostly alive."""
         file_bytes = self._segments.payload_bytes
         live: dict[int, int] = {}
-        for queue, number in numbers:
-            delivery = self._find(queue, number)
-            if delivery is not None and isinstance(delivery.content, int):
-                file = codec.offset_of(delivery.content) // file_bytes
-                size = (delivery.content & 0xFFFFFFFF) + MESSAGE_BYTES
-                live[file] = live.get(file, 0) + size
+        for queue, listed in numbers.items():
+            for at in range(0, len(listed), SLICE):
+                for delivery in self._listed(queue, listed[at : at + SLICE]):
+                    content = delivery.content
+                    if isinstance(content, int):
+                        file = codec.offset_of(content) // file_bytes
+                        size = size_bytes(delivery) + MESSAGE_BYTES
+                        live[file] = live.get(file, 0) + size
         first = self._segments.first_offset // file_bytes
         last = limit // file_bytes
         alive = sum(size for file, size in live.items() if first <= file < last)

@@ -64,16 +64,16 @@ class Due:
                 # An emptied dict keeps its table; a cleared one gives it back.
                 bucket.clear()
 
-    def pop(self, now_ms: int) -> list[tuple[int, Delivery]]:
-        """Takes out all that is due, earliest first, with the instant each was noted for."""
+    def pop(self, now_ms: int, limit: int = NEVER_MS) -> list[tuple[int, Delivery]]:
+        """Takes out what is due, earliest first, with the instant each was noted for."""
         while self._starts and self._starts[0] << BUCKET_BITS <= now_ms:
             self._opened = heappop(self._starts)
             bucket = self._buckets.pop(self._opened)
             self._near.extend([(self._instant(d), number, d) for number, d in bucket.items()])
             heapify(self._near)
-        due = []
+        due: list[tuple[int, Delivery]] = []
         near = self._near
-        while near and near[0][0] <= now_ms:
+        while near and near[0][0] <= now_ms and len(due) < limit:
             at_ms, _, delivery = heappop(near)
             due.append((at_ms, delivery))
         return due

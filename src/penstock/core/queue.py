@@ -428,15 +428,26 @@ class QueueState:
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
+        pushed_at_ms = 0
         for delivery in deliveries:
-            if delivery.state == DELAYED:
-                self.delayed += 1
+            # Numbers that are equal should be one object: among millions that is worth a look.
+            if delivery.rank == delivery.number:
+                delivery.rank = delivery.number
+            if delivery.pushed_at_ms == pushed_at_ms:
+                delivery.pushed_at_ms = pushed_at_ms
+            pushed_at_ms = delivery.pushed_at_ms
             self._admit(delivery)
-            if delivery.expires_at_ms:
-                self._expiries.add(delivery.expires_at_ms, delivery)
-            if delivery.due_at_ms:
-                self._deadlines.add(delivery.due_at_ms, delivery)
-            if delivery.state == IN_FLIGHT:
-                self.in_flight += 1
-                if delivery.group is not None:
-                    self.order.claimed(delivery.group, delivery)
+            if delivery.state != VISIBLE or delivery.expires_at_ms:
+                self._resume(delivery)
+
+    def _resume(self, delivery: Delivery) -> None:
+        if delivery.expires_at_ms:
+            self._expiries.add(delivery.expires_at_ms, delivery)
+        if delivery.due_at_ms:
+            self._deadlines.add(delivery.due_at_ms, delivery)
+        if delivery.state == DELAYED:
+            self.delayed += 1
+        elif delivery.state == IN_FLIGHT:
+            self.in_flight += 1
+            if delivery.group is not None:
+                self.order.claimed(delivery.group, delivery)

@@ -7,7 +7,7 @@ move by its rank, an ending by the message being gone. `heed` applies what is ne
 the rest. Over an exact state it does what `ShardState.apply` does.
 """
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT
+from penstock.core.delivery import DELAYED, IN_FLIGHT, Content
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -28,26 +28,37 @@ from penstock.core.queue import QueueState
 from penstock.core.shard import ShardState
 
 
-def heed(shard: ShardState, event: AnyEvent) -> bool:
-    """Applies the event if it is news; says whether it was."""
+def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
+    """Applies the event if it is news; says whether it was.
+
+    `content` is what stands for the message from here on, if the event brings one.
+    """
+    queue = shard.queues.get(event.queue)
+    if type(event) is Pushed:
+        if queue is None or event.number < shard.next_number:
+            return False
+        delivery = shard.pushed(event)
+        if content is not None:
+            delivery.content = content
+        return True
     if isinstance(event, QueueCreated):
-        if event.queue in shard.queues or event.queue < shard.next_queue:
+        if queue is not None or event.queue < shard.next_queue:
             return False
         earlier = shard.names.get(event.name)
         if earlier is not None:
             # Its removal was lost: the name belongs to the newer queue.
             del shard.queues[earlier.number]
-    else:
-        queue = shard.queues.get(event.queue)
-        if queue is None or not _is_news(shard, queue, event):
-            return False
+    elif isinstance(event, Carried):
+        if content is not None:
+            shard.place(event.queue, event.number, content)
+        return False
+    elif queue is None or not _is_news(shard, queue, event):
+        return False
     shard.apply(event)
     return True
 
 
 def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
-    if isinstance(event, Pushed):
-        return event.number >= shard.next_number
     if isinstance(event, Claimed):
         return _claim_is_news(queue, event)
     if isinstance(event, QueuePurged):
@@ -57,7 +68,7 @@ def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
     if number is None:
         return True
     delivery = queue.deliveries.get(number)
-    if delivery is None or isinstance(event, Carried):
+    if delivery is None:
         return False
     state = delivery.state
     if isinstance(event, Expired):

@@ -71,6 +71,7 @@ from penstock.service import (
     check_number,
 )
 
+SETTLE_MAX: Final = 1_000
 _STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT}
 
 
@@ -236,7 +237,7 @@ class ShardState:
         if queue.settings.fifo:
             order.begin_pull()
         claims: list[Delivery] = []
-        while len(claims) < limit:
+        while len(claims) < limit and len(events) < limit + SETTLE_MAX:
             delivery = order.take(queue.in_flight)
             if delivery is None:
                 break
@@ -316,24 +317,27 @@ class ShardState:
         move = delivery.move
         return self.queues.get(move.source) if move is not None and move.dead else None
 
-    def settle(self, now_ms: int) -> list[AnyEvent]:
-        """Lets everything happen that is due: delays and claims end, old messages go."""
+    def settle(self, now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:
+        """Lets happen what is due: delays and claims end, old messages go.
+
+        About `limit` messages at a time; while the alarm is not later than now, there is more.
+        """
         events: list[AnyEvent] = []
         if self.deadlines.next_ms <= now_ms:
-            for at_ms, delivery in self.deadlines.pop(now_ms):
+            for at_ms, delivery in self.deadlines.pop(now_ms, limit):
                 if delivery.due_at_ms == at_ms:
                     events += self._settle_deadline(delivery, now_ms)
         if self.expiries.next_ms <= now_ms:
-            for at_ms, delivery in self.expiries.pop(now_ms):
+            for at_ms, delivery in self.expiries.pop(now_ms, limit):
                 # One in flight is spared until its claim ends; `_after_return` sees to it then.
                 if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
                     events.append(Expired(now_ms, delivery.queue, delivery.number))
                     self.apply(events[-1])
-        while self._retention and self._retention[0][0] <= now_ms:
+        while self._retention and self._retention[0][0] <= now_ms and len(events) < limit:
             at_ms, number = heappop(self._retention)
             queue = self.queues.get(number)
             if queue is not None and queue.retention_check_ms == at_ms:
-                for event in self._outlived(queue, now_ms):
+                for event in self._outlived(queue, now_ms, limit):
                     self.apply(event)
                     events.append(event)
                 self._plan_retention(queue, now_ms)
@@ -353,9 +357,11 @@ class ShardState:
             self.apply(event)
         return events
 
-    def _outlived(self, queue: QueueState, now_ms: int) -> list[AnyEvent]:
+    def _outlived(self, queue: QueueState, now_ms: int, limit: int) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         for delivery in queue.deliveries.values():
+            if len(events) == limit:
+                break
             if delivery.expires_at_ms or delivery.state == IN_FLIGHT:
                 continue
             if not queue.is_expired(delivery, now_ms):

@@ -11,24 +11,30 @@ messages are in order as they arrive (a deque); only those that come back need a
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
-from penstock.core.delivery import DELAYED, GONE, VISIBLE, Delivery
+from penstock.core.delivery import GONE, VISIBLE, Delivery
 
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
+ABSENT_MIN: Final = 64
 
 
 class Line:
-    """Messages in order of rank; those that came back stand in their old place."""
+    """Messages in order of rank; those that came back stand in their old place.
 
-    __slots__ = ("fresh", "in_flight", "returned")
+    `listed` holds the ranks under which a level lists the line as ready.
+    """
+
+    __slots__ = ("_absent", "fresh", "in_flight", "listed", "returned")
 
     def __init__(self) -> None:
         self.fresh: deque[Delivery] = deque()
         self.returned: list[tuple[int, Delivery]] = []
         self.in_flight = 0
+        self.listed: set[int] = set()
+        self._absent = 0
 
     def first(self) -> Delivery | None:
         """The next visible message, which stays where it is."""
@@ -46,21 +52,26 @@ class Line:
 
     def take(self) -> Delivery | None:
         """Takes out the next visible message."""
-        fresh = self.fresh
-        if not self.returned:
-            while fresh:
-                delivery = fresh.popleft()
-                if delivery.state == VISIBLE:
-                    return delivery
-            return None
-        delivery_or_none = self.first()
-        if delivery_or_none is None:
-            return None
-        if self.returned and self.returned[0][1] is delivery_or_none:
-            heappop(self.returned)
-        else:
-            fresh.popleft()
-        return delivery_or_none
+        delivery = self.first()
+        if delivery is not None:
+            if self.returned and self.returned[0][1] is delivery:
+                heappop(self.returned)
+            else:
+                self.fresh.popleft()
+        return delivery
+
+    def leave(self) -> Delivery | None:
+        """Someone left out of turn: lets go of the absent; returns the next visible message."""
+        self._absent += 1
+        if self._absent > ABSENT_MIN and 2 * self._absent > len(self.fresh) + len(self.returned):
+            # In place, because the order keeps a reference to the plainest line's deque.
+            present = [delivery for delivery in self.fresh if delivery.state == VISIBLE]
+            self.fresh.clear()
+            self.fresh.extend(present)
+            self.returned = [pair for pair in self.returned if pair[1].state == VISIBLE]
+            heapify(self.returned)
+            self._absent = 0
+        return self.first()
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages, which stay where they are."""
@@ -83,9 +94,8 @@ class Level:
     def __init__(self) -> None:
         self.line = Line()
         self.groups: dict[str, Line] = {}
-        # (rank of a group's first message, group). An entry that is out of date is corrected or
-        # dropped when it comes up; every group with a visible message has at least one entry
-        # that is no later than that message.
+        # (rank, group): a group with a visible message is listed under its first message's rank or
+        # an earlier one. An entry that is out of date is corrected when it comes up.
         self.ready: list[tuple[int, str]] = []
 
     def add(self, delivery: Delivery, back: bool) -> None:
@@ -96,53 +106,57 @@ class Level:
         else:
             line = self.groups.get(group) or self.groups.setdefault(group, Line())
             if back or not line.fresh:
-                heappush(self.ready, (delivery.rank, group))
+                self._list(group, line, delivery.rank)
         if back:
             heappush(line.returned, (delivery.rank, delivery))
         else:
             line.fresh.append(delivery)
 
+    def _list(self, group: str, line: Line, rank: int) -> None:
+        if rank not in line.listed:
+            line.listed.add(rank)
+            heappush(self.ready, (rank, group))
+
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message, quiet groups before noisy ones."""
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
-        chosen: tuple[int, str] | None = None
-        while self.ready:
-            entry = self._first_ready()
-            if entry is None or (plain is not None and plain.rank < entry[0]):
+        chosen: str | None = None
+        while (entry := self._first_ready()) is not None:
+            if plain is not None and plain.rank < entry[0]:
                 break
-            heappop(self.ready)
             if not self._is_noisy(entry[1], in_flight):
-                chosen = entry
+                chosen = entry[1]
                 break
             # At most nine groups can each hold more than a tenth: this list stays short.
-            noisy.append(entry)
-        if chosen is None and plain is None and noisy:
-            chosen = noisy[0]
+            noisy.append(heappop(self.ready))
         for entry in noisy:
-            if entry is not chosen:
-                heappush(self.ready, entry)
+            heappush(self.ready, entry)
+        if chosen is None and plain is None and noisy:
+            chosen = noisy[0][1]
         if chosen is None:
             return self.line.take()
-        line = self.groups[chosen[1]]
+        line = self.groups[chosen]
         delivery = line.take()
         following = line.first()
         if following is not None:
-            heappush(self.ready, (following.rank, chosen[1]))
+            self._list(chosen, line, following.rank)
         return delivery
 
     def _first_ready(self) -> tuple[int, str] | None:
         """The entry of the group whose first message is the oldest, with its true rank."""
         ready = self.ready
         while ready:
-            entry = ready[0]
-            line = self.groups.get(entry[1])
+            rank, group = ready[0]
+            line = self.groups.get(group)
             first = None if line is None else line.first()
-            if first is not None and first.rank == entry[0]:
-                return entry
+            if first is not None and first.rank == rank:
+                return ready[0]
             heappop(ready)
-            if first is not None and first.rank > entry[0]:
-                heappush(ready, (first.rank, entry[1]))
+            if line is not None:
+                line.listed.discard(rank)
+                if first is not None:
+                    self._list(group, line, first.rank)
         return None
 
     def _is_noisy(self, group: str, in_flight: int) -> bool:
@@ -155,12 +169,12 @@ class Level:
         line.in_flight += change
 
     def trim(self, group: str | None) -> None:
-        """Lets go of messages at the front that are no longer visible, and of a finished group."""
+        """Lets go of messages that left out of turn, and of a finished group."""
         if group is None:
-            self.line.first()
+            self.line.leave()
             return
         line = self.groups.get(group)
-        if line is not None and line.first() is None and not line.in_flight:
+        if line is not None and line.leave() is None and not line.in_flight:
             del self.groups[group]
 
     def lines(self) -> Iterator[Line]:
@@ -245,14 +259,21 @@ class StandardOrder:
 
 
 class Group:
-    """One group of a FIFO queue: all its messages in order, whatever their state."""
+    """One group of a FIFO queue: all its messages in order, whatever their state.
 
-    __slots__ = ("in_flight", "order", "pulled_in")
+    `listed` holds the ranks under which the group is listed as open. `taken` is how many messages
+    at the front the pull numbered `pulled_in` has taken.
+    """
+
+    __slots__ = ("_absent", "in_flight", "listed", "order", "pulled_in", "taken")
 
     def __init__(self) -> None:
         self.order: deque[Delivery] = deque()
         self.in_flight = 0
+        self.listed: set[int] = set()
         self.pulled_in = 0
+        self.taken = 0
+        self._absent = 0
 
     def first(self) -> Delivery | None:
         """The oldest message that is not gone."""
@@ -260,6 +281,13 @@ class Group:
         while order and order[0].state == GONE:
             order.popleft()
         return order[0] if order else None
+
+    def leave(self) -> None:
+        """Someone is gone: lets go of the absent once they are many."""
+        self._absent += 1
+        if self._absent > ABSENT_MIN and 2 * self._absent > len(self.order):
+            self.order = deque(delivery for delivery in self.order if delivery.state != GONE)
+            self._absent = 0
 
 
 class FifoOrder:
@@ -302,38 +330,49 @@ class FifoOrder:
             if delivery is not None and delivery.rank == rank:
                 return delivery
             heappop(self._open)
-            if delivery is not None and delivery.rank > rank:
-                heappush(self._open, (delivery.rank, name))
+            if group is not None:
+                group.listed.discard(rank)
+                if delivery is not None:
+                    self._list(name, group, delivery.rank)
         return None
 
     def _next_in(self, group: Group) -> Delivery | None:
         """The message of the group that this pull may take, if any."""
         first = group.first()
-        if first is None or (group.in_flight and group.pulled_in != self._pull):
+        if first is None or group.in_flight == 0:
+            return first if first is not None and first.state == VISIBLE else None
+        if group.pulled_in != self._pull:
             return None
-        if group.in_flight == 0:
-            return first if first.state == VISIBLE else None
         # This pull holds the front of the group already: it may have what directly follows.
-        for delivery in group.order:
-            if delivery.state == VISIBLE:
-                return delivery
-            if delivery.state == DELAYED:
-                return None
+        order = group.order
+        while group.taken < len(order) and order[group.taken].state == GONE:
+            group.taken += 1
+        if group.taken < len(order) and order[group.taken].state == VISIBLE:
+            return order[group.taken]
         return None
 
     def claimed(self, group: str, delivery: Delivery) -> None:
         """A message of this group is in flight now, and the group blocked for other pulls."""
         held = self._groups[group]
         held.in_flight += 1
-        held.pulled_in = self._pull
+        if held.pulled_in != self._pull:
+            held.pulled_in = self._pull
+            held.taken = 0
+        held.taken += 1
 
     def unclaimed(self, group: str, delivery: Delivery) -> None:
         """Its claim has ended; with the last one, the group opens again."""
-        self._groups[group].in_flight -= 1
+        held = self._groups[group]
+        held.in_flight -= 1
+        if delivery.state == GONE:
+            held.leave()
         self._offer_group_of(delivery)
 
     def leave(self, delivery: Delivery) -> None:
         """The message left the line out of turn: its group may open or end."""
+        group = self._groups.get(delivery.group or "")
+        if group is not None and delivery.state == GONE:
+            group.leave()
         self._offer_group_of(delivery)
 
     def ahead(self, limit: int) -> list[Delivery]:
@@ -359,4 +398,9 @@ class FifoOrder:
     def _offer(self, name: str, group: Group) -> None:
         first = group.first()
         if first is not None and first.state == VISIBLE:
-            heappush(self._open, (first.rank, name))
+            self._list(name, group, first.rank)
+
+    def _list(self, name: str, group: Group, rank: int) -> None:
+        if rank not in group.listed:
+            group.listed.add(rank)
+            heappush(self._open, (rank, name))

@@ -31,6 +31,10 @@ class Journal(Protocol):
         """Sees to it that what the command may append will fit. Raises StoreFull."""
         ...
 
+    def has_room(self, events: int) -> bool:
+        """Whether that many events without content will fit."""
+        ...
+
     def load(self, place: int) -> Pushed:
         """The event that was appended at this place. Raises CorruptEntry if it is damaged."""
         ...
@@ -73,6 +77,9 @@ class MemoryJournal:
 
     def make_room(self, command: Command[Any]) -> None:
         pass
+
+    def has_room(self, events: int) -> bool:
+        return True
 
     def load(self, place: int) -> Pushed:
         raise AssertionError("a memory journal hands out no places")

@@ -80,7 +80,12 @@ KINDS: Final[tuple[type, ...]] = (
 )
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
 _DEAD: Final = 1
-_WITH_CONTENT: Final = frozenset({5, 15})
+_PUSHED: Final = 5
+_CLAIMED: Final = 7
+_DELETED: Final = 11
+_MOVED: Final = 13
+_CARRIED: Final = 15
+_WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
 # Most blocks hold one event: one call packs them whole.
 _pack_single = struct.Struct("<IIQ" + "BBHIQQQQIIHHIII").pack
 _NO_MESSAGES: Final[list[tuple[int, int]]] = []
@@ -155,22 +160,22 @@ def _encode_single(
     if kind is Deleted:
         d = cast(Deleted, event)
         return _pack_single(
-            1, shard, term, 11, 0, 0, d.queue, d.number, d.at_ms, 0, 0, d.epoch,
+            1, shard, term, _DELETED, 0, 0, d.queue, d.number, d.at_ms, 0, 0, d.epoch,
             0, 0, 0, 0, EVENT_BYTES, 0,
         ), _NO_MESSAGES  # fmt: skip
     if kind is Claimed:
         c = cast(Claimed, event)
         if c.attempt_id is None and c.holder is None:
             return _pack_single(
-                1, shard, term, 7, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0, c.epoch,
-                0, 0, 0, 0, EVENT_BYTES, 0,
+                1, shard, term, _CLAIMED, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0,
+                c.epoch, 0, 0, 0, 0, EVENT_BYTES, 0,
             ), _NO_MESSAGES  # fmt: skip
     if kind is Pushed:
         p = cast(Pushed, event)
         body = p.body
         if p.group is None and p.dedup_id is None and p.attributes is None and p.context is None:
             return _pack_single(
-                1, shard, term, 5, p.priority, 0, p.queue, p.number, p.at_ms, p.visible_at_ms,
+                1, shard, term, _PUSHED, p.priority, 0, p.queue, p.number, p.at_ms, p.visible_at_ms,
                 p.expires_at_ms, 0, len(body), 0, 0, 0, EVENT_BYTES, crc32(body),
             ) + body, [(BLOCK_BYTES, p.size_bytes)]  # fmt: skip
     return None
@@ -186,7 +191,7 @@ def _encode_pushed(e: Pushed) -> Encoded:
     if e.attributes is not None or e.context is not None:
         extra = _to_msgpack((e.attributes, e.context, e.size_bytes))
     return (
-        5, e.priority, 0, e.queue, e.number, e.at_ms, e.visible_at_ms, e.expires_at_ms, 0,
+        _PUSHED, e.priority, 0, e.queue, e.number, e.at_ms, e.visible_at_ms, e.expires_at_ms, 0,
         len(e.body), len(group), len(dedup_id), len(extra),
     ), (e.body, group, dedup_id, extra)  # fmt: skip
 
@@ -194,14 +199,14 @@ def _encode_pushed(e: Pushed) -> Encoded:
 def _encode_carried(e: Carried) -> Encoded:
     numbers, parts = _encode_pushed(e.pushed)
     _, priority, flags, _, number, _, when_ms, other, *rest = numbers
-    return (15, priority, flags, e.queue, number, e.at_ms, when_ms, other, *rest), parts
+    return (_CARRIED, priority, flags, e.queue, number, e.at_ms, when_ms, other, *rest), parts
 
 
 def _encode_claimed(e: Claimed) -> Encoded:
     attempt_id = b"" if e.attempt_id is None else e.attempt_id.encode()
     holder = b"" if e.holder is None else e.holder.encode()
     return (
-        7, 0, 0, e.queue, e.number, e.at_ms, e.deadline_ms, 0, e.epoch,
+        _CLAIMED, 0, 0, e.queue, e.number, e.at_ms, e.deadline_ms, 0, e.epoch,
         0, len(attempt_id), len(holder), 0,
     ), (attempt_id, holder)  # fmt: skip
 
@@ -216,7 +221,7 @@ def _encode_settings(e: QueueCreated | QueueConfigured) -> Encoded:
 
 def _encode_moved(e: Moved) -> Encoded:
     flags = _DEAD if e.dead else 0
-    return (13, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
+    return (_MOVED, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
 
 
 def _encode_plain(e: Any) -> Encoded:
@@ -255,28 +260,37 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
     end = BLOCK_BYTES + EVENT_BYTES * count
     if end > len(data):
         raise CorruptEntry(f"the block at {data_offset} says {count} events and is too short")
-    at = BLOCK_BYTES
+    at = data_offset + BLOCK_BYTES
     for row in EVENT.iter_unpack(memoryview(data)[BLOCK_BYTES:end]):
-        yield _decode_event(Fields._make(row), data, at, data_offset, bodies)
+        kind = row[0]
+        if kind == _DELETED:
+            yield Deleted(row[5], row[3], row[4], row[8]), 0
+        elif kind == _CLAIMED and not row[10] and not row[11]:
+            yield Claimed(row[5], row[3], row[4], row[8], row[6]), 0
+        elif kind == _PUSHED and not bodies and not row[10] and not row[11] and not row[12]:
+            size = row[9]
+            plain = Pushed(
+                row[5], row[3], row[4], b"", None, row[1], None, None, row[6], row[7], None, size
+            )
+            yield plain, at << PLACE_SIZE_BITS | size
+        else:
+            yield _decode_event(Fields._make(row), data, at - data_offset, data_offset, bodies)
         at += EVENT_BYTES
 
 
 def _decode_event(
     f: Fields, data: bytes, at: int, data_offset: int, bodies: bool
 ) -> tuple[AnyEvent, int]:
-    kind = f.kind
-    if kind == 11:
-        return Deleted(f.at_ms, f.queue, f.number, f.epoch), 0
-    if kind == 7 and not f.first_bytes and not f.second_bytes:
-        return Claimed(f.at_ms, f.queue, f.number, f.epoch, f.when_ms), 0
     payload = data[at + f.payload_at : at + f.payload_at + f.payload_bytes]
-    if kind in _WITH_CONTENT:
+    if f.kind in _WITH_CONTENT:
         pushed = _read_pushed(f, payload, bodies)
         found = place(data_offset + at, pushed.size_bytes)
-        return (pushed if kind == 5 else Carried(f.at_ms, f.queue, f.number, pushed)), found
-    if not 1 <= kind <= len(KINDS):
-        raise CorruptEntry(f"the block at {data_offset} holds an event of unknown kind {kind}")
-    return _read_other(KINDS[kind - 1], f, payload), 0
+        if f.kind == _PUSHED:
+            return pushed, found
+        return Carried(f.at_ms, f.queue, f.number, pushed), found
+    if not 1 <= f.kind <= len(KINDS):
+        raise CorruptEntry(f"the block at {data_offset} holds an event of unknown kind {f.kind}")
+    return _read_other(KINDS[f.kind - 1], f, payload), 0
 
 
 def _read_pushed(f: Fields, payload: bytes, bodies: bool) -> Pushed:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
 from penstock.core.events import AnyEvent, Pushed
-from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull
+from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull, StoreUnusable
 from penstock.journal import codec, concerns
 from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.segments import Segments
@@ -30,9 +30,10 @@ _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
-_COMMAND_ROOM_BYTES: Final = 64 * 1_024
+_COMMAND_ROOM_BYTES: Final = 256 * 1_024
 _AMPLE_BYTES: Final = 1024 * 1024
 _MARK_BYTES: Final = 1024 * 1024
+_LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
 
 
 def check_durability(text: str) -> Durability:
@@ -66,11 +67,14 @@ class FileJournal:
         self._wanted = threading.Condition()
         self._callbacks: list[tuple[int, Callable[[], None]]] = []
         self._closing = False
+        self._failed = False
         self._period_s = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0) / 1_000
         self._thread: threading.Thread | None = None
         # Called once when the stream passes `growth_limit`; set by whoever keeps house.
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
+        # How many messages live in the journal; told by whoever knows.
+        self.held: Callable[[], int] = lambda: 0
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         data, messages = codec.encode(events)
@@ -133,12 +137,23 @@ class FileJournal:
             self._find_room(size, reserved)
 
     def _find_room(self, size: int, reserved: bool) -> None:
+        # What is held must be able to leave: room for a claim and a delete of each is kept back.
+        half_a_file = self.segments.payload_bytes // 2
+        self.segments.reserve_bytes = max(half_a_file, _LEAVING_BYTES * self.held())
         try:
             # Ample, so that the next many commands need not ask.
             self.segments.ensure_room(size + _AMPLE_BYTES, reserved=False)
             self._room_until = self._end_offset + size + _AMPLE_BYTES
         except StoreFull:
+            self.grown()
             self.segments.ensure_room(size, reserved)
+
+    def has_room(self, events: int) -> bool:
+        try:
+            self.segments.ensure_room(_COMMAND_ROOM_BYTES + events * codec.EVENT_BYTES, True)
+        except StoreFull:
+            return False
+        return True
 
     def load(self, place: int) -> Pushed:
         recent = self._recent.get(place)
@@ -171,9 +186,13 @@ class FileJournal:
 
     def notify(self, sequence: int, done: Callable[[], None]) -> None:
         with self._wanted:
-            self._callbacks.append((sequence, done))
-            self._wanted.notify()
-        if self._thread is None:
+            ended = self._closing or self._failed
+            if not ended:
+                self._callbacks.append((sequence, done))
+                self._wanted.notify()
+        if ended:
+            done()
+        elif self._thread is None:
             self._start()
 
     def _start(self) -> None:
@@ -199,6 +218,7 @@ class FileJournal:
                 # Everyone who asked is told; `wait` then says to each what happened.
                 failed = True
             with self._wanted:
+                self._failed = failed
                 reached = 1 << 62 if failed else self.durable_sequence
                 due = [call for call in self._callbacks if call[0] <= reached]
                 self._callbacks = [call for call in self._callbacks if call[0] > reached]
@@ -212,8 +232,12 @@ class FileJournal:
         for entry in self.segments.entries(start_offset, self.segments.end_offset):
             if entry.data_offset > self._next_mark:
                 self._mark(entry.data_offset)
-            if entry.version == codec.VERSION:
-                yield from codec.decode(entry.data, entry.data_offset, bodies=False)
+            if entry.version != codec.VERSION:
+                raise StoreUnusable(
+                    f"{self.segments.path}: the entry at {entry.offset} is of the format "
+                    f"{entry.version!r}; this version of Penstock reads {codec.VERSION!r}"
+                )
+            yield from codec.decode(entry.data, entry.data_offset, bodies=False)
 
     def history(self, number: int) -> list[AnyEvent]:
         return [
@@ -232,6 +256,11 @@ class FileJournal:
             self._thread.join()
         with self._syncing:
             self.segments.close()
+            if not self._failed:
+                self.durable_sequence = self.segments.durable_next_id - 1
+        for _, done in self._callbacks:
+            done()
+        self._callbacks = []
 
 
 def _room_needed(command: Command[Any]) -> tuple[int, bool]:
@@ -247,8 +276,14 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
         pushes = [item for item in items if type(item) is Push]
         size = sum(map(_push_bytes, pushes)) + _EVENT_ROOM_BYTES * len(items)
         return size + _COMMAND_ROOM_BYTES, not pushes
-    if kind is Redrive or (kind is Pull and cast(Pull, command).limit != 1):
-        return PULL_LIMIT_MAX * _EVENT_ROOM_BYTES + _COMMAND_ROOM_BYTES, True
+    if kind is Redrive or kind is Pull:
+        limit = cast(Pull | Redrive, command).limit
+        count = limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 0
+        texts = 0
+        if kind is Pull:
+            pull = cast(Pull, command)
+            texts = len(str(pull.attempt_id)) + len(str(pull.holder))
+        return count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
     return _COMMAND_ROOM_BYTES, True
 
 
