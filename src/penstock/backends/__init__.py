@@ -14,7 +14,11 @@ from penstock.service import AsyncQueueService, QueueService
 if TYPE_CHECKING:
     from penstock.backends.engine import Engine
 
-SCHEMES: Final = {"memory": "memory:", "file": "file:PATH"}
+SCHEMES: Final = {
+    "memory": "memory:",
+    "file": "file:PATH",
+    "penstock": "penstock://HOST:PORT",
+}
 
 
 class Address(NamedTuple):
@@ -101,15 +105,32 @@ def _engine(address: Address, clock: Clock | None) -> "Engine":
     return (_file_engine if address.scheme == "file" else _memory_engine)(address, clock)
 
 
+def _is_elsewhere(address: Address) -> bool:
+    """Whether another process does the work: a server, or the daemon of a data directory."""
+    if address.scheme == "file":
+        return address.options.get("embedded", "0") == "0"
+    return address.scheme == "penstock"
+
+
 def open_service(url: str, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL. Raises InvalidField, or what the backend raises."""
+    address = read_url(url)
+    if _is_elsewhere(address):
+        from penstock.backends.dial import open_remote
+
+        return open_remote(address, clock)
     from penstock.backends.blocking import BlockingEngine
 
-    return BlockingEngine(_engine(read_url(url), clock))
+    return BlockingEngine(_engine(address, clock))
 
 
 async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueueService:
     """The asyncio service at a URL. Raises InvalidField, or what the backend raises."""
+    address = read_url(url)
+    if _is_elsewhere(address):
+        from penstock.backends.dial import open_async_remote
+
+        return await open_async_remote(address, clock)
     from penstock.backends.asynchronous import AsyncEngine
 
-    return AsyncEngine(_engine(read_url(url), clock))
+    return AsyncEngine(_engine(address, clock))

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.errors import BackendLost, EngineClosed
 from penstock.service import AsyncQueueService, Command
@@ -34,6 +34,8 @@ class _Errand:
 class Portal:
     """A `QueueService` made of an `AsyncQueueService`. Safe for many threads."""
 
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, open_service: Callable[[], Awaitable[AsyncQueueService]]) -> None:
         """Opens the service in a loop of its own. Raises what opening it raises."""
         self._loop = asyncio.new_event_loop()
@@ -48,11 +50,8 @@ class Portal:
         except BaseException:
             self._end_loop()
             raise
-
-    @property
-    def LACKS(self) -> Mapping[str, str]:  # noqa: N802 - the seam's own name
-        """What the service cannot do."""
-        return self._service.LACKS
+        # What this one service cannot do, in the place where every service says it.
+        vars(self)["LACKS"] = self._service.LACKS
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says."""

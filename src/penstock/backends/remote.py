@@ -74,6 +74,7 @@ R = TypeVar("R")
 TIMEOUT_S: Final = 30.0
 # How long a broken connection may take to come back before a caller is told.
 PATIENCE_S: Final = 10.0
+REDIAL_S: Final = 0.02
 SOFTWARE: Final = "penstock python"
 # Less than what the C library takes from the system, and gives back, each time.
 _RECEIVE_BYTES: Final = 64 * 1024
@@ -93,6 +94,8 @@ class Endpoint(Protocol):
     server_name: str | None
     # What the server's store must be running with, as far as the caller has said.
     options: Mapping[str, str]
+    # For how long a server that hangs up at once is dialled again.
+    patience_s_min: float
 
     def dial(self, patience_s: float) -> socket.socket:
         """A connected socket. Raises BackendLost, or why the server cannot be started."""
@@ -115,6 +118,7 @@ class TcpEndpoint:
         self.tls = tls
         self.server_name = host if tls is not None else None
         self.options: Mapping[str, str] = {}
+        self.patience_s_min = 0.0
         self._address = (host, port)
 
     def dial(self, patience_s: float) -> socket.socket:
@@ -513,8 +517,19 @@ class Remote:
         self._patience_s = patience_s
         self._opening = threading.Lock()
         self._closed = False
-        self._channel: Channel | None = Channel(endpoint, timeout_s, 0)
+        self._channel: Channel | None = self._open(0)
         _remotes.add(self)
+
+    def _open(self, patience_s: float) -> Channel:
+        deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return Channel(self._endpoint, self._timeout_s, min(left_s, patience_s))
+            except BackendLost:
+                if time.monotonic() + REDIAL_S > deadline_s:
+                    raise
+            time.sleep(REDIAL_S)
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says, on a new connection if need be."""
@@ -579,7 +594,7 @@ class Remote:
             channel = self._channel
             if channel is not None and channel is not lost and channel.lost is None:
                 return channel
-            self._channel = Channel(self._endpoint, self._timeout_s, self._patience_s)
+            self._channel = self._open(self._patience_s)
             return self._channel
 
     def close(self) -> None:

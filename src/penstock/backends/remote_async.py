@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.remote import (
     PATIENCE_S,
+    REDIAL_S,
     SOFTWARE,
     TIMEOUT_S,
     Endpoint,
@@ -286,7 +287,7 @@ class AsyncRemote:
     ) -> "AsyncRemote":
         """Connects. Raises BackendLost, or why the server does not want us."""
         remote = cls(endpoint, timeout_s=timeout_s, patience_s=patience_s)
-        remote._link = await remote._connect(0)
+        remote._link = await remote._open_link(0)
         return remote
 
     async def execute(self, command: Command[R]) -> R:
@@ -348,8 +349,19 @@ class AsyncRemote:
                 raise EngineClosed(f"{self._endpoint.shown}: was closed")
             link = self._link
             if link is None or link is lost or link.lost is not None:
-                self._link = link = await self._connect(self._patience_s)
+                self._link = link = await self._open_link(self._patience_s)
             return link
+
+    async def _open_link(self, patience_s: float) -> _Link:
+        deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return await self._connect(min(left_s, patience_s))
+            except BackendLost:
+                if time.monotonic() + REDIAL_S > deadline_s:
+                    raise
+            await asyncio.sleep(REDIAL_S)
 
     async def _connect(self, patience_s: float) -> _Link:
         loop = asyncio.get_running_loop()

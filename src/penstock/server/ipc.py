@@ -109,13 +109,11 @@ class Desk:
         engine: Engine,
         *,
         limits: Limits | None = None,
-        token: str | None = None,
         software: str = "penstock",
         options: Mapping[str, str] | None = None,
         failed: Callable[[PenstockError], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.token = token
         self.connections: set[Connection] = set()
         self.connections_seen = 0
         self.requests_seen = 0
@@ -495,13 +493,16 @@ class Desk:
 class Connection(asyncio.Protocol):
     """One client: its bytes in, its answers out."""
 
-    def __init__(self, desk: Desk, *, same_uid_only: bool = False) -> None:
+    def __init__(
+        self, desk: Desk, *, token: str | None = None, same_uid_only: bool = False
+    ) -> None:
         self.polls: dict[int, Poll] = {}
         self.deferred = 0
         self.is_gone = False
         # Set when the server stops: what comes now is not done, and the goodbye will say so.
         self.is_deaf = False
         self._desk = desk
+        self._token = token
         self._same_uid_only = same_uid_only
         self._decoder = FrameDecoder("client", STRANGER_LIMITS)
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
@@ -557,7 +558,7 @@ class Connection(asyncio.Protocol):
             self._out.append(refusal(b"", error))
             self.end()
             return []
-        wanted = self._desk.token
+        wanted = self._token
         if wanted is not None and not compare_digest((token or "").encode(), wanted.encode()):
             said = "the server wants a token, and the client's was missing or wrong"
             self._out.append(refusal(b"", ProtocolError(said)))

@@ -100,17 +100,20 @@ async def listen_tcp(
     desk: Desk,
     address: TcpAddress,
     *,
+    token: str | None = None,
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
 ) -> asyncio.Server:
     """Lets clients in at a TCP address. Raises InvalidField if it would be open to strangers."""
-    check_exposure(
-        address, has_token=desk.token is not None, has_tls=tls is not None, insecure=insecure
-    )
+    check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
     loop = asyncio.get_running_loop()
     try:
         return await loop.create_server(
-            lambda: _TcpConnection(desk), address.host, address.port, ssl=tls, backlog=1_024
+            lambda: _TcpConnection(desk, token=token),
+            address.host,
+            address.port,
+            ssl=tls,
+            backlog=1_024,
         )
     except OSError as error:
         reason = error.strerror or str(error)

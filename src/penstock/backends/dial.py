@@ -1,0 +1,102 @@
+"""From a URL to a connection: `penstock://HOST:PORT`, and `file:PATH` through its daemon."""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from penstock.backends import Address, check_options, file_path
+from penstock.backends.daemon import IDLE_S, DaemonEndpoint
+from penstock.backends.portal import Portal
+from penstock.backends.remote import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
+from penstock.clock import Clock
+from penstock.errors import InvalidField
+from penstock.service import AsyncQueueService, QueueService
+
+PORT: Final = 7420
+_STORE_OPTIONS: Final[tuple[str, ...]] = ("durability", "interval_ms", "archive")
+
+
+def open_remote(address: Address, clock: Clock | None) -> QueueService:
+    """A blocking connection. Raises InvalidField, BackendLost, or why a daemon cannot start."""
+    endpoint = read_endpoint(address, clock)
+    timeout_s = _timeout_s(address)
+    if endpoint.tls is None:
+        return Remote(endpoint, timeout_s=timeout_s)
+    from penstock.backends.remote_async import AsyncRemote
+
+    # Two threads may not use one TLS connection at once, as reading for one another needs.
+    return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
+
+
+async def open_async_remote(address: Address, clock: Clock | None) -> AsyncQueueService:
+    """A connection for asyncio. Raises InvalidField, BackendLost, or why a daemon cannot start."""
+    from penstock.backends.remote_async import AsyncRemote
+
+    return await AsyncRemote.open(read_endpoint(address, clock), timeout_s=_timeout_s(address))
+
+
+def read_endpoint(address: Address, clock: Clock | None = None) -> Endpoint:
+    """Where the URL says the server is. Raises InvalidField."""
+    if clock is not None:
+        raise InvalidField(
+            f"clock: {address.scheme}: keeps its own time in another process; "
+            "use memory: or file:PATH?embedded=1"
+        )
+    return _daemon(address) if address.scheme == "file" else _server(address)
+
+
+def _timeout_s(address: Address) -> float:
+    return float(address.whole_number("timeout", round(TIMEOUT_S)) or 1)
+
+
+def _daemon(address: Address) -> DaemonEndpoint:
+    check_options(address, {"embedded", "idle", "timeout", *_STORE_OPTIONS})
+    options = {name: address.options[name] for name in _STORE_OPTIONS if name in address.options}
+    if "durability" in options:
+        from penstock.journal.file import check_durability
+
+        check_durability(options["durability"])
+    if "interval_ms" in options:
+        options["interval_ms"] = str(address.whole_number("interval_ms", 0))
+    if "archive" in options:
+        options["archive"] = os.path.abspath(options["archive"])
+    idle_s = address.whole_number("idle", IDLE_S)
+    return DaemonEndpoint(file_path(address), options=options, idle_s=idle_s)
+
+
+def _server(address: Address) -> TcpEndpoint:
+    check_options(address, {"timeout", "tls", "ca_file", "token_file"})
+    try:
+        parts = urlsplit(address.url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidField(f"url: {address.url!r} cannot be read: {error}") from None
+    if not host or parts.path not in ("", "/") or parts.username or parts.fragment:
+        raise InvalidField(f"url: {address.url!r} is not of the form penstock://HOST:PORT")
+    tls = None
+    if address.whole_number("tls", 0) or "ca_file" in address.options:
+        tls = _client_tls(address.options.get("ca_file"))
+    token = None
+    if "token_file" in address.options:
+        token = _read_token(address.options["token_file"])
+    return TcpEndpoint(host, PORT if port is None else port, token=token, tls=tls)
+
+
+def _read_token(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidField(f"url: token_file: cannot read {path!r}: {reason}") from None
+
+
+def _client_tls(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidField(f"url: ca_file: cannot use {ca_file!r}: {reason}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
