@@ -39,7 +39,7 @@ class Watched(Due):
 
         super().__init__(instant, alarm)
 
-    def pop(self, now_ms: int) -> list[tuple[int, Delivery]]:
+    def pop(self, now_ms: int, limit: int = NEVER_MS) -> list[tuple[int, Delivery]]:
         self.popped += 1
         return super().pop(now_ms, limit)
 
