@@ -55,6 +55,10 @@ class StaleReceipt(InvalidReceipt):
     """The receipt is genuine, but its claim has ended: released, timed out or claimed again."""
 
 
+class MessageGone(StaleReceipt):
+    """The receipt is genuine, but its message no longer exists."""
+
+
 class AttemptLapsed(RequestError):
     """The pull with this attempt id was answered before, and its claims no longer all live."""
 

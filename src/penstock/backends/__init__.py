@@ -74,13 +74,12 @@ def check_options(address: Address, known: set[str]) -> None:
 
 
 def _file_engine(address: Address, clock: Clock | None) -> "Engine":
-    from penstock.backends.store import open_engine
+    from penstock.backends.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
     check_options(address, {"embedded", "durability", "interval_ms", "archive"})
-    path = file_path(address)
-    return open_engine(
-        path,
+    return open_store(
+        file_path(address),
         durability=check_durability(address.options.get("durability", "sync")),
         interval_ms=address.whole_number("interval_ms", 50),
         clock=clock,
@@ -101,8 +100,17 @@ def file_path(address: Address) -> str:
     return path
 
 
-def _engine(address: Address, clock: Clock | None) -> "Engine":
-    return (_file_engine if address.scheme == "file" else _memory_engine)(address, clock)
+def open_engine(url: str, clock: Clock | None = None) -> "Engine":
+    """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
+
+    Raises InvalidField, or what opening the store raises.
+    """
+    address = read_url(url)
+    if address.scheme == "file":
+        return _file_engine(address, clock)
+    if address.scheme == "memory":
+        return _memory_engine(address, clock)
+    raise InvalidField(f"url: {url!r} is served elsewhere; an engine needs memory: or file:PATH")
 
 
 def _is_elsewhere(address: Address) -> bool:
@@ -121,7 +129,7 @@ def open_service(url: str, clock: Clock | None = None) -> QueueService:
         return open_remote(address, clock)
     from penstock.backends.blocking import BlockingEngine
 
-    return BlockingEngine(_engine(address, clock))
+    return BlockingEngine(open_engine(url, clock))
 
 
 async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueueService:
@@ -133,4 +141,4 @@ async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueue
         return await open_async_remote(address, clock)
     from penstock.backends.asynchronous import AsyncEngine
 
-    return AsyncEngine(_engine(address, clock))
+    return AsyncEngine(open_engine(url, clock))

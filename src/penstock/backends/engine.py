@@ -34,6 +34,7 @@ from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
     EngineClosed,
+    InFlightLimit,
     InvalidField,
     MessageNotFound,
     PenstockError,
@@ -472,6 +473,9 @@ class Engine:
             if not waiter.done:
                 try:
                     claims = self._pull(waiter.command, self.clock.now_ms())
+                except InFlightLimit:
+                    # Room comes with the next delete or return, and that serves the line again.
+                    break
                 except RequestError as refused:
                     waiter.finish([], 0, refused)
                     continue

@@ -22,6 +22,7 @@ from penstock.core.events import (
     Pushed,
     QueueCreated,
     QueuePurged,
+    QueueRemoved,
     Released,
 )
 from penstock.core.queue import QueueState
@@ -36,6 +37,7 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
     queue = shard.queues.get(event.queue)
     if type(event) is Pushed:
         if queue is None or event.number < shard.next_number:
+            _count(shard, event.number)
             return False
         delivery = shard.pushed(event)
         if content is not None:
@@ -47,15 +49,22 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
         earlier = shard.names.get(event.name)
         if earlier is not None:
             # Its removal was lost: the name belongs to the newer queue.
-            del shard.queues[earlier.number]
+            shard.apply(QueueRemoved(event.at_ms, earlier.number, len(earlier.deliveries)))
     elif isinstance(event, Carried):
         if content is not None:
             shard.place(event.queue, event.number, content)
         return False
     elif queue is None or not _is_news(shard, queue, event):
+        _count(shard, event.rank if isinstance(event, Moved) else getattr(event, "number", 0))
         return False
     shard.apply(event)
     return True
+
+
+def _count(shard: ShardState, used: int) -> None:
+    """Sees to it that a number or rank once given is not given again, though its event be old."""
+    if used >= shard.next_number:
+        shard.next_number = used + 1
 
 
 def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
@@ -78,11 +87,18 @@ def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
     if isinstance(event, DelayEnded):
         return state == DELAYED and delivery.epoch == event.epoch
     if isinstance(event, Extended | Released | ClaimExpired | Deleted | Lost):
+        if event.epoch > delivery.epoch:
+            # The claim itself was lost. What became of it was not, and must not be undone.
+            claimed = Claimed(event.at_ms, event.queue, number, event.epoch, event.at_ms)
+            _claim_is_news(queue, claimed)
+            queue.claimed(claimed)
+            return True
         return state == IN_FLIGHT and delivery.epoch == event.epoch
     return True
 
 
 def _claim_is_news(queue: QueueState, event: Claimed) -> bool:
+    """Whether the claim is news; if it is, the message is made ready to be claimed."""
     delivery = queue.deliveries.get(event.number)
     if delivery is None or delivery.epoch >= event.epoch:
         if event.attempt_id is not None:

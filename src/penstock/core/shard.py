@@ -48,9 +48,9 @@ from penstock.errors import (
     AttemptLapsed,
     InFlightLimit,
     InvalidField,
+    MessageGone,
     QueueExists,
     QueueNotFound,
-    StaleReceipt,
 )
 from penstock.service import (
     DELAY_MS_MAX,
@@ -182,9 +182,7 @@ class ShardState:
     def _held(self, name: str, ticket: Ticket) -> Delivery:
         delivery = self.queue(name).held(ticket)
         if delivery is None:
-            raise StaleReceipt(
-                "receipt: the message of this claim is gone; nothing is left to hold"
-            )
+            raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
         return delivery
 
     def _after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
