@@ -12,8 +12,10 @@ The rules that make figures comparable:
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -89,6 +91,15 @@ def install_peer(name: str, requirements: Sequence[str]) -> None:
     if done.returncode:
         sys.exit(f"benchmark: cannot install {name}: {done.stderr.strip()[-500:]}")
     stamp.write_text(wanted)
+
+
+def install_package(package: str, program: str) -> bool:
+    """Sees to it that a Debian package's program is there; false if that cannot be."""
+    if shutil.which(program) is None:
+        print(f"installing {package} for comparison", flush=True)
+        script = f". {PEERS.parent.parent}/tools/apt.sh && apt_install {package}"
+        subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    return shutil.which(program) is not None
 
 
 def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> int:
@@ -177,12 +188,39 @@ def check_deletes(answers: Iterable[Any]) -> None:
         raise Void(f"{len(failed)} deletes ended nothing; the first answered {failed[0]!r}")
 
 
-def rss_bytes() -> int:
-    """How much memory this process has resident."""
+def rss_bytes(kind: str = "VmRSS") -> int:
+    """How much memory this process has resident; `RssAnon` leaves out what is mapped from files."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmRSS")
+    raise RuntimeError(f"/proc/self/status has no {kind}")
+
+
+def written_bytes(pid: int | None = None) -> int:
+    """How much a process, this one unless told, has given the disk to write so far."""
+    for line in Path(f"/proc/{pid or 'self'}/io").read_text().splitlines():
+        if line.startswith("write_bytes:"):
+            return int(line.split()[1])
+    raise RuntimeError("/proc has no write_bytes")
+
+
+def filesystem_of(path: Path, mounts: str | None = None) -> str:
+    """The kind of filesystem a directory lies on: ext4, tmpfs, …"""
+    found, kind = Path("/"), "unknown"
+    for line in (mounts or Path("/proc/self/mounts").read_text()).splitlines():
+        _, at, this_kind = line.split()[:3]
+        mounted = Path(at.encode().decode("unicode_escape"))
+        if path.resolve().is_relative_to(mounted) and mounted.is_relative_to(found):
+            found, kind = mounted, this_kind
+    return kind
+
+
+def disk_directory() -> Path:
+    """A new directory on a real disk, for the caller to remove; ends the run if there is none."""
+    for above in (Path(tempfile.gettempdir()), Path(__file__).parent):
+        if filesystem_of(above) not in ("tmpfs", "ramfs", "unknown"):
+            return Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=above))
+    sys.exit("benchmark: every directory at hand is in memory; set TMPDIR to one on a disk")
 
 
 def machine() -> str:
