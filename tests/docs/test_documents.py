@@ -1,0 +1,157 @@
+"""Every command and every piece of Python in the README and the docs is run, in order, as written."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What a document may tell a reader to do that a test run must not do to itself.
+SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
+
+
+def blocks(document: Path, *languages: str) -> list[str]:
+    return [text for name, text in FENCE.findall(document.read_text()) if name in languages]
+
+
+def commands(block: str) -> Iterator[tuple[str, str]]:
+    """Each command of a block with what is typed at the prompt it opens."""
+    lines = block.replace("\\\n", " ").splitlines()
+    has_prompts = any(line.startswith("$ ") for line in lines)
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if has_prompts:
+            if not line.startswith("$ "):
+                continue
+            line = line[2:]
+        typed = []
+        while has_prompts and at < len(lines) and not lines[at].startswith("$ "):
+            if lines[at].startswith("penstock> "):
+                typed.append(lines[at].removeprefix("penstock> "))
+            at += 1
+        if line.strip() and not line.startswith("#"):
+            yield line, "\n".join(typed) + "\n" if typed else ""
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+class Terminal:
+    """One working directory and environment, in which a document's commands follow each other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(directory),
+            "AWS_ACCESS_KEY_ID": "000000000000",
+            "AWS_SECRET_ACCESS_KEY": "none",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        self.environment.pop("PENSTOCK_URL", None)
+
+    def run(self, command: str, typed: str) -> None:
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":
+            assert words[1] in targets(), f"there is no target for {command!r}"
+        elif words[0] == "export":
+            name, _, value = words[1].partition("=")
+            self.environment[name] = value
+        elif words[:2] == ["penstock", "serve"] and "--help" not in words:
+            self.serve(command)
+        elif not command.startswith(SETUP):
+            self.finish(command, typed)
+
+    def finish(self, command: str, typed: str) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.directory,
+            env=self.environment,
+            input=typed.encode(),
+            capture_output=True,
+            timeout=60,
+        )
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {said}"
+
+    def serve(self, command: str) -> None:
+        # `exec`, so that stopping the shell stops the server.
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment
+        )
+        self.servers.append(server)
+        named_port = re.search(r"--port[= ](\d+)", command)
+        port = int(named_port[1]) if named_port else 9324
+        deadline = time.monotonic() + 20
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            assert server.poll() is None, f"{command!r} ended with {server.returncode}"
+            assert time.monotonic() < deadline, f"{command!r} does not answer on {port}"
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.terminate()
+            server.wait(timeout=20)
+        for store in self.directory.rglob("store"):
+            subprocess.run(
+                [sys.executable, "-m", "penstock.cli", "daemon", "stop", str(store.parent)],
+                capture_output=True,
+                check=False,
+            )
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path)
+    yield opened
+    opened.close()
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if blocks(d, "sh", "console")], ids=named
+)
+def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Terminal) -> None:
+    ran = 0
+    for block in blocks(document, "sh", "console"):
+        for command, typed in commands(block):
+            terminal.run(command, typed)
+            ran += 1
+    assert ran > 0
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=named)
+def test_the_python_of_a_document_runs_as_it_stands(document: Path, terminal: Terminal) -> None:
+    for number, block in enumerate(blocks(document, "python")):
+        script = terminal.directory / f"block_{number}.py"
+        script.write_text(block)
+        terminal.finish(f"python {script}", "")
+
+
+def test_every_page_a_document_points_to_exists() -> None:
+    missing = [
+        f"{named(document)}: {target}"
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+        if not (document.parent / target).exists()
+    ]
+    assert missing == []
