@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in the README and the docs is run, in order, as written."""
+"""Every command and piece of Python in the README and the docs is run, in order, as written."""
 
 import os
 import re
