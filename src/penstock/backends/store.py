@@ -11,19 +11,22 @@ Opening takes the newest whole snapshot and replays the journal from where it be
 
 import os
 import secrets
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from penstock.backends.engine import Engine
 from penstock.backends.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
+from penstock.core.events import AnyEvent, QueueCreated
 from penstock.core.receipts import KEY_BYTES
 from penstock.core.replay import heed
 from penstock.core.shard import ShardState
 from penstock.errors import StoreUnusable
+from penstock.journal.codec import EVENT_BYTES
 from penstock.journal.file import Durability, FileJournal
 from penstock.journal.segments import FILE_BYTES, Segments
-from penstock.journal.snapshot import read_snapshot, snapshot_paths
+from penstock.journal.snapshot import Taken, offset_of, read_snapshot, snapshot_paths
 from penstock.journal.storage import Storage
 
 FORMAT: Final = b"penstock store, format 1\n"
@@ -111,19 +114,61 @@ def _write_once(path: Path, data: bytes) -> None:
 
 
 def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
-    """The state the store was in, and the last instant it knows of."""
-    shard = ShardState()
-    start: int | None = None
-    last_ms = 0
+    """The state the store was in, and the last instant it knows of. Raises StoreUnusable."""
     segments = journal.segments
-    for path in snapshot_paths(store):
-        found = read_snapshot(path)
-        # One that begins outside the stream belongs to another life of this directory.
-        if found is not None and segments.first_offset <= found[0].offset <= segments.end_offset:
-            start, last_ms, shard = found[0].offset, found[0].at_ms, found[1]
-            break
+    taken = _newest_snapshot(store, segments.first_offset, segments.end_offset)
+    start = None if taken is None else taken.outline.offset
+    recovery = Recovery(taken)
     for event, place in journal.replayed(start):
-        if event.at_ms > last_ms:
-            last_ms = event.at_ms
-        heed(shard, event, place or None)
-    return shard, last_ms
+        recovery.heed(event, place)
+    # What was damaged may have given numbers to messages: nobody else may get them.
+    lost = sum(found.size_bytes // EVENT_BYTES + 1 for found in segments.quarantined)
+    return recovery.finish(lost), recovery.last_ms
+
+
+def _newest_snapshot(store: Path, first_offset: int, end_offset: int) -> Taken | None:
+    """The newest whole snapshot, None if all is still in the journal. Raises StoreUnusable."""
+    for path in snapshot_paths(store):
+        if offset_of(path) > end_offset:
+            # It was made durable after the journal was: what it begins at has been there.
+            raise StoreUnusable(
+                f"{path}: the journal ends at {end_offset}, before this snapshot begins; "
+                "some of its files are missing or damaged"
+            )
+        taken = read_snapshot(path)
+        if taken is not None and first_offset <= taken.outline.offset <= end_offset:
+            return taken
+    if first_offset:
+        raise StoreUnusable(
+            f"{store}: no snapshot is whole, and the journal before {first_offset} was dropped; "
+            "put a copy of a snapshot back"
+        )
+    return None
+
+
+class Recovery:
+    """A snapshot, or nothing, on its way to being the present state, event by event."""
+
+    def __init__(self, taken: Taken | None) -> None:
+        self.shard = ShardState() if taken is None else taken.shard
+        self.last_ms = 0 if taken is None else taken.outline.at_ms
+        self._early = {} if taken is None else taken.early
+        self._is_ordered = taken is None or (taken.is_ordered and not taken.early)
+
+    def heed(self, event: AnyEvent, place: int) -> None:
+        """Takes up the next event; `place` is where its content stands, if it has any."""
+        if event.at_ms > self.last_ms:
+            self.last_ms = event.at_ms
+        heed(self.shard, event, place or None)
+        if self._early and isinstance(event, QueueCreated) and event.queue in self._early:
+            self.shard.queues[event.queue].restored(self._early.pop(event.queue))
+
+    def finish(self, numbers_lost: int = 0) -> ShardState:
+        """The state, with each message in its place."""
+        self.shard.next_number += numbers_lost
+        if not self._is_ordered:
+            snapshot = self.shard.snapshot()
+            for kept in snapshot.queues:
+                kept.deliveries.sort(key=attrgetter("rank"))
+            self.shard = ShardState.restore(snapshot)
+        return self.shard

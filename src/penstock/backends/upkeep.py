@@ -118,9 +118,10 @@ class Upkeep:
         before = snapshot_paths(self._store)
         previous_offset = offset_of(before[0]) if before else self._segments.first_offset
         outline, numbers = self._in_turn(self._begin)
-        cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
-        writer = SnapshotWriter(self._store, outline)
+        writer: SnapshotWriter | None = None
         try:
+            cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
+            writer = SnapshotWriter(self._store, outline)
             for queue, listed in numbers.items():
                 for at in range(0, len(listed), SLICE):
                     if self._ending.is_set():
@@ -134,7 +135,8 @@ class Upkeep:
             writer.finish()
             self._begun_at = outline.offset
         except BaseException:
-            writer.abandon()
+            if writer is not None:
+                writer.abandon()
             raise
         finally:
             shard.moves = None

@@ -7,8 +7,9 @@ still is. Two are kept.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -47,8 +48,15 @@ class SnapshotWriter:
         self._slices = 0
         self._path = directory / "snapshot.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
-        self._write(0, _encode(outline))
+        try:
+            self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
+        except OSError as error:
+            raise StoreFull(f"{self._path}: cannot be made: {error.strerror}") from error
+        try:
+            self._write(0, _encode(outline))
+        except BaseException:
+            self.abandon()
+            raise
 
     def add(self, packed: bytes) -> None:
         """Adds a slice, as `pack_slice` made it."""
@@ -73,12 +81,17 @@ class SnapshotWriter:
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot keep a snapshot: {error.strerror}") from error
         for old in snapshot_paths(self._directory)[KEPT:]:
-            old.unlink(missing_ok=True)
+            # One that cannot go now goes after the next snapshot.
+            with suppress(OSError):
+                old.unlink()
 
     def abandon(self) -> None:
         """Leaves things as they were."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        # Closing writes what is still buffered, which a full disk refuses: it is not wanted.
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._path.unlink()
 
 
 def pack_slice(deliveries: list[Delivery]) -> bytes:
@@ -96,9 +109,26 @@ def offset_of(path: Path) -> int:
     return int(path.name.rpartition("-")[2], 16)
 
 
-def read_snapshot(path: Path) -> tuple[Outline, ShardState] | None:
-    """The state a file holds, or None if it is not whole."""
-    data = memoryview(path.read_bytes())
+class Taken(NamedTuple):
+    """A snapshot read back: the state, and what was ahead of it when its slice was taken.
+
+    `early` are messages found in a queue that was made after the outline, by the queue's number:
+    they join it when the journal tells of its making. `is_ordered` is false if a message moved
+    after the outline: it then stands before others that the journal has yet to bring.
+    """
+
+    outline: Outline
+    shard: ShardState
+    early: dict[int, list[Delivery]]
+    is_ordered: bool
+
+
+def read_snapshot(path: Path) -> Taken | None:
+    """The state a file holds, or None if it is not whole or cannot be read."""
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError:
+        return None
     packed: list[memoryview] = []
     at = 0
     while at < len(data):
@@ -117,23 +147,23 @@ def read_snapshot(path: Path) -> tuple[Outline, ShardState] | None:
         end = msgspec.msgpack.decode(packed[-1], type=End)
         if end.slices != len(packed) - 2:
             return None
-        outline = msgspec.msgpack.decode(packed[0], type=Outline)
-        return outline, _assemble(outline.shard, packed[1:-1])
-    except msgspec.ValidationError:
+        return _assemble(msgspec.msgpack.decode(packed[0], type=Outline), packed[1:-1])
+    except msgspec.DecodeError:
         return None
 
 
-def _assemble(outline: ShardSnapshot, slices: list[memoryview]) -> ShardState:
-    by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.queues}
+def _assemble(outline: Outline, slices: list[memoryview]) -> Taken:
+    by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.shard.queues}
+    is_ordered = True
     for packed in slices:
         for delivery in _decode_slice(packed):
-            # A queue made after the outline: the journal tells of it and of what it holds.
-            if delivery.queue in by_queue:
-                by_queue[delivery.queue].append(delivery)
-    for kept in outline.queues:
-        kept.deliveries = by_queue[kept.number]
+            by_queue.setdefault(delivery.queue, []).append(delivery)
+            if delivery.rank >= outline.shard.next_number:
+                is_ordered = False
+    for kept in outline.shard.queues:
+        kept.deliveries = by_queue.pop(kept.number)
         kept.deliveries.sort(key=_rank)
-    return ShardState.restore(outline)
+    return Taken(outline, ShardState.restore(outline.shard), by_queue, is_ordered)
 
 
 def _rank(delivery: Delivery) -> int:

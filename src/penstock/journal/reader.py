@@ -1,0 +1,263 @@
+"""A journal read beside its writer: entries and events up to the durable watermark, nothing more.
+
+It takes no lock and changes nothing. With an archive directory, even one that is empty yet, reading
+begins at the oldest file there is: an entry that begins in an archived file may end in one that is
+not archived yet.
+
+Entries that fail a checksum are passed over and noted in `damage`; what follows them still comes.
+A program that reads to the end, calls `refresh` and reads on from `position` follows the writer.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+
+from penstock.core.events import AnyEvent
+from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreUnusable
+from penstock.journal import codec
+from penstock.journal.entry import StoredEntry
+from penstock.journal.files import Files, numbers_in
+from penstock.journal.recovery import Examined, examine, newest_slot
+from penstock.journal.scan import Limit, Quarantined, find_first, walk
+from penstock.journal.storage import OsStorage, Storage
+
+
+class Seen(NamedTuple):
+    """An event as it stands in the stream: in which entry, and where its content is found again."""
+
+    entry_id: int
+    offset: int
+    event: AnyEvent
+    place: int
+
+
+class JournalReader:
+    """The entries of a stream, and of its archive if one is given."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        archive: str | os.PathLike[str] | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """Raises StoreUnusable if there is no stream, or the archive is another stream's."""
+        storage = storage or OsStorage()
+        with contextlib.ExitStack() as undo:
+            self._journal, examined = _open(storage, os.fspath(directory))
+            undo.callback(self._journal.close)
+            self._archive: Files | None = None
+            damage = examined.damage
+            if archive is not None and _holds_files(storage, os.fspath(archive)):
+                self._archive, archived = _open(storage, os.fspath(archive))
+                undo.callback(self._archive.close)
+                if archived.identity != examined.identity:
+                    raise StoreUnusable(f"{archive}: is the archive of another journal")
+                damage = damage + archived.damage
+            self._slot = examined.slot
+            self._all_files = archive is not None
+            self._noted = {(found.offset, found.why): found for found in damage}
+            self._first = self._find_first()
+            self.position, self._position_id = self._first
+            undo.pop_all()
+
+    @property
+    def path(self) -> str:
+        """The journal's directory."""
+        return self._journal.directory.path
+
+    @property
+    def identity(self) -> bytes:
+        """Sixteen random bytes that tell this stream from all others."""
+        return self._journal.identity
+
+    @property
+    def payload_bytes(self) -> int:
+        """How much of the stream one file holds."""
+        return self._journal.payload_bytes
+
+    @property
+    def first_offset(self) -> int:
+        """Where the oldest entry begins that can still be read."""
+        return self._first[0]
+
+    @property
+    def journal_offset(self) -> int:
+        """Where the writer lets the stream begin; what lies before it is in the archive, if any."""
+        return self._slot.first_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """The watermark: where reading ends."""
+        return self._slot.durable_offset
+
+    @property
+    def next_id(self) -> int:
+        """The id of the entry that begins, or will begin, at the watermark."""
+        return self._slot.next_id
+
+    @property
+    def file_numbers(self) -> list[int]:
+        """The files there are, archived or not, each once."""
+        held = set(numbers_in(self._journal.directory))
+        if self._archive is not None:
+            held |= set(numbers_in(self._archive.directory))
+        return sorted(held)
+
+    @property
+    def damage(self) -> list[Quarantined]:
+        """What opening and reading found damaged, in stream order."""
+        return sorted(self._noted.values())
+
+    def refresh(self) -> int:
+        """Looks how far the writer has come; the new watermark."""
+        directory = self._journal.directory
+        from_number = self._slot.durable_offset // self.payload_bytes
+        slot = newest_slot(directory, from_number, self.identity)
+        if slot is not None and slot.serial > self._slot.serial:
+            self._slot = slot
+        for files in (self._journal, self._archive):
+            if files is not None and (numbers := numbers_in(files.directory)):
+                files.first, files.last = numbers[0], numbers[-1]
+                files.pinned_from = numbers[-1] + 1
+        return self.durable_offset
+
+    def entries(self, start_offset: int | None = None) -> Iterator[StoredEntry]:
+        """The entries from `start_offset` on, which may be amid one, to the watermark.
+
+        Without it: from `position`, where the last reading ended. Raises JournalError if the
+        writer drops a file meanwhile that has no archive to go to.
+        """
+        if start_offset is not None:
+            self._seek(start_offset)
+        limit = Limit(self._slot.durable_offset, self._slot.next_id)
+        start = self.position, self._position_id
+        for entry in walk(self._scan, *start, limit, self._note):
+            self.position, self._position_id = entry.end_offset, entry.entry_id + 1
+            yield entry
+        self.position, self._position_id = limit.offset, self._slot.next_id
+
+    def events(self, start_offset: int | None = None, bodies: bool = True) -> Iterator[Seen]:
+        """The events of those entries, in order; an entry that holds none we know is damage."""
+        for entry in self.entries(start_offset):
+            yield from self.decoded(entry, bodies)
+
+    def decoded(self, entry: StoredEntry, bodies: bool = True) -> list[Seen]:
+        """The events of one entry; none if it is damaged or of a format unknown here."""
+        why = f"entry is of version {entry.version!r}, which is unknown here"
+        if entry.version == codec.VERSION:
+            try:
+                return [
+                    Seen(entry.entry_id, entry.offset, event, place)
+                    for event, place in codec.decode(entry.data, entry.data_offset, bodies)
+                ]
+            except (CorruptEntry, msgspec.DecodeError, ValueError) as error:
+                why = f"data cannot be read as events: {error}"
+        self._note(Quarantined(entry.offset, entry.end_offset - entry.offset, why))
+        return []
+
+    def _seek(self, offset: int) -> None:
+        durable = self._slot.durable_offset
+        if not self._first[0] <= offset <= durable:
+            raise InvalidField(
+                f"offset: {self.path} holds {self._first[0]} to {durable}, not {offset}"
+            )
+        if offset == self._first[0]:
+            self.position, self._position_id = self._first
+        elif offset == durable:
+            self.position, self._position_id = durable, self._slot.next_id
+        else:
+            limit = Limit(durable, self._slot.next_id)
+            self.position, self._position_id = find_first(self._scan, offset, limit)
+
+    def _find_first(self) -> tuple[int, int]:
+        slot = self._slot
+        oldest = self._journal.first
+        if self._archive is not None:
+            oldest = min(oldest, self._archive.first)
+        if not self._all_files or oldest * self.payload_bytes >= slot.first_offset:
+            return slot.first_offset, slot.first_id
+        if oldest == 0:
+            return 0, 1
+        limit = Limit(slot.durable_offset, slot.next_id)
+        return find_first(self._scan, oldest * self.payload_bytes, limit)
+
+    def _note(self, found: Quarantined) -> None:
+        self._noted[found.offset, found.why] = found
+
+    def _scan(self, offset: int, size_bytes: int) -> bytes:
+        size_bytes = min(size_bytes, self._journal.allocated_end - offset)
+        found = []
+        while size_bytes > 0:
+            number, within = divmod(offset, self.payload_bytes)
+            size = min(size_bytes, self.payload_bytes - within)
+            found.append(self._scan_file(number, offset, size))
+            offset += size
+            size_bytes -= size
+        return b"".join(found)
+
+    def _scan_file(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of one file: the writer's own while it is there, else the archived one."""
+        if number >= self._journal.first or self._archive is None:
+            try:
+                return self._journal.scan(offset, size)
+            except JournalError:
+                # Dropped since we looked; it went to the archive first, if there is one.
+                if self._archive is None:
+                    raise
+        archived = numbers_in(self._archive.directory)
+        self._archive.first, self._archive.last = archived[0], archived[-1]
+        return self._archive.scan(offset, size).ljust(size, b"\0")
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        self._journal.close()
+        if self._archive is not None:
+            self._archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _holds_files(storage: Storage, path: str) -> bool:
+    """Whether the directory is there and has segment files in it: an archive may have none yet."""
+    try:
+        directory = storage.open(path, writable=False)
+    except OSError:
+        return False
+    found = bool(numbers_in(directory))
+    directory.close()
+    return found
+
+
+def _open(storage: Storage, path: str) -> tuple[Files, Examined]:
+    try:
+        directory = storage.open(path, writable=False)
+    except OSError as error:
+        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        examined = examine(directory)
+        if examined is None:
+            raise StoreUnusable(f"{path}: holds no segment files")
+        files = Files(
+            directory, examined.identity, examined.file_bytes, examined.numbers, writable=False
+        )
+    except OSError as error:
+        directory.close()
+        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
+    except BaseException:
+        directory.close()
+        raise
+    return files, examined

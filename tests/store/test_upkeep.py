@@ -1,0 +1,171 @@
+"""Upkeep beside a living engine: nothing moves out of its sight, and the disk stays small."""
+
+from typing import Any
+
+import pytest
+
+from penstock.backends import upkeep as upkeep_module
+from penstock.backends.store import open_engine
+from penstock.clock import ManualClock
+from penstock.errors import StoreFull
+from penstock.journal import readers
+from penstock.journal.snapshot import snapshot_paths
+from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
+from tests.store.life import exact_replay, portrait, same, small_slices
+
+
+class Store:
+    """A store that is reopened at will, with things that happen after a pass has begun."""
+
+    def __init__(self, root, **options):
+        self.root = root
+        self.clock = ManualClock()
+        self.options = {"file_bytes": 16_384, "archive": root / "archive"} | options
+        self.engine = self._open()
+
+    def _open(self):
+        return open_engine(self.root / "store", clock=self.clock, **self.options)
+
+    def __call__(self, *commands):
+        replies = [self.engine.submit(command) for command in commands]
+        return replies[-1]
+
+    def bodies(self, queue, limit=100):
+        return [claim.body for claim in self(Pull(queue, limit))]
+
+    def run_pass(self, *after_outline):
+        """A pass; the commands given are done between its outline and its first slice."""
+        commands = list(after_outline)
+        steps: list[Any] = []
+
+        def exclusive(step):
+            if steps:
+                while commands:
+                    self(commands.pop(0))
+            steps.append(step)
+            return step()
+
+        self.engine.upkeep._exclusive = exclusive
+        self.engine.upkeep.run_pass()
+        assert not commands
+
+    def reopen(self):
+        self.engine.close()
+        self.engine = self._open()
+        # What was recovered is what every event together makes.
+        recovered = portrait(self.engine.shard, self.engine.journal.load)
+        if self.options["archive"] is not None:
+            assert same(recovered, portrait(exact_replay(self.root))) is None
+
+    def journal_bytes(self):
+        files = (self.root / "store" / "journal").iterdir()
+        return sum(path.stat().st_size for path in files)
+
+
+@pytest.fixture(autouse=True)
+def _in_small_steps(monkeypatch):
+    small_slices(monkeypatch)
+
+
+@pytest.fixture
+def store(quick_path):
+    store = Store(quick_path)
+    yield store
+    store.engine.close()
+
+
+def test_a_message_that_moves_to_a_queue_made_during_the_pass_is_not_lost(store):
+    store(CreateQueue("old"), Push("old", b"one"), Push("old", b"two"))
+    store.run_pass(CreateQueue("new"), Redrive("old", "new", 1))
+    store.reopen()
+    assert store.bodies("new") == [b"one"]
+    assert store.bodies("old") == [b"two"]
+
+
+def test_a_message_that_moves_during_the_pass_keeps_its_place_behind_those_before_it(store):
+    fifo = {"fifo": True}
+    store(CreateQueue("from", fifo), CreateQueue("to", fifo), Push("from", b"moved", group="g"))
+    store.run_pass(
+        Push("to", b"first", group="g"),
+        Redrive("from", "to"),
+        Push("to", b"last", group="g"),
+    )
+    store.reopen()
+    assert store.bodies("to") == [b"first", b"moved", b"last"]
+
+
+def test_the_rank_of_a_message_that_moved_during_the_pass_is_not_given_again(store):
+    store(CreateQueue("from"), CreateQueue("to"), Push("from", b"moved"))
+    store.run_pass(Redrive("from", "to"))
+    store.reopen()
+    store(Purge("to"))
+    store.reopen()
+    assert store(Stats("to")).messages == 0
+
+
+def test_a_queue_emptied_and_made_again_during_the_pass_holds_only_what_came_after(store):
+    store(CreateQueue("q"), *[Push("q", b"old")] * 3)
+    store.run_pass(Purge("q"), Push("q", b"new"))
+    store.reopen()
+    assert store.bodies("q") == [b"new"]
+
+
+def test_long_lived_messages_do_not_pin_the_disk_while_their_neighbours_go(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    kept = []
+    sizes = []
+    for turn in range(60):
+        kept.append(b"%d " % turn * 100)
+        store(Push("keep", kept[-1]))
+        for _ in range(40):
+            store(Push("go", bytes(1_000)))
+            for claim in store(Pull("go")):
+                store(Delete("go", claim.receipt))
+        store.run_pass()
+        sizes.append(store.journal_bytes())
+    live = sum(len(body) + upkeep_module.MESSAGE_BYTES for body in kept)
+    # Beyond what lives: room kept ahead of the end, the two passes that are kept whole, a file.
+    constant = sizes[0] + 3 * 40 * 1_500 + 65_536
+    assert sizes[-1] <= 2 * live + constant
+    assert max(sizes[5:]) <= 2 * live + constant
+    store.reopen()
+    assert store.bodies("keep") == kept
+    store.engine.close()
+
+
+def test_nothing_that_a_named_reader_has_not_read_is_dropped(store):
+    store(CreateQueue("q"))
+    readers.register(store.root / "store", "spark", 0, 1)
+    for _ in range(4):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+        store.run_pass()
+    assert store.engine.journal.segments.first_offset == 0
+    floor = store.engine.journal.segments.end_offset
+    readers.register(store.root / "store", "spark", floor, 2)
+    for _ in range(3):
+        store.run_pass()
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    assert 0 < store.engine.journal.segments.first_offset <= floor
+    assert readers.forget(store.root / "store", "spark")
+    store.run_pass()
+    store.reopen()
+
+
+def test_a_snapshot_that_does_not_fit_changes_nothing_and_the_next_one_does(store):
+    store(CreateQueue("q"), Push("q", b"one"))
+    store.run_pass()
+    before = snapshot_paths(store.root / "store")
+    (store.root / "store" / "snapshot.new").symlink_to("/dev/full")
+    store(Push("q", b"two"))
+    with pytest.raises(StoreFull, match=r"snapshot\.new: cannot be made"):
+        store.run_pass()
+    assert store.engine.shard.moves is None
+    assert snapshot_paths(store.root / "store") == before
+    (store.root / "store" / "snapshot.new").unlink()
+    store.run_pass()
+    assert len(snapshot_paths(store.root / "store")) == 2
+    store.reopen()
+    assert store.bodies("q") == [b"one", b"two"]
