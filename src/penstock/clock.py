@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-_monotonic_ns = time.monotonic_ns
-
 
 class Clock(Protocol):
     """Where an engine reads the time, and how its waiters learn that time has passed."""
@@ -31,14 +29,16 @@ class SystemClock:
     wall clock was set back while nobody ran.
     """
 
-    __slots__ = ("_offset_ms",)
-
     def __init__(self, not_before_ms: int = 0) -> None:
         start_ms = max(time.time_ns() // 1_000_000, not_before_ms)
-        self._offset_ms = start_ms - _monotonic_ns() // 1_000_000
+        offset_ms = start_ms - time.monotonic_ns() // 1_000_000
+        monotonic_ns = time.monotonic_ns
 
-    def now_ms(self) -> int:
-        return _monotonic_ns() // 1_000_000 + self._offset_ms
+        # A plain function in place of a method: the engine asks for the time with every command.
+        def now_ms() -> int:
+            return monotonic_ns() // 1_000_000 + offset_ms
+
+        self.now_ms = now_ms
 
     def timeout_s(self, until_ms: int) -> float | None:
         # One millisecond more: waking a hair early would find nothing due and sleep again.

@@ -22,6 +22,7 @@ class BlockingEngine:
         self._lock = threading.Lock()
         self._acquire = self._lock.acquire
         self._release = self._lock.release
+        self._answers_at_once = engine.journal.keeps_nothing
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
@@ -36,7 +37,7 @@ class BlockingEngine:
         self._acquire()
         try:
             reply = self._submit(command)
-            sequence = self._engine.answer_sequence
+            sequence = 0 if self._answers_at_once else self._engine.answer_sequence
         finally:
             self._release()
         if type(command) is Pull and not reply:

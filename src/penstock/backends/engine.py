@@ -256,7 +256,7 @@ class Engine:
         while deliveries and not claims:
             for delivery in deliveries:
                 try:
-                    claims.append(self._claim(delivery))
+                    claims.append(self._claim(delivery, command.queue))
                 except CorruptEntry:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
             if claims or command.attempt_id is not None or len(self._events) > SETTLE_MAX:
@@ -554,7 +554,7 @@ class Engine:
             content.context,
         )
 
-    def _claim(self, delivery: Delivery) -> Claim:
+    def _claim(self, delivery: Delivery, queue: str) -> Claim:
         # The same fields again, written out: this is the hottest reply there is.
         content = delivery.content
         if isinstance(content, int):
@@ -564,7 +564,7 @@ class Engine:
         moved = delivery.move is not None
         return Claim(
             self._ids.show(number),
-            self.shard.queues[delivery.queue].name,
+            queue,
             content.body,
             content.attributes or {},
             delivery.priority,
