@@ -1,18 +1,30 @@
 """Servers for the SQS tests: as a process, the way a user starts one, and in this process."""
 
+import asyncio
+import functools
+import gzip
+import json
 import os
 import re
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
+import botocore
+import botocore.session
 import pytest
+import uvloop
 from botocore.config import Config
+
+from penstock.clock import ManualClock
+from penstock.server.run import start
+from penstock.settings import ServerSettings
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 STARTED = re.compile(rb"Amazon SQS at (\S+)")
@@ -120,3 +132,142 @@ def fifo(sqs, queue_name):
     """A fresh FIFO queue's URL."""
     attributes = {"FifoQueue": "true"}
     return sqs.create_queue(QueueName=f"{queue_name}.fifo", Attributes=attributes)["QueueUrl"]
+
+
+MODEL = Path(botocore.__file__).parent / "data/sqs/2012-11-05/service-2.json.gz"
+QUERY_NAMES = {
+    "Attributes": "Attribute",
+    "MessageAttributes": "MessageAttribute",
+    "MessageSystemAttributes": "MessageSystemAttribute",
+    "tags": "Tag",
+    "Tags": "Tag",
+}
+QUERY_MEMBERS = {
+    "AttributeNameList": "AttributeName",
+    "MessageSystemAttributeList": "MessageSystemAttributeName",
+    "MessageAttributeNameList": "MessageAttributeName",
+    "TagKeyList": "TagKey",
+    "AWSAccountIdList": "AWSAccountId",
+    "ActionNameList": "ActionName",
+    "QueueUrlList": "QueueUrl",
+    "MessageList": "Message",
+    "BatchResultErrorEntryList": "BatchResultErrorEntry",
+    "ListMessageMoveTasksResultEntryList": "ListMessageMoveTasksResultEntry",
+}
+
+
+def sqs_model():
+    """The model of SQS that botocore ships: what JSON clients go by."""
+    with gzip.open(MODEL) as file:
+        return json.load(file)
+
+
+def query_model():
+    """The same service as older SDKs know it: the Query protocol, with flat lists and maps."""
+    model = sqs_model()
+    metadata = model["metadata"]
+    metadata.pop("awsQueryCompatible")
+    metadata.update(
+        protocol="query",
+        protocols=["query"],
+        xmlNamespace="http://queue.amazonaws.com/doc/2012-11-05/",
+    )
+    for name, operation in model["operations"].items():
+        operation["http"] = {"method": "POST", "requestUri": "/"}
+        if "output" in operation:
+            operation["output"]["resultWrapper"] = f"{name}Result"
+    for name, shape in model["shapes"].items():
+        for member, reference in shape.get("members", {}).items():
+            if member in QUERY_NAMES:
+                reference["locationName"] = QUERY_NAMES[member]
+        if shape["type"] == "map":
+            tags = name == "TagMap"
+            shape["key"]["locationName"] = "Key" if tags else "Name"
+            shape["value"]["locationName"] = "Value"
+        if shape["type"] == "list" and shape.get("flattened"):
+            shape["member"]["locationName"] = QUERY_MEMBERS.get(name) or shape["member"]["shape"]
+    return model
+
+
+@pytest.fixture(scope="session")
+def query_data(tmp_path_factory):
+    """A directory where botocore finds the older model."""
+    path = tmp_path_factory.mktemp("data") / "sqs/2012-11-05"
+    path.mkdir(parents=True)
+    (path / "service-2.json").write_text(json.dumps(query_model()))
+    rules = MODEL.with_name("endpoint-rule-set-1.json.gz")
+    (path / "endpoint-rule-set-1.json").write_bytes(gzip.decompress(rules.read_bytes()))
+    return path.parent.parent
+
+
+@functools.cache
+def client_session(data):
+    """A botocore session, which reads the model only once; with this data before its own."""
+    session = botocore.session.Session()
+    if data is not None:
+        session.get_component("data_loader").search_paths.insert(0, str(data))
+    return session
+
+
+class Local:
+    """A server in this process, in a thread of its own, on a clock that the test moves."""
+
+    def __init__(self, query_data, **settings):
+        self.clock = ManualClock()
+        self.settings = ServerSettings(store="memory:", port=0, **settings)
+        self._query_data = query_data
+        self._started = threading.Event()
+        self._clients = []
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        self._started.wait(10)
+
+    async def _run(self):
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self.running = await start(self.settings, self.clock)
+        self.url = self.running.url
+        self._started.set()
+        await self._ended.wait()
+        await self.running.stop()
+
+    def call(self, function, *arguments):
+        """Calls a function in the server's thread."""
+
+        async def run():
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    def client(self, protocol="json", **options):
+        session = client_session(self._query_data if protocol == "query" else None)
+        options = {
+            "endpoint_url": self.url,
+            "region_name": "us-east-1",
+            "aws_access_key_id": "any",
+            "aws_secret_access_key": "any",
+            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
+            **options,
+        }
+        client = session.create_client("sqs", **options)
+        self._clients.append(client)
+        return client
+
+    def close(self):
+        for client in self._clients:
+            client.close()
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(30)
+
+
+@pytest.fixture
+def local(query_data):
+    server = Local(query_data)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["json", "query"])
+def either(request, local):
+    """A client of the local server, over each of the two protocols."""
+    return local.client(request.param)

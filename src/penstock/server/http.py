@@ -365,6 +365,12 @@ class Connection(asyncio.Protocol):
         """Whether no request is here, whole or in part."""
         return not self._busy and not self._waiting and not self._in_message
 
+    @property
+    def peer(self) -> str:
+        """The address the connection came from."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(name[0]) if name else ""
+
     def close(self) -> None:
         """Closes the connection, once what was written is sent."""
         self._closing = True

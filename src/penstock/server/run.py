@@ -25,6 +25,7 @@ from penstock.wire.sqs_address import Directory, Owner
 
 DRAIN_S: Final = 10.0
 BACKLOG: Final = 4_096
+_PAGES: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
 
 
@@ -82,7 +83,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
     endpoint = Endpoint(store, access)
     metrics = Metrics(engine, endpoint.answered)
-    http = HttpServer(_router(endpoint, metrics))
+    http = HttpServer(_router(endpoint, metrics, access))
     try:
         listener = await asyncio.get_running_loop().create_server(
             http,
@@ -151,20 +152,22 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _router(endpoint: Endpoint, metrics: Metrics) -> Callable[[Request, Connection], bytes | None]:
+def _router(
+    endpoint: Endpoint, metrics: Metrics, access: Access
+) -> Callable[[Request, Connection], bytes | None]:
     """Two pages for whoever looks after the server; everything else is for the endpoint."""
     loop = asyncio.get_running_loop()
     answer = endpoint.answer
 
     def route(request: Request, connection: Connection) -> bytes | None:
-        if request.method == "GET" and not request.query:
-            if request.path == "/health":
-                headers = b"Content-Type: application/json\r\n"
-                return response(200, headers, _HEALTHY, loop.time())
-            if request.path == "/metrics":
-                headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
-                return response(200, headers, metrics.text(), loop.time())
-        return answer(request, connection)
+        if request.path not in _PAGES or request.query or request.method != "GET":
+            return answer(request, connection)
+        if not access.is_from_here(request, connection.peer):
+            return response(403, b"", b"", loop.time())
+        if request.path == "/health":
+            return response(200, b"Content-Type: application/json\r\n", _HEALTHY, loop.time())
+        headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
+        return response(200, headers, metrics.text(), loop.time())
 
     return route
 

@@ -198,6 +198,7 @@ class Endpoint:
             "TagQueue": queues.tag,
             "UntagQueue": queues.untag,
         }
+        self._ending = False
         self._id_prefix = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-"
         self._asked = 0
         # (action, status): how often; read by the metrics.
@@ -215,6 +216,8 @@ class Endpoint:
             for field in action.required:
                 if getattr(asked, field) is None:
                     raise missing(wire_name(field))
+            if self._ending:
+                raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             result = self._operations[name](asked, caller)
             if type(result) is Poll:
                 return self._wait(result, talk, action, connection)
@@ -256,7 +259,8 @@ class Endpoint:
         return None
 
     def end_waits(self) -> None:
-        """Answers every receive that waits with nothing: the server is about to stop."""
+        """Answers every receive that waits with nothing, and refuses what is still to come."""
+        self._ending = True
         self._polls.end()
 
     async def close(self) -> None:
