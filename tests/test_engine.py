@@ -14,9 +14,12 @@ from penstock.backends.engine import Engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent
+from penstock.core.shard import SETTLE_MAX
 from penstock.errors import EngineClosed, InvalidField, JournalError, QueueNotFound, StaleReceipt
 from penstock.journal import MemoryJournal
 from penstock.service import (
+    Batch,
+    ConfigureQueue,
     CreateQueue,
     Delete,
     DescribeQueue,
@@ -307,6 +310,39 @@ def test_what_is_due_happens_before_the_next_command_whoever_gives_it(engine):
     assert engine.submit(Stats("q")).visible == 1
     with pytest.raises(StaleReceipt, match="receipt"):
         engine.submit(Release("q", claim.receipt))
+
+
+def test_however_many_fall_due_at_once_they_are_all_back_for_the_next_command(engine):
+    count = 3 * SETTLE_MAX + 7
+    engine.submit(Batch([Push("q", str(number).encode()) for number in range(count)]))
+    assert len(engine.submit(Pull("q", count, visibility_ms=5_000))) == count
+    engine.clock.advance(seconds=5)
+    stats = engine.submit(Stats("q"))
+    assert (stats.visible, stats.in_flight) == (count, 0)
+    again = engine.submit(Pull("q", count))
+    assert [claim.body for claim in again] == [str(number).encode() for number in range(count)]
+
+
+def test_however_many_outlive_the_retention_at_once_they_all_go(engine):
+    count = 3 * SETTLE_MAX + 7
+    engine.submit(Batch([Push("q", b"x", ttl_ms=n % 2 * 4_000 or None) for n in range(count)]))
+    engine.submit(ConfigureQueue("q", {"retention_ms": 5_000}))
+    engine.clock.advance(seconds=5)
+    stats = engine.submit(Stats("q"))
+    assert (stats.messages, stats.stored_bytes) == (0, 0)
+
+
+def test_a_pull_finds_the_living_behind_any_number_of_dead(engine):
+    count = 2 * SETTLE_MAX + 7
+    engine.submit(Batch([Push("q", b"dead") for _ in range(count)]))
+    engine.submit(Pull("q", count, visibility_ms=0))
+    engine.submit(Push("q", b"living"))
+    engine.submit(ConfigureQueue("q", {"dead_letter": "dead", "max_receives": 1}))
+    found = engine.submit(Pull("q"))
+    while not found and engine.submit(Stats("q")).visible:
+        found = engine.submit(Pull("q"))
+    assert [claim.body for claim in found] == [b"living"]
+    assert engine.submit(Stats("dead")).visible == count
 
 
 def test_a_receipt_is_good_across_engines_that_share_a_key():

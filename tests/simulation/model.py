@@ -15,6 +15,7 @@ from penstock.errors import (
     InFlightLimit,
     InvalidField,
     InvalidReceipt,
+    MessageGone,
     QueueDeleted,
     QueueFull,
     QueueNotFound,
@@ -296,14 +297,14 @@ class Model:
     def extend(self, name: str, claim: "Claimed", visibility_ms: int) -> int:
         _, item = self._held(name, claim)
         if item is None:
-            raise StaleReceipt(name)
+            raise MessageGone(name)
         item.due_at_ms = self.now_ms + visibility_ms
         return item.due_at_ms
 
     def release(self, name: str, claim: "Claimed", delay_ms: int) -> None:
         queue, item = self._held(name, claim)
         if item is None:
-            raise StaleReceipt(name)
+            raise MessageGone(name)
         item.state, item.due_at_ms = "visible", 0
         if not self._after_claim(queue, item) and delay_ms:
             item.state, item.due_at_ms = "delayed", self.now_ms + delay_ms
@@ -376,16 +377,27 @@ class Model:
         """Lets those who wait try again, first come first: nobody overtakes on a queue."""
         in_vain: set[int] = set()
         for wait in self.waits:
-            if wait.queue in in_vain:
+            if wait.queue in in_vain or wait.done:
                 continue
             try:
                 wait.given = self.pull(wait.command)
+            except InFlightLimit:
+                pass  # there will be room again, and then the line is served again
             except RequestError as refused:
                 wait.error = type(refused)
             wait.done = bool(wait.given or wait.error)
             if not wait.done:
                 in_vain.add(wait.queue)
+            elif wait.given and wait.command.attempt_id is not None:
+                self._answer_alike(wait)
         self.waits = [wait for wait in self.waits if not wait.done]
+
+    def _answer_alike(self, served: Wait) -> None:
+        """Gives the same claims to whoever waits under the same attempt id."""
+        for wait in self.waits:
+            same = wait.command.attempt_id == served.command.attempt_id
+            if wait.queue == served.queue and same and not wait.done:
+                wait.done, wait.given = True, served.given
 
     def time_out(self) -> None:
         """Sends home everyone who waited long enough."""

@@ -391,9 +391,6 @@ class Lives(RuleBasedStateMachine):
         attempt_id=st.none() | st.just("p"),
     )
     def pull_and_wait(self, name: str, limit: int, wait_ms: int, attempt_id: str | None) -> None:
-        if any(wait.command.attempt_id == attempt_id for wait in self.model.waits):
-            # The engine lets nobody overtake, not even one who repeats an answered attempt.
-            attempt_id = None
         command = Pull(name, limit, wait_ms=wait_ms, attempt_id=attempt_id)
         reply = self.run(command, lambda: self.model.pull(command))
         if reply == []:
