@@ -11,6 +11,7 @@ Opening takes the newest whole snapshot and replays the journal from where it be
 
 import os
 import secrets
+from contextlib import ExitStack, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -47,9 +48,10 @@ def open_engine(
     Raises StoreUnusable, in one sentence that says what and where, having touched nothing.
     """
     store = Path(path)
-    _claim_directory(store)
-    segments = Segments.open(store / "journal", file_bytes=file_bytes, storage=storage)
-    try:
+    with ExitStack() as undo:
+        _claim_directory(store, undo)
+        segments = Segments.open(store / "journal", file_bytes=file_bytes, storage=storage)
+        undo.callback(segments.close)
         key = _read_key(store)
         journal = FileJournal(segments, durability, interval_ms)
         shard, last_ms = _recover(store, journal)
@@ -61,18 +63,18 @@ def open_engine(
             key=key,
         )
         engine.upkeep = Upkeep(engine, journal, store, None if archive is None else Path(archive))
-        return engine
-    except BaseException:
-        segments.close()
-        raise
+        undo.pop_all()
+    return engine
 
 
-def _claim_directory(store: Path) -> None:
-    """Makes sure that the directory is a store of ours, or empty and about to be one."""
-    marker = store / "store"
+def check_format(store: Path) -> bool:
+    """Whether this is a store of ours; false if there is nothing yet. Raises StoreUnusable."""
     try:
-        if store.exists() and not store.is_dir():
+        if not store.exists():
+            return False
+        if not store.is_dir():
             raise StoreUnusable(f"{store}: is a file; a store is a directory")
+        marker = store / "store"
         if marker.exists():
             found = marker.read_bytes()
             if found != FORMAT:
@@ -80,13 +82,65 @@ def _claim_directory(store: Path) -> None:
                     f"{store}: is a store of another format ({found[:60]!r}); this version of "
                     f"Penstock reads {FORMAT.decode().strip()!r}"
                 )
-            return
-        if store.exists() and any(each.name != "lost+found" for each in store.iterdir()):
+            return True
+        if any(_counts(each.name) for each in store.iterdir()):
             raise StoreUnusable(f"{store}: is not empty and not a Penstock store")
-        store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_once(marker, FORMAT)
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+    return False
+
+
+def _counts(name: str) -> bool:
+    """Whether a file of this name makes a directory somebody's: not what a kill left half made."""
+    return name != "lost+found" and not name.startswith(".store.")
+
+
+def _claim_directory(store: Path, undo: ExitStack) -> None:
+    """Makes sure that the directory is a store of ours, or makes it one; `undo` unmakes it."""
+    if check_format(store):
+        _check_parts(store)
+        return
+    try:
+        missing = [each for each in (store, *store.absolute().parents) if not each.exists()]
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            undo.callback(_remove_if_empty, directory)
+            _sync_directory(directory.absolute().parent)
+        for draft in store.glob(".store.*"):
+            draft.unlink(missing_ok=True)
+        _write_once(store / "store", FORMAT)
+        undo.callback(_unclaim, store)
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+
+
+def _check_parts(store: Path) -> None:
+    """Refuses a store that cannot be whole, before anything is touched."""
+    key = store / "key"
+    journal = store / "journal"
+    try:
+        if key.exists() and key.stat().st_size != KEY_BYTES:
+            raise StoreUnusable(
+                f"{key}: holds {key.stat().st_size} bytes where a key has {KEY_BYTES}"
+            )
+        has_files = journal.is_dir() and any(journal.glob("*.seg"))
+        if snapshot_paths(store) and not has_files:
+            raise StoreUnusable(f"{journal}: is missing or empty, though there are snapshots of it")
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+
+
+def _unclaim(store: Path) -> None:
+    """Takes back a new store that could not be opened, unless somebody else has begun to use it."""
+    _remove_if_empty(store / "journal")
+    if not (store / "journal").exists():
+        with suppress(OSError):
+            (store / "store").unlink()
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _read_key(store: Path) -> bytes:
@@ -94,23 +148,34 @@ def _read_key(store: Path) -> bytes:
     try:
         if not path.exists():
             _write_once(path, secrets.token_bytes(KEY_BYTES))
-        key = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
-    if len(key) != KEY_BYTES:
-        raise StoreUnusable(f"{path}: holds {len(key)} bytes where a key has {KEY_BYTES}")
-    return key
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file whole and durably, or not at all."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(made, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(made, path)
+    try:
+        with os.fdopen(os.open(made, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)
+        _sync_directory(path.parent)
+    except OSError:
+        with suppress(OSError):
+            made.unlink()
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
