@@ -173,6 +173,8 @@ class Engine:
         self._events: list[AnyEvent] = []
         self._sequence = 0
         self.answer_sequence = 0
+        # The message pushed last, whose content gets its place when it is in the journal.
+        self._arrival: Delivery | None = None
         self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
@@ -221,9 +223,8 @@ class Engine:
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
-        if len(events) == 1:
-            event = events[0]
-            self.shard.place(event.queue, event.number, places[0])  # type: ignore[union-attr]
+        if len(events) == 1 and self._arrival is not None:
+            self._arrival.content = places[0]
             return
         pushed = [event for event in events if isinstance(event, Pushed)]
         for event, place in zip(pushed, places, strict=True):
@@ -244,7 +245,7 @@ class Engine:
         decided = queue.decide_push(command, now_ms, shard.next_number)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        shard.pushed(decided)
+        self._arrival = shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 

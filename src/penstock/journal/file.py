@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
+from penstock.core.delivery import PLACE_SIZE_BITS
 from penstock.core.events import AnyEvent, Pushed
 from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull, StoreUnusable
 from penstock.journal import codec, concerns
@@ -31,6 +32,7 @@ _RECENT_BYTES_MAX: Final = 8_192
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
 _COMMAND_ROOM_BYTES: Final = 256 * 1_024
+_SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 _AMPLE_BYTES: Final = 1024 * 1024
 _MARK_BYTES: Final = 1024 * 1024
 _LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
@@ -57,6 +59,7 @@ class FileJournal:
         self._append_data = segments.append_data
         self._end_offset = segments.end_offset
         self._room_until = 0
+        self._ample_until = 0
         # Offsets at which entries begin, about a megabyte apart: the stream can be cut at them.
         self._marks: deque[int] = deque()
         self._next_mark = 0
@@ -89,13 +92,25 @@ class FileJournal:
             self._mark(data_offset)
         if not messages:
             return sequence, ()
-        if len(messages) == 1:
+        if len(events) == 1:
             at, size = messages[0]
-            places = [codec.place(data_offset + at, size)]
-        else:
-            places = [codec.place(data_offset + at, size) for at, size in messages]
-        self._keep_at_hand(events, places)
+            place = data_offset + at << PLACE_SIZE_BITS | size
+            if size <= _RECENT_BYTES_MAX:
+                self._keep_at_hand(place, events[0])
+            return sequence, (place,)
+        places = [codec.place(data_offset + at, size) for at, size in messages]
+        pushed = [event for event in events if type(event) is Pushed]
+        for place, event in zip(places, pushed, strict=False):
+            if event.size_bytes <= _RECENT_BYTES_MAX:
+                self._keep_at_hand(place, event)
         return sequence, places
+
+    def _keep_at_hand(self, place: int, event: AnyEvent) -> None:
+        recent = self._recent
+        if len(recent) >= _RECENT_MAX:
+            recent.clear()
+        if type(event) is Pushed:
+            recent[place] = event
 
     def _mark(self, data_offset: int) -> None:
         """Notes where an entry begins, every so often, and tells when the stream has grown."""
@@ -113,28 +128,15 @@ class FileJournal:
             return self._marks[0]
         return self.segments.first_offset
 
-    def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
-        recent = self._recent
-        if len(recent) + len(places) > _RECENT_MAX:
-            recent.clear()
-        if len(events) == 1:
-            event = events[0]
-            if type(event) is Pushed and event.size_bytes <= _RECENT_BYTES_MAX:
-                recent[places[0]] = event
-            return
-        pushed = [event for event in events if isinstance(event, Pushed)]
-        for place, each in zip(places, pushed, strict=False):
-            if each.size_bytes <= _RECENT_BYTES_MAX:
-                recent[place] = each
-
     def make_room(self, command: Command[Any]) -> None:
         """Sees to it that what the command may append will fit. Raises StoreFull.
 
         Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
         """
-        size, reserved = _room_needed(command)
-        if self._end_offset + size > self._room_until:
-            self._find_room(size, reserved)
+        if self._end_offset > self._ample_until or _is_large(command):
+            size, reserved = _room_needed(command)
+            if self._end_offset + size > self._room_until:
+                self._find_room(size, reserved)
 
     def _find_room(self, size: int, reserved: bool) -> None:
         # What is held must be able to leave: room for a claim and a delete of each is kept back.
@@ -144,6 +146,7 @@ class FileJournal:
             # Ample, so that the next many commands need not ask.
             self.segments.ensure_room(size + _AMPLE_BYTES, reserved=False)
             self._room_until = self._end_offset + size + _AMPLE_BYTES
+            self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
         except StoreFull:
             self.grown()
             self.segments.ensure_room(size, reserved)
@@ -261,6 +264,18 @@ class FileJournal:
         for _, done in self._callbacks:
             done()
         self._callbacks = []
+
+
+def _is_large(command: Command[Any]) -> bool:
+    """Whether a command may append more than a few events, or a body of some size."""
+    kind = type(command)
+    if kind is Push:
+        push = cast(Push, command)
+        plain = push.attributes is None and push.context is None and type(push.body) is bytes
+        return not plain or len(push.body) > _SMALL_BODY_BYTES_MAX
+    if kind is Pull:
+        return cast(Pull, command).limit != 1
+    return kind is Batch or kind is Redrive
 
 
 def _room_needed(command: Command[Any]) -> tuple[int, bool]:
