@@ -307,7 +307,6 @@ async def _serve(
     servers: list[asyncio.Server] = []
     reason = "the daemon could not start"
     try:
-        servers.append(await listen_unix(desk, own.socket))
         if entrance is not None:
             servers.append(
                 await listen_tcp(
@@ -318,8 +317,10 @@ async def _serve(
                     insecure=entrance.insecure,
                 )
             )
-            port = servers[1].sockets[0].getsockname()[1]
+            port = servers[0].sockets[0].getsockname()[1]
             (daemon_directory(arguments.path) / "port").write_text(f"{port}\n")
+        # Last: whoever can connect here finds everything else in place.
+        servers.append(await listen_unix(desk, own.socket))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
         starter.tell_ready()

@@ -30,6 +30,7 @@ from penstock.errors import JournalError, PenstockError, ProtocolError, Unavaila
 from penstock.service import Batch, Claim, ListQueues, Peek, Pull, Release
 from penstock.wire.bulk import decode_bulk, encode_bulk_reply
 from penstock.wire.frames import (
+    BATCH,
     BULK_PUSH,
     CANCEL,
     DECODE,
@@ -39,6 +40,7 @@ from penstock.wire.frames import (
     PULL,
     STATUS,
     STRANGER_LIMITS,
+    BadItem,
     Body,
     Frame,
     FrameDecoder,
@@ -160,6 +162,8 @@ class Desk:
             if kind in (PULL, PEEK):
                 command = self._within_frame(command)
             reply = self._engine.submit(command)
+            if kind == BATCH and BadItem in map(type, command.items):
+                reply = _with_faults(command.items, reply)
         except PenstockError as error:
             self._refuse(connection, request, error)
             return
@@ -488,6 +492,12 @@ class Desk:
         if self._engine.upkeep is not None:
             await self._loop.run_in_executor(None, self._engine.upkeep.stop)
         self._engine.close()
+
+
+def _with_faults(items: list[Any], replies: list[Any]) -> list[Any]:
+    """The replies to a batch, with what the decoder said where that is what was wrong."""
+    pairs = zip(items, replies, strict=True)
+    return [item.error if type(item) is BadItem else reply for item, reply in pairs]
 
 
 class Connection(asyncio.Protocol):

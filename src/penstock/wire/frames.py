@@ -25,6 +25,7 @@ from penstock import errors
 from penstock.errors import (
     InvalidField,
     InvalidReceipt,
+    MessageNotFound,
     MessageTooLarge,
     PenstockError,
     ProtocolError,
@@ -108,6 +109,7 @@ PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
 BATCH: Final = KIND_OF[Batch]
+_BY_RECEIPT: Final = frozenset({KIND_OF[Delete], KIND_OF[Extend], KIND_OF[Release]})
 _TYPE_OF: Final = {kind: command for command, kind in KIND_OF.items()}
 
 Body = bytes | memoryview
@@ -416,10 +418,27 @@ class _LargeBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16
     items: Annotated[list[_LargePush | _LargeDelete | _LargeExtend | _LargeRelease], _Items]
 
 
+class _RawBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    items: Annotated[list[msgspec.Raw], _Items]
+
+
+class BadItem:
+    """An item of a batch that could not be decoded, and why; its neighbours are none the worse."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: PenstockError) -> None:
+        self.error = error
+
+
 _decode_wire_push: Final = msgspec.msgpack.Decoder(_WirePush).decode
 _decode_large_push: Final = msgspec.msgpack.Decoder(_LargePush).decode
 _decode_wire_batch: Final = msgspec.msgpack.Decoder(_WireBatch).decode
 _decode_large_batch: Final = msgspec.msgpack.Decoder(_LargeBatch).decode
+_decode_raw_batch: Final = msgspec.msgpack.Decoder(_RawBatch).decode
+_decode_item: Final = msgspec.msgpack.Decoder(
+    _LargePush | _LargeDelete | _LargeExtend | _LargeRelease
+).decode
 _decode_any: Final = msgspec.msgpack.Decoder().decode
 _LARGE: Final[dict[type, type]] = {
     _LargeDelete: Delete,
@@ -431,31 +450,42 @@ _LARGE: Final[dict[type, type]] = {
 def _decode_push(body: Body) -> Push:
     if len(body) <= SMALL_BYTES:
         return Push(*astuple(_decode_wire_push(body)))
-    return _from_large(_decode_large_push(body))
+    push: Push = _from_large(_decode_large_push(body))
+    return push
 
 
 def _decode_batch(body: Body) -> Batch:
-    if len(body) > SMALL_BYTES:
-        large = _decode_large_batch(body).items
-        return Batch(
-            [
-                _from_large(item)
-                if type(item) is _LargePush
-                else _LARGE[type(item)](*astuple(item))
-                for item in large
-            ]
-        )
-    items: list[Any] = _decode_wire_batch(body).items
+    try:
+        if len(body) > SMALL_BYTES:
+            return Batch([_from_large(item) for item in _decode_large_batch(body).items])
+        items: list[Any] = _decode_wire_batch(body).items
+    except (msgspec.ValidationError, InvalidField):
+        return Batch(_decode_one_by_one(body))
     for place, item in enumerate(items):
         if type(item) is _WirePush:
             items[place] = Push(*astuple(item))
     return Batch(items)
 
 
-def _from_large(push: _LargePush) -> Push:
-    fields: list[Any] = [*astuple(push)]
-    if push.attributes is not None:
-        fields[7] = read_attributes(push.attributes)
+def _decode_one_by_one(body: Body) -> list[Any]:
+    """The items of a batch in which something is wrong, with a BadItem wherever it is."""
+    items: list[Any] = []
+    for place, raw in enumerate(_decode_raw_batch(body).items):
+        try:
+            items.append(_from_large(_decode_item(raw)))
+        except (msgspec.ValidationError, InvalidField) as fault:
+            start = bytes(memoryview(raw)[:2])
+            error = command_fault(start[1] if len(start) == 2 else 0, fault)
+            items.append(BadItem(type(error)(f"items[{place}]: {error}")))
+    return items
+
+
+def _from_large(item: Any) -> Any:
+    if type(item) is not _LargePush:
+        return _LARGE[type(item)](*astuple(item))
+    fields: list[Any] = [*astuple(item)]
+    if item.attributes is not None:
+        fields[7] = read_attributes(item.attributes)
     return Push(*fields)
 
 
@@ -500,9 +530,9 @@ def command_fault(kind: int, fault: Exception) -> PenstockError:
         return fault
     if isinstance(fault, msgspec.ValidationError):
         field, said = _place(kind, str(fault))
-        if field == "receipt":
-            return InvalidReceipt(f"receipt: {said}")
-        return InvalidField(f"{field}: {said}")
+        # The same class as the engine itself would raise for what is not even text.
+        named = {"receipt": InvalidReceipt, "id": MessageNotFound}.get(field, InvalidField)
+        return named(f"{field}: {said}")
     if isinstance(fault, msgspec.DecodeError | RecursionError | UnicodeDecodeError):
         return ProtocolError(
             f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
@@ -546,6 +576,8 @@ def encode_command(
 
 
 def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
+    if kind in _BY_RECEIPT:
+        raise InvalidReceipt("receipt: not one that any store has made: it is far too long")
     if kind not in (PUSH, BATCH):
         raise InvalidField(
             f"command: {size} bytes in all; at most {SMALL_BYTES} can travel in one "
@@ -571,13 +603,24 @@ def _encode_with_care(command: Command[Any]) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
     for field in command.__struct_fields__:
-        try:
-            _encode(getattr(command, field))
-        except (TypeError, ValueError, OverflowError, RecursionError) as fault:
-            if field == "receipt":
-                raise InvalidReceipt("receipt: not text; use the one the pull gave") from None
-            raise InvalidField(f"{field}: cannot be sent: {str(fault)[:200]}") from None
+        value = getattr(command, field)
+        blamed = _fault_in(value)
+        if blamed and field == "receipt":
+            raise InvalidReceipt("receipt: not text; use the one the pull gave")
+        if blamed and type(value) is dict:
+            named = next((name for name, each in value.items() if _fault_in(each)), "")
+            raise InvalidField(f"{field}[{named!r}]: cannot be sent: {blamed}")
+        if blamed:
+            raise InvalidField(f"{field}: cannot be sent: {blamed}")
     raise InvalidField("command: cannot be sent")
+
+
+def _fault_in(value: object) -> str:
+    try:
+        _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as fault:
+        return str(fault)[:200]
+    return ""
 
 
 def _with_text(command: Any) -> Any:

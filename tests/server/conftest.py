@@ -1,0 +1,181 @@
+"""Servers to test against: one in a thread on a manual clock, and real daemons as processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.daemon import connect_socket, running_pid, stop_daemon
+from penstock.backends.engine import Engine
+from penstock.clock import ManualClock
+from penstock.journal import MemoryJournal
+from penstock.server.ipc import Desk, Limits, listen_unix
+from penstock.server.tcp import TcpAddress, listen_tcp
+
+PATIENCE_S = 30.0
+
+
+def until(holds, patience_s=PATIENCE_S):
+    """Wait until it holds; fail when patience runs out."""
+    give_up = time.monotonic() + patience_s
+    while not (found := holds()):
+        assert time.monotonic() < give_up, "waited in vain"
+        threading.Event().wait(0.005)
+    return found
+
+
+class UnixEndpoint:
+    """A socket at a path, and no daemon to start."""
+
+    def __init__(self, path):
+        self.shown = f"unix:{path}"
+        self.token = self.tls = self.server_name = None
+        self.options = {}
+        self.patience_s_min = 0.0
+        self._path = path
+
+    def dial(self, patience_s):
+        import socket
+
+        from penstock.errors import BackendLost
+
+        give_up = time.monotonic() + patience_s
+        while True:
+            link = socket.socket(socket.AF_UNIX)
+            try:
+                link.connect(str(self._path))
+            except OSError as error:
+                link.close()
+                if time.monotonic() >= give_up:
+                    raise BackendLost(f"{self.shown}: {error.strerror}") from None
+                threading.Event().wait(0.005)
+            else:
+                return link
+
+
+class ServerInThread:
+    """A frame server on an engine of its own, in an event loop of its own."""
+
+    def __init__(self, directory, *, clock=None, limits=None, engine=None, token=None, tls=None):
+        self.path = Path(directory) / "socket"
+        self.endpoint = UnixEndpoint(self.path)
+        self.engine = engine or Engine(MemoryJournal(100_000), clock or ManualClock())
+        self.failures = []
+        self._limits = limits or Limits()
+        self._token = token
+        self._tls = tls
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._up.wait(PATIENCE_S)
+
+    async def _main(self):
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self.desk = Desk(self.engine, limits=self._limits, failed=self.failures.append)
+        servers = [
+            await listen_unix(self.desk, self.path),
+            await listen_tcp(
+                self.desk, TcpAddress("127.0.0.1", 0), token=self._token, tls=self._tls
+            ),
+        ]
+        self.port = servers[1].sockets[0].getsockname()[1]
+        self._up.set()
+        await self._stopping.wait()
+        for server in servers:
+            server.close()
+        await self.desk.stop("the test is over")
+
+    def call(self, function):
+        """Run a function in the server's loop and give what it gives."""
+
+        async def run():
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
+
+    def cut(self):
+        """Break every connection, as a crash would."""
+        self.call(lambda: [each.abort() for each in list(self.desk.connections)])
+
+    def stop(self):
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start servers; they are stopped when the test ends."""
+    servers = []
+
+    def start(**options):
+        directory = tmp_path / f"server{len(servers)}"
+        directory.mkdir(mode=0o700)
+        servers.append(ServerInThread(directory, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def end_daemon(store):
+    """End a store's daemon by whatever it takes."""
+    with suppress(Exception):
+        stop_daemon(store, 10)
+    pid = running_pid(store)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: running_pid(store) is None)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A data directory whose daemon, if the test starts one, is ended."""
+    path = tmp_path / "store"
+    yield path
+    end_daemon(path)
+
+
+class DaemonProcess:
+    """A daemon started by hand, in the foreground, with TCP beside its socket."""
+
+    def __init__(self, store, *words):
+        self.store = Path(store)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.server.daemon", str(store), "--idle", "0", *words],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        until(lambda: self.process.poll() is not None or self._listens())
+        assert self.process.poll() is None, self.process.communicate()[1]
+
+    def _listens(self):
+        link = connect_socket(self.store)
+        if link is None:
+            return False
+        link.close()
+        return True
+
+    @property
+    def port(self):
+        return int((self.store / "daemon" / "port").read_text())
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.communicate(timeout=PATIENCE_S)[1]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.communicate()[1]
