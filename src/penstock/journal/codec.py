@@ -129,10 +129,6 @@ def encode(
 
     Messages are what `Pushed` and `Carried` hold.
     """
-    if len(events) == 1:
-        single = _encode_single(events[0], shard, term)
-        if single is not None:
-            return single
     headers = [BLOCK.pack(len(events), shard, term)]
     payloads: list[bytes] = []
     messages: list[tuple[int, int]] = []
@@ -152,10 +148,10 @@ def encode(
     return b"".join((*headers, *payloads)), messages
 
 
-def _encode_single(
-    event: AnyEvent, shard: int, term: int
+def encode_single(
+    event: AnyEvent, shard: int = 0, term: int = 0
 ) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """The block of one event of the three commonest kinds, if it is as plain as most are."""
+    """What `encode` gives for one event of the three commonest kinds, if it is as plain as most."""
     kind = type(event)
     if kind is Deleted:
         d = cast(Deleted, event)

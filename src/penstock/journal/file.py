@@ -21,7 +21,7 @@ from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull,
 from penstock.journal import codec, concerns
 from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.segments import Segments
-from penstock.service import PULL_LIMIT_MAX, Batch, Command, Pull, Push, Redrive
+from penstock.service import PULL_LIMIT_MAX, Batch, Command, Delete, Pull, Push, Redrive
 
 Durability = Literal["sync", "interval", "os"]
 
@@ -73,6 +73,8 @@ class FileJournal:
         self._failed = False
         self._period_s = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0) / 1_000
         self._thread: threading.Thread | None = None
+        if self._period_s:
+            self._start()
         # Called once when the stream passes `growth_limit`; set by whoever keeps house.
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
@@ -80,14 +82,13 @@ class FileJournal:
         self.held: Callable[[], int] = lambda: 0
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
-        data, messages = codec.encode(events)
+        single = codec.encode_single(events[0]) if len(events) == 1 else None
+        data, messages = single or codec.encode(events)
         # Room was made before the command was decided: what is left may be used to the last byte.
         sequence, data_offset = self._append_data(data, codec.VERSION, True)
         self._end_offset = data_offset + len(data)
         if self._answers_before_sync:
             self.durable_sequence = sequence
-            if self._thread is None:
-                self._start()
         if data_offset > self._next_mark:
             self._mark(data_offset)
         if not messages:
@@ -95,22 +96,24 @@ class FileJournal:
         if len(events) == 1:
             at, size = messages[0]
             place = data_offset + at << PLACE_SIZE_BITS | size
-            if size <= _RECENT_BYTES_MAX:
-                self._keep_at_hand(place, events[0])
+            event = events[0]
+            if size <= _RECENT_BYTES_MAX and type(event) is Pushed:
+                if len(self._recent) >= _RECENT_MAX:
+                    self._recent.clear()
+                self._recent[place] = event
             return sequence, (place,)
         places = [codec.place(data_offset + at, size) for at, size in messages]
-        pushed = [event for event in events if type(event) is Pushed]
-        for place, event in zip(places, pushed, strict=False):
-            if event.size_bytes <= _RECENT_BYTES_MAX:
-                self._keep_at_hand(place, event)
+        self._keep_at_hand(events, places)
         return sequence, places
 
-    def _keep_at_hand(self, place: int, event: AnyEvent) -> None:
+    def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
         recent = self._recent
-        if len(recent) >= _RECENT_MAX:
+        if len(recent) + len(places) > _RECENT_MAX:
             recent.clear()
-        if type(event) is Pushed:
-            recent[place] = event
+        pushed = [event for event in events if type(event) is Pushed]
+        for place, event in zip(places, pushed, strict=False):
+            if event.size_bytes <= _RECENT_BYTES_MAX and len(recent) < _RECENT_MAX:
+                recent[place] = event
 
     def _mark(self, data_offset: int) -> None:
         """Notes where an entry begins, every so often, and tells when the stream has grown."""
@@ -133,10 +136,16 @@ class FileJournal:
 
         Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
         """
-        if self._end_offset > self._ample_until or _is_large(command):
-            size, reserved = _room_needed(command)
-            if self._end_offset + size > self._room_until:
-                self._find_room(size, reserved)
+        if self._end_offset <= self._ample_until:
+            # Most commands need little, and mostly there is plenty.
+            kind = type(command)
+            if kind is Delete or (kind is Pull and cast(Pull, command).limit == 1):
+                return
+            if kind is Push and _is_small(cast(Push, command)):
+                return
+        size, reserved = _room_needed(command)
+        if self._end_offset + size > self._room_until:
+            self._find_room(size, reserved)
 
     def _find_room(self, size: int, reserved: bool) -> None:
         # What is held must be able to leave: room for a claim and a delete of each is kept back.
@@ -266,16 +275,10 @@ class FileJournal:
         self._callbacks = []
 
 
-def _is_large(command: Command[Any]) -> bool:
-    """Whether a command may append more than a few events, or a body of some size."""
-    kind = type(command)
-    if kind is Push:
-        push = cast(Push, command)
-        plain = push.attributes is None and push.context is None and type(push.body) is bytes
-        return not plain or len(push.body) > _SMALL_BODY_BYTES_MAX
-    if kind is Pull:
-        return cast(Pull, command).limit != 1
-    return kind is Batch or kind is Redrive
+def _is_small(push: Push) -> bool:
+    if push.attributes is not None or push.context is not None:
+        return False
+    return type(push.body) is bytes and len(push.body) <= _SMALL_BODY_BYTES_MAX
 
 
 def _room_needed(command: Command[Any]) -> tuple[int, bool]:
