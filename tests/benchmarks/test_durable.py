@@ -1,0 +1,123 @@
+"""The durable race compares like with like, and a store that loses a message voids it."""
+
+import sqlite3
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+durable = pytest.importorskip("benchmarks.durable", reason="the source archive has no benchmarks")
+from benchmarks import backlog, harness, stores  # noqa: E402
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+/dev/vdb /tmp/on\\040disk xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/srv/data", "ext4"), ("/tmp/a", "tmpfs"), ("/tmp/on disk/a", "xfs"), ("/tmpfoo", "ext4")],
+)
+def test_a_directory_lies_on_the_nearest_filesystem_above_it(path, kind):
+    assert harness.filesystem_of(Path(path), MOUNTS) == kind
+
+
+def test_what_a_process_writes_is_counted(tmp_path):
+    if harness.filesystem_of(tmp_path) in ("tmpfs", "ramfs"):
+        pytest.skip("nothing is written to a disk from here")
+    before = harness.written_bytes()
+    with open(tmp_path / "some", "wb") as file:
+        file.write(bytes(1 << 20))
+    assert harness.written_bytes() - before >= 1 << 20
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_the_bodies_are_shared_out_among_the_threads_each_once(batch):
+    bodies = [b"%d" % number for number in range(160)]
+    shares = durable.shared_out(bodies, 4, batch)
+    parts = [part for share in shares for part in share]
+    assert len(shares) == 4
+    assert sorted(parts if batch == 1 else chain(*parts)) == sorted(bodies)
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize("name", ["memory", "penstock embedded"])
+def test_a_store_that_keeps_everything_settles(tmp_path, name, batch):
+    held = durable.Held(name, tmp_path / "store", "os")
+    assert held.cycle(40, 1, batch).messages == 40
+    assert held.push(40, 4, batch).rate > 0
+    held.settle()
+    assert sorted(held.pulled) == sorted(held.pushed)
+
+
+def test_a_message_lost_before_the_end_voids_the_run(tmp_path):
+    held = durable.Held("penstock embedded", tmp_path / "store", "sync")
+    held.push(20, 2, 1)
+    held.store.queues.purge(stores.QUEUE)
+    with pytest.raises(harness.Void, match="20 were never pulled"):
+        held.settle()
+
+
+def test_the_syncs_of_a_group_commit_are_counted(tmp_path):
+    held = durable.Held("penstock embedded", tmp_path / "store", "sync")
+    measured = held.push(20, 1, 10)
+    held.settle()
+    assert measured.syncs == 2
+    assert measured.appended_bytes > 20 * durable.BODY_BYTES
+
+
+@pytest.mark.parametrize("durability", ["interval", "none"])
+def test_sqlite_is_no_contestant_where_it_has_no_such_durability(durability):
+    with pytest.raises(NotImplementedError):
+        stores.set_synchronous(sqlite3.connect(":memory:"), durability)
+
+
+def test_a_row_that_is_absent_has_no_ratio_and_no_target():
+    race = durable.Race("a race", durable.push, [])
+    here, gone = durable.Row("penstock embedded", "sync"), durable.Row("beanstalkd", "sync")
+    race.rates = {here: [1.0, 2.0]}
+    assert race.ratio(here, here) == 1
+    assert race.ratio(here, gone) is None
+    names = ("lifecycles", "lifecycles_in_tens", "pushes", "pushes_in_tens")
+    assert list(durable.race_targets(dict.fromkeys(names, race))) == []
+
+
+def test_with_every_row_there_every_target_is_judged():
+    races = durable.races()
+    for race in races.values():
+        race.rates = {row: [1.0] for row in race.rows}
+    assert len(list(durable.race_targets(races))) == 11
+
+
+def test_the_raw_limit_says_how_much_it_synced(tmp_path):
+    measured = durable.raw(tmp_path / "raw", 300, 16, 0.05)
+    assert measured.messages == measured.syncs * 16
+    assert measured.appended_bytes == measured.messages * 300
+
+
+def test_a_worker_among_a_backlog_keeps_a_whole_ledger(tmp_path):
+    with penstock.connect(backlog.url(tmp_path / "store")) as queues:
+        queues.create(stores.QUEUE)
+        backlog.fill(queues, 50)
+    gaps = backlog.pauses(tmp_path / "store", 50, 0.05)
+    assert gaps["no pass"]["max_ms"] >= gaps["no pass"]["p50_ms"] > 0
+
+
+def test_a_backlog_that_is_not_what_was_pushed_is_void(tmp_path):
+    with penstock.connect(backlog.url(tmp_path / "store")) as queues:
+        queues.create(stores.QUEUE)
+        backlog.fill(queues, 50)
+    with pytest.raises(harness.Void):
+        backlog.pauses(tmp_path / "store", 60, 0.05)
+
+
+def test_a_first_pull_is_timed_from_before_the_process_began(tmp_path):
+    with penstock.connect(backlog.url(tmp_path / "store")) as queues:
+        queues.create(stores.QUEUE)
+        backlog.fill(queues, 5)
+    found = backlog.first_pull(tmp_path / "store", 5)
+    assert found["process_s"] > found["open_s"] + found["pull_s"] > 0
