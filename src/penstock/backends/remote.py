@@ -50,9 +50,9 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.wire.bodies import DECODE_REPLY, encode_command
 from penstock.wire.bulk import BulkPush, decode_bulk_reply, encode_bulk
 from penstock.wire.frames import (
-    DECODE_REPLY,
     ERROR,
     GOODBYE,
     REQUEST_MAX,
@@ -64,7 +64,6 @@ from penstock.wire.frames import (
     decode_answer,
     decode_status,
     decode_welcome,
-    encode_command,
     encode_hello,
     pack,
     server_limits,

@@ -28,10 +28,10 @@ from penstock.backends.remote import (
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
 from penstock.service import Command, Pull, PushReply, Release
+from penstock.wire.bodies import DECODE_REPLY, encode_command
 from penstock.wire.bulk import BulkPush, decode_bulk_reply, encode_bulk
 from penstock.wire.frames import (
     CANCEL,
-    DECODE_REPLY,
     ERROR,
     GOODBYE,
     REPLY,
@@ -44,7 +44,6 @@ from penstock.wire.frames import (
     decode_answer,
     decode_status,
     decode_welcome,
-    encode_command,
     encode_hello,
     pack,
     server_limits,

@@ -28,30 +28,26 @@ from penstock.backends.engine import Engine, Waiter
 from penstock.core.due import NEVER_MS
 from penstock.errors import JournalError, PenstockError, ProtocolError, UnavailableError
 from penstock.service import Batch, Claim, ListQueues, Peek, Pull, Release
+from penstock.wire.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.bulk import decode_bulk, encode_bulk_reply
 from penstock.wire.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,
-    DECODE,
     FRAME_BYTES_MAX,
     HELLO,
     PEEK,
     PULL,
     STATUS,
     STRANGER_LIMITS,
-    BadItem,
     Body,
     Frame,
     FrameDecoder,
     Welcome,
     client_limits,
-    command_fault,
     decode_hello,
-    encode_claims,
     encode_error,
     encode_goodbye,
-    encode_reply,
     encode_welcome,
     refusal,
 )

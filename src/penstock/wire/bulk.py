@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.errors import InvalidField, PenstockError, ProtocolError
 from penstock.service import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, Attributes, Batch, Push, PushReply
+from penstock.wire.bodies import read_attributes
 from penstock.wire.frames import (
     BULK_PUSH,
     FRAME_BYTES_MAX,
@@ -31,7 +32,6 @@ from penstock.wire.frames import (
     Body,
     error_from,
     error_words,
-    read_attributes,
 )
 
 T = TypeVar("T")

@@ -1,0 +1,441 @@
+"""What stands in a frame: commands and replies in MessagePack, and back.
+
+    command   array: its tag, then its fields in the order of its class in `service`
+    reply     what the command's class says it gives; of a pull, arrays with the receipt as text;
+              of a batch, an array of replies in which an error is a map: {"error": its words}
+
+Bodies come from strangers. Their shape is checked while they are decoded, and a large one is
+decoded by stricter types: nobody gets to have a gigabyte of lists built from a megabyte of bytes.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec.structs import astuple
+
+from penstock.errors import (
+    InvalidField,
+    InvalidReceipt,
+    MessageNotFound,
+    MessageTooLarge,
+    PenstockError,
+    ProtocolError,
+)
+from penstock.service import (
+    ATTRIBUTES_MAX,
+    BATCH_ITEMS_MAX,
+    Batch,
+    Claim,
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    History,
+    HistoryEvent,
+    ListQueues,
+    Message,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    PushReply,
+    QueueInfo,
+    QueueStats,
+    Redrive,
+    Release,
+    Stats,
+)
+from penstock.wire.frames import (
+    BATCH,
+    FRAME_BYTES_MAX,
+    HEADER,
+    KIND_OF,
+    PUSH,
+    REPLY,
+    SMALL_BYTES,
+    Body,
+    encode_body,
+    error_from,
+)
+
+_BY_RECEIPT: Final = frozenset({KIND_OF[Delete], KIND_OF[Extend], KIND_OF[Release]})
+_TYPE_OF: Final = {kind: command for command, kind in KIND_OF.items()}
+
+
+class _WirePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    # A push as it is decoded: MessagePack tells text from bytes, but no typed decoder takes both.
+    queue: str
+    body: bytes
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    dedup_id: str | None = None
+    group: str | None = None
+    attributes: dict[str, Any] | None = None
+    context: dict[str, str] | None = None
+
+
+class _LargePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    queue: str
+    body: bytes
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    dedup_id: str | None = None
+    group: str | None = None
+    attributes: (
+        Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=ATTRIBUTES_MAX)] | None
+    ) = None
+    context: Annotated[dict[str, str], msgspec.Meta(max_length=ATTRIBUTES_MAX)] | None = None
+
+
+class _LargeDelete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+    queue: str
+    receipt: str
+
+
+class _LargeExtend(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+    queue: str
+    receipt: str
+    visibility_ms: int
+
+
+class _LargeRelease(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
+    queue: str
+    receipt: str
+    delay_ms: int = 0
+
+
+_NotPush = (
+    Pull
+    | Delete
+    | Extend
+    | Release
+    | Peek
+    | Stats
+    | Purge
+    | Redrive
+    | CreateQueue
+    | ConfigureQueue
+    | DeleteQueue
+    | DescribeQueue
+    | ListQueues
+    | History
+)
+_Items = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
+
+
+class _WireBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    # What may not stand in a batch is refused by the engine, item by item.
+    items: Annotated[list[_WirePush | _NotPush], _Items]
+
+
+class _LargeBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    items: Annotated[list[_LargePush | _LargeDelete | _LargeExtend | _LargeRelease], _Items]
+
+
+class _RawBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    items: Annotated[list[msgspec.Raw], _Items]
+
+
+class BadItem:
+    """An item of a batch that could not be decoded, and why; its neighbours are none the worse."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: PenstockError) -> None:
+        self.error = error
+
+
+_decode_wire_push: Final = msgspec.msgpack.Decoder(_WirePush).decode
+_decode_large_push: Final = msgspec.msgpack.Decoder(_LargePush).decode
+_decode_wire_batch: Final = msgspec.msgpack.Decoder(_WireBatch).decode
+_decode_large_batch: Final = msgspec.msgpack.Decoder(_LargeBatch).decode
+_decode_raw_batch: Final = msgspec.msgpack.Decoder(_RawBatch).decode
+_decode_item: Final = msgspec.msgpack.Decoder(
+    _LargePush | _LargeDelete | _LargeExtend | _LargeRelease
+).decode
+_decode_any: Final = msgspec.msgpack.Decoder().decode
+_LARGE: Final[dict[type, type]] = {
+    _LargeDelete: Delete,
+    _LargeExtend: Extend,
+    _LargeRelease: Release,
+}
+
+
+def _decode_push(body: Body) -> Push:
+    if len(body) <= SMALL_BYTES:
+        return Push(*astuple(_decode_wire_push(body)))
+    push: Push = _from_large(_decode_large_push(body))
+    return push
+
+
+def _decode_batch(body: Body) -> Batch:
+    try:
+        if len(body) > SMALL_BYTES:
+            return Batch([_from_large(item) for item in _decode_large_batch(body).items])
+        items: list[Any] = _decode_wire_batch(body).items
+    except (msgspec.ValidationError, InvalidField):
+        return Batch(_decode_one_by_one(body))
+    for place, item in enumerate(items):
+        if type(item) is _WirePush:
+            items[place] = Push(*astuple(item))
+    return Batch(items)
+
+
+def _decode_one_by_one(body: Body) -> list[Any]:
+    """The items of a batch in which something is wrong, with a BadItem wherever it is."""
+    items: list[Any] = []
+    for place, raw in enumerate(_decode_raw_batch(body).items):
+        try:
+            items.append(_from_large(_decode_item(raw)))
+        except (msgspec.ValidationError, InvalidField) as fault:
+            start = bytes(memoryview(raw)[:2])
+            error = command_fault(start[1] if len(start) == 2 else 0, fault)
+            items.append(BadItem(type(error)(f"items[{place}]: {error}")))
+    return items
+
+
+def _from_large(item: Any) -> Any:
+    if type(item) is not _LargePush:
+        return _LARGE[type(item)](*astuple(item))
+    fields: list[Any] = [*astuple(item)]
+    if item.attributes is not None:
+        fields[7] = read_attributes(item.attributes)
+    return Push(*fields)
+
+
+def read_attributes(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """Attributes that were left undecoded because they could hold anything.
+
+    Raises InvalidField for a value that is neither text nor bytes, without having built it.
+    """
+    found = {}
+    for name, value in raw.items():
+        first = memoryview(value)[0]
+        # fixstr, str 8 to 32, bin 8 to 32: everything else could be a list of a million lists.
+        if not (0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6):
+            raise InvalidField(f"attributes[{name!r}]: expected text or bytes")
+        found[name] = _decode_any(value)
+    return found
+
+
+DECODE: Final[dict[int, Callable[[Body], Any]]] = {
+    kind: msgspec.msgpack.Decoder(command).decode
+    for command, kind in KIND_OF.items()
+    if command not in (Push, Batch)
+} | {PUSH: _decode_push, BATCH: _decode_batch}
+
+
+def decode_command(kind: int, body: Body) -> Command[Any]:
+    """The command of a frame. Raises InvalidField, InvalidReceipt or ProtocolError."""
+    try:
+        command: Command[Any] = DECODE[kind](body)
+    except Exception as fault:
+        raise command_fault(kind, fault) from None
+    return command
+
+
+def command_fault(kind: int, fault: Exception) -> PenstockError:
+    """What to say about a body that could not be decoded.
+
+    A body of the wrong shape is the fault of one request. A body that is not MessagePack at all
+    shows that the peer cannot be trusted with the next frame either.
+    """
+    if isinstance(fault, PenstockError):
+        return fault
+    if isinstance(fault, msgspec.ValidationError):
+        field, said = _place(kind, str(fault))
+        # The same class as the engine itself would raise for what is not even text.
+        named = {"receipt": InvalidReceipt, "id": MessageNotFound}.get(field, InvalidField)
+        return named(f"{field}: {said}")
+    if isinstance(fault, msgspec.DecodeError | RecursionError | UnicodeDecodeError):
+        return ProtocolError(
+            f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
+            f"{str(fault)[:200]}"
+        )
+    raise fault
+
+
+def _place(kind: int, said: str) -> tuple[str, str]:
+    """The name of the field that a decoder's complaint is about, and the complaint."""
+    said, _, path = said.partition(" - at ")
+    found = re.search(r"\$\[(\d+)\]", path)
+    command = _TYPE_OF.get(kind)
+    said = said.replace("`", "")
+    if found is None or command is None:
+        return "command", said
+    fields = ("command", *command.__struct_fields__)  # type: ignore[attr-defined]
+    place = int(found[1])
+    name = fields[place] if place < len(fields) else "command"
+    rest = path[found.end() :].strip("`. ")
+    return name, said + (f" (at {rest})" if rest else "")
+
+
+def encode_command(
+    request: int, command: Command[Any], frame_bytes_max: int = FRAME_BYTES_MAX
+) -> bytes:
+    """The frame of a command. Raises InvalidField or MessageTooLarge for what cannot travel."""
+    kind = KIND_OF.get(type(command))
+    if kind is None:
+        raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+    try:
+        body = encode_body(command)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        body = _encode_with_care(command)
+    if kind == PUSH and type(command.body) is not bytes:  # type: ignore[attr-defined]
+        given = type(command.body).__name__  # type: ignore[attr-defined]
+        raise InvalidField(f"body: expected bytes, got {given}")
+    if len(body) > SMALL_BYTES:
+        _check_size(kind, len(body), frame_bytes_max)
+    return HEADER.pack(len(body), kind, request) + body
+
+
+def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
+    if kind in _BY_RECEIPT:
+        raise InvalidReceipt("receipt: not one that any store has made: it is far too long")
+    if kind not in (PUSH, BATCH):
+        raise InvalidField(
+            f"command: {size} bytes in all; at most {SMALL_BYTES} can travel in one "
+            f"{_TYPE_OF[kind].__name__}"
+        )
+    if size > frame_bytes_max:
+        kind_of_error = MessageTooLarge if kind == PUSH else InvalidField
+        field = "body" if kind == PUSH else "items"
+        raise kind_of_error(
+            f"{field}: {size} bytes with everything around it; a frame takes at most "
+            f"{frame_bytes_max}"
+        )
+
+
+def _encode_with_care(command: Command[Any]) -> bytes:
+    """Encodes what could not be encoded as it stands, or says which field is to blame."""
+    if isinstance(command, Delete | Extend | Release):
+        command = _with_text(command)
+    elif isinstance(command, Batch) and type(command.items) is list:
+        command = Batch([_with_text(item) for item in command.items])
+    try:
+        return encode_body(command)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    for field in command.__struct_fields__:
+        value = getattr(command, field)
+        blamed = _fault_in(value)
+        if blamed and field == "receipt":
+            raise InvalidReceipt("receipt: not text; use the one the pull gave")
+        if blamed and type(value) is dict:
+            named = next((name for name, each in value.items() if _fault_in(each)), "")
+            raise InvalidField(f"{field}[{named!r}]: cannot be sent: {blamed}")
+        if blamed:
+            raise InvalidField(f"{field}: cannot be sent: {blamed}")
+    raise InvalidField("command: cannot be sent")
+
+
+def _fault_in(value: object) -> str:
+    try:
+        encode_body(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as fault:
+        return str(fault)[:200]
+    return ""
+
+
+def _with_text(command: Any) -> Any:
+    """A command with the text of its receipt: a claim's own proof means nothing elsewhere."""
+    if isinstance(command, Delete | Extend | Release) and type(command.receipt) is not str:
+        return msgspec.structs.replace(command, receipt=str(command.receipt))
+    return command
+
+
+# Replies.
+
+
+class _WireMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    id: str
+    queue: str
+    body: bytes
+    attributes: dict[str, Any]
+    priority: int
+    group: str | None
+    dedup_id: str | None
+    pushed_at_ms: int
+    sequence: int
+    receives: int
+    first_pulled_at_ms: int | None
+    source: str | None
+    context: dict[str, str] | None
+
+
+class _WireClaim(_WireMessage, frozen=True, gc=False, array_like=True):
+    proof: str
+    epoch: int
+    deadline_ms: int
+
+
+_PROOF: Final = Claim.__struct_fields__.index("proof")
+_decode_wire_claims: Final = msgspec.msgpack.Decoder(list[_WireClaim]).decode
+_decode_wire_messages: Final = msgspec.msgpack.Decoder(list[_WireMessage]).decode
+_decode_wire_replies: Final = msgspec.msgpack.Decoder(
+    list[PushReply | bool | int | dict[str, list[str]] | None]
+).decode
+
+
+def encode_reply(request: int, reply: Any) -> bytes:
+    """The frame of a reply to anything but a pull."""
+    body = encode_body(reply)
+    return HEADER.pack(len(body), REPLY, request) + body
+
+
+def encode_claims(request: int, claims: list[Claim]) -> bytes:
+    """The frame of the reply to a pull; what proves each claim becomes text here."""
+    rows = []
+    for claim in claims:
+        row: list[Any] = [*astuple(claim)]
+        row[_PROOF] = str(row[_PROOF])
+        rows.append(row)
+    body = encode_body(rows)
+    return HEADER.pack(len(body), REPLY, request) + body
+
+
+def _decode_claims(body: Body) -> list[Claim]:
+    return [Claim(*astuple(row)) for row in _decode_wire_claims(body)]
+
+
+def _decode_messages(body: Body) -> list[Message]:
+    return [Message(*astuple(row)) for row in _decode_wire_messages(body)]
+
+
+def _decode_replies(body: Body) -> list[Any]:
+    replies: list[Any] = _decode_wire_replies(body)
+    for place, reply in enumerate(replies):
+        if type(reply) is dict:
+            replies[place] = error_from(reply.get("error", []))
+    return replies
+
+
+def _decoder(reply: Any) -> Callable[[Body], Any]:
+    return msgspec.msgpack.Decoder(reply).decode
+
+
+DECODE_REPLY: Final[dict[type, Callable[[Body], Any]]] = {
+    Push: _decoder(PushReply),
+    Pull: _decode_claims,
+    Delete: _decoder(bool),
+    Extend: _decoder(int),
+    Release: _decoder(None),
+    Peek: _decode_messages,
+    Stats: _decoder(QueueStats),
+    Purge: _decoder(int),
+    Redrive: _decoder(int),
+    CreateQueue: _decoder(QueueInfo),
+    ConfigureQueue: _decoder(QueueInfo),
+    DeleteQueue: _decoder(None),
+    DescribeQueue: _decoder(QueueInfo),
+    ListQueues: _decoder(list[str]),
+    History: _decoder(list[HistoryEvent]),
+    Batch: _decode_replies,
+}
