@@ -192,8 +192,6 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
             if self._in_message and self._in_head and self._head_bytes > HEAD_BYTES_MAX:
                 raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server speaks HTTP/1.1 and upgrades to nothing else")
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _Unacceptable):
@@ -254,6 +252,8 @@ class Connection(asyncio.Protocol):
         headers = request.headers
         if not request.path.startswith("/"):
             raise _Unacceptable(400, "the request names no path of this server")
+        if "upgrade" in headers or request.method == "CONNECT":
+            raise _Unacceptable(400, "this server upgrades to no other protocol")
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Unacceptable(400, "the only transfer encoding is chunked")
         if headers.get("content-encoding", "identity").lower() != "identity":

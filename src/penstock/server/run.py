@@ -11,7 +11,7 @@ from penstock.backends.asynchronous import AsyncEngine
 from penstock.backends.engine import Engine
 from penstock.client import to_settings
 from penstock.clock import Clock
-from penstock.errors import InvalidField, PenstockError, QueueExists, StoreUnusable
+from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable
 from penstock.journal import MemoryJournal
 from penstock.server.http import Connection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -22,6 +22,7 @@ from penstock.server.sqs_store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
 from penstock.wire.sqs_address import Directory, Owner
+from penstock.wire.sqs_attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
 BACKLOG: Final = 4_096
@@ -127,14 +128,15 @@ def open_store(settings: ServerSettings, clock: Clock | None = None) -> Engine:
 def _declare(engine: Engine, settings: ServerSettings) -> None:
     """Makes the queues that the settings declare, or brings them up to what is declared."""
     for name, words in settings.queues.items():
-        changes = to_settings(words)
-        if name.endswith(".fifo"):
-            changes.setdefault("fifo", True)
         try:
-            engine.submit(CreateQueue(name, changes))
-        except QueueExists:
-            engine.submit(ConfigureQueue(name, changes))
-        except PenstockError as error:
+            changes = {"in_flight_max": IN_FLIGHT_MAX, **to_settings(words)}
+            if name.endswith(".fifo"):
+                changes.setdefault("fifo", True)
+            try:
+                engine.submit(CreateQueue(name, changes))
+            except QueueExists:
+                engine.submit(ConfigureQueue(name, changes))
+        except RequestError as error:
             raise InvalidField(f"queues.{name}: {error}") from None
 
 

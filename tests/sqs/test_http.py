@@ -1,0 +1,338 @@
+"""The HTTP server against whatever may come over a socket: limits, smuggling, order, haste."""
+
+import asyncio
+import json
+import resource
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.server import http
+from tests.sqs.asking import make
+from tests.sqs.conftest import Local, serve
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def plain(query_data):
+    server = Local(query_data)
+    yield server
+    server.close()
+
+
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def exchange(server, *pieces):
+    """Everything the server says until it closes the connection."""
+    with connect(server) as wire:
+        for piece in pieces:
+            wire.sendall(piece)
+        said = b""
+        while piece := wire.recv(65_536):
+            said += piece
+        return said
+
+
+def post(body, *headers, target="AmazonSQS.ListQueues", close=True):
+    lines = [
+        "POST / HTTP/1.1",
+        "Host: localhost",
+        f"X-Amz-Target: {target}",
+        f"Content-Length: {len(body)}",
+        *(["Connection: close"] if close else []),
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+SMUGGLING = {
+    "length and chunks": b"Content-Length: 3\r\n" + CHUNKED,
+    "chunks and length": CHUNKED + b"Content-Length: 3\r\n",
+    "two lengths": b"Content-Length: 3\r\nContent-Length: 3\r\n",
+    "two different lengths": b"Content-Length: 3\r\nContent-Length: 4\r\n",
+    "a list of lengths": b"Content-Length: 3, 3\r\n",
+    "a signed length": b"Content-Length: +3\r\n",
+    "a negative length": b"Content-Length: -3\r\n",
+    "a hexadecimal length": b"Content-Length: 0x3\r\n",
+    "a length beyond all": b"Content-Length: 99999999999999999999999\r\n",
+    "an empty length": b"Content-Length: \r\n",
+    "an odd encoding": b"Transfer-Encoding: xchunked\r\n",
+    "identity": b"Transfer-Encoding: identity\r\n",
+    "gzip and chunks": b"Transfer-Encoding: gzip, chunked\r\n",
+    "chunks twice": CHUNKED + CHUNKED,
+    "chunks with a space": b"Transfer-Encoding : chunked\r\n",
+    "a folded encoding": b"Transfer-Encoding:\r\n chunked\r\n",
+    "a bare line feed": b"A: b\nContent-Length: 3\r\n",
+    "a bare return": b"A: b\rContent-Length: 3\r\n",
+    "a folded header": b"A: b\r\n c\r\n",
+    "a NUL": b"A: \x00\r\n",
+    "a nameless header": b": b\r\n",
+    "a header with a space": b"A b: c\r\n",
+    "two hosts": b"Host: y\r\n",
+    "two targets": b"X-Amz-Target: a\r\nX-Amz-Target: b\r\n",
+    "an upgrade": b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
+}
+
+
+@pytest.mark.parametrize("trick", SMUGGLING)
+def test_what_could_be_read_in_two_ways_is_refused_and_closed(plain, trick):
+    started_s = time.monotonic()
+    follow = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    said = exchange(plain, b"POST / HTTP/1.1\r\nHost: x\r\n" + SMUGGLING[trick] + b"\r\n" + follow)
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert said.count(b"HTTP/1.1") == 1
+    assert time.monotonic() - started_s < 1
+
+
+STATUSES = {
+    "compressed": (post(b"x", "Content-Encoding: gzip"), 415),
+    "deflated": (post(b"x", "Content-Encoding: deflate"), 415),
+    "too long": (
+        post(b"", f"Content-Length: {http.BODY_BYTES_MAX + 1}").replace(
+            b"\r\nContent-Length: 0", b""
+        ),
+        413,
+    ),
+    "odd expectation": (post(b"x", "Expect: tea"), 417),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "not http": (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+    "http 2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "http 0.9": (b"GET /\r\n\r\n", 400),
+    "absolute": (b"GET http://evil/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "connect": (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "large head": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 17_000 + b"\r\n\r\n", 431),
+    "long url": (b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+    "endless header": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 17_000, 431),
+    "many headers": (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 101 + b"\r\n", 431),
+}
+
+
+@pytest.mark.parametrize("case", STATUSES)
+def test_what_is_over_a_limit_is_refused_and_closed(plain, case):
+    sent, status = STATUSES[case]
+    said = exchange(plain, sent)
+    assert said.startswith(f"HTTP/1.1 {status} ".encode())
+    assert said.count(b"HTTP/1.1") == 1
+
+
+BOMBS = {
+    "deep arrays": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
+    "unclosed": b"[" * 1_000_000,
+    "a huge number": b'{"MaxResults":' + b"9" * 100_000 + b"}",
+    "a huge exponent": b'{"MaxResults":1e400}',
+    "a fraction": b'{"MaxResults":1.5}',
+    "a text for a number": b'{"MaxResults":"1"}',
+    "a lone surrogate": b'{"QueueNamePrefix":"\\ud800"}',
+    "not utf-8": b'{"QueueNamePrefix":"\xff\xfe"}',
+    "an array": b"[]",
+    "nothing sensible": b"\x00\x01",
+    "xml": b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><x>&b;</x>',
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_json_bomb_is_refused_at_once(plain, bomb):
+    started_s = time.monotonic()
+    said = exchange(plain, post(BOMBS[bomb]))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"com.amazon.coral.service#SerializationException" in said
+    assert time.monotonic() - started_s < 1
+
+
+FORMS = {
+    "xml entities": b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>',
+    "no action": b"QueueName=x",
+    "unknown action": b"Action=Explode",
+    "many fields": b"Action=ListQueues" + b"&a=b" * 6_000,
+    "deep names": b"Action=ListQueues&" + b".".join([b"a"] * 5_000) + b"=1",
+    "not utf-8": b"Action=CreateQueue&QueueName=%ff",
+    "no number": b"Action=ListQueues&MaxResults=x",
+    "a huge number": b"Action=ListQueues&MaxResults=" + b"9" * 5_000,
+    "lists without end": b"Action=CreateQueue&QueueName=a b&Attribute.999999999999.Name=x",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_bad_form_is_refused_at_once(plain, form):
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    started_s = time.monotonic()
+    said = exchange(plain, head % len(FORMS[form]) + FORMS[form])
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"<ErrorResponse" in said
+    assert time.monotonic() - started_s < 1
+
+
+def test_pipelined_requests_are_answered_in_order_even_behind_a_long_poll(plain):
+    client = plain.client()
+    url = make(client, "pipeline")
+
+    def ask(target, **parameters):
+        return post(json.dumps(parameters).encode(), target=f"AmazonSQS.{target}", close=False)
+
+    first = ask("ReceiveMessage", QueueUrl=url, WaitTimeSeconds=20)
+    second = ask("GetQueueUrl", QueueName="pipeline")
+    last = ask("GetQueueUrl", QueueName="none").replace(
+        b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1
+    )
+    with connect(plain) as wire:
+        wire.sendall(first + second * 40 + last)
+        client.send_message(QueueUrl=url, MessageBody="woken")
+        said = b""
+        while piece := wire.recv(65_536):
+            said += piece
+    assert said.index(b"woken") < said.index(b"QueueUrl") < said.index(b"QueueDoesNotExist")
+    assert said.count(b"HTTP/1.1 200 OK") == 41
+    assert said.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_a_request_may_come_byte_by_byte_and_in_chunks(plain):
+    with connect(plain) as wire:
+        for byte in post(b"{}"):
+            wire.send(bytes([byte]))
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+    chunked = b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ListQueues\r\n" + CHUNKED
+    said = exchange(plain, chunked + b"Connection: close\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
+    with connect(plain) as wire:
+        head, _, body = post(b"{}", "Expect: 100-continue").partition(b"\r\n\r\n")
+        wire.sendall(head + b"\r\n\r\n")
+        assert wire.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        wire.sendall(body)
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_long_poll_of_a_client_that_went_away_takes_no_message(plain):
+    client = plain.client()
+    url = make(client, "gone")
+    body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+    wire = connect(plain)
+    wire.sendall(post(body, target="AmazonSQS.ReceiveMessage", close=False))
+    while not plain.call(lambda: plain.running.engine.has_waiters):
+        pass
+    wire.close()
+    while plain.call(lambda: plain.running.engine.has_waiters):
+        pass
+    client.send_message(QueueUrl=url, MessageBody="kept")
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    assert message["Body"] == "kept"
+
+
+def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
+    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    server = Local(query_data)
+    try:
+        for half in (b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"):
+            assert exchange(server, half).startswith(b"HTTP/1.1 408 ")
+        with connect(server) as idle:
+            idle.sendall(GET)
+            assert idle.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            assert exchange(server, b"GET / HT").startswith(b"HTTP/1.1 408 ")
+            # Nothing is half here, so nothing is late: the connection stays.
+            idle.sendall(GET)
+            assert idle.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Host: localhost:9324", 200),
+        ("Host: 127.0.0.1", 200),
+        ("Host: [::1]:9324", 200),
+        ("Host: penstock:9324", 200),
+        ("Host: sqs.localhost", 200),
+        ("Host: host.docker.internal:9324", 200),
+        ("Host: evil.example", 403),
+        ("Host: 127.0.0.1.evil.example", 403),
+        ("Host: localhost\r\nOrigin: http://evil.example", 403),
+        ("Host: localhost\r\nOrigin: null", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: same-site", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: none", 200),
+        ("Host: a b", 404),
+        ("Host: a/b", 404),
+    ],
+)
+def test_a_web_page_cannot_use_a_server_without_keys(plain, headers, status):
+    for path in ("/?Action=ListQueues", "/metrics"):
+        said = exchange(
+            plain, f"GET {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n".encode()
+        )
+        expected = 403 if status == 404 and path == "/metrics" else status
+        assert said.startswith(f"HTTP/1.1 {expected} ".encode())
+
+
+def test_a_thousand_idle_and_five_hundred_slow_clients_hold_nobody_up():
+    """Row 13 of the scorecard, at its quick figures."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8_192)), hard))
+    with serve("--store", "memory:") as server:
+        before_bytes = memory_bytes(server.process.pid)
+        idle = [connect(server) for _ in range(1_000)]
+        slow = [connect(server) for _ in range(500)]
+        for wire in slow:
+            wire.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+        with connect(server) as active:
+            for _ in range(2_000):
+                active.sendall(GET)
+                assert active.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+        grown_bytes = memory_bytes(server.process.pid) - before_bytes
+        assert grown_bytes / 1_500 < 32 * 1024
+        for wire in slow:
+            wire.settimeout(30)
+            assert wire.recv(100).startswith(b"HTTP/1.1 408 ")
+            wire.close()
+        for wire in idle:
+            wire.sendall(GET)
+            assert wire.recv(100).startswith(b"HTTP/1.1 200 OK")
+            wire.close()
+
+
+def memory_bytes(pid):
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_idle_long_polls_cost_next_to_nothing():
+    """2,000 of them here; docs/sqs.md has the figure for 10,000."""
+    with serve("--store", "memory:") as server:
+        url = server.client().create_queue(QueueName="idle")["QueueUrl"]
+        body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+        ask = post(body, target="AmazonSQS.ReceiveMessage", close=False)
+
+        async def poll():
+            pairs = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2_000)]
+            for _, writer in pairs:
+                writer.write(ask)
+            await asyncio.sleep(1)
+            used_s = cpu_s(server.process.pid)
+            await asyncio.sleep(3)
+            used_s = cpu_s(server.process.pid) - used_s
+            server.client().send_message(QueueUrl=url, MessageBody="first come")
+            said = await asyncio.wait_for(pairs[0][0].read(1_000), 10)
+            for _, writer in pairs:
+                writer.close()
+            return used_s / 3, said
+
+        share, said = asyncio.run(poll())
+    assert share < 0.02
+    assert b"first come" in said
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100
