@@ -275,3 +275,4 @@ def small_slices(monkeypatch):
     """Makes a pass of many slices, and cuts of many places, out of a small store."""
     monkeypatch.setattr(upkeep_module, "SLICE", 5)
     monkeypatch.setattr(file_module, "_MARK_BYTES", 2_000)
+    monkeypatch.setattr(file_module, "_AMPLE_BYTES", 2_000)

@@ -27,6 +27,7 @@ from penstock.core.events import (
 )
 from penstock.core.queue import QueueState
 from penstock.core.shard import ShardState
+from penstock.service import QueueSettings
 
 
 def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
@@ -36,9 +37,10 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
     """
     queue = shard.queues.get(event.queue)
     if type(event) is Pushed:
-        if queue is None or event.number < shard.next_number:
-            _count(shard, event.number)
+        if event.number < shard.next_number:
             return False
+        if queue is None:
+            _recover_queue(shard, event.queue, event.at_ms)
         delivery = shard.pushed(event)
         if content is not None:
             delivery.content = content
@@ -59,6 +61,17 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
         return False
     shard.apply(event)
     return True
+
+
+def _recover_queue(shard: ShardState, number: int, at_ms: int) -> None:
+    """Makes a queue in place of one whose making was lost: its messages must not be lost with it.
+
+    Nothing arrives in a queue after its removal, so one that is not known was never told of.
+    """
+    name = f"recovered-{number}"
+    while name in shard.names:
+        name += "-"
+    shard.apply(QueueCreated(at_ms, number, name, QueueSettings()))
 
 
 def _count(shard: ShardState, used: int) -> None:
@@ -83,7 +96,11 @@ def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
     if isinstance(event, Expired):
         return state != IN_FLIGHT
     if isinstance(event, Moved):
-        return event.rank > delivery.rank and state != IN_FLIGHT and event.to in shard.queues
+        if event.rank <= delivery.rank or state == IN_FLIGHT:
+            return False
+        if event.to not in shard.queues:
+            _recover_queue(shard, event.to, event.at_ms)
+        return True
     if isinstance(event, DelayEnded):
         return state == DELAYED and delivery.epoch == event.epoch
     if isinstance(event, Extended | Released | ClaimExpired | Deleted | Lost):
