@@ -221,7 +221,10 @@ def read_attributes(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         # fixstr, str 8 to 32, bin 8 to 32: everything else could be a list of a million lists.
         if not (0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6):
             raise InvalidField(f"attributes[{name!r}]: expected text or bytes")
-        found[name] = _decode_any(value)
+        try:
+            found[name] = _decode_any(value)
+        except UnicodeDecodeError:
+            raise InvalidField(f"attributes[{name!r}]: is not UTF-8") from None
     return found
 
 
@@ -254,12 +257,10 @@ def command_fault(kind: int, fault: Exception) -> PenstockError:
         # The same class as the engine itself would raise for what is not even text.
         named = {"receipt": InvalidReceipt, "id": MessageNotFound}.get(field, InvalidField)
         return named(f"{field}: {said}")
-    if isinstance(fault, msgspec.DecodeError | RecursionError | UnicodeDecodeError):
-        return ProtocolError(
-            f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
-            f"{str(fault)[:200]}"
-        )
-    raise fault
+    return ProtocolError(
+        f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
+        f"{str(fault)[:200]}"
+    )
 
 
 def _place(kind: int, said: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from penstock.service import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, Attributes, Batch,
 from penstock.wire.bodies import read_attributes
 from penstock.wire.frames import (
     BULK_PUSH,
+    DECODE_FAULTS,
     FRAME_BYTES_MAX,
     HEADER,
     REPLY,
@@ -137,7 +138,7 @@ def decode_bulk(body: Body) -> Batch:
         head = _decode_head(view[_SIZE_BYTES:head_end])
     except msgspec.ValidationError as fault:
         raise InvalidField(f"bulk: {str(fault).replace('`', '')}") from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as fault:
+    except DECODE_FAULTS as fault:
         raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
     bodies = _split(view[head_end:], head.count)
     shared = None if head.attributes is None else read_attributes(head.attributes)
@@ -257,7 +258,7 @@ def decode_bulk_reply(body: Body) -> list[PushReply | PenstockError]:
             else _pushed(reply.id_start, next(pushed), number in duplicates)
             for number in range(min(reply.count, BATCH_ITEMS_MAX))
         ]
-    except (msgspec.DecodeError, ValueError, StopIteration, RuntimeError) as fault:
+    except (*DECODE_FAULTS, StopIteration, RuntimeError) as fault:
         raise ProtocolError(f"the server sent a bulk reply of the wrong shape: {fault}") from None
 
 

@@ -302,6 +302,10 @@ encode_body: Final = msgspec.msgpack.Encoder(enc_hook=_told).encode
 _decode_words: Final = msgspec.msgpack.Decoder(list[str]).decode
 
 
+# What a MessagePack decoder raises for bytes that are no good, whatever its types.
+DECODE_FAULTS: Final = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
+
+
 def pack(kind: int, request: int, body: bytes = b"") -> bytes:
     """One frame."""
     return HEADER.pack(len(body), kind, request) + body
@@ -338,7 +342,7 @@ def decode_answer(kind: int, body: Body, decode: Callable[[Body], Any]) -> Any:
         if kind == REPLY:
             return decode(body)
         error = error_from(_decode_words(body))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as fault:
+    except DECODE_FAULTS as fault:
         raise ProtocolError(f"the server sent an answer of the wrong shape: {fault}") from None
     raise error
 
@@ -347,7 +351,7 @@ def decode_hello(body: Body) -> Hello:
     """The client's hello. Raises ProtocolError."""
     try:
         hello: Hello = _decode_hello(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+    except DECODE_FAULTS as fault:
         raise ProtocolError(f"the client's hello has the wrong shape: {fault}") from None
     return hello
 
