@@ -2,7 +2,6 @@
 
 import http.client
 import json
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -166,21 +165,21 @@ class Scene:
             call(action, {**self.sound()[action], **changes})
         return caught.value.response
 
-    def raw(self, action, headers):
-        """The error of a request with these headers."""
-        host, port = self.local.url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(host, int(port))
-        parameters = json.dumps(self.sound()[action])
-        sent = {"X-Amz-Target": f"AmazonSQS.{action}", **headers}
-        connection.request("POST", "/", parameters, sent)
-        answer = connection.getresponse()
-        error = json.loads(answer.read())
-        code = answer.headers["x-amzn-query-error"].split(";")[0]
-        connection.close()
-        return {
-            "Error": {"QueryErrorCode": error["__type"].split("#")[1], "Code": code},
-            "ResponseMetadata": {"HTTPStatusCode": answer.status},
-        }
+
+def raw(server, action, parameters, headers):
+    """The error of a request with these headers."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    sent = {"X-Amz-Target": f"AmazonSQS.{action}", **headers}
+    connection.request("POST", "/", json.dumps(parameters), sent)
+    answer = connection.getresponse()
+    error = json.loads(answer.read())
+    code = answer.headers["x-amzn-query-error"].split(";")[0]
+    connection.close()
+    return {
+        "Error": {"QueryErrorCode": error["__type"].split("#")[1], "Code": code},
+        "ResponseMetadata": {"HTTPStatusCode": answer.status},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +214,7 @@ def no_queue(scene, action):
 def bad_address(scene, action):
     if "QueueUrl" in scene.sound()[action]:
         return scene.ask(action, QueueUrl="nowhere")
-    return scene.raw(action, {"Host": "a/b"})
+    return raw(scene.local, action, scene.sound()[action], {"Host": "a/b"})
 
 
 def too_many(scene, action):
@@ -309,9 +308,7 @@ def test_every_declared_error_of_every_action_is_reached(scene, guarded, ending,
     if error == "RequestThrottled":
         response = ending.ask(action)
     elif error == "InvalidSecurity":
-        response = Scene.raw(
-            SimpleNamespace(local=guarded, sound=scene.sound), action, {"Authorization": "AWS a:b"}
-        )
+        response = raw(guarded, action, scene.sound()[action], {"Authorization": "AWS a:b"})
     else:
         response = WAYS[error](scene, action)
     fault = MODELLED[error]
