@@ -150,7 +150,9 @@ class FileJournal:
     def _find_room(self, size: int, reserved: bool) -> None:
         # What is held must be able to leave: room for a claim and a delete of each is kept back.
         half_a_file = self.segments.payload_bytes // 2
-        self.segments.reserve_bytes = max(half_a_file, _LEAVING_BYTES * self.held())
+        # Beside that, what a command asks for to be on the safe side must be there to the end.
+        leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
+        self.segments.reserve_bytes = max(half_a_file, leaving)
         try:
             # Ample, so that the next many commands need not ask.
             self.segments.ensure_room(size + _AMPLE_BYTES, reserved=False)
