@@ -11,6 +11,7 @@ from penstock.errors import StoreFull
 from penstock.journal import readers
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
+from tests.journal.disk import Disk
 from tests.store.life import exact_replay, portrait, same, small_slices
 
 
@@ -169,3 +170,49 @@ def test_a_snapshot_that_does_not_fit_changes_nothing_and_the_next_one_does(stor
     assert len(snapshot_paths(store.root / "store")) == 2
     store.reopen()
     assert store.bodies("q") == [b"one", b"two"]
+
+
+def test_carrying_many_large_messages_never_holds_the_engine_for_all_of_them(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=1 << 20)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    for number in range(40):
+        store(Push("keep", b"%02d" % number * 100_000), Push("go", bytes(800_000)))
+    store(Purge("go"))
+    store.run_pass()
+    store(Push("go", bytes(10)))
+    grown = []
+
+    def exclusive(step):
+        before = store.engine.journal.segments.end_offset
+        reply = step()
+        grown.append(store.engine.journal.segments.end_offset - before)
+        return reply
+
+    store.engine.upkeep._exclusive = exclusive
+    store.engine.upkeep.run_pass()
+    assert sum(grown) > 20 * 200_000
+    assert max(grown) < 1.5 * upkeep_module.CARRY_BYTES_MAX
+    store.reopen()
+    assert [body[:2] for body in store.bodies("keep")] == [b"%02d" % number for number in range(40)]
+    store.engine.close()
+
+
+def test_a_file_whose_content_finds_no_room_stays_and_those_before_it_go(quick_path):
+    disk = Disk()
+    disk.path = str(quick_path / "store" / "journal")
+    store = Store(quick_path, archive=None, storage=disk)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    for number in range(30):
+        store(*[Push("go", bytes(3_000))] * 6)
+        if number >= 10:
+            store(Push("keep", b"%02d" % number * 500))
+    store(Purge("go"))
+    store.run_pass()
+    files = len(disk.names_now)
+    disk.room_bytes = disk.used_bytes()
+    store.engine.journal.segments.reserve_bytes = 1 << 20
+    store.run_pass()
+    assert store.engine.journal.segments.first_offset > 0
+    assert len(disk.names_now) < files
+    assert [body[:2] for body in store.bodies("keep")] == [b"%02d" % each for each in range(10, 30)]
+    store.engine.close()

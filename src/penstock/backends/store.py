@@ -50,6 +50,8 @@ def open_engine(
     store = Path(path)
     with ExitStack() as undo:
         _claim_directory(store, undo)
+        if storage is None:
+            _check_parts(store)
         segments = Segments.open(store / "journal", file_bytes=file_bytes, storage=storage)
         undo.callback(segments.close)
         key = _read_key(store)
@@ -98,7 +100,6 @@ def _counts(name: str) -> bool:
 def _claim_directory(store: Path, undo: ExitStack) -> None:
     """Makes sure that the directory is a store of ours, or makes it one; `undo` unmakes it."""
     if check_format(store):
-        _check_parts(store)
         return
     try:
         missing = [each for each in (store, *store.absolute().parents) if not each.exists()]

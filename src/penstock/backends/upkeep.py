@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from penstock.backends.engine import Engine
 from penstock.core.delivery import Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried
-from penstock.errors import CorruptEntry, PenstockError
+from penstock.errors import CorruptEntry, PenstockError, StoreFull
 from penstock.journal import codec, readers
 from penstock.journal.file import FileJournal
 from penstock.journal.snapshot import (
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 SLICE: Final = 4_000
 CARRY_BYTES_MAX: Final = 1024 * 1024
+CARRY_MESSAGES_MAX: Final = 1_000
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
 # What a message costs the journal beside its own bytes, roughly: headers of its events.
 MESSAGE_BYTES: Final = 320
@@ -57,6 +58,8 @@ class Upkeep:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
+        # Up to where the pass under way wants to empty the stream; less if there is no room.
+        self._cutoff = 0
         self.last_error: PenstockError | None = None
         self._journal.grown = self._woken.set
         self._journal.held = self._count_messages
@@ -120,15 +123,17 @@ class Upkeep:
         outline, numbers = self._in_turn(self._begin)
         writer: SnapshotWriter | None = None
         try:
-            cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
+            self._cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
             writer = SnapshotWriter(self._store, outline)
             for queue, listed in numbers.items():
                 for at in range(0, len(listed), SLICE):
+                    part = listed[at : at + SLICE]
+                    while not self._ending.is_set() and self._carry_some(queue, part):
+                        pass
                     if self._ending.is_set():
                         writer.abandon()
                         return
-                    step = partial(self._take_slice, queue, listed[at : at + SLICE], cutoff)
-                    writer.add(self._in_turn(step))
+                    writer.add(self._in_turn(partial(self._take_slice, queue, part)))
                     # Leave the interpreter to those who answer: a pass is never in a hurry.
                     time.sleep(0)
             self._journal.sync()
@@ -141,7 +146,7 @@ class Upkeep:
         finally:
             shard.moves = None
             self._plan_next()
-        self._drop_before(cutoff)
+        self._drop_before(self._cutoff)
 
     def _in_turn(self, step: Callable[[], T]) -> T:
         return self._exclusive(step)  # type: ignore[return-value]
@@ -170,34 +175,52 @@ class Upkeep:
                 deliveries.append(found)
         return deliveries
 
-    def _take_slice(self, queue: int, numbers: list[int], cutoff: int) -> bytes:
-        deliveries = self._listed(queue, numbers)
-        if cutoff > self._segments.first_offset:
-            limit = codec.place(cutoff, 0)
-            self._carry([d for d in deliveries if isinstance(d.content, int) and d.content < limit])
-        return pack_slice(deliveries)
+    def _take_slice(self, queue: int, numbers: list[int]) -> bytes:
+        return pack_slice(self._listed(queue, numbers))
 
-    def _carry(self, deliveries: list[Delivery]) -> None:
-        """Appends the content of these messages again, at the end of the stream."""
+    def _carry_some(self, queue: int, numbers: list[int]) -> bool:
+        """Carries as many of these messages forward as may be done at once; whether any is left."""
+        if self._cutoff <= self._segments.first_offset:
+            return False
+        with suppress(StoreFull):
+            # Here and not while the engine is held up: making a file takes its time.
+            self._segments.prepare()
+        return self._in_turn(partial(self._carry, queue, numbers))
+
+    def _carry(self, queue: int, numbers: list[int]) -> bool:
+        """Appends the content of messages in old files again, at the end of the stream."""
         now_ms = self._engine.clock.now_ms()
+        limit = codec.place(self._cutoff, 0)
         carried: list[AnyEvent] = []
         moving: list[Delivery] = []
         size = 0
-        for delivery in deliveries:
-            assert isinstance(delivery.content, int)
+        is_all = True
+        for delivery in self._listed(queue, numbers):
+            content = delivery.content
+            if not isinstance(content, int) or content >= limit:
+                continue
+            if size > CARRY_BYTES_MAX or len(carried) == CARRY_MESSAGES_MAX:
+                is_all = False
+                break
             try:
-                pushed = self._journal.load(delivery.content)
+                pushed = self._journal.load(content)
             except CorruptEntry:
                 # It stays where it is and is told as lost when someone pulls it.
                 continue
             carried.append(Carried(now_ms, delivery.queue, delivery.number, pushed))
             moving.append(delivery)
             size += pushed.size_bytes
-            if size > CARRY_BYTES_MAX:
-                self._append_carried(carried, moving)
-                carried, moving, size = [], [], 0
-        if carried:
+        if not carried:
+            return False
+        try:
             self._append_carried(carried, moving)
+        except StoreFull:
+            # What cannot be carried keeps its file; those before it can still go.
+            self._cutoff = min(
+                codec.offset_of(each.content) for each in moving if isinstance(each.content, int)
+            )
+            return True
+        return not is_all
 
     def _append_carried(self, carried: list[AnyEvent], moving: list[Delivery]) -> None:
         size = sum(
