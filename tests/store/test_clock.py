@@ -1,0 +1,146 @@
+"""Row 7 of the scorecard: the wall clock jumps, and every timer still runs out when it should."""
+
+import time
+
+import pytest
+
+from penstock.backends.store import open_engine
+from penstock.service import TTL_MS_MAX, ConfigureQueue, CreateQueue, Peek, Pull, Push, Stats
+
+HOUR_S = 3_600
+DAY_S = 24 * HOUR_S
+NOW_S = 1_790_000_000
+JUMPS = {
+    "an hour back": -HOUR_S,
+    "an hour ahead": HOUR_S,
+    "a day back": -DAY_S,
+    "a day ahead": DAY_S,
+    "back to 1970": -NOW_S,
+}
+
+
+class Machine:
+    """The two clocks of a machine: the wall's, which anybody may set, and the steady one."""
+
+    def __init__(self, monkeypatch):
+        self.wall_s = NOW_S
+        self.steady_s = 5_000.0
+        monkeypatch.setattr(time, "time_ns", lambda: int(self.wall_s * 1e9))
+        monkeypatch.setattr(time, "monotonic_ns", lambda: int(self.steady_s * 1e9))
+
+    def wait(self, seconds):
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+    def reboot(self):
+        """The steady clock begins anew."""
+        self.steady_s = 3.0
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def opened(path):
+    return open_engine(path / "store", file_bytes=65_536)
+
+
+def bodies(engine):
+    return [claim.body for claim in engine.submit(Pull("q", 10, visibility_ms=3_600_000))]
+
+
+def fill(engine):
+    """One message in flight for 30 s, one delayed by 60 s, one that lives for 90 s."""
+    engine.submit(CreateQueue("q", {"delay_ms": 0}))
+    engine.submit(Push("q", b"claimed"))
+    assert len(engine.submit(Pull("q", visibility_ms=30_000))) == 1
+    engine.submit(Push("q", b"delayed", delay_ms=60_000))
+    engine.submit(Push("q", b"mortal", ttl_ms=90_000, delay_ms=80_000))
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_while_running_moves_no_timer(quick_path, machine, jump):
+    engine = opened(quick_path)
+    fill(engine)
+    machine.wait(10)
+    machine.wall_s += JUMPS[jump]
+    machine.wait(19)
+    assert bodies(engine) == []
+    machine.wait(1.1)
+    assert bodies(engine) == [b"claimed"]
+    machine.wait(28.8)
+    assert bodies(engine) == []
+    machine.wait(1.2)
+    assert bodies(engine) == [b"delayed"]
+    machine.wait(31)
+    assert bodies(engine) == []
+    assert engine.submit(Stats("q")).in_flight == 2
+    assert engine.submit(Stats("q")).messages == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["restart", "reboot"])
+@pytest.mark.parametrize("jump", JUMPS)
+def test_after_a_jump_between_two_lives_nothing_stays_invisible(quick_path, machine, jump, kind):
+    engine = opened(quick_path)
+    fill(engine)
+    machine.wait(10)
+    engine.close()
+    machine.wall_s += JUMPS[jump]
+    if kind == "reboot":
+        machine.reboot()
+    engine = opened(quick_path)
+    ahead = JUMPS[jump] > 0
+    # Time that the wall says has passed has passed. If it says less than that, no time has.
+    assert bodies(engine) == ([b"claimed", b"delayed"] if ahead else [])
+    if not ahead:
+        machine.wait(31)
+        assert bodies(engine) == [b"claimed"]
+        machine.wait(30)
+        assert bodies(engine) == [b"delayed"]
+        machine.wait(21)
+        assert [each.body for each in engine.submit(Peek("q"))] == [b"mortal"]
+        machine.wait(10)
+    assert engine.submit(Stats("q")).messages == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_clock_that_is_wrong_and_then_put_right_strands_nothing(quick_path, machine, jump):
+    machine.wall_s += JUMPS[jump]
+    engine = opened(quick_path)
+    fill(engine)
+    if jump == "back to 1970":
+        # By the wall more than half a century passes now. Retention goes by that, and says so.
+        engine.submit(ConfigureQueue("q", {"retention_ms": TTL_MS_MAX}))
+        engine.close()
+        machine.wall_s -= JUMPS[jump]
+        engine = opened(quick_path)
+        assert engine.submit(Stats("q")).messages == 0
+        engine.close()
+        return
+    engine.close()
+    machine.wall_s -= JUMPS[jump]
+    engine = opened(quick_path)
+    machine.wait(31)
+    found = bodies(engine)
+    machine.wait(30)
+    assert sorted(found + bodies(engine)) == [b"claimed", b"delayed"]
+    engine.close()
+
+
+def test_time_never_runs_backwards_in_what_is_written(quick_path, machine):
+    for jump_s in (0, -DAY_S, -NOW_S, HOUR_S, -HOUR_S):
+        machine.wall_s += jump_s
+        engine = opened(quick_path)
+        engine.submit(CreateQueue("q"))
+        engine.submit(Push("q", b"x"))
+        machine.wait(1)
+        engine.submit(Push("q", b"y"))
+        engine.close()
+    engine = opened(quick_path)
+    times = [event.at_ms for event, _ in engine.journal.replayed(None)]
+    assert times == sorted(times)
+    assert len(times) == 11
+    engine.close()
