@@ -223,7 +223,7 @@ class Contract:
 
     def seen(self) -> list[object]:
         """All that can be seen of this test's queues, but for what changes as time goes by."""
-        return [self._seen_of(name) for name in self._made]
+        return [each for each in map(self._seen_of, self._made) if each is not None]
 
     def _seen_of(self, name: str) -> object:
         try:
