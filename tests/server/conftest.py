@@ -103,7 +103,12 @@ class ServerInThread:
 
     def cut(self):
         """Break every connection, as a crash would."""
-        self.call(lambda: [each.abort() for each in list(self.desk.connections)])
+
+        def abort_all():
+            for each in list(self.desk.connections):
+                each.abort()
+
+        self.call(abort_all)
 
     def stop(self):
         if self._thread.is_alive():
@@ -115,7 +120,7 @@ class ServerInThread:
 @pytest.fixture
 def serve(tmp_path):
     """Start servers; they are stopped when the test ends."""
-    servers = []
+    servers: list[ServerInThread] = []
 
     def start(**options):
         directory = tmp_path / f"server{len(servers)}"

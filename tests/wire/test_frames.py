@@ -98,10 +98,10 @@ from penstock.wire.frames import (
 GOLDEN = Path(__file__).parent.parent / "golden" / "frames" / "version-1.txt"
 ID = "b3c1917d-5eb2-8bb0-9000-000000000001"
 RECEIPT = "000000000000000100000000000000010000000000000001e46e2ce1c5b15c95aff55b1dd2e83198"
-FIELDS: Any = (ID, "orders", b"hello", {"kind": "test", "raw": b"\xff"}, 9, "eu", "42")
-MESSAGE = Message(*FIELDS, 1_700_000_000_000, 7, 1, 1_700_000_001_000, "first", {"trace": "1"})
-PULLED: Any = msgspec.structs.astuple(MESSAGE)
-CLAIM = Claim(*PULLED, RECEIPT, 1, 1_700_000_031_000)
+FIELDS: list[Any] = [ID, "orders", b"hello", {"kind": "test", "raw": b"\xff"}, 9, "eu", "42"]
+FIELDS += [1_700_000_000_000, 7, 1, 1_700_000_001_000, "first", {"trace": "1"}]
+MESSAGE = Message(*FIELDS)
+CLAIM = Claim(*[*FIELDS, RECEIPT, 1, 1_700_000_031_000])
 INFO = QueueInfo("orders", QueueSettings(dead_letter="dead", max_receives=5), 1, 2)
 FULL_PUSH = Push("orders", b"hello", 5, 9, 60_000, "42", "eu", {"a": "b", "c": b"\x00"}, {"t": "1"})
 

@@ -128,6 +128,7 @@ class Desk:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER_MS
         self._stopping = False
+        self._broken: PenstockError | None = None
         self._drained = asyncio.Event()
         self._emptied = asyncio.Event()
         self.welcome = encode_welcome(
@@ -177,7 +178,7 @@ class Desk:
             else:
                 connection.send(answer)
         elif reply:
-            self._give(connection, request, reply, sequence)
+            self._give(connection, request, command, reply, sequence)
         else:
             self._wait(connection, request, command)
 
@@ -251,7 +252,12 @@ class Desk:
         return False
 
     def _give(
-        self, connection: "Connection", request: int, claims: list[Claim], sequence: int
+        self,
+        connection: "Connection",
+        request: int,
+        command: Pull,
+        claims: list[Claim],
+        sequence: int,
     ) -> None:
         answer = encode_claims(request, claims)
         if len(answer) > self.limits.frame_bytes_max:
@@ -264,7 +270,9 @@ class Desk:
             )
             connection.send(encode_error(request, error))
         elif sequence > self._journal.durable_sequence:
-            self._defer(sequence, connection, answer, claims)
+            # Who named the attempt will ask for these very claims again if the answer is lost.
+            to_return = claims if command.attempt_id is None else []
+            self._defer(sequence, connection, answer, to_return)
         else:
             connection.send(answer)
 
@@ -296,7 +304,7 @@ class Desk:
             if not self._stopping:
                 connection.send(encode_error(request, waiter.error))
         elif waiter.claims:
-            self._give(connection, request, waiter.claims, waiter.sequence)
+            self._give(connection, request, waiter.command, waiter.claims, waiter.sequence)
         else:
             connection.send(encode_reply(request, []))
 
@@ -389,6 +397,7 @@ class Desk:
 
     def _fail(self, error: PenstockError) -> None:
         """Tells everyone who waits that the engine has stopped: nothing of it can be trusted."""
+        self._broken = self._broken or error
         deferred, self._deferred = self._deferred, deque()
         for connection in list(self.connections):
             connection.send(encode_error(0, error))
@@ -417,6 +426,8 @@ class Desk:
 
     def enter(self, connection: "Connection") -> PenstockError | None:
         """Notes a new connection, or says why there is no room for it."""
+        if self._broken is not None:
+            return self._broken
         if len(self.connections) >= self.limits.connections_max:
             return UnavailableError(f"the server has {len(self.connections)} connections already")
         self.connections.add(connection)
