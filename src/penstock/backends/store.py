@@ -42,9 +42,11 @@ def open_engine(
     archive: str | os.PathLike[str] | None = None,
     file_bytes: int = FILE_BYTES,
     storage: Storage | None = None,
+    background: bool = True,
 ) -> Engine:
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
+    Without `background` the journal's spare files are made where they are needed, by no thread.
     Raises StoreUnusable, in one sentence that says what and where, having touched nothing.
     """
     store = Path(path)
@@ -52,7 +54,9 @@ def open_engine(
         _claim_directory(store, undo)
         if storage is None:
             _check_parts(store)
-        segments = Segments.open(store / "journal", file_bytes=file_bytes, storage=storage)
+        segments = Segments.open(
+            store / "journal", file_bytes=file_bytes, storage=storage, background=background
+        )
         undo.callback(segments.close)
         key = _read_key(store)
         journal = FileJournal(segments, durability, interval_ms)
