@@ -1,0 +1,1 @@
+"""The pipeline over every message's life, on Spark: source, lake, tables and audit."""

@@ -1,0 +1,494 @@
+"""Entries of a journal as Arrow columns: numpy reads a megabyte of them at a time, none by itself.
+
+    bytes ──▶ entries, found by their version and checked (ids, sizes, checksum of the data)
+          ──▶ events, their 64-byte headers gathered into one array
+          ──▶ columns, each made only if it is asked for; texts and bodies are cut out by Arrow
+
+The ids must follow one another, the sizes must lead from entry to entry and the checksum of the
+data must hold: together these say all that the header's own checksum would. Where one fails, the
+journal's own `scan.walk` finds the way on, and what it passed over becomes a row of kind `Damaged`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.receipts import MessageIds
+from penstock.errors import StoreUnusable
+from penstock.journal.codec import BLOCK_BYTES, EVENT_BYTES, KINDS, VERSION
+from penstock.journal.entry import HEADER_BYTES, StoredEntry, unpack_header
+from penstock.journal.scan import Limit, Quarantined, walk
+from penstock.service import QueueSettings
+from penstock.spark.stream import Point, Scan, chained
+
+CHUNK_BYTES: Final = 4 << 20
+INDEX_BITS: Final = 20
+DAMAGED: Final = "Damaged"
+# An event's kind is its tag, from 1; the name of what could not be read comes last.
+KIND_NAMES: Final = ("", *(kind.__name__ for kind in KINDS), DAMAGED)
+_KIND: Final = {name: tag for tag, name in enumerate(KIND_NAMES)}
+_NAMES: Final = pa.array(KIND_NAMES)
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+BLOCK: Final = np.dtype([("count", "<u4"), ("shard", "<i4"), ("term", "<i8")])
+EVENT: Final = np.dtype(
+    [
+        ("kind", "u1"),
+        ("priority", "u1"),
+        ("flags", "<u2"),
+        ("queue", "<u4"),
+        ("number", "<i8"),
+        ("at_ms", "<i8"),
+        ("when_ms", "<i8"),
+        ("other", "<i8"),
+        ("epoch", "<u4"),
+        ("body_bytes", "<u4"),
+        ("first_bytes", "<u2"),
+        ("second_bytes", "<u2"),
+        ("extra_bytes", "<u4"),
+        ("payload_at", "<u4"),
+        ("payload_crc", "<u4"),
+    ]
+)
+assert EVENT.itemsize == EVENT_BYTES
+assert BLOCK.itemsize == BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which events to keep. Empty or None keeps all."""
+
+    kinds: tuple[str, ...] = ()
+    queues: tuple[int, ...] | None = None
+    from_entry: int | None = None
+    to_entry: int | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def of(self, block: "Block") -> "Block":
+        """The events of this block that are wanted."""
+        events = block.events
+        keep = np.ones(len(events), bool)
+        if self.kinds:
+            keep &= _among(events["kind"], *self.kinds)
+        if self.queues is not None:
+            keep &= np.isin(events["queue"], self.queues)
+            keep |= (events["kind"] == _KIND["Moved"]) & np.isin(events["when_ms"], self.queues)
+        if self.from_entry is not None:
+            keep &= block.entries >= self.from_entry
+        if self.to_entry is not None:
+            keep &= block.entries < self.to_entry
+        if self.from_ms is not None:
+            keep &= events["at_ms"] >= self.from_ms
+        if self.to_ms is not None:
+            keep &= events["at_ms"] < self.to_ms
+        return block if keep.all() else block.only(keep)
+
+    def wants_damage(self) -> bool:
+        """Whether what could not be read is to be told."""
+        return not self.kinds or DAMAGED in self.kinds
+
+
+@dataclass
+class Block:
+    """Events side by side: arrays of one length, over the bytes they were read from.
+
+    `ats` says where in `data` each event's header stands.
+    """
+
+    data: bytes
+    identity: bytes
+    events: np.ndarray
+    ats: np.ndarray
+    entries: np.ndarray
+    indexes: np.ndarray
+    offsets: np.ndarray
+    shards: np.ndarray
+    terms: np.ndarray
+    damage: list[str] = field(default_factory=list)
+
+    def only(self, keep: np.ndarray) -> "Block":
+        """These of the events."""
+        return Block(
+            self.data,
+            self.identity,
+            self.events[keep],
+            self.ats[keep],
+            self.entries[keep],
+            self.indexes[keep],
+            self.offsets[keep],
+            self.shards[keep],
+            self.terms[keep],
+        )
+
+    @cached_property
+    def payloads(self) -> np.ndarray:
+        """Where in `data` each event's payload begins."""
+        return np.asarray(self.ats + self.events["payload_at"])
+
+    def having(self, *kinds: str) -> np.ndarray:
+        """Which of the events are of these kinds."""
+        return _among(self.events["kind"], *kinds)
+
+    def arrow(self, names: list[str]) -> list[pa.Array]:
+        """The columns of these names."""
+        return [COLUMNS[name](self) for name in names]
+
+
+def _among(kinds: np.ndarray, *names: str) -> np.ndarray:
+    table = np.zeros(256, bool)
+    table[[_KIND[name] for name in names]] = True
+    return np.asarray(table[kinds])
+
+
+def blocks(scan: Scan, identity: bytes, start: Point, end: Point, path: str) -> Iterator[Block]:
+    """All events between two points, in order; what is damaged as rows of kind `Damaged`.
+
+    Raises StoreUnusable at an entry of a version unknown here.
+    """
+    at = start
+    size = CHUNK_BYTES
+    while at.offset < end.offset:
+        data = scan(at.offset, min(size, end.offset - at.offset))
+        starts, sizes = _whole_entries(data, at.entry)
+        if len(starts):
+            yield from _read(data, identity, at, starts, sizes)
+            after = int(starts[-1] + HEADER_BYTES + sizes[-1])
+            at = Point(at.offset + after, at.entry + len(starts) if at.entry else 0)
+            size = CHUNK_BYTES
+            continue
+        header = unpack_header(data[:HEADER_BYTES])
+        if header is not None and header.version == VERSION and len(data) == size:
+            needed = HEADER_BYTES + header.size_bytes
+            if size < needed <= end.offset - at.offset:
+                size = needed
+                continue
+        damage, at = _pass_over(scan, at, end, path)
+        size = CHUNK_BYTES
+        if damage:
+            yield _told(identity, at, damage)
+
+
+def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the unbroken run of good entries from the first byte on begins each, and their sizes.
+
+    `entry` is the id of the first, 0 if not known.
+    """
+    starts, headers = chained(data)
+    sizes = headers["size"].astype(np.int64)
+    starts, sizes, ids, crcs = _follow(starts, sizes, headers["id"], headers["data_crc"])
+    ends = starts + HEADER_BYTES + sizes
+    good = ends <= len(data)
+    if len(ids):
+        good &= ids == (entry or ids[0]) + np.arange(len(ids))
+    count = len(good) if good.all() else int(np.argmin(good))
+    seen = memoryview(data)
+    found = [
+        crc32(seen[a:b])
+        for a, b in zip(
+            (starts[:count] + HEADER_BYTES).tolist(), ends[:count].tolist(), strict=True
+        )
+    ]
+    holds = np.array(found, np.uint32) == crcs[:count]
+    if not holds.all():
+        count = int(np.argmin(holds))
+    return starts[:count], sizes[:count]
+
+
+def _follow(
+    starts: np.ndarray, sizes: np.ndarray, ids: np.ndarray, crcs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of all candidates those that are linked, each ending where the next begins, from 0 on."""
+    if not len(starts) or starts[0] != 0:
+        nothing = slice(0, 0)
+        return starts[nothing], sizes[nothing], ids[nothing], crcs[nothing]
+    linked = starts[1:] == starts[:-1] + HEADER_BYTES + sizes[:-1]
+    if linked.all():
+        return starts, sizes, ids, crcs
+    # Some body holds our version's bytes, or a link is broken: go from one to the next.
+    index = {start: at for at, start in enumerate(starts.tolist())}
+    chain = []
+    at: int | None = 0
+    while at is not None:
+        chain.append(at)
+        at = index.get(int(starts[at]) + HEADER_BYTES + int(sizes[at]))
+    return starts[chain], sizes[chain], ids[chain], crcs[chain]
+
+
+def _pass_over(
+    scan: Scan, at: Point, end: Point, path: str
+) -> tuple[list[tuple[Point, Quarantined]], Point]:
+    """What is damaged here, and where the next good entry begins."""
+    found: list[Quarantined] = []
+    limit = Limit(end.offset, end.entry or None)
+    entry: StoredEntry | None = next(walk(scan, at.offset, at.entry, limit, found.append), None)
+    after = end if entry is None else Point(entry.offset, entry.entry_id)
+    if entry is not None and entry.version != VERSION:
+        raise StoreUnusable(
+            f"{path}: the entry at offset {entry.offset} is of the format {entry.version!r}; "
+            f"this version of Penstock reads {VERSION!r}"
+        )
+    entries = range(at.entry, at.entry + len(found)) if at.entry else [0] * len(found)
+    points = [Point(each.offset, id_) for each, id_ in zip(found, entries, strict=True)]
+    return list(zip(points, found, strict=True)), after
+
+
+def _read(
+    data: bytes, identity: bytes, at: Point, starts: np.ndarray, sizes: np.ndarray
+) -> Iterator[Block]:
+    """The events of good entries; those of an entry that contradicts itself are damage."""
+    count = len(data) - HEADER_BYTES - BLOCK_BYTES + 1
+    long_enough = sizes >= BLOCK_BYTES
+    heads = np.zeros(len(starts), BLOCK)
+    view = np.ndarray((max(count, 0),), BLOCK, data, offset=HEADER_BYTES, strides=(1,))
+    heads[long_enough] = view[starts[long_enough]]
+    headers = np.ndarray((len(data) - HEADER_BYTES + 1,), "<i8", data, 20, (1,))
+    ids = headers[starts]
+    counts = heads["count"].astype(np.int64)
+    fits = long_enough & (BLOCK_BYTES + EVENT_BYTES * counts <= sizes)
+    owners = np.repeat(np.flatnonzero(fits), counts[fits])
+    firsts = np.cumsum(counts[fits]) - counts[fits]
+    indexes = np.arange(len(owners)) - np.repeat(firsts, counts[fits])
+    ats = starts[owners] + (HEADER_BYTES + BLOCK_BYTES) + EVENT_BYTES * indexes
+    room = len(data) - EVENT_BYTES + 1
+    events = np.ndarray((max(room, 0),), EVENT, data, strides=(1,))[ats]
+    ends = starts + HEADER_BYTES + sizes
+    sound = _sound(events, ats, ends[owners], owners)
+    if not sound.all():
+        fits[np.unique(owners[~sound])] = False
+    block = Block(
+        data,
+        identity,
+        events,
+        ats,
+        ids[owners],
+        indexes.astype(np.int32),
+        at.offset + starts[owners],
+        heads["shard"][owners],
+        heads["term"][owners],
+    )
+    if not fits.all():
+        block = block.only(fits[owners])
+    yield block
+    damage = [
+        (
+            Point(at.offset + int(starts[bad]), int(ids[bad])),
+            Quarantined(
+                at.offset + int(starts[bad]),
+                HEADER_BYTES + int(sizes[bad]),
+                "data cannot be read as events",
+            ),
+        )
+        for bad in np.flatnonzero(~fits).tolist()
+    ]
+    if damage:
+        yield _told(identity, at, damage)
+
+
+def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Which events are of a kind we know, with a payload inside their entry and in its order."""
+    sizes = (
+        events["body_bytes"].astype(np.int64)
+        + events["first_bytes"]
+        + events["second_bytes"]
+        + events["extra_bytes"]
+    )
+    begins = ats + events["payload_at"]
+    stops = begins + sizes
+    sound = (events["kind"] >= 1) & (events["kind"] <= len(KINDS)) & (events["number"] >= 0)
+    sound &= (begins >= ats + EVENT_BYTES) & (stops <= ends)
+    follows = np.ones(len(events), bool)
+    follows[1:] = (begins[1:] >= stops[:-1]) | (owners[1:] != owners[:-1])
+    return np.asarray(sound & follows)
+
+
+def _told(identity: bytes, at: Point, damage: list[tuple[Point, Quarantined]]) -> Block:
+    """Damage as rows: the entry expected there, the offset, how many bytes and why."""
+    count = len(damage)
+    events = np.zeros(count, EVENT)
+    events["kind"] = _KIND[DAMAGED]
+    events["body_bytes"] = [min(found.size_bytes, 2**32 - 1) for _, found in damage]
+    return Block(
+        b"",
+        identity,
+        events,
+        np.zeros(count, np.int64),
+        np.array([point.entry for point, _ in damage], np.int64),
+        np.full(count, 2**INDEX_BITS - 1, np.int32),
+        np.array([point.offset for point, _ in damage], np.int64),
+        np.zeros(count, np.int32),
+        np.zeros(count, np.int64),
+        [found.why for _, found in damage],
+    )
+
+
+def _number(name: str, type_: pa.DataType, *kinds: str, zero_is_null: bool = False) -> Any:
+    """A column of numbers from the event headers, null for events of other kinds."""
+
+    def column(block: Block) -> pa.Array:
+        values = block.events[name].astype(type_.to_pandas_dtype())
+        absent = ~block.having(*kinds) if kinds else np.zeros(len(values), bool)
+        if zero_is_null:
+            absent |= values == 0
+        return pa.array(values, type_, mask=absent)
+
+    return column
+
+
+def _text(which: str, *kinds: str) -> Any:
+    """A column of texts from the payloads, null where empty and for events of other kinds."""
+
+    def column(block: Block) -> pa.Array:
+        begins = block.payloads + block.events["body_bytes"]
+        if which == "second_bytes":
+            begins = begins + block.events["first_bytes"]
+        sizes = np.where(block.having(*kinds), block.events[which], 0)
+        cut = _cut(block, begins, sizes, sizes == 0)
+        try:
+            return cut.cast(pa.string())
+        except pa.ArrowInvalid:
+            return pa.array(
+                [
+                    None if text is None else text.decode(errors="replace")
+                    for text in cut.to_pylist()
+                ]
+            )
+
+    return column
+
+
+def _cut(block: Block, begins: np.ndarray, sizes: np.ndarray, absent: np.ndarray) -> pa.Array:
+    """The bytes between these places as an Arrow array.
+
+    Arrow is shown all of `data` as one array whose odd members are what lies between the values,
+    and takes the even ones: one copy, made by Arrow. Places rise, because payloads stand in order.
+    """
+    count = len(begins)
+    if not count or not block.data:
+        return pa.nulls(count, pa.binary())
+    edges = np.empty(2 * count, np.int32)
+    # A value that is absent must not lie before the end of the one before it.
+    edges[0::2] = begins
+    edges[1::2] = begins + sizes
+    edges = np.maximum.accumulate(edges)
+    all_ = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(block.data)]
+    )
+    indexes = pa.array(np.arange(0, 2 * count, 2, dtype=np.int32), mask=absent)
+    return all_.take(indexes)
+
+
+def _body(block: Block) -> pa.Array:
+    having = block.having("Pushed", "Carried")
+    sizes = np.where(having, block.events["body_bytes"], 0)
+    return _cut(block, block.payloads, sizes, ~having)
+
+
+def _extra(block: Block) -> pa.Array:
+    """What few events have, as JSON: a message's attributes, or a queue's settings."""
+    events = block.events
+    sizes = events["extra_bytes"].astype(np.int64)
+    begins = block.payloads + events["body_bytes"] + events["first_bytes"] + events["second_bytes"]
+    shown: list[str | None] = [None] * len(events)
+    of_queue = block.having("QueueCreated", "QueueConfigured")
+    for at in np.flatnonzero(sizes).tolist():
+        packed = block.data[begins[at] : begins[at] + sizes[at]]
+        shown[at] = _extra_json(packed, bool(of_queue[at]))
+    return pa.array(shown, pa.string())
+
+
+def _extra_json(packed: bytes, of_queue: bool) -> str | None:
+    try:
+        if of_queue:
+            settings = msgspec.msgpack.decode(packed, type=QueueSettings)
+            return msgspec.json.encode({"settings": msgspec.structs.asdict(settings)}).decode()
+        attributes, context, _ = msgspec.msgpack.decode(packed)
+    except (msgspec.DecodeError, ValueError, TypeError):
+        return None
+    return msgspec.json.encode({"attributes": attributes, "context": context}).decode()
+
+
+def _message_id(block: Block) -> pa.Array:
+    prefix = MessageIds(block.identity).prefix.encode()
+    numbers = block.events["number"]
+    absent = numbers == 0
+    width = len(prefix) + 12
+    text = np.empty((len(numbers), width), np.uint8)
+    text[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    for digit in range(12):
+        text[:, width - 1 - digit] = _HEX[(numbers >> (4 * digit)) & 15]
+    ends = np.arange(0, width * (len(numbers) + 1), width, dtype=np.int32)
+    valid = np.packbits(~absent, bitorder="little")
+    return pa.Array.from_buffers(
+        pa.string(),
+        len(numbers),
+        [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(text)],
+    )
+
+
+def _plain(values: Callable[[Block], np.ndarray], type_: pa.DataType) -> Any:
+    return lambda block: pa.array(values(block).astype(type_.to_pandas_dtype()), type_)
+
+
+def _at(block: Block) -> pa.Array:
+    return pa.array(block.events["at_ms"] * 1_000).view(pa.timestamp("us", "UTC"))
+
+
+def _damage(block: Block) -> pa.Array:
+    if block.damage:
+        return pa.array(block.damage, pa.string())
+    return pa.nulls(len(block.events), pa.string())
+
+
+_CLAIMS: Final = (
+    "DelayEnded", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Lost",
+)  # fmt: skip
+_CONTENT: Final = ("Pushed", "Carried")
+_LONG: Final = pa.int64()
+
+Column = Callable[[Block], pa.Array]
+# Every column in order, and how it is made; docs/formats/lake.md says what each means.
+COLUMNS: Final[dict[str, Column]] = {
+    "store": lambda block: pa.array([block.identity.hex()]).take(
+        pa.array(np.zeros(len(block.events), np.int32))
+    ),
+    "shard": _plain(lambda block: block.shards, pa.int32()),
+    "term": _plain(lambda block: block.terms, _LONG),
+    "entry": _plain(lambda block: block.entries, _LONG),
+    "index": _plain(lambda block: block.indexes, pa.int32()),
+    "sequence": _plain(lambda block: (block.entries << INDEX_BITS) | block.indexes, _LONG),
+    "offset": _plain(lambda block: block.offsets, _LONG),
+    "kind": lambda block: _NAMES.take(pa.array(block.events["kind"])),
+    "at": _at,
+    "at_ms": _number("at_ms", _LONG),
+    "queue": _number("queue", _LONG),
+    "message": _number("number", _LONG, zero_is_null=True),
+    "message_id": _message_id,
+    "epoch": _number("epoch", _LONG, *_CLAIMS),
+    "deadline_ms": _number("when_ms", _LONG, "Claimed", "Extended"),
+    "visible_at_ms": _number("when_ms", _LONG, "Released", *_CONTENT, zero_is_null=True),
+    "expires_at_ms": _number("other", _LONG, *_CONTENT, zero_is_null=True),
+    "priority": _number("priority", pa.int32(), *_CONTENT),
+    "group": _text("first_bytes", *_CONTENT),
+    "dedup_id": _text("second_bytes", *_CONTENT),
+    "attempt_id": _text("first_bytes", "Claimed"),
+    "holder": _text("second_bytes", "Claimed"),
+    "name": _text("first_bytes", "QueueCreated"),
+    "to_queue": _number("when_ms", _LONG, "Moved"),
+    "rank": _number("other", _LONG, "Moved"),
+    "dead": lambda block: pa.array(
+        (block.events["flags"] & 1).astype(bool), mask=~block.having("Moved")
+    ),
+    "count": _number("epoch", _LONG, "QueuePurged", "QueueRemoved"),
+    "before": _number("other", _LONG, "QueuePurged"),
+    "body_bytes": _number("body_bytes", _LONG, DAMAGED, *_CONTENT),
+    "body": _body,
+    "extra": _extra,
+    "damage": _damage,
+}

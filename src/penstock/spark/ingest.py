@@ -1,0 +1,144 @@
+"""From a journal into the lake's `events`: one Structured Streaming query, run until it is level.
+
+Each micro-batch is one Delta commit with two application transactions. (query, batch id) makes a
+batch that Spark repeats after a kill commit once. (journal, offset) says how far the table has come
+in this journal, so even a checkpoint that was lost brings nothing in twice.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.journal import readers
+from penstock.spark.lake import Lake, Table, our_errors
+from penstock.spark.source import SCHEMA, now_ms
+from penstock.spark.stream import Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EVENTS: Final = "events"
+BATCH_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a journal has come, and how far the lake has followed it."""
+
+    path: str
+    store: str
+    first_offset: int
+    durable_offset: int
+    read_offset: int
+
+    @property
+    def behind_bytes(self) -> int:
+        """How much of the journal the lake has not seen."""
+        return max(0, self.durable_offset - max(self.read_offset, self.first_offset))
+
+
+def events_table(lake: Lake) -> Table:
+    """The lake's bronze."""
+    return lake.table(EVENTS, SCHEMA)
+
+
+def reader_name(lake: Lake) -> str:
+    """The name under which a journal keeps what this lake has not read."""
+    return f"lake-{lake.id}"
+
+
+def lag(lake: Lake, journal: str, archive: str | None = None) -> Lag:
+    """Where a journal and the lake stand. Raises StoreUnusable."""
+    stream = Stream(journal, archive)
+    try:
+        store = stream.identity.hex()
+        read = committed_offset(lake.checkpoint(store))
+        return Lag(
+            journal, store, stream.first.offset, stream.end.offset, read or stream.first.offset
+        )
+    finally:
+        stream.close()
+
+
+def ingest(
+    spark: "SparkSession",
+    lake: Lake,
+    journal: str,
+    archive: str | None = None,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+    span_bytes: int | None = None,
+    progress: Callable[[Lag], None] = lambda lag: None,
+) -> Lag:
+    """Brings in all that is durable now. Raises StoreUnusable, JournalError or LakeUnusable."""
+    before = lag(lake, journal, archive)
+    table = events_table(lake)
+    checkpoint = lake.checkpoint(before.store)
+
+    def bring_in(frame: "DataFrame", batch: int) -> None:
+        _bring_in(table, before.store, checkpoint, frame, batch)
+        progress(lag(lake, journal, archive))
+
+    source = (
+        spark.readStream.format("penstock")
+        .option("reader", reader_name(lake))
+        .option("maxBytesPerTrigger", batch_bytes)
+    )
+    if archive is not None:
+        source = source.option("archive", archive)
+    if span_bytes is not None:
+        source = source.option("spanBytes", span_bytes)
+    with our_errors():
+        query = (
+            source.load(journal)
+            .writeStream.foreachBatch(bring_in)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    settle(lake, journal, checkpoint)
+    return lag(lake, journal, archive)
+
+
+def _bring_in(table: Table, store: str, checkpoint: Path, frame: "DataFrame", batch: int) -> None:
+    """Commits one micro-batch, unless it was committed before."""
+    query = f"query/{_query_id(checkpoint)}"
+    delta = table.delta()
+    done = None if delta is None else delta.transaction_version(query)
+    if done is not None and done >= batch:
+        return
+    reached = f"offset/{store}"
+    high = None if delta is None else delta.transaction_version(reached)
+    if high is not None:
+        frame = frame.where(f"offset >= {high}")
+    directory = f"data/{store[:8]}-{_query_id(checkpoint)[:8]}-{batch:08d}"
+    table.append(frame, directory, {query: batch, reached: -1}, "offset")
+
+
+def _query_id(checkpoint: Path) -> str:
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+
+
+def committed_offset(checkpoint: Path) -> int | None:
+    """The offset up to which a stream's batches are committed, by its checkpoint."""
+    batches = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
+    if not batches:
+        return None
+    lines = (checkpoint / "offsets" / str(max(batches))).read_text().splitlines()
+    return int(json.loads(lines[-1])["offset"])
+
+
+def settle(lake: Lake, journal: str, checkpoint: Path) -> None:
+    """Moves this lake's floor in the journal up to the newest batch.
+
+    Spark commits a batch to its source only when the next one is made: for a run's last batch that
+    is never, so the checkpoint is asked.
+    """
+    stream = Stream(journal)
+    offset = committed_offset(checkpoint)
+    if stream.store is not None and offset is not None:
+        readers.register(stream.store, reader_name(lake), offset, now_ms())
+    stream.close()

@@ -1,0 +1,252 @@
+"""The lake: Delta tables in one directory, written by Spark and committed without a jar.
+
+    LAKE/lake.json            says that this is a Penstock lake, of which version, and its own id
+    LAKE/events/ …            one directory a table: Parquet files and Delta's `_delta_log`
+    LAKE/checkpoints/STORE/   where each journal's stream into `events` stands
+
+Executors write Parquet files into a directory of their own below the table; the driver then commits
+them in one Delta transaction through the `deltalake` package. Until then nobody sees them. Every
+commit carries an application transaction, so one that is repeated after a kill changes nothing; the
+directory's name follows from it, so a repeated write replaces the files of the one that was killed.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock import errors
+from penstock.errors import JournalError, PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+VERSION: Final = 1
+MARKER: Final = "lake.json"
+COMPACT_BYTES: Final = 128 << 20
+
+
+class LakeUnusable(JournalError):
+    """The directory is no lake, or one of a version that this Penstock does not know."""
+
+
+@dataclass(frozen=True)
+class Lake:
+    """An open lake."""
+
+    path: Path
+    id: str
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool = False) -> "Lake":
+        """Opens the lake at `path`. Raises LakeUnusable, in one sentence, and changes nothing."""
+        root = Path(path)
+        marker = root / MARKER
+        try:
+            if not marker.exists():
+                if not create:
+                    raise LakeUnusable(f"{root}: is no Penstock lake; `pipeline run` makes one")
+                if root.exists() and (not root.is_dir() or any(root.iterdir())):
+                    raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
+                _make(root)
+            found = json.loads(marker.read_text())
+        except OSError as error:
+            raise LakeUnusable(f"{root}: cannot be used: {error.strerror}") from error
+        except ValueError as error:
+            raise LakeUnusable(f"{marker}: cannot be read: {error}") from error
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            version = found.get("version") if isinstance(found, dict) else None
+            raise LakeUnusable(
+                f"{root}: is a lake of version {version}; this Penstock reads version {VERSION}: "
+                "make a new lake from the journal"
+            )
+        return cls(root, str(found["id"]))
+
+    def table(self, name: str, schema: str) -> "Table":
+        """The table of this name, whether or not it was ever written."""
+        return Table(self.path / name, schema)
+
+    def checkpoint(self, store: str) -> Path:
+        """Where the stream of one journal keeps its offsets."""
+        return self.path / "checkpoints" / store
+
+
+def _make(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    made = root / f".{MARKER}.{os.getpid()}"
+    made.write_text(json.dumps({"version": VERSION, "id": secrets.token_hex(8)}) + "\n")
+    made.replace(root / MARKER)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One Delta table: what it holds, and the two ways to change it."""
+
+    path: Path
+    schema: str
+
+    def delta(self) -> DeltaTable | None:
+        """The table as it is now, None if it was never written."""
+        if not DeltaTable.is_deltatable(str(self.path)):
+            return None
+        try:
+            return DeltaTable(str(self.path))
+        except DeltaError as error:
+            raise LakeUnusable(f"{self.path}: cannot be read as a table: {error}") from error
+
+    def committed(self, application: str) -> int | None:
+        """The version under which this application last committed here."""
+        delta = self.delta()
+        return None if delta is None else delta.transaction_version(application)
+
+    def frame(self, spark: "SparkSession") -> "DataFrame":
+        """What the table holds."""
+        delta = self.delta()
+        uris = [] if delta is None else delta.file_uris()
+        if not uris:
+            return spark.createDataFrame([], self.schema)
+        return spark.read.schema(self.schema).parquet(*uris)
+
+    def rows(self) -> int:
+        """How many rows the table holds, by its own statistics."""
+        delta = self.delta()
+        if delta is None:
+            return 0
+        return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
+
+    def append(
+        self, frame: "DataFrame", directory: str, transactions: Mapping[str, int], largest: str
+    ) -> dict[str, int]:
+        """Adds rows in one commit with these application transactions.
+
+        The greatest value of the column `largest` is committed under the name `largest/…` given
+        by a transaction of version -1. Returns the transactions as they were committed.
+        """
+        added = self._write(frame, directory)
+        if not added:
+            return {}
+        most = max(each.largest[largest] for each in added)
+        settled = {
+            name: most + 1 if version < 0 else version for name, version in transactions.items()
+        }
+        self._commit(added, "append", settled)
+        return settled
+
+    def replace(self, frame: "DataFrame", directory: str, application: str, version: int) -> None:
+        """Makes these rows all that the table holds, in one commit."""
+        self._commit(self._write(frame, directory), "overwrite", {application: version})
+
+    def _write(self, frame: "DataFrame", directory: str) -> list["_Added"]:
+        """Has executors write Parquet files below the table; nobody reads them yet."""
+        target = self.path / directory
+        # Left behind by a run that was killed before it could commit.
+        shutil.rmtree(target, ignore_errors=True)
+        frame.write.mode("overwrite").parquet(str(target))
+        paths = sorted(target.glob("*.parquet"))
+        return [added for path in paths if (added := _Added.of(self.path, path)).rows]
+
+    def _commit(self, added: list["_Added"], mode: str, transactions: Mapping[str, int]) -> None:
+        schema = self._delta_schema()
+        delta = self.delta()
+        if delta is None:
+            delta = DeltaTable.create(str(self.path), schema, mode="ignore")
+        delta.create_write_transaction(
+            [each.action() for each in added],
+            mode,
+            schema,
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(name, at) for name, at in transactions.items()]
+            ),
+        )
+
+    def _delta_schema(self) -> Schema:
+        parsed = StructType.fromDDL(self.schema)
+        assert isinstance(parsed, StructType)
+        return Schema.from_arrow(to_arrow_schema(parsed, timezone="UTC"))
+
+    def compact(self, keep_hours: int) -> dict[str, int]:
+        """Joins small files into larger ones, and removes files that no version needs any more."""
+        delta = self.delta()
+        if delta is None:
+            return {"joined": 0, "removed": 0}
+        done = delta.optimize.compact(target_size=COMPACT_BYTES)
+        removed = delta.vacuum(
+            retention_hours=keep_hours, dry_run=False, enforce_retention_duration=False
+        )
+        delta.create_checkpoint()
+        return {"joined": int(done["numFilesRemoved"]), "removed": len(removed)}
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A file about to become part of a table, and what its footer says."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
+    rows: int
+    smallest: dict[str, int]
+    largest: dict[str, int]
+
+    @classmethod
+    def of(cls, table: Path, file: Path) -> "_Added":
+        footer = pq.read_metadata(file)
+        smallest: dict[str, int] = {}
+        largest: dict[str, int] = {}
+        for group in range(footer.num_row_groups):
+            for at in range(footer.num_columns):
+                column = footer.row_group(group).column(at)
+                stats = column.statistics
+                if stats is None or not stats.has_min_max or not isinstance(stats.min, int):
+                    continue
+                name = column.path_in_schema
+                smallest[name] = min(stats.min, smallest.get(name, stats.min))
+                largest[name] = max(stats.max, largest.get(name, stats.max))
+        found = file.stat()
+        return cls(
+            file.relative_to(table).as_posix(),
+            found.st_size,
+            found.st_mtime_ns // 1_000_000,
+            footer.num_rows,
+            smallest,
+            largest,
+        )
+
+    def action(self) -> AddAction:
+        stats = {
+            "numRecords": self.rows,
+            "minValues": self.smallest,
+            "maxValues": self.largest,
+        }
+        return AddAction(self.path, self.size_bytes, {}, self.modified_ms, True, json.dumps(stats))
+
+
+_OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Turns what Spark wrapped in its own exceptions back into the error we raised inside it."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        found = _OURS.findall(str(error))
+        kind: Any = getattr(errors, found[-1][0], JournalError) if found else None
+        if kind is None:
+            raise
+        raise kind(found[-1][1].strip()) from error

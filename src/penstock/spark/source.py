@@ -1,0 +1,371 @@
+"""`format("penstock")`: a journal's events as a DataFrame, in batch and as a stream.
+
+Spark finds it through the module `pyspark_penstock`. What reads is static and stateless; what it
+needs travels in a `Span`. Other modes of the format join in `PenstockSource.reader` and its like.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidField, JournalError, StoreUnusable
+from penstock.journal import readers
+from penstock.journal.snapshot import read_snapshot, snapshot_paths
+from penstock.spark.blocks import COLUMNS, KIND_NAMES, Wanted, blocks
+from penstock.spark.stream import Point, Stream, align
+
+SPAN_BYTES: Final = 32 << 20
+_RANGES: Final = ("fromentry", "toentry", "fromtime", "totime")
+_KNOWN: Final = frozenset(
+    {"path", "mode", "archive", "reader", "queue", "kinds", "maxbytespertrigger", "spanbytes"}
+    | set(_RANGES)
+)
+SCHEMA: Final = (
+    "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
+    "offset bigint, kind string, at timestamp, at_ms bigint, queue bigint, message bigint, "
+    "message_id string, epoch bigint, deadline_ms bigint, visible_at_ms bigint, "
+    "expires_at_ms bigint, priority int, group string, dedup_id string, attempt_id string, "
+    "holder string, name string, to_queue bigint, rank bigint, dead boolean, count bigint, "
+    "before bigint, body_bytes bigint, body binary, extra string, damage string"
+)
+assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for with `option`, checked."""
+
+    path: str
+    archive: str | None
+    reader: str | None
+    queues: tuple[str, ...]
+    wanted: Wanted
+    batch_bytes_max: int | None
+    span_bytes: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "Options":
+        """Raises InvalidField, naming the option."""
+        found = {key.lower(): value for key, value in given.items()}
+        unknown = sorted(set(found) - _KNOWN)
+        if unknown:
+            raise InvalidField(f"option {unknown[0]!r}: unknown; there are {', '.join(_KNOWN)}")
+        if not found.get("path"):
+            raise InvalidField('option "path": name the store or the directory of segment files')
+        kinds = _listed(found.get("kinds", ""))
+        for kind in kinds:
+            if kind not in KIND_NAMES:
+                raise InvalidField(f"option 'kinds': {kind!r} is none of {', '.join(KIND_NAMES)}")
+        wanted = Wanted(
+            kinds,
+            None,
+            _whole(found, "fromentry"),
+            _whole(found, "toentry"),
+            _instant(found, "fromtime"),
+            _instant(found, "totime"),
+        )
+        return cls(
+            found["path"],
+            found.get("archive"),
+            found.get("reader"),
+            _listed(found.get("queue", "")),
+            wanted,
+            _whole(found, "maxbytespertrigger"),
+            _whole(found, "spanbytes") or SPAN_BYTES,
+        )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _whole(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise InvalidField(f"option {name!r}: {text!r} is no whole number")
+    return int(text)
+
+
+def _instant(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidField(f"option {name!r}: {text!r} is no ISO time") from None
+    return int(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1_000)
+
+
+@dataclass
+class Span(InputPartition):
+    """A stretch of a journal, and what is wanted of it: all that a task needs to know."""
+
+    path: str
+    archive: str | None
+    start: Point
+    end: Point
+    wanted: Wanted
+    schema: str
+
+
+class PenstockSource(DataSource):
+    """A journal's events, one row each, oldest first within a partition.
+
+        spark.read.format("penstock").load("STORE")
+        spark.readStream.format("penstock").option("reader", "mine").load("STORE")
+
+    path                the store, an archive directory, or any directory of segment files
+    archive             where files went that the journal has dropped
+    queue               names or numbers of queues, comma-separated: events of these only
+    kinds               such as "Pushed,Deleted"; `Damaged` is what could not be read
+    fromEntry toEntry   ids of entries, the second not included
+    fromTime toTime     ISO times, UTC unless they say otherwise, the second not included
+    reader              streaming from a store: the name under which the journal keeps what this
+                        stream has not read yet; `penstock readers` lists and removes them
+    maxBytesPerTrigger  how much of the journal one micro-batch takes
+    spanBytes           how much of the journal one task reads, 32 MiB
+
+    Only what is durable is read. A schema with fewer columns reads less: without `body` no body is
+    copied. What fails a checksum becomes a row of kind `Damaged` with its offset and the reason.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> "JournalBatch":
+        self._require_journal()
+        return JournalBatch(Options.of(self.options), _checked(schema))
+
+    def streamReader(self, schema: StructType) -> "JournalStream":  # noqa: N802
+        self._require_journal()
+        return JournalStream(Options.of(self.options), _checked(schema))
+
+    def _require_journal(self) -> None:
+        mode = self.options.get("mode", "journal")
+        if mode != "journal":
+            raise InvalidField(f"option 'mode': {mode!r} is not 'journal'")
+
+
+def _checked(schema: StructType) -> StructType:
+    for name in schema.fieldNames():
+        if name not in COLUMNS:
+            raise InvalidField(
+                f"schema: there is no column {name!r}; there are {', '.join(COLUMNS)}"
+            )
+    return schema
+
+
+class JournalBatch(DataSourceReader):
+    """One pass over all that is durable now."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema.json()
+
+    def partitions(self) -> Sequence[Span]:
+        stream = Stream(self._options.path, self._options.archive)
+        try:
+            return spans(stream, self._options, stream.first, stream.end, self._schema)
+        finally:
+            stream.close()
+
+    @staticmethod
+    def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_span(partition)
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A journal followed as it grows; an offset is a point between two of its entries."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema.json()
+        self._target: Point | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        stream = self._open()
+        try:
+            self._register(stream, stream.first.offset)
+            return _as_offset(stream, stream.first)
+        finally:
+            stream.close()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        stream = self._open()
+        self._target = stream.end
+        stream.close()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.batch_bytes_max
+        return ReadAllAvailable() if most is None else ReadMaxBytes(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        stream = self._open()
+        try:
+            begin = self._point(stream, start)
+            end = self._target or stream.end
+            if isinstance(limit, ReadMaxBytes) and end.offset - begin.offset > limit.max_bytes:
+                # Never nothing: an entry larger than the limit is taken whole.
+                end = align(stream.scan, begin.offset + max(1, limit.max_bytes), end)
+            return _as_offset(stream, end) if end.offset > begin.offset else start
+        finally:
+            stream.close()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Span]:
+        stream = self._open()
+        try:
+            begin, until = self._point(stream, start), self._point(stream, end)
+            return spans(stream, self._options, begin, until, self._schema)
+        finally:
+            stream.close()
+
+    @staticmethod
+    def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_span(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        stream = self._open()
+        self._register(stream, end["offset"])
+        stream.close()
+
+    def stop(self) -> None:
+        self._target = None
+
+    def _open(self) -> Stream:
+        return Stream(self._options.path, self._options.archive)
+
+    def _point(self, stream: Stream, offset: dict[str, Any]) -> Point:
+        if offset["store"] != stream.identity.hex():
+            raise StoreUnusable(
+                f"{stream.path}: is another journal than the one this stream began with; "
+                "give the stream a new checkpoint"
+            )
+        point = Point(offset["offset"], offset["entry"])
+        if not stream.first.offset <= point.offset <= stream.end.offset:
+            raise JournalError(
+                f"{stream.path}: holds offsets {stream.first.offset} to {stream.end.offset}, and "
+                f"this stream stands at {point.offset}: what it has not read was dropped"
+            )
+        return point
+
+    def _register(self, stream: Stream, floor_offset: int) -> None:
+        if stream.store is None:
+            return
+        if self._options.reader is None:
+            raise InvalidField(
+                "option 'reader': a stream needs a name of your choice, under which the journal "
+                "keeps what it has not read"
+            )
+        readers.register(stream.store, self._options.reader, floor_offset, now_ms())
+
+
+def now_ms() -> int:
+    """This instant."""
+    return time.time_ns() // 1_000_000
+
+
+def _as_offset(stream: Stream, point: Point) -> dict[str, Any]:
+    return {"store": stream.identity.hex(), "offset": point.offset, "entry": point.entry}
+
+
+def spans(stream: Stream, options: Options, start: Point, end: Point, schema: str) -> list[Span]:
+    """The stretch between two points, cut at entries into what one task reads each."""
+    wanted = options.wanted
+    if options.queues:
+        wanted = replace(wanted, queues=queue_numbers(stream, options.queues, end))
+    points = [start]
+    while points[-1].offset + options.span_bytes < end.offset:
+        point = align(stream.scan, points[-1].offset + options.span_bytes, end)
+        if point.offset >= end.offset:
+            break
+        points.append(point)
+    points.append(end)
+    first, last = wanted.from_entry or 0, wanted.to_entry
+    return [
+        Span(options.path, options.archive, a, b, wanted, schema)
+        for a, b in pairwise(points)
+        if a.offset < b.offset
+        and (not b.entry or b.entry > first)
+        and (last is None or a.entry < last)
+    ]
+
+
+def queue_numbers(stream: Stream, queues: Sequence[str], end: Point) -> tuple[int, ...]:
+    """The numbers of these queues, each given by its number or its name. Raises InvalidField."""
+    names = {name for name in queues if not name.isdecimal()}
+    numbers = {int(queue) for queue in queues if queue.isdecimal()}
+    if names:
+        known = list(_created(stream, end))
+        if not names <= {name for _, name in known} and stream.store is not None:
+            known += _in_snapshot(stream.store)
+        missing = sorted(names - {name for _, name in known})
+        if missing:
+            raise InvalidField(f"option 'queue': {stream.path} knows of no queue {missing[0]!r}")
+        numbers |= {number for number, name in known if name in names}
+    return tuple(sorted(numbers))
+
+
+def _created(stream: Stream, end: Point) -> Iterator[tuple[int, str]]:
+    wanted = Wanted(("QueueCreated",))
+    for block in blocks(stream.scan, stream.identity, stream.first, end, stream.path):
+        numbers, names = wanted.of(block).arrow(["queue", "name"])
+        yield from zip(numbers.to_pylist(), names.to_pylist(), strict=True)
+
+
+def _in_snapshot(store: Path) -> list[tuple[int, str]]:
+    """Queues made before the journal now begins."""
+    for path in snapshot_paths(store):
+        found = read_snapshot(path)
+        if found is not None:
+            return [(kept.number, kept.name) for kept in found[0].shard.queues]
+    return []
+
+
+def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The events of a span as Arrow batches of exactly its schema."""
+    assert isinstance(partition, Span)
+    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
+    stream = Stream(partition.path, partition.archive)
+    try:
+        found = blocks(stream.scan, stream.identity, partition.start, partition.end, partition.path)
+        for block in found:
+            if block.damage and not partition.wanted.wants_damage():
+                continue
+            kept = block if block.damage else partition.wanted.of(block)
+            if not len(kept.events):
+                continue
+            arrays = [
+                array if array.type == column.type else array.cast(column.type)
+                for array, column in zip(kept.arrow(schema.names), schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    finally:
+        stream.close()
