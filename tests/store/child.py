@@ -1,0 +1,143 @@
+"""A program for tests to kill: an engine under load, and a line for everything that it answers.
+
+    child.py DIRECTORY [WHAT:COUNT]
+
+It prints `ready SECONDS` when the store is open, `pushed N` after the answer to a push, `pulled N`
+for a claim it was given, `deleting N` before it asks for a delete and `deleted N` after the answer.
+With WHAT:COUNT it kills itself at the COUNT-th time it does WHAT: write, sync, create, remove or
+archive in the journal, replace (a snapshot takes its name), or open (anything while opening).
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from penstock.backends import upkeep
+from penstock.backends.blocking import BlockingEngine
+from penstock.backends.store import open_engine
+from penstock.client import Queues
+from penstock.errors import QueueExists
+from penstock.journal import file
+from penstock.journal.storage import OsStorage
+
+upkeep.SLICE = 50  # type: ignore[misc]
+upkeep.GROWTH_BYTES_MIN = 60_000  # type: ignore[misc]
+file._MARK_BYTES = 10_000  # type: ignore[misc]
+file._AMPLE_BYTES = 10_000  # type: ignore[misc]
+
+
+class Fate:
+    """Ends the process when its time has come."""
+
+    def __init__(self, text):
+        self.what, _, count = text.partition(":")
+        self.left = int(count or 0)
+        self.is_open = False
+
+    def meet(self, what):
+        if what == self.what or (self.what == "open" and not self.is_open):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killing:
+    """A storage, directory, file or map that meets its fate before and after what it does."""
+
+    WRAPPED = ("open", "create", "map")
+
+    def __init__(self, fate, inner):
+        self._fate = fate
+        self._inner = inner
+
+    def __getattr__(self, name):
+        inner = getattr(self._inner, name)
+        if not callable(inner):
+            return inner
+
+        def call(*words, **options):
+            self._fate.meet(name)
+            reply = inner(*words, **options)
+            self._fate.meet(name)
+            return Killing(self._fate, reply) if name in self.WRAPPED else reply
+
+        return call
+
+    def __getitem__(self, key):
+        return self._inner[key]
+
+    def __setitem__(self, key, value):
+        self._fate.meet("write")
+        # In two halves, so that an entry can be torn.
+        start, stop, _ = key.indices(len(self._inner))
+        middle = (start + stop) // 2
+        self._inner[start:middle] = bytes(value)[: middle - start]
+        self._fate.meet("write")
+        self._inner[middle:stop] = bytes(value)[middle - start :]
+
+
+def say(*words):
+    # One write, so that a kill cannot leave half a line.
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def produce(queues, numbers, step):
+    while True:
+        batch = [next(numbers) for _ in range(step)]
+        bodies = [b"%d " % number * 40 for number in batch]
+        for number, reply in zip(batch, queues.push_many("q", bodies), strict=True):
+            assert not isinstance(reply, Exception), reply
+            say("pushed", number)
+
+
+def consume(queues, step):
+    while True:
+        for claim in queues.pull_many("q", step, wait=1):
+            number = int(claim.body.split()[0])
+            assert claim.body == b"%d " % number * 40
+            say("pulled", number)
+            if number % 3:
+                say("deleting", number)
+                queues.delete(claim)
+                say("deleted", number)
+
+
+def main(path, fate=""):
+    ending = Fate(fate)
+    replace = os.replace
+
+    def replace_or_die(*words, **options):
+        ending.meet("replace")
+        replace(*words, **options)
+        ending.meet("replace")
+
+    os.replace = replace_or_die
+    begun = time.monotonic()
+    engine = open_engine(
+        path + "/store",
+        file_bytes=32_768,
+        storage=Killing(ending, OsStorage()),
+        archive=path + "/archive",
+    )
+    ending.is_open = True
+    say("ready", time.monotonic() - begun)
+    queues = Queues(BlockingEngine(engine))
+    try:
+        queues.create("q", visibility_timeout=0.5)
+    except QueueExists as error:
+        raise AssertionError("the queue is not as it was") from error
+    numbers = iter(range(int(time.time() * 1_000_000), 1 << 62))
+    for work in (
+        lambda: produce(queues, numbers, 1),
+        lambda: produce(queues, numbers, 7),
+        lambda: consume(queues, 1),
+        lambda: consume(queues, 5),
+    ):
+        threading.Thread(target=work, daemon=True).start()
+    threading.Event().wait(60)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
