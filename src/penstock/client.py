@@ -11,6 +11,10 @@ from typing import Any, Final, TypeVar
 
 from penstock.errors import InvalidField
 from penstock.service import (
+    DELAY_MS_MAX,
+    TTL_MS_MAX,
+    VISIBILITY_MS_MAX,
+    WAIT_MS_MAX,
     Attributes,
     Batch,
     BatchItem,
@@ -42,6 +46,15 @@ from penstock.service import (
 T = TypeVar("T")
 
 _SECONDS_MAX: Final = 10**12
+_SECONDS_LIMITS_MS: Final = {
+    "delay": (0, DELAY_MS_MAX),
+    "ttl": (1, TTL_MS_MAX),
+    "wait": (0, WAIT_MS_MAX),
+    "visibility": (0, VISIBILITY_MS_MAX),
+    "visibility_timeout": (0, VISIBILITY_MS_MAX),
+    "retention": (1, TTL_MS_MAX),
+    "seconds": (1, VISIBILITY_MS_MAX),
+}
 
 # What a queue can be given, by its name here, and the name and unit it has inside.
 _SETTINGS_IN_SECONDS: Final = {
@@ -65,13 +78,16 @@ _SETTINGS_AS_THEY_ARE: Final = {
 
 
 def to_ms(field: str, seconds: object) -> int:
-    """Seconds as whole milliseconds. Raises InvalidField."""
+    """Seconds as whole milliseconds, within the limits of that field. Raises InvalidField."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidField(f"{field}: expected a number of seconds, got {type(seconds).__name__}")
-    # Anything beyond this is over every limit there is; larger floats would not even round.
-    if not -_SECONDS_MAX <= seconds <= _SECONDS_MAX:
-        shown = seconds if isinstance(seconds, float) else "a whole number of many digits"
-        raise InvalidField(f"{field}: {shown} is not a number of seconds anyone can wait")
+    low_ms, high_ms = _SECONDS_LIMITS_MS.get(field, (0, _SECONDS_MAX * 1_000))
+    # Compared as seconds, because a float may be too large to become a number of milliseconds.
+    if not low_ms / 1_000 <= seconds <= high_ms / 1_000:
+        shown = f"{seconds} s" if -_SECONDS_MAX < seconds < _SECONDS_MAX else "that long"
+        raise InvalidField(
+            f"{field}: {shown} is outside {low_ms / 1_000:g} to {high_ms // 1_000} s"
+        )
     return round(seconds * 1_000)
 
 
