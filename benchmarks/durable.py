@@ -196,6 +196,12 @@ def raw(path: Path, message_bytes: int, group: int, seconds: float) -> Measured:
     return Measured(took_s, groups * group, written, groups, written)
 
 
+def sync_us(directory: Path) -> float:
+    """Microseconds of a small write and its fdatasync: how quick the disk is, and how busy."""
+    measured = raw(directory / "probe", 512, 1, ROUND_S)
+    return measured.took_s / measured.syncs * 1e6
+
+
 class Race:
     """Several rows, the same work, interleaved rounds."""
 
@@ -443,14 +449,17 @@ def main() -> None:
     directory = disk_directory()
     disk = filesystem_of(directory)
     print(f"{line}; {disk} in {directory.parent}")
+    syncs = [sync_us(directory)]
     try:
         run = races()
         for name, race in run.items():
             race.run(directory / name)
             race.print()
         targets, figures = measure_backlog(directory)
+        syncs.append(sync_us(directory))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    print(f"\na bare fdatasync took {syncs[0]:.0f} µs before and {syncs[1]:.0f} µs after all this")
     absent = {
         f"{row.store}, {row.durability}": lack
         for race in run.values()
@@ -464,6 +473,7 @@ def main() -> None:
         {
             "machine": line,
             "filesystem": disk,
+            "fdatasync_us": [round(each) for each in syncs],
             "took_s": round(time.monotonic() - start_s),
             "absent": absent,
             **{name: race.figures() for name, race in run.items()},
