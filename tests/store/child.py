@@ -85,6 +85,9 @@ def say(*words):
 
 def produce(queues, numbers, step):
     while True:
+        while queues.stats("q").messages > 300:
+            # Consumers keep up, so that there is something to drop.
+            threading.Event().wait(0.005)
         batch = [next(numbers) for _ in range(step)]
         bodies = [b"%d " % number * 40 for number in batch]
         for number, reply in zip(batch, queues.push_many("q", bodies), strict=True):
@@ -98,7 +101,7 @@ def consume(queues, step):
             number = int(claim.body.split()[0])
             assert claim.body == b"%d " % number * 40
             say("pulled", number)
-            if number % 3:
+            if number % 10 or queues.stats("q").messages > 200:
                 say("deleting", number)
                 queues.delete(claim)
                 say("deleted", number)

@@ -158,6 +158,23 @@ def test_on_a_full_disk_pushes_are_refused_and_all_that_is_held_can_leave(quick_
     queues.close()
 
 
+def test_on_a_full_disk_one_by_one_and_restarted_all_that_is_held_can_leave(quick_path):
+    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    queues = machine.queues
+    queues.create("q")
+    answered, _ = push_until(StoreFull, queues, bytes(30))
+    queues.close()
+    queues = machine.open()
+    with pytest.raises(StoreFull):
+        queues.push("q", bytes(30))
+    left = []
+    while (claim := queues.pull("q")) is not None:
+        left.append(claim.id)
+        assert queues.delete(claim) is True
+    assert left == answered
+    queues.close()
+
+
 def test_on_a_full_disk_claims_that_run_out_by_the_hundred_stop_nothing(quick_path):
     machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
