@@ -11,7 +11,6 @@ from penstock.clock import ManualClock
 from penstock.testing.conformance import ConformanceSuite
 from tests.server.conftest import DaemonProcess, end_daemon
 
-
 # The backends lack nothing, and the same frames are tried on a manual clock, too.
 IN_REAL_TIME = {"dedup window": "nobody waits ten minutes for this test"}
 

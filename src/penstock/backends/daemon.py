@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -141,6 +141,7 @@ class DaemonEndpoint:
         *,
         options: Mapping[str, str] | None = None,
         idle_s: int = IDLE_S,
+        starts: bool = True,
     ) -> None:
         self.store = os.path.abspath(store)
         self.shown = f"file:{self.store}"
@@ -149,8 +150,9 @@ class DaemonEndpoint:
         self.tls: ssl.SSLContext | None = None
         self.server_name: str | None = None
         # A daemon that is stopping hangs up; the next one is there soon.
-        self.patience_s_min = 10.0
+        self.patience_s_min = 10.0 if starts else 0.0
         self._idle_s = idle_s
+        self._starts = starts
 
     def dial(self, patience_s: float) -> socket.socket:
         """A socket to the daemon, which is started if need be.
@@ -162,6 +164,8 @@ class DaemonEndpoint:
             link = connect_socket(self.store)
             if link is not None:
                 return link
+            if not self._starts:
+                raise BackendLost(f"{self.shown}: its daemon does not listen")
             with self._as_the_only_starter(deadline_s):
                 link = connect_socket(self.store)
                 if link is not None:
@@ -268,3 +272,20 @@ def stop_daemon(store: str | os.PathLike[str], patience_s: float = 30.0) -> int 
             )
         time.sleep(_POLL_S)
     return pid
+
+
+def daemon_status(store: str | os.PathLike[str], timeout_s: float = 5.0) -> dict[str, Any] | None:
+    """What the daemon of a store says of itself, None if there is none; never starts one.
+
+    Raises BackendLost if one lives and does not answer.
+    """
+    from penstock.backends.remote import Remote
+
+    if running_pid(store) is None:
+        return None
+    endpoint = DaemonEndpoint(store, starts=False)
+    remote = Remote(endpoint, timeout_s=timeout_s, patience_s=0)
+    try:
+        return {**remote.status(), "socket": str(socket_path(endpoint.store))}
+    finally:
+        remote.close()

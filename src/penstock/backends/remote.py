@@ -161,7 +161,7 @@ def is_repeatable(command: object) -> bool:
     A pull whose answer was lost may hold messages until their claims run out; nothing else is
     harmed by another one, and with an attempt id it finds those very claims.
     """
-    if type(command) in _ALWAYS_REPEATABLE:
+    if type(command) in _ALWAYS_REPEATABLE or command is STATUS:
         return True
     if isinstance(command, Push):
         return command.dedup_id is not None
@@ -556,7 +556,7 @@ class Remote:
         try:
             return channel.status()
         except Lost as lost:
-            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}") from None
+            return cast("dict[str, Any]", self._again(STATUS, lost))
 
     def _again(self, command: Any, lost: Lost) -> Any:
         """Sends on a new connection what the old one lost, if that can do no harm."""
@@ -576,6 +576,8 @@ class Remote:
             try:
                 if isinstance(command, BulkPush):
                     return channel.bulk(command)
+                if command is STATUS:
+                    return channel.status()
                 outcome = channel.exchange(still_to_wait(command, started_s))
                 return settle_repeated(command, outcome) if repeated else outcome
             except StaleReceipt as stale:

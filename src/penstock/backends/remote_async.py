@@ -313,7 +313,7 @@ class AsyncRemote:
         try:
             return await link.status()
         except Lost as lost:
-            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}") from None
+            return cast("dict[str, Any]", await self._again(STATUS, lost))
 
     async def _again(self, command: Any, lost: Lost) -> Any:
         """Sends on a new connection what the old one lost, if that can do no harm."""
@@ -333,6 +333,8 @@ class AsyncRemote:
             try:
                 if isinstance(command, BulkPush):
                     return await link.bulk(command)
+                if command is STATUS:
+                    return await link.status()
                 outcome = await link.exchange(still_to_wait(command, started_s))
                 return settle_repeated(command, outcome) if repeated else outcome
             except StaleReceipt as stale:

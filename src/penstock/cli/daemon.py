@@ -1,0 +1,96 @@
+"""`penstock daemon status|stop|run PATH`: the process that serves a data directory on this host."""
+
+import os
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import Any
+
+from penstock.backends import file_path, read_url
+from penstock.backends.daemon import daemon_status, stop_daemon
+from penstock.cli.session import Session
+from penstock.cli.show import labelled
+from penstock.cli.values import show_age
+from penstock.errors import StoreUnusable
+
+NONE_RUNS = 1
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    status = actions.add_parser("status", help="tell whether one runs, and how it is")
+    stop = actions.add_parser("stop", help="have it finish and end")
+    for action in (status, stop):
+        action.add_argument("path", metavar="PATH", help="the data directory, or its file: URL")
+    stop.add_argument(
+        "--wait",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="for how long it may take (default: %(default)g)",
+    )
+    run = actions.add_parser("run", help="run one here, until it is interrupted")
+    from penstock.server.daemon import add_arguments as add_daemon_arguments
+
+    add_daemon_arguments(run)
+    run.set_defaults(idle=0)
+    for action in (status, stop, run):
+        action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Tells about the daemon, ends it, or is it."""
+    arguments.path = _path(arguments.path)
+    if arguments.action == "run":
+        from penstock.server.daemon import Starter, run_daemon
+
+        arguments.ready_fd = None
+        return run_daemon(arguments, Starter(None))
+    if os.path.lexists(arguments.path) and not os.path.isdir(arguments.path):
+        raise StoreUnusable(f"{arguments.path}: is a file; a store is a directory")
+    if arguments.action == "stop":
+        return _stop(session, arguments)
+    return _status(session, arguments)
+
+
+def _path(given: str) -> str:
+    path = file_path(read_url(given)) if given.startswith("file:") else given
+    return os.path.abspath(path)
+
+
+def _stop(session: Session, arguments: Namespace) -> int:
+    pid = stop_daemon(arguments.path, arguments.wait)
+    if pid is None:
+        return _tell_none(session, arguments)
+    result = {"path": arguments.path, "running": False, "stopped": pid}
+    session.tell(arguments, result, f"stopped the daemon of {arguments.path}, process {pid}")
+    return 0
+
+
+def _status(session: Session, arguments: Namespace) -> int:
+    status = daemon_status(arguments.path)
+    if status is None:
+        return _tell_none(session, arguments)
+    result = {"path": arguments.path, "running": True, **status}
+    session.tell(arguments, result, _as_text(arguments.path, status))
+    return 0
+
+
+def _tell_none(session: Session, arguments: Namespace) -> int:
+    result = {"path": arguments.path, "running": False}
+    session.tell(arguments, result, f"no daemon runs for {arguments.path}")
+    return NONE_RUNS
+
+
+def _as_text(path: str, status: dict[str, Any]) -> str:
+    return labelled(
+        [
+            ("daemon", f"runs as process {status['pid']}"),
+            ("store", path),
+            ("socket", status["socket"]),
+            ("for", show_age(round(status["up_s"] * 1_000))),
+            # Asking counts as one itself.
+            ("connections", f"{status['connections'] - 1:,}"),
+            ("requests", f"{status['requests_seen']:,}"),
+            ("waiting pulls", f"{status['waiting_pulls']:,}"),
+        ]
+    )

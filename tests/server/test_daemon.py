@@ -1,0 +1,520 @@
+"""Daemons as real processes: started once, found by all, killed, idle, and in their own place."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import penstock
+import penstock.aio
+from penstock.backends.daemon import (
+    connect_socket,
+    daemon_directory,
+    daemon_status,
+    running_pid,
+    socket_path,
+    stop_daemon,
+)
+from penstock.backends.store import open_engine
+from penstock.cli import daemon as command
+from penstock.cli.parser import Parser
+from penstock.cli.session import Session
+from penstock.errors import BackendLost, InvalidField, StoreUnusable, UnavailableError
+from penstock.wire.frames import PRELUDE
+from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
+
+
+def connect(store, **options):
+    extra = "".join(f"&{name}={value}" for name, value in options.items())
+    return penstock.connect(f"file:{store}?durability=os{extra}")
+
+
+def live_pid(store):
+    """The process number of a daemon that must be there."""
+    pid = running_pid(store)
+    assert pid is not None
+    return pid
+
+
+@pytest.fixture
+def run_python(store):
+    """Start Python processes that can use Penstock; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code, *words):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def result_of(process):
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    return out
+
+
+# Starting.
+
+
+def test_the_first_to_connect_starts_it_and_the_next_finds_it(store):
+    with connect(store) as first, connect(store) as second:
+        first.create("orders")
+        first.push("orders", b"x")
+        claim = second.pull("orders")
+        assert claim is not None
+        assert claim.body == b"x"
+        assert first.service.status()["pid"] == second.service.status()["pid"]
+        assert first.service.status()["pid"] == running_pid(store) != os.getpid()
+
+
+STARTER = """
+import sys, penstock
+with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
+    queues.create("orders")
+    queues.push("orders", sys.argv[2].encode())
+    print(queues.service.status()["pid"])
+"""
+
+
+def test_of_ten_starters_at_once_one_starts_it_and_all_are_served(store, run_python):
+    starters = [run_python(STARTER, store, number) for number in range(10)]
+    pids = {result_of(starter).strip() for starter in starters}
+    assert len(pids) == 1
+    with connect(store) as queues:
+        assert {str(queues.service.status()["pid"])} == pids
+        bodies = {claim.body for claim in queues.pull_many("orders", 20)}
+        assert bodies == {b"%d" % number for number in range(10)}
+
+
+def test_it_survives_its_starter_and_is_nobodys_child(store, run_python):
+    pid = int(result_of(run_python(STARTER, store, 1)))
+    assert running_pid(store) == pid
+    status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    parent, group, session = int(status[1]), int(status[2]), int(status[3])
+    assert parent != os.getpid()
+    assert group == session != os.getsid(0)
+    with connect(store) as queues:
+        claim = queues.pull("orders")
+        assert claim is not None
+        assert queues.service.status()["pid"] == pid
+
+
+def test_its_files_are_for_its_owner_only(store):
+    with connect(store):
+        modes = {
+            path.relative_to(store).as_posix(): stat.S_IMODE(path.lstat().st_mode)
+            for path in [store, *store.rglob("*")]
+        }
+    assert modes["daemon"] == 0o700
+    assert modes["daemon/socket"] == 0o600
+    assert not any(mode & 0o077 for mode in modes.values())
+
+
+def test_a_directory_that_others_may_enter_does_not_open_the_socket_to_them(store):
+    store.mkdir(mode=0o755)
+    store.chmod(0o755)
+    with connect(store):
+        assert stat.S_IMODE(daemon_directory(store).stat().st_mode) == 0o700
+
+
+def test_a_path_too_long_for_a_socket_has_its_socket_elsewhere(tmp_path):
+    store = tmp_path / ("x" * 100) / "store"
+    store.parent.mkdir()
+    try:
+        with connect(store) as queues:
+            queues.create("orders")
+            place = socket_path(store)
+            assert place.parent.parent != store
+            assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+            assert (daemon_directory(store) / "elsewhere").read_text().strip() == str(place)
+            with connect(store) as other:
+                assert other.names() == ["orders"]
+    finally:
+        end_daemon(store)
+    assert not place.exists()
+
+
+def test_what_a_crash_left_behind_is_no_obstacle(store):
+    with connect(store) as queues:
+        queues.create("orders")
+        pid = live_pid(store)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: running_pid(store) is None)
+        assert socket_path(store).exists()
+        assert connect_socket(store) is None
+    with connect(store) as queues:
+        assert queues.names() == ["orders"]
+        assert running_pid(store) != pid
+
+
+# What keeps it from starting: one sentence each, and nothing touched.
+
+
+def refusal(store, kind, **options):
+    with pytest.raises(kind) as caught:
+        connect(store, **options)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert running_pid(store) is None
+    return str(caught.value)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    assert "is a file; a store is a directory" in refusal(path, StoreUnusable)
+    assert path.read_text() == "mine"
+
+
+def test_a_directory_of_somebody_elses_is_refused(tmp_path):
+    path = tmp_path / "home"
+    path.mkdir()
+    (path / "letter").write_text("mine")
+    assert "is not empty and not a Penstock store" in refusal(path, StoreUnusable)
+    assert [each.name for each in path.iterdir()] == ["letter"]
+
+
+def test_a_store_of_another_version_is_refused(store):
+    store.mkdir()
+    (store / "store").write_text("penstock store, format 99\n")
+    assert "another format" in refusal(store, StoreUnusable)
+    assert [each.name for each in store.iterdir()] == ["store"]
+
+
+def test_a_store_that_is_embedded_elsewhere_is_refused(store):
+    with penstock.connect(f"file:{store}?embedded=1") as queues:
+        queues.create("orders")
+        said = refusal(store, StoreUnusable)
+        assert f"in use by process {os.getpid()}" in said
+    with connect(store) as queues:
+        assert queues.names() == ["orders"]
+
+
+def test_a_store_with_a_daemon_cannot_be_embedded(store):
+    with connect(store), pytest.raises(StoreUnusable, match=f"process {running_pid(store)}"):
+        penstock.connect(f"file:{store}?embedded=1")
+
+
+AS_NOBODY = """
+import os, sys, penstock, penstock.backends.dial
+os.setgid(65534)
+os.setuid(65534)
+try:
+    penstock.connect("file:" + sys.argv[1])
+except penstock.PenstockError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_gets_a_sentence_and_not_the_messages(store, tmp_path, run_python):
+    with connect(store):
+        for directory in (store, *store.parents):
+            if str(directory).startswith(str(tmp_path.parent.parent)):
+                directory.chmod(0o755)
+        said = result_of(run_python(AS_NOBODY, store))
+    assert said.startswith("StoreUnusable ")
+    assert "ermission denied" in said or "belongs to user" in said
+
+
+def test_options_that_contradict_the_running_daemon_are_refused(store):
+    with connect(store):
+        with pytest.raises(InvalidField, match="durability=sync was asked for"):
+            penstock.connect(f"file:{store}?durability=sync")
+        with pytest.raises(InvalidField, match="durability"):
+            penstock.connect(f"file:{store}?durability=perhaps")
+        with penstock.connect(f"file:{store}") as queues:
+            assert queues.names() == []
+
+
+def test_a_daemon_that_cannot_even_begin_is_told_with_its_last_words(store, monkeypatch):
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    with pytest.raises(UnavailableError, match="its daemon did not start"):
+        connect(store)
+
+
+# Ending.
+
+
+def test_it_ends_when_nobody_has_used_it_for_a_while(store):
+    with connect(store, idle=1) as queues:
+        queues.create("orders")
+        pid = running_pid(store)
+    until(lambda: running_pid(store) is None)
+    assert not socket_path(store).exists()
+    with connect(store, idle=1) as queues:
+        assert queues.names() == ["orders"]
+        assert running_pid(store) != pid
+
+
+def test_it_stays_while_somebody_is_connected(store):
+    with connect(store, idle=1) as queues:
+        queues.create("orders")
+        pid = running_pid(store)
+        # Longer than it would stay alone; the pull itself asks nothing of it meanwhile.
+        assert queues.pull("orders", wait=2.5) is None
+        assert running_pid(store) == pid
+
+
+def test_told_to_stop_it_finishes_and_its_clients_go_on_with_the_next(store):
+    with connect(store) as queues:
+        queues.create("orders")
+        queues.push("orders", b"x")
+        claim = queues.pull("orders")
+        assert claim is not None
+        pid = stop_daemon(store)
+        assert running_pid(store) is None
+        # The key belongs to the directory: what the first one claimed, the second one knows.
+        assert queues.delete(claim) is True
+        assert running_pid(store) not in (None, pid)
+
+
+def test_a_plain_push_is_safe_across_a_stop(store):
+    with connect(store) as queues:
+        queues.create("orders")
+        for number in range(5):
+            stop_daemon(store)
+            queues.push("orders", b"%d" % number)
+        assert queues.stats("orders").visible == 5
+
+
+def test_asyncio_clients_go_on_with_the_next_one_too(store):
+    async def main():
+        async with await penstock.aio.connect(f"file:{store}?durability=os") as queues:
+            await queues.create("orders")
+            waiting = asyncio.create_task(queues.pull("orders", wait=60))
+            while not (await queues.stats("orders")).waiting_pulls:
+                pass
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, stop_daemon, store)
+            await queues.push("orders", b"x")
+            claim = await waiting
+            assert claim is not None
+            return claim.body
+
+    assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == b"x"
+
+
+def test_a_daemon_that_does_not_answer_is_told_apart_from_none(store):
+    with connect(store):
+        pid = live_pid(store)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BackendLost):
+                daemon_status(store, timeout_s=0.2)
+            with pytest.raises(UnavailableError, match="has not ended within"):
+                stop_daemon(store, 0.1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+# Killed, with producers and consumers at work.
+
+PRODUCER = """
+import sys, penstock
+from penstock.errors import BackendLost
+store, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with penstock.connect(f"file:{store}?durability=os") as queues:
+    for number in range(count):
+        body = f"{name}/{number}"
+        if number % 2:
+            queues.push("orders", body, dedup_id=body)
+            print("kept", body, flush=True)
+        else:
+            try:
+                queues.push("orders", body)
+                print("kept", body, flush=True)
+            except BackendLost:
+                print("unknown", body, flush=True)
+"""
+CONSUMER = """
+import sys, penstock
+with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
+    while True:
+        claims = queues.pull_many("orders", 5, wait=60, visibility=2)
+        for claim in claims:
+            if claim.body == b"stop":
+                queues.delete(claim)
+                sys.exit()
+            try:
+                queues.delete(claim)
+            except penstock.StaleReceipt:
+                continue
+            print(claim.body.decode(), flush=True)
+"""
+
+
+def test_no_message_is_lost_when_it_is_killed_while_many_processes_use_it(store, run_python):
+    producers, each, kills = 3, 300, 4
+    with connect(store) as queues:
+        queues.create("orders")
+        consumers = [run_python(CONSUMER, store) for _ in range(3)]
+        working = [run_python(PRODUCER, store, name, each) for name in range(producers)]
+        pids = set()
+        for _ in range(kills):
+            pid = until(lambda: running_pid(store))
+            seen = queues.service.status()["requests_seen"]
+            until(
+                lambda seen=seen: (
+                    queues.service.status()["requests_seen"] > seen + 50
+                    or all(process.poll() is not None for process in working)
+                )
+            )
+            pids.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: running_pid(store) != pid)
+        told = [line.split() for process in working for line in result_of(process).splitlines()]
+        until(lambda: queues.stats("orders").messages == 0)
+        for _ in consumers:
+            queues.push("orders", b"stop")
+        done = [body for process in consumers for body in result_of(process).split()]
+    kept = {body for word, body in told if word == "kept"}
+    unknown = {body for word, body in told if word == "unknown"}
+    assert len(told) == producers * each
+    assert len(pids) > 1
+    assert kept <= set(done)
+    assert set(done) <= kept | unknown
+    # A delete whose answer was lost is sent again; nothing is done a second time but that.
+    assert len(unknown) <= kills * producers
+
+
+def test_claims_survive_a_crash_and_its_messages_return_when_they_run_out(store):
+    with connect(store) as queues:
+        queues.create("orders", visibility_timeout=1)
+        queues.push("orders", b"a")
+        queues.push("orders", b"b")
+        kept, lapsed = queues.pull_many("orders", 2)
+        os.kill(live_pid(store), signal.SIGKILL)
+        assert queues.delete(kept) is True
+        again = queues.pull("orders", wait=20)
+        assert again is not None
+        assert (again.id, again.epoch) == (lapsed.id, 2)
+        with pytest.raises(penstock.StaleReceipt):
+            queues.delete(lapsed)
+
+
+# On the command line.
+
+
+def run_command(*words):
+    """Run `penstock daemon …` in this process; its status."""
+    parser = Parser(prog="penstock daemon")
+    command.add_arguments(parser)
+    arguments = parser.parse_args(words, Namespace(json=False, url=None))
+    with Session() as session:
+        return command.run(session, arguments)
+
+
+def test_status_and_stop_tell_in_words_and_by_their_exit_status(store, capsys):
+    assert run_command("status", str(store)) == 1
+    assert capsys.readouterr().out == f"no daemon runs for {store}\n"
+    assert run_command("stop", str(store)) == 1
+    capsys.readouterr()
+    with connect(store):
+        assert run_command("status", f"file:{store}") == 0
+        shown = capsys.readouterr().out
+        assert f"runs as process {running_pid(store)}" in shown
+        assert str(socket_path(store)) in shown
+        pid = running_pid(store)
+        assert run_command("stop", str(store)) == 0
+        assert capsys.readouterr().out == f"stopped the daemon of {store}, process {pid}\n"
+    assert run_command("status", str(store)) == 1
+
+
+def test_status_and_stop_tell_programs_in_json(store, capsys):
+    assert run_command("status", str(store), "--json") == 1
+    assert json.loads(capsys.readouterr().out) == {"path": str(store), "running": False}
+    with connect(store):
+        assert run_command("status", str(store), "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["running"], told["pid"]) == (True, running_pid(store))
+        assert run_command("stop", str(store), "--json") == 0
+        assert json.loads(capsys.readouterr().out)["stopped"] == told["pid"]
+
+
+def test_status_of_a_file_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(StoreUnusable, match="is a file"):
+        run_command("status", str(path))
+
+
+# By hand, and on TCP.
+
+
+def test_one_run_by_hand_serves_both_ways_and_ends_cleanly_at_sigterm(store):
+    daemon = DaemonProcess(store, "--listen", "127.0.0.1:0")
+    with penstock.connect(f"penstock://127.0.0.1:{daemon.port}") as there:
+        there.create("orders")
+        with penstock.connect(f"file:{store}") as here:
+            assert here.names() == ["orders"]
+    assert daemon.stop() == ""
+    assert daemon.process.returncode == 0
+    # It has let go: the store can be opened at once.
+    open_engine(store).close()
+
+
+def test_a_second_one_by_hand_says_who_serves_the_store(store, run_python):
+    with connect(store):
+        second = run_python(
+            "import sys\n"
+            "from penstock.server import daemon\n"
+            "daemon._BEFORE_S_MAX = 0.1\n"
+            "sys.exit(daemon.main(sys.argv[1:]))",
+            store,
+        )
+        _, err = second.communicate(timeout=PATIENCE_S)
+        assert err == f"penstock: {store}: process {running_pid(store)} serves it already\n"
+        assert second.returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--listen", "0.0.0.0:0"], "give --token-file and --tls-cert with --tls-key"),
+        (["--listen", "nonsense:port"], "is not of the form HOST:PORT"),
+        (["--listen", "0.0.0.0:0", "--token-file", "/nowhere"], "cannot read '/nowhere'"),
+        (["--durability", "perhaps"], "durability"),
+    ],
+)
+def test_one_that_is_told_nonsense_opens_nothing_and_says_so(store, words, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.server.daemon", store, *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("penstock: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (store / "journal").exists()
+
+
+def test_a_stranger_on_the_socket_is_answered_in_frames(store):
+    with connect(store):
+        link = connect_socket(store)
+        assert link is not None
+        with link:
+            link.settimeout(PATIENCE_S)
+            link.sendall(b"hello?")
+            assert link.recv(100).startswith(PRELUDE)
