@@ -45,6 +45,8 @@ _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in _REASONS.items()
 }
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Headers that most requests do not have, and that need a closer look.
+_UNUSUAL: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding", "expect"})
 # Of these, a second one would leave it open which is meant.
 _SINGLE: Final = frozenset(
     {"host", "content-type", "content-encoding", "authorization", "x-amz-target", "x-amz-date"}
@@ -52,16 +54,18 @@ _SINGLE: Final = frozenset(
 
 
 class Request:
-    """One request, complete."""
+    """One request, complete.
+
+    Header names are in lower case; one that came several times has its values joined by commas.
+    """
 
     __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
 
-    def __init__(self, method: str, path: str, query: str) -> None:
+    def __init__(self, method: str, path: str, query: str, headers: dict[str, str]) -> None:
         self.method = method
         self.path = path
         self.query = query
-        # Names in lower case; a header that came several times has its values joined by commas.
-        self.headers: dict[str, str] = {}
+        self.headers = headers
         self.body = b""
         self.keep_alive = True
 
@@ -77,34 +81,45 @@ class _Unacceptable(Exception):
         self.status = status
 
 
-class DateHeader:
-    """The present time as a header, made anew at most once a second."""
+class _Heads:
+    """The first lines of responses, with the date: made anew at most once a second."""
 
     def __init__(self) -> None:
         self._second = -1
-        self._line = b""
+        self._by_status: dict[int, bytes] = {}
 
-    def line(self, loop_time_s: float) -> bytes:
-        """The header's line."""
-        second = int(loop_time_s)
-        if second != self._second:
-            self._second = second
-            self._line = f"Date: {formatdate(usegmt=True)}\r\n".encode()
-        return self._line
+    def first_lines(self, status: int, loop_time_s: float) -> bytes:
+        """The status line and the date."""
+        if int(loop_time_s) != self._second:
+            self._second = int(loop_time_s)
+            date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
+            self._by_status = {each: line + date for each, line in _STATUS_LINES.items()}
+        return self._by_status[status]
 
 
-_date = DateHeader()
+first_lines = _Heads().first_lines
 
 
 def response(status: int, headers: bytes, body: bytes, loop_time_s: float) -> bytes:
     """A whole response; `headers` are complete lines."""
-    return b"%s%s%sContent-Length: %d\r\n\r\n%s" % (
-        _STATUS_LINES[status],
-        _date.line(loop_time_s),
+    return b"%s%sContent-Length: %d\r\n\r\n%s" % (
+        first_lines(status, loop_time_s),
         headers,
         len(body),
         body,
     )
+
+
+def _lower(name: bytes) -> str:
+    """A header's name in lower case; the names everybody sends are remembered."""
+    lowered = name.decode("latin-1").lower()
+    if len(_LOWERED) < _LOWERED_MAX and len(name) <= 64:
+        _LOWERED[name] = lowered
+    return lowered
+
+
+_LOWERED_MAX: Final = 1_024
+_LOWERED: Final[dict[bytes, str]] = {}
 
 
 class Connection(asyncio.Protocol):
@@ -112,19 +127,23 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_answer",
-        "_body_bytes",
+        "_body",
         "_body_timed",
         "_busy",
-        "_chunks",
+        "_chunk_bytes",
         "_closing",
         "_head_bytes",
+        "_header_count",
+        "_headers",
         "_idle_sweeps",
         "_in_head",
         "_in_message",
         "_loop",
-        "_open",
+        "_more",
         "_parser",
         "_request",
+        "_seen",
+        "_seen_idle",
         "_server",
         "_transport",
         "_url",
@@ -140,26 +159,29 @@ class Connection(asyncio.Protocol):
         self._answer = server.answer
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._headers_started()
+        # The request being read: first its head, then its body, which most often comes whole.
         self._in_message = False
+        self._in_head = True
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._request: Request | None = None
+        self._body = b""
+        self._more: list[bytes] = []
+        self._body_timed = False
+        self._head_bytes = 0
+        self._header_count = 0
+        self._chunk_bytes = 0
+        # The requests that were read, one of which may be being answered.
+        self._seen = 0
+        self._seen_idle = 0
+        self._idle_sweeps = 0
         self._busy = False
         self._closing = False
         self._writable = True
         self._waiting: deque[Request] = deque()
         self.deadline_s: float | None = None
-        self._idle_sweeps = 0
         # What to call if the client goes away while its request is being answered.
         self.on_gone: Callable[[], None] | None = None
-
-    def _headers_started(self) -> None:
-        self._request: Request | None = None
-        self._open: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self._head_bytes = 0
-        self._body_bytes = 0
-        self._body_timed = False
-        self._in_head = True
 
     # What the event loop calls.
 
@@ -186,12 +208,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._chunk_bytes = len(data)
+        seen = self._seen
         try:
             self._parser.feed_data(data)
-            if self._in_message and self._in_head and self._head_bytes > HEAD_BYTES_MAX:
-                raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
+            if self._in_message:
+                self._half_read(seen)
+            elif self.deadline_s is not None:
+                self.deadline_s = None
+                self._server.slow.discard(self)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _Unacceptable):
@@ -201,15 +226,14 @@ class Connection(asyncio.Protocol):
             self._refuse(error.status, str(error))
         except httptools.HttpParserError as error:
             self._refuse(400, str(error))
-        if self._in_message:
-            self._set_deadline()
-        elif self.deadline_s is not None:
-            self.deadline_s = None
-            self._server.slow.discard(self)
 
-    def _set_deadline(self) -> None:
-        """A request is half here: the rest of it must come in time."""
-        if self.deadline_s is None:
+    def _half_read(self, seen: int) -> None:
+        """A request is half here: the rest of it must come in time, and not be too much."""
+        if self._in_head and seen == self._seen:
+            self._head_bytes += self._chunk_bytes
+            if self._head_bytes > HEAD_BYTES_MAX:
+                raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
+        if self.deadline_s is None or seen != self._seen:
             self.deadline_s = self._loop.time() + HEAD_TIMEOUT_S
             self._server.slow.add(self)
         if not self._in_head and not self._body_timed:
@@ -223,45 +247,56 @@ class Connection(asyncio.Protocol):
         self._in_message = True
 
     def on_url(self, url: bytes) -> None:
-        self._url += url
+        self._url = self._url + url if self._url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self._open.append((name, value))
+        if not self._in_head:
+            return  # after the last chunk: nothing that came that late may matter
+        self._header_count += 1
+        if self._header_count > HEADERS_MAX:
+            raise _Unacceptable(431, f"there are over {HEADERS_MAX} headers")
+        key = _LOWERED.get(name) or _lower(name)
+        headers = self._headers
+        text = value.decode("latin-1")
+        if key in headers:
+            if key in _SINGLE:
+                raise _Unacceptable(400, f"the header {key} came twice")
+            text = f"{headers[key]},{text}"
+        headers[key] = text
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        head_bytes = len(self._url)
-        path, _, query = self._url.decode("latin-1").partition("?")
-        self._request = request = Request(self._parser.get_method().decode(), path, query)
-        headers = request.headers
-        for name_bytes, value_bytes in self._open:
-            head_bytes += len(name_bytes) + len(value_bytes) + 4
-            name = name_bytes.decode("latin-1").lower()
-            value = value_bytes.decode("latin-1")
-            if name in headers:
-                if name in _SINGLE:
-                    raise _Unacceptable(400, f"the header {name} came twice")
-                value = f"{headers[name]},{value}"
-            headers[name] = value
-        if head_bytes > HEAD_BYTES_MAX or len(self._open) > HEADERS_MAX:
-            raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
-        self._check_head(request)
-
-    def _check_head(self, request: Request) -> None:
-        headers = request.headers
-        if not request.path.startswith("/"):
+        headers = self._headers
+        self._header_count = 0
+        if self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
+            self._weigh_head()
+        url = self._url.decode("latin-1")
+        path, _, query = url.partition("?")
+        method = self._parser.get_method().decode()
+        self._request = request = Request(method, path, query, headers)
+        if not path.startswith("/"):
             raise _Unacceptable(400, "the request names no path of this server")
-        if "upgrade" in headers or request.method == "CONNECT":
+        if "host" not in headers and self._parser.get_http_version() == "1.1":
+            raise _Unacceptable(400, "a request needs a Host header")
+        if not _UNUSUAL.isdisjoint(headers):
+            self._check_unusual(request)
+        length = headers.get("content-length", "")
+        if len(length) > 6 and int(length) > BODY_BYTES_MAX:
+            raise _Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
+
+    def _weigh_head(self) -> None:
+        head_bytes = len(self._url) + sum(len(n) + len(v) + 4 for n, v in self._headers.items())
+        if head_bytes > HEAD_BYTES_MAX:
+            raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
+
+    def _check_unusual(self, request: Request) -> None:
+        headers = request.headers
+        if "upgrade" in headers:
             raise _Unacceptable(400, "this server upgrades to no other protocol")
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Unacceptable(400, "the only transfer encoding is chunked")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise _Unacceptable(415, "compressed bodies are not taken")
-        if int(headers.get("content-length", "0")) > BODY_BYTES_MAX:
-            raise _Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
-        if "host" not in headers and self._parser.get_http_version() == "1.1":
-            raise _Unacceptable(400, "a request needs a Host header")
         expected = headers.get("expect")
         if expected is not None:
             if expected.lower() != "100-continue":
@@ -270,21 +305,34 @@ class Connection(asyncio.Protocol):
                 self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > BODY_BYTES_MAX:
+        if not self._body:
+            self._body = body
+            return
+        if not self._more:
+            self._more = [self._body]
+            self._head_bytes = len(self._body)
+        # Once the head is read its count is free to count the body.
+        self._head_bytes += len(body)
+        self._more.append(body)
+        if self._head_bytes > BODY_BYTES_MAX:
             raise _Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
-        self._chunks.append(body)
 
     def on_message_complete(self) -> None:
         request = self._request
         if request is None or self._closing:
             return
-        request.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        request.body = b"".join(self._more) if self._more else self._body
         request.keep_alive = self._parser.should_keep_alive()
+        self._seen += 1
         self._in_message = False
-        self._idle_sweeps = 0
-        self._url = b""
-        self._headers_started()
+        self._in_head = True
+        self._body_timed = False
+        self._request = None
+        self._headers = {}
+        self._url = self._body = b""
+        self._head_bytes = 0
+        if self._more:
+            self._more = []
         if self._busy or self._waiting or not self._writable:
             self._waiting.append(request)
             if len(self._waiting) >= WAITING_REQUESTS_MAX and self._transport is not None:
@@ -312,8 +360,7 @@ class Connection(asyncio.Protocol):
         transport.write(answer)
         if self._closing:
             transport.close()
-            return
-        if self._waiting:
+        elif self._waiting:
             self._next()
         elif self._server.stopping:
             transport.close()
@@ -356,7 +403,8 @@ class Connection(asyncio.Protocol):
 
     def sweep_idle(self) -> None:
         """Closes the connection if nothing has come over it for many of these sweeps."""
-        self._idle_sweeps += 1
+        self._idle_sweeps = self._idle_sweeps + 1 if self._seen == self._seen_idle else 0
+        self._seen_idle = self._seen
         if self._idle_sweeps > IDLE_SWEEPS_MAX and self.is_idle:
             self.close()
 

@@ -9,7 +9,8 @@ import asyncio
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any
 
 from penstock.backends.engine import Engine, Waiter
 from penstock.core.due import NEVER_MS
@@ -19,14 +20,12 @@ from penstock.server.sqs_access import Access
 from penstock.server.sqs_messages import Messages, Poll
 from penstock.server.sqs_moves import Moves
 from penstock.server.sqs_queues import Queues
+from penstock.server.sqs_speech import Speech, speech_of
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_json, sqs_query
-from penstock.wire.sqs_address import read_path
 from penstock.wire.sqs_errors import Refusal, missing
-from penstock.wire.sqs_model import Action, Shape, wire_name
+from penstock.wire.sqs_model import ACTIONS, Action, Shape, wire_name
 
-_FORM: Final = "application/x-www-form-urlencoded"
 Operation = Callable[[Any, Caller], Shape | Poll | None]
 
 
@@ -198,6 +197,12 @@ class Endpoint:
             "TagQueue": queues.tag,
             "UntagQueue": queues.untag,
         }
+        # What each action cannot do without, read in one step: with the class twice in front it is
+        # always a tuple.
+        self._required = {
+            name: attrgetter("__class__", "__class__", *action.required)
+            for name, action in ACTIONS.items()
+        }
         self._ending = False
         self._id_prefix = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-"
         self._asked = 0
@@ -207,44 +212,52 @@ class Endpoint:
     def answer(self, request: Request, connection: Connection) -> bytes | None:
         """The response, or None if it will be sent when it may."""
         self._asked += 1
-        talk = Talk(request, f"{self._id_prefix}{self._asked:012x}", self._loop)
+        request_id = f"{self._id_prefix}{self._asked:012x}"
+        speech = speech_of(request)
         name = ""
         try:
             caller = self._access.caller(request)
-            action, asked = talk.decode(caller)
+            action, asked = speech.decode(request, caller.base_url)
             name = action.name
-            for field in action.required:
-                if getattr(asked, field) is None:
-                    raise missing(wire_name(field))
+            if None in self._required[name](asked):
+                raise missing(_absent(action, asked))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             result = self._operations[name](asked, caller)
             if type(result) is Poll:
-                return self._wait(result, talk, action, connection)
-            answer = talk.encode(action, result)  # type: ignore[arg-type]
-            sequence = self._engine.answer_sequence
+                return self._wait(result, speech, action, request_id, connection)
         except Refusal as refusal:
-            self.answered[name, refusal.fault.status] += 1
-            return talk.encode_refusal(refusal)
+            return self._refused(name, refusal, speech, request_id)
+        except Exception as error:
+            # A fault of ours: the caller may try again, and whoever runs the server must be told.
+            told = {"message": f"{name or 'a request'} failed", "exception": error}
+            self._loop.call_exception_handler(told)
+            failed = Refusal(faults.SERVICE_UNAVAILABLE, "The request could not be served.")
+            return self._refused(name, failed, speech, request_id)
+        now_s = self._loop.time()
+        answer = speech.encode(action, result, request_id, now_s)  # type: ignore[arg-type]
         self.answered[name, 200] += 1
+        sequence = self._engine.answer_sequence
         if sequence > self._journal.durable_sequence:
             self._answers.send_when_durable(sequence, connection, answer)
             return None
         return answer
 
+    def _refused(self, name: str, refusal: Refusal, speech: Speech, request_id: str) -> bytes:
+        self.answered[name, refusal.fault.status] += 1
+        return speech.encode_refusal(refusal, request_id, self._loop.time())
+
     def _wait(
-        self, poll: Poll, talk: "Talk", action: Action, connection: Connection
+        self, poll: Poll, speech: Speech, action: Action, request_id: str, connection: Connection
     ) -> bytes | None:
         def done(waiter: Waiter) -> None:
             connection.on_gone = None
-            try:
-                if waiter.error is not None and not isinstance(waiter.error, InFlightLimit):
-                    raise refusal_of(waiter.error)
-                answer = talk.encode(action, poll.finish(waiter.claims))
-            except Refusal as refusal:
-                self.answered[action.name, refusal.fault.status] += 1
-                connection.finish(talk.encode_refusal(refusal))
+            if waiter.error is not None and not isinstance(waiter.error, InFlightLimit):
+                refusal = refusal_of(waiter.error)
+                connection.finish(self._refused(action.name, refusal, speech, request_id))
                 return
+            result = poll.finish(waiter.claims)
+            answer = speech.encode(action, result, request_id, self._loop.time())
             self.answered[action.name, 200] += 1
             if waiter.sequence > self._journal.durable_sequence:
                 self._answers.send_when_durable(waiter.sequence, connection, answer)
@@ -253,9 +266,9 @@ class Endpoint:
 
         try:
             if self._polls.wait(poll, connection, done) is None:
-                return talk.encode(action, poll.finish([]))
+                return speech.encode(action, poll.finish([]), request_id, self._loop.time())
         except PenstockError as error:
-            return talk.encode_refusal(refusal_of(error))
+            return self._refused(action.name, refusal_of(error), speech, request_id)
         return None
 
     def end_waits(self) -> None:
@@ -269,62 +282,5 @@ class Endpoint:
         self._polls.close()
 
 
-class Talk:
-    """One request and the protocol it speaks, which its answer must speak too."""
-
-    __slots__ = ("_as_json", "_id", "_loop", "_request", "_target")
-
-    def __init__(self, request: Request, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._request = request
-        self._id = request_id
-        self._loop = loop
-        self._target = request.headers.get("x-amz-target")
-        self._as_json = False
-
-    def decode(self, caller: Caller) -> tuple[Action, Shape]:
-        """What is asked. Raises Refusal."""
-        request = self._request
-        if self._target is not None and request.method == "POST":
-            return sqs_json.decode(self._target, request.body)
-        accept = request.headers.get("accept", "")
-        self._as_json = request.method == "GET" and "application/json" in accept
-        found = read_path(request.path)
-        url = f"{caller.base_url}{request.path}" if found else None
-        if request.method == "GET":
-            return sqs_query.decode(request.query, url)
-        if request.method != "POST":
-            raise Refusal(faults.UNKNOWN_OPERATION, "Use GET or POST.")
-        form = request.body.decode("utf-8", "replace")
-        if request.query:
-            form = f"{form}&{request.query}" if form else request.query
-        return sqs_query.decode(form, url)
-
-    def encode(self, action: Action, result: Shape | None) -> bytes:
-        """The response of an action that went well."""
-        if self._target is not None:
-            return self._whole(200, sqs_json.CONTENT_TYPE, sqs_json.encode(result))
-        if self._as_json:
-            body = sqs_query.encode_as_json(action, result, self._id)
-            return self._whole(200, "application/json", body)
-        return self._whole(200, sqs_query.CONTENT_TYPE, sqs_query.encode(action, result, self._id))
-
-    def encode_refusal(self, refusal: Refusal) -> bytes:
-        """The response of a request that was refused."""
-        status = refusal.fault.status
-        if self._target is not None:
-            body, code = sqs_json.encode_refusal(refusal)
-            return self._whole(
-                status, sqs_json.CONTENT_TYPE, body, f"x-amzn-query-error: {code}\r\n"
-            )
-        if refusal.fault is faults.QUEUE_DOES_NOT_EXIST:
-            # The older protocol has the older words.
-            refusal.message = "The specified queue does not exist for this wsdl version."
-        if self._as_json:
-            body = sqs_query.encode_refusal_as_json(refusal, self._id)
-            return self._whole(status, "application/json", body)
-        body = sqs_query.encode_refusal(refusal, self._id)
-        return self._whole(status, sqs_query.CONTENT_TYPE, body)
-
-    def _whole(self, status: int, content_type: str, body: bytes, more: str = "") -> bytes:
-        headers = f"x-amzn-RequestId: {self._id}\r\nContent-Type: {content_type}\r\n{more}"
-        return response(status, headers.encode(), body, self._loop.time())
+def _absent(action: Action, asked: Shape) -> str:
+    return next(wire_name(field) for field in action.required if getattr(asked, field) is None)

@@ -72,16 +72,6 @@ class Entry(Protocol):
     id: str | None
 
 
-class Sending(NamedTuple):
-    """A message about to be sent: the command, its size, and what its sender will be told."""
-
-    push: Push
-    size_bytes: int
-    body_digest: str
-    attributes_digest: str | None
-    system_digest: str | None
-
-
 class Messages:
     """The actions on messages."""
 
@@ -98,27 +88,30 @@ class Messages:
     def send(self, asked: model.SendMessage, caller: Caller) -> model.SendResult:
         """SendMessage."""
         queue = self._locate(asked.queue_url or "", caller)
-        sending = self._sending(queue, asked, caller)
-        reply = self._store.submit(sending.push)
-        return model.SendResult(
-            sending.body_digest,
-            reply.id,
-            sending.attributes_digest,
-            sending.system_digest,
-            f"{reply.sequence:020d}" if queue.settings.fifo else None,
-        )
+        push = self._push(queue, asked, caller)
+        try:
+            reply = self._engine.submit(push)
+        except PenstockError as error:
+            raise refusal_of(error) from None
+        result = model.SendResult(digest(push.body), reply.id)
+        if push.attributes or push.context:
+            result.md5_of_message_attributes, result.md5_of_message_system_attributes = _digests(
+                asked
+            )
+        if queue.settings.fifo:
+            result.sequence_number = f"{reply.sequence:020d}"
+        return result
 
-    def _sending(
+    def _push(
         self, queue: QueueState, asked: model.SendMessage | model.SendEntry, caller: Caller
-    ) -> Sending:
+    ) -> Push:
         settings = queue.settings
         body = body_bytes(asked.message_body)
         size_bytes = len(body)
-        attributes = context = attributes_md5 = system_md5 = None
+        attributes = context = None
         if asked.message_attributes:
             attributes, context, extra_bytes = read_attributes(asked.message_attributes)
             size_bytes += extra_bytes
-            attributes_md5 = attributes_digest(asked.message_attributes)
         if size_bytes > settings.body_bytes_max:
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,
@@ -127,7 +120,6 @@ class Messages:
             )
         if asked.message_system_attributes:
             context = {**(context or {}), TRACE: read_trace(asked.message_system_attributes)}
-            system_md5 = attributes_digest(asked.message_system_attributes)
         if caller.owner.account != self._default_account:
             context = {**(context or {}), SENDER: caller.owner.account}
         group = asked.message_group_id
@@ -146,8 +138,7 @@ class Messages:
                 "MessageDeduplicationId",
                 "The request includes a parameter that is not valid for this queue type.",
             )
-        push = Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
-        return Sending(push, size_bytes, digest(body), attributes_md5, system_md5)
+        return Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
 
     def send_batch(self, asked: model.SendMessageBatch, caller: Caller) -> model.BatchResult:
         """SendMessageBatch."""
@@ -162,30 +153,25 @@ class Messages:
                         faults.INVALID_PARAMETER_VALUE,
                         "The request must contain the parameter MessageGroupId.",
                     )
-        sendings: list[Sending | Refusal] = []
+        pushes: list[Push | Refusal] = []
         for entry in entries:
             try:
-                sendings.append(self._sending(queue, entry, caller))
+                pushes.append(self._push(queue, entry, caller))
             except Refusal as refusal:
-                sendings.append(refusal)
+                pushes.append(refusal)
         _check_total(entries)
-        items: list[BatchItem] = [each.push for each in sendings if isinstance(each, Sending)]
+        items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
         replies = iter(self._store.submit(Batch(items)))
         result = model.BatchResult([], [])
-        for entry, each in zip(entries, sendings, strict=True):
-            reply = each if isinstance(each, Refusal) else next(replies)
-            if isinstance(each, Refusal) or not isinstance(reply, PushReply):
+        for entry, push in zip(entries, pushes, strict=True):
+            reply = push if isinstance(push, Refusal) else next(replies)
+            if isinstance(push, Refusal) or not isinstance(reply, PushReply):
                 result.failed.append(failure(entry.id or "", reply))
                 continue
+            sequence = f"{reply.sequence:020d}" if queue.settings.fifo else None
+            body_digest = digest(push.body)
             result.successful.append(
-                model.SendResultEntry(
-                    entry.id or "",
-                    reply.id,
-                    each.body_digest,
-                    each.attributes_digest,
-                    each.system_digest,
-                    f"{reply.sequence:020d}" if queue.settings.fifo else None,
-                )
+                model.SendResultEntry(entry.id, reply.id, body_digest, *_digests(entry), sequence)
             )
         return result
 
@@ -398,6 +384,15 @@ class Messages:
             else:
                 result.successful.append(model.ResultEntry(entry.id))
         return result
+
+
+def _digests(asked: model.SendMessage | model.SendEntry) -> tuple[str | None, str | None]:
+    """The digests of a message's attributes and of its system attributes, where it has any."""
+    given, system = asked.message_attributes, asked.message_system_attributes
+    return (
+        attributes_digest(given) if given else None,
+        attributes_digest(system) if system else None,
+    )
 
 
 def _delay_ms(delay_s: int) -> int:

@@ -32,6 +32,7 @@ _TYPE: Final = "type:"
 _TEXT: Final = 1
 _BYTES: Final = 2
 
+_PLAIN: Final = bytes([9, 10, 13, *range(0x20, 0x7F)])
 # What XML can hold; Amazon refuses the rest in any protocol.
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
@@ -44,13 +45,15 @@ def body_bytes(body: str | None) -> bytes:
     """A message's body as the core keeps it. Raises Refusal."""
     if not body:
         raise missing("MessageBody")
-    if not body.isprintable() and _FORBIDDEN.search(body):
+    encoded = body.encode()
+    # Nearly all bodies are plain ASCII, and then what is left without it is nothing.
+    if encoded.translate(None, _PLAIN) and _FORBIDDEN.search(body):
         raise Refusal(
             INVALID_MESSAGE_CONTENTS,
             "Invalid characters found. Valid unicode characters are "
             "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF",
         )
-    return body.encode()
+    return encoded
 
 
 def body_text(body: bytes) -> str:

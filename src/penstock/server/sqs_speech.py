@@ -1,0 +1,113 @@
+"""The protocols of the SQS endpoint as HTTP carries them: a request read, a response written.
+
+A request with a target speaks JSON; any other speaks Query, whose answers are XML, or JSON for a
+GET that says it would rather have that.
+"""
+
+from typing import Final, Protocol
+
+from penstock.server.http import Request, first_lines, response
+from penstock.wire import sqs_errors as faults
+from penstock.wire import sqs_json, sqs_query
+from penstock.wire.sqs_address import read_path
+from penstock.wire.sqs_errors import Refusal
+from penstock.wire.sqs_model import Action, Shape
+
+_JSON_TYPE: Final = f"Content-Type: {sqs_json.CONTENT_TYPE}\r\n".encode()
+
+
+class Speech(Protocol):
+    """One way to ask and to be answered."""
+
+    def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
+        """What is asked. Raises Refusal."""
+        ...
+
+    def encode(
+        self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
+    ) -> bytes:
+        """The response of an action that went well."""
+        ...
+
+    def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
+        """The response of a request that was refused."""
+        ...
+
+
+class JsonSpeech:
+    """JSON 1.0."""
+
+    def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
+        return sqs_json.decode(request.headers["x-amz-target"], request.body)
+
+    def encode(
+        self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
+    ) -> bytes:
+        body = sqs_json.encode(result)
+        return b"%sx-amzn-RequestId: %s\r\n%sContent-Length: %d\r\n\r\n%s" % (
+            first_lines(200, loop_time_s),
+            request_id.encode(),
+            _JSON_TYPE,
+            len(body),
+            body,
+        )
+
+    def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
+        body, code = sqs_json.encode_refusal(refusal)
+        head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: {sqs_json.CONTENT_TYPE}\r\n"
+        head += f"x-amzn-query-error: {code}\r\n"
+        return response(refusal.fault.status, head.encode(), body, loop_time_s)
+
+
+class QuerySpeech:
+    """The Query protocol, answered in XML or in JSON."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
+        url = f"{base_url}{request.path}" if read_path(request.path) else None
+        if request.method == "GET":
+            return sqs_query.decode(request.query, url)
+        if request.method != "POST":
+            raise Refusal(faults.UNKNOWN_OPERATION, "Use GET or POST.")
+        form = request.body.decode("utf-8", "replace")
+        if request.query:
+            form = f"{form}&{request.query}" if form else request.query
+        return sqs_query.decode(form, url)
+
+    def encode(
+        self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
+    ) -> bytes:
+        write = sqs_query.encode_as_json if self._as_json else sqs_query.encode
+        return self._whole(200, write(action, result, request_id), request_id, loop_time_s)
+
+    def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
+        if refusal.fault is faults.QUEUE_DOES_NOT_EXIST:
+            # The older protocol has the older words.
+            refusal.message = "The specified queue does not exist for this wsdl version."
+        as_json = self._as_json
+        write = sqs_query.encode_refusal_as_json if as_json else sqs_query.encode_refusal
+        return self._whole(
+            refusal.fault.status, write(refusal, request_id), request_id, loop_time_s
+        )
+
+    def _whole(self, status: int, body: bytes, request_id: str, loop_time_s: float) -> bytes:
+        content_type = "application/json" if self._as_json else sqs_query.CONTENT_TYPE
+        head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: {content_type}\r\n"
+        return response(status, head.encode(), body, loop_time_s)
+
+
+_JSON: Final = JsonSpeech()
+_XML: Final = QuerySpeech(as_json=False)
+_QUERY_JSON: Final = QuerySpeech(as_json=True)
+
+
+def speech_of(request: Request) -> Speech:
+    """The protocol a request speaks."""
+    headers = request.headers
+    if "x-amz-target" in headers and request.method == "POST":
+        return _JSON
+    if request.method == "GET" and "application/json" in headers.get("accept", ""):
+        return _QUERY_JSON
+    return _XML
