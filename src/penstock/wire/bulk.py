@@ -205,15 +205,18 @@ def encode_bulk_reply(request: int, replies: Sequence[PushReply | PenstockError]
         else:
             refused.setdefault(tuple(error_words(reply)), []).append(number)
     start = _shared_start(ids)
-    rests = [id_[len(start) :] for id_ in ids]
-    widths = set(map(len, rests))
+    rests: list[str] | bytes = [id_[len(start) :] for id_ in ids]
+    joined = "".join(rests)
+    if joined and joined.isascii() and len(set(map(len, rests))) == 1:
+        # All of one width, which their number gives back.
+        rests = joined.encode()
     if _IS_BIG_ENDIAN:
         sequences.byteswap()
     body = _encode(
         (
             len(replies),
             start,
-            "".join(rests).encode() if len(widths) == 1 and "".join(rests).isascii() else rests,
+            rests,
             sequences.tobytes(),
             duplicates,
             list(refused.items()),

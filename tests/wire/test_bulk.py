@@ -1,0 +1,174 @@
+"""Bulk pushes: there and back, and what does not add up."""
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidField, PenstockError, ProtocolError, QueueFull
+from penstock.service import BATCH_ITEMS_MAX, Push, PushReply
+from penstock.wire.bulk import (
+    BulkPush,
+    decode_bulk,
+    decode_bulk_reply,
+    encode_bulk,
+    encode_bulk_reply,
+)
+from penstock.wire.frames import HEADER_BYTES
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
+ATTRIBUTES = st.dictionaries(TEXTS, TEXTS | st.binary(max_size=5), max_size=3)
+
+
+def columns(count, values):
+    return st.none() | st.lists(st.none() | values, min_size=count, max_size=count)
+
+
+@st.composite
+def bulks(draw):
+    bodies = draw(st.lists(st.binary(max_size=30), max_size=8))
+    count = len(bodies)
+    return BulkPush(
+        queue=draw(TEXTS),
+        bodies=bodies,
+        delay_ms=draw(st.none() | st.integers(0, 99)),
+        priority=draw(st.integers(0, 9)),
+        ttl_ms=draw(st.none() | st.integers(1, 99)),
+        group=draw(st.none() | TEXTS),
+        attributes=draw(st.none() | ATTRIBUTES),
+        delays_ms=draw(columns(count, st.integers(0, 99))),
+        priorities=draw(columns(count, st.integers(0, 9))),
+        ttls_ms=draw(columns(count, st.integers(1, 99))),
+        groups=draw(columns(count, TEXTS)),
+        dedup_ids=draw(columns(count, TEXTS)),
+        each_attributes=draw(columns(count, ATTRIBUTES)),
+    )
+
+
+def chosen(column, place, shared):
+    """A row's own value, or the one all share."""
+    own = None if column is None else column[place]
+    return shared if own is None else own
+
+
+def meant(bulk):
+    return [
+        Push(
+            bulk.queue,
+            body,
+            chosen(bulk.delays_ms, place, bulk.delay_ms),
+            chosen(bulk.priorities, place, bulk.priority),
+            chosen(bulk.ttls_ms, place, bulk.ttl_ms),
+            chosen(bulk.dedup_ids, place, None),
+            chosen(bulk.groups, place, bulk.group),
+            chosen(bulk.each_attributes, place, bulk.attributes),
+        )
+        for place, body in enumerate(bulk.bodies)
+    ]
+
+
+@given(bulks())
+def test_a_bulk_push_arrives_as_the_pushes_it_stands_for(bulk):
+    assert decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:]).items == meant(bulk)
+
+
+REPLIES = st.builds(PushReply, TEXTS, st.integers(0, 2**63), st.booleans()) | st.builds(
+    QueueFull, TEXTS
+)
+
+
+@given(st.lists(REPLIES, max_size=8))
+def test_each_message_has_its_own_reply_or_error(replies):
+    found = decode_bulk_reply(encode_bulk_reply(1, replies)[HEADER_BYTES:])
+    assert len(found) == len(replies)
+    for one, other in zip(found, replies, strict=True):
+        if isinstance(other, PenstockError):
+            assert (type(one), str(one)) == (type(other), str(other))
+        else:
+            assert one == other
+
+
+def test_ids_that_share_their_start_take_little_room():
+    replies = [PushReply(f"b3c1917d-5eb2-8bb0-9000-{n:012x}", n, False) for n in range(1_000)]
+    frame = encode_bulk_reply(1, replies)
+    assert len(frame) < 12 * 1_000
+    assert decode_bulk_reply(frame[HEADER_BYTES:]) == replies
+
+
+def test_an_error_that_refused_many_is_told_once():
+    frame = encode_bulk_reply(1, [QueueFull("the same")] * 1_000)
+    assert frame.count(b"the same") == 1
+    assert len(decode_bulk_reply(frame[HEADER_BYTES:])) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("bulk", "said"),
+    [
+        (BulkPush(queue="q", bodies=[b""] * (BATCH_ITEMS_MAX + 1)), "at most 10000"),
+        (BulkPush(queue="q", bodies=[b"a"], groups=["a", "b"]), "groups: 2 values for 1 bodies"),
+        (BulkPush(queue="q\ud800", bodies=[b"a"]), "cannot be sent"),
+        (BulkPush(queue="q", bodies=["text"]), "cannot be sent"),  # type: ignore[list-item]
+        (BulkPush(queue="q", bodies=[b"x" * 999]), "a frame takes at most 900"),
+    ],
+)
+def test_what_cannot_travel_is_refused_before_it_is_sent(bulk, said):
+    with pytest.raises(InvalidField, match=said):
+        encode_bulk(1, bulk, 900)
+
+
+def made(fields, *sizes, bodies=b""):
+    head = msgspec.msgpack.encode(fields)
+    lengths = b"".join(struct.pack("<I", size) for size in sizes)
+    return struct.pack("<I", len(head)) + head + lengths + bodies
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x01\x00",
+        b"\xff\xff\xff\xff",
+        struct.pack("<I", 1) + b"\xc1",
+        made(["q", 2], 1, bodies=b""),
+        made(["q", 1], 1, bodies=b""),
+        made(["q", 1], 1, bodies=b"ab"),
+        made(["q", 2], 2**31, 2**31, bodies=b"ab"),
+    ],
+)
+def test_sizes_that_do_not_add_up_are_the_fault_of_the_peer(body):
+    with pytest.raises(ProtocolError, match="the client"):
+        decode_bulk(body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["q", BATCH_ITEMS_MAX + 1],
+        ["q", -1],
+        [7, 0],
+        ["q", 0, None, "high"],
+        ["q", 0, None, 0, None, None, {"a": 7}],
+        ["q", 0, None, 0, None, None, {str(n): "" for n in range(65)}],
+        ["q", 0, None, 0, None, None, None, [1]],
+    ],
+)
+def test_a_head_of_the_wrong_shape_is_the_fault_of_one_request(fields):
+    with pytest.raises(InvalidField):
+        decode_bulk(made(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [2, "a", b"bc", b"\x00" * 8, [], []],
+        [1, "a", b"b", b"\x00" * 7, [], []],
+        [3, "a", [], b"", [], [(["why"], [5, 6])]],
+        [10**9, "a", [], b"", [], []],
+        [0],
+    ],
+)
+def test_a_reply_that_does_not_add_up_is_the_fault_of_the_server(fields):
+    with pytest.raises(ProtocolError, match="the server"):
+        decode_bulk_reply(msgspec.msgpack.encode(fields))
