@@ -7,9 +7,10 @@ still is. Two are kept.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +38,10 @@ class End(msgspec.Struct, array_like=True):
     """How many slices there must be."""
 
     slices: int
+
+
+_decode_outline = msgspec.msgpack.Decoder(Outline).decode
+_decode_end = msgspec.msgpack.Decoder(End).decode
 
 
 class SnapshotWriter:
@@ -123,43 +128,67 @@ class Taken(NamedTuple):
     is_ordered: bool
 
 
+class _NotWhole(Exception):
+    """The file is no snapshot, or no longer one."""
+
+
 def read_snapshot(path: Path) -> Taken | None:
     """The state a file holds, or None if it is not whole or cannot be read."""
     try:
-        data = memoryview(path.read_bytes())
-    except OSError:
+        with path.open("rb") as file:
+            return _assemble(_entries(file))
+    except (OSError, msgspec.DecodeError, _NotWhole):
         return None
-    packed: list[memoryview] = []
-    at = 0
-    while at < len(data):
-        header = unpack_header(bytes(data[at : at + HEADER_BYTES]))
-        if header is None or header.version != VERSION or header.entry_id != len(packed):
-            return None
-        at += HEADER_BYTES
-        entry = data[at : at + header.size_bytes]
-        if not header.holds(entry):
-            return None
-        packed.append(entry)
-        at += header.size_bytes
-    if len(packed) < 2:
-        return None
+
+
+def read_outline(path: Path) -> Outline | None:
+    """All that a snapshot says but for its messages, or None if that part is not whole."""
     try:
-        end = msgspec.msgpack.decode(packed[-1], type=End)
-        if end.slices != len(packed) - 2:
-            return None
-        return _assemble(msgspec.msgpack.decode(packed[0], type=Outline), packed[1:-1])
-    except msgspec.DecodeError:
+        with path.open("rb") as file:
+            return _decode_outline(next(_entries(file)))
+    except (OSError, StopIteration, msgspec.DecodeError, _NotWhole):
         return None
 
 
-def _assemble(outline: Outline, slices: list[memoryview]) -> Taken:
+def _entries(file: BinaryIO) -> Iterator[bytes]:
+    """The data of each entry, one at a time: a snapshot may be larger than what it leaves free."""
+    number = 0
+    while head := file.read(HEADER_BYTES):
+        header = unpack_header(head)
+        if header is None or header.version != VERSION or header.entry_id != number:
+            raise _NotWhole
+        data = file.read(header.size_bytes)
+        if not header.holds(data):
+            raise _NotWhole
+        yield data
+        number += 1
+
+
+def _assemble(entries: Iterator[bytes]) -> Taken:
+    first = next(entries, None)
+    held = next(entries, None)
+    if first is None or held is None:
+        raise _NotWhole
+    outline = _decode_outline(first)
     by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.shard.queues}
     is_ordered = True
-    for packed in slices:
-        for delivery in _decode_slice(packed):
-            by_queue.setdefault(delivery.queue, []).append(delivery)
-            if delivery.rank >= outline.shard.next_number:
+    at_ms = 0
+    slices = 0
+    for data in entries:
+        slices += 1
+        for delivery in _decode_slice(held):
+            # Equal numbers were decoded into objects of their own: one each is enough.
+            if delivery.rank == delivery.number:
+                delivery.rank = delivery.number
+            elif delivery.rank >= outline.shard.next_number:
                 is_ordered = False
+            if delivery.pushed_at_ms == at_ms:
+                delivery.pushed_at_ms = at_ms
+            at_ms = delivery.pushed_at_ms
+            by_queue.setdefault(delivery.queue, []).append(delivery)
+        held = data
+    if _decode_end(held).slices != slices:
+        raise _NotWhole
     for kept in outline.shard.queues:
         kept.deliveries = by_queue.pop(kept.number)
         kept.deliveries.sort(key=_rank)
