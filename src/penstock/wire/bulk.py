@@ -205,18 +205,17 @@ def encode_bulk_reply(request: int, replies: Sequence[PushReply | PenstockError]
         else:
             refused.setdefault(tuple(error_words(reply)), []).append(number)
     start = _shared_start(ids)
-    rests: list[str] | bytes = [id_[len(start) :] for id_ in ids]
+    rests = [id_[len(start) :] for id_ in ids]
     joined = "".join(rests)
-    if joined and joined.isascii() and len(set(map(len, rests))) == 1:
-        # All of one width, which their number gives back.
-        rests = joined.encode()
+    # All of one width, which their number gives back, or each by itself.
+    is_even = joined and joined.isascii() and len(set(map(len, rests))) == 1
     if _IS_BIG_ENDIAN:
         sequences.byteswap()
     body = _encode(
         (
             len(replies),
             start,
-            rests,
+            joined.encode() if is_even else rests,
             sequences.tobytes(),
             duplicates,
             list(refused.items()),
