@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -175,6 +177,12 @@ def test_a_bulk_push_carries_every_option_by_row(remote, queues):
 
 def test_the_server_tells_of_itself(remote):
     assert remote.status()["connections"] == 1
+
+
+def test_connecting_loads_neither_asyncio_nor_tls():
+    code = "import sys, penstock.backends.dial; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"asyncio", "ssl"} & set(done.stdout.split())
 
 
 # Losing the connection.

@@ -252,6 +252,25 @@ def test_nothing_is_answered_before_it_is_durable_and_one_notice_does_for_many(s
     assert [wire.next()[1] for _ in range(10)] == list(range(2, 12))
 
 
+def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve):
+    journal = SlowJournal()
+    server = serve(engine=Engine(journal, ManualClock()), limits=Limits(deferred_max=4))
+    with Wire(server) as wire:
+        wire.send((1, CreateQueue("orders")))
+        (connection,) = until(lambda: server.desk.connections)
+        for number in range(2, 40):
+            wire.send((number, Push("orders", b"x")))
+        until(lambda: connection._reading_paused)
+        answered: list[int] = []
+        while len(answered) < 39:
+            until(lambda: journal.told)
+            journal.sync()
+            answered.append(wire.next()[1])
+            answered += [request for _, request, _ in wire.frames]
+            wire.frames.clear()
+        assert answered == list(range(1, 40))
+
+
 def test_claims_that_nobody_can_be_told_of_return(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))

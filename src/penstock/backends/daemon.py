@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import socket
-import ssl
 import stat
 import struct
 import subprocess
@@ -27,12 +26,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from penstock.errors import BackendLost, StoreUnusable, UnavailableError
 from penstock.wire.frames import error_from
+
+if TYPE_CHECKING:
+    import ssl
 
 IDLE_S: Final = 60
 READY: Final = b"ready"

@@ -1,18 +1,19 @@
 """From a URL to a connection: `penstock://HOST:PORT`, and `file:PATH` through its daemon."""
 
 import os
-import ssl
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from penstock.backends import Address, check_options, file_path
 from penstock.backends.daemon import IDLE_S, DaemonEndpoint
-from penstock.backends.portal import Portal
 from penstock.backends.remote import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService
+
+if TYPE_CHECKING:
+    import ssl
 
 PORT: Final = 7420
 _STORE_OPTIONS: Final[tuple[str, ...]] = ("durability", "interval_ms", "archive")
@@ -24,6 +25,7 @@ def open_remote(address: Address, clock: Clock | None) -> QueueService:
     timeout_s = _timeout_s(address)
     if endpoint.tls is None:
         return Remote(endpoint, timeout_s=timeout_s)
+    from penstock.backends.portal import Portal
     from penstock.backends.remote_async import AsyncRemote
 
     # Two threads may not use one TLS connection at once, as reading for one another needs.
@@ -92,7 +94,9 @@ def _read_token(path: str) -> str:
         raise InvalidField(f"url: token_file: cannot read {path!r}: {reason}") from None
 
 
-def _client_tls(ca_file: str | None) -> ssl.SSLContext:
+def _client_tls(ca_file: str | None) -> "ssl.SSLContext":
+    import ssl
+
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:

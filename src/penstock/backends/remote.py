@@ -16,7 +16,6 @@ done twice without harm (`is_repeatable`). For the rest nobody knows whether it 
 
 import os
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -24,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from penstock.errors import (
     BackendLost,
@@ -69,6 +68,9 @@ from penstock.wire.frames import (
     server_limits,
 )
 
+if TYPE_CHECKING:
+    import ssl
+
 R = TypeVar("R")
 TIMEOUT_S: Final = 30.0
 # How long a broken connection may take to come back before a caller is told.
@@ -89,7 +91,7 @@ class Endpoint(Protocol):
 
     shown: str
     token: str | None
-    tls: ssl.SSLContext | None
+    tls: "ssl.SSLContext | None"
     server_name: str | None
     # What the server's store must be running with, as far as the caller has said.
     options: Mapping[str, str]
@@ -110,7 +112,7 @@ class TcpEndpoint:
         port: int,
         *,
         token: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: "ssl.SSLContext | None" = None,
     ) -> None:
         self.shown = f"penstock://{host}:{port}"
         self.token = token
@@ -398,6 +400,10 @@ class Channel:
         if not data:
             self._drop("the server closed the connection", "reader")
             return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Hands each answer to whoever waits for it."""
         self._heard += 1
         pending = self._pending
         for kind, request, body in self._decoder.feed(data):
@@ -448,7 +454,7 @@ class Channel:
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             while self.lost is None:
                 if self._link.recv(1, flags):
-                    self._read_late_words()
+                    self._take(self._link.recv(_RECEIVE_BYTES))
                 else:
                     self._drop("the server closed the connection", "both")
         except BlockingIOError:
@@ -457,12 +463,6 @@ class Channel:
             self._drop(f"the connection broke: {error.strerror or error}", "both")
         finally:
             self._reading.release()
-
-    def _read_late_words(self) -> None:
-        data = self._link.recv(_RECEIVE_BYTES)
-        for kind, request, body in self._decoder.feed(data):
-            if not request:
-                self._heed(kind, body)
 
     def _drop(self, reason: str, role: str) -> None:
         """Gives the connection up, for everyone. The socket is closed when nobody uses it."""
