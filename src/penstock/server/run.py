@@ -6,13 +6,12 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from penstock.backends import check_options, file_path, read_url
+from penstock.backends import open_engine
 from penstock.backends.asynchronous import AsyncEngine
 from penstock.backends.engine import Engine
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable
-from penstock.journal import MemoryJournal
 from penstock.server.http import Connection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
@@ -71,7 +70,7 @@ class Running:
 async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
     """Opens the store and the door. Raises PenstockError."""
     tls = _tls(settings)
-    engine = open_store(settings, clock)
+    engine = open_engine(settings.where, clock)
     try:
         _declare(engine, settings)
         service = AsyncEngine(engine)
@@ -101,28 +100,6 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
             f"cannot listen on {settings.host}:{settings.port}: {reason}; another --port may do"
         ) from None
     return Running(settings, engine, service, endpoint, http, listener)
-
-
-def open_store(settings: ServerSettings, clock: Clock | None = None) -> Engine:
-    """The engine that the settings name. Raises PenstockError."""
-    address = read_url(settings.where)
-    if address.scheme == "memory":
-        check_options(address, {"history"})
-        return Engine(MemoryJournal(address.whole_number("history", 0)), clock)
-    if address.scheme != "file":
-        raise InvalidField("store: a server keeps its messages in memory: or file:PATH, for now")
-    # Imported late: a server in memory needs none of it.
-    from penstock.backends.store import open_engine
-    from penstock.journal.file import check_durability
-
-    check_options(address, {"embedded", "durability", "interval_ms", "archive"})
-    return open_engine(
-        file_path(address),
-        durability=check_durability(address.options.get("durability", "sync")),
-        interval_ms=address.whole_number("interval_ms", 50),
-        clock=clock,
-        archive=address.options.get("archive"),
-    )
 
 
 def _declare(engine: Engine, settings: ServerSettings) -> None:

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.queue import QueueState
-from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, StaleReceipt
+from penstock.errors import (
+    AttemptLapsed,
+    InFlightLimit,
+    MessageGone,
+    PenstockError,
+    StaleReceipt,
+)
 from penstock.server.sqs_store import Caller, Store, no_such_queue, refusal_of
 from penstock.service import (
     DEDUP_WINDOW_MS,
@@ -452,13 +458,13 @@ def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal |
 
 
 def _refused_change(error: PenstockError, receipt: str) -> Refusal:
+    if isinstance(error, MessageGone):
+        return invalid_value(
+            receipt,
+            "ReceiptHandle",
+            "Message does not exist or is not available for visibility timeout change.",
+        )
     if isinstance(error, StaleReceipt):
-        if "is gone" in str(error):
-            return invalid_value(
-                receipt,
-                "ReceiptHandle",
-                "Message does not exist or is not available for visibility timeout change.",
-            )
         return Refusal(faults.MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
     return _refused_receipt(error, receipt)
 

@@ -1,0 +1,89 @@
+"""Queue URLs, ARNs and the names queues have inside."""
+
+import pytest
+
+from penstock.wire.sqs_address import Address, Directory, Owner, read_arn, read_url
+
+HOME = Owner("000000000000", "us-east-1")
+AWAY = Owner("111122223333", "eu-west-1")
+DIRECTORY = Directory(HOME)
+
+ADDRESSES = [
+    (Address(HOME, "q"), "q", "arn:aws:sqs:us-east-1:000000000000:q"),
+    (Address(HOME, "q.fifo"), "q.fifo", "arn:aws:sqs:us-east-1:000000000000:q.fifo"),
+    (Address(AWAY, "q"), "q@eu-west-1.111122223333", "arn:aws:sqs:eu-west-1:111122223333:q"),
+    (
+        Address(Owner("000000000000", "cn-north-1"), "q"),
+        "q@cn-north-1.000000000000",
+        "arn:aws-cn:sqs:cn-north-1:000000000000:q",
+    ),
+    (
+        Address(Owner("000000000000", "us-gov-west-1"), "q"),
+        "q@us-gov-west-1.000000000000",
+        "arn:aws-us-gov:sqs:us-gov-west-1:000000000000:q",
+    ),
+]
+
+
+@pytest.mark.parametrize(("address", "inside", "arn"), ADDRESSES)
+def test_an_address_goes_in_and_comes_out_again(address, inside, arn):
+    assert DIRECTORY.inside(address) == inside
+    assert DIRECTORY.address(inside) == address
+    assert DIRECTORY.arn(inside) == arn
+    assert read_arn(arn) == address
+
+
+def test_a_queue_with_a_scope_of_another_kind_belongs_to_the_default_owner():
+    assert DIRECTORY.address("q@something").owner == HOME
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:9324/000000000000/q",
+        "https://sqs.us-east-1.amazonaws.com/000000000000/q",
+        "http://h/queue/us-east-1/000000000000/q",
+        "/000000000000/q",
+    ],
+)
+def test_a_url_names_its_account_and_queue(url):
+    assert read_url(url) == ("000000000000", "q")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "q",
+        "http://h/q",
+        "http://h/12/q",
+        "http://h/000000000000/",
+        "http://h/000000000000/a b",
+        "http://h/000000000000/..",
+        "http://h/000000000000/%2e%2e",
+        "http://h/000000000000/q/",
+        "http://h/٠٠٠٠٠٠٠٠٠٠٠٠/q",
+        "http://[/000000000000/q",
+        "http://h/000000000000/" + "q" * 81,
+    ],
+)
+def test_what_names_no_queue_is_told_apart(url):
+    assert read_url(url) is None
+
+
+@pytest.mark.parametrize(
+    "arn",
+    [
+        None,
+        7,
+        "",
+        "q",
+        "arn:aws:sns:us-east-1:000000000000:q",
+        "arn:aws:sqs:us-east-1:1:q",
+        "arn:aws:sqs:US:000000000000:q",
+        "arn:aws:sqs:us-east-1:000000000000:q:r",
+        "arn:aws:sqs:us-east-1:000000000000:a b",
+    ],
+)
+def test_what_is_no_arn_of_a_queue_is_told_apart(arn):
+    assert read_arn(arn) is None

@@ -1,0 +1,134 @@
+"""The JSON protocol, byte for byte."""
+
+import pytest
+
+from penstock.wire import sqs_model as model
+from penstock.wire.sqs_errors import (
+    INVALID_PARAMETER_VALUE,
+    QUEUE_DOES_NOT_EXIST,
+    SERVICE_UNAVAILABLE,
+    Refusal,
+)
+from penstock.wire.sqs_json import decode, encode, encode_refusal
+
+REQUESTS = [
+    (
+        "AmazonSQS.SendMessage",
+        (
+            b'{"QueueUrl":"u","MessageBody":"b","DelaySeconds":5,"Unknown":[1,{"a":2}],'
+            b'"MessageAttributes":{"n":{"DataType":"Binary","BinaryValue":"AP8="}}}'
+        ),
+        model.SendMessage(
+            "u",
+            "b",
+            5,
+            {"n": model.AttributeValue(binary_value=b"\x00\xff", data_type="Binary")},
+        ),
+    ),
+    ("AmazonSQS.ListQueues", b"", model.ListQueues()),
+    ("AmazonSQS.ListQueues", b'{"MaxResults":null}', model.ListQueues()),
+    (
+        "AmazonSQS.CreateQueue",
+        b'{"QueueName":"q","Attributes":{"DelaySeconds":"1"},"tags":{"a":"b"}}',
+        model.CreateQueue("q", {"DelaySeconds": "1"}, {"a": "b"}),
+    ),
+    (
+        "AmazonSQS.DeleteMessageBatch",
+        b'{"QueueUrl":"u","Entries":[{"Id":"1","ReceiptHandle":"r"}]}',
+        model.DeleteMessageBatch("u", [model.DeleteEntry("1", "r")]),
+    ),
+    (
+        "AmazonSQS.AddPermission",
+        b'{"QueueUrl":"u","Label":"l","AWSAccountIds":["1"],"Actions":["*"]}',
+        model.AddPermission("u", "l", ["1"], ["*"]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "body", "expected"), REQUESTS)
+def test_a_request_is_read_as_its_action(target, body, expected):
+    action, asked = decode(target, body)
+    assert f"AmazonSQS.{action.name}" == target
+    assert asked == expected
+
+
+ANSWERS = [
+    (None, b""),
+    (model.ReceiveResult([]), b"{}"),
+    (model.QueueUrlResult("http://h/0/q"), b'{"QueueUrl":"http://h/0/q"}'),
+    (model.SourceUrlsResult([]), b'{"queueUrls":[]}'),
+    (
+        model.SendResult("m", "i", "a", "s", "00000000000000000007"),
+        (
+            b'{"MD5OfMessageBody":"m","MessageId":"i","MD5OfMessageAttributes":"a",'
+            b'"MD5OfMessageSystemAttributes":"s","SequenceNumber":"00000000000000000007"}'
+        ),
+    ),
+    (
+        model.ReceiveResult(
+            [
+                model.Received(
+                    "i",
+                    "r",
+                    "m",
+                    'a"b\n\u2028',
+                    {"SenderId": "0"},
+                    "d",
+                    {"n": model.AttributeValue(binary_value=b"\x00", data_type="Binary")},
+                )
+            ]
+        ),
+        (
+            b'{"Messages":[{"MessageId":"i","ReceiptHandle":"r","MD5OfBody":"m",'
+            b'"Body":"a\\"b\\n\xe2\x80\xa8","Attributes":{"SenderId":"0"},'
+            b'"MD5OfMessageAttributes":"d",'
+            b'"MessageAttributes":{"n":{"BinaryValue":"AA==","DataType":"Binary"}}}]}'
+        ),
+    ),
+    (
+        model.BatchResult(
+            [model.ResultEntry("1")], [model.ErrorEntry("2", True, "Code", "Message")]
+        ),
+        (
+            b'{"Successful":[{"Id":"1"}],'
+            b'"Failed":[{"Id":"2","SenderFault":true,"Code":"Code","Message":"Message"}]}'
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("result", "body"), ANSWERS)
+def test_a_result_is_written_as_amazon_writes_it(result, body):
+    assert encode(result) == body
+
+
+def test_a_refusal_names_itself_twice():
+    assert encode_refusal(Refusal(QUEUE_DOES_NOT_EXIST, "gone")) == (
+        b'{"__type":"com.amazonaws.sqs#QueueDoesNotExist","message":"gone"}',
+        "AWS.SimpleQueueService.NonExistentQueue;Sender",
+    )
+    assert encode_refusal(Refusal(INVALID_PARAMETER_VALUE, "bad")) == (
+        b'{"__type":"com.amazon.coral.service#InvalidParameterValueException","message":"bad"}',
+        "InvalidParameterValue;Sender",
+    )
+    assert encode_refusal(Refusal(SERVICE_UNAVAILABLE, ""))[1] == "ServiceUnavailable;Receiver"
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "name"),
+    [
+        ("AmazonSQS.Explode", b"{}", "UnknownOperationException"),
+        ("SendMessage", b"{}", "UnknownOperationException"),
+        ("", b"{}", "UnknownOperationException"),
+        ("AmazonSQS.ListQueues", b"{", "SerializationException"),
+        ("AmazonSQS.ListQueues", b"[]", "SerializationException"),
+        ("AmazonSQS.ListQueues", b'{"MaxResults":"1"}', "SerializationException"),
+        ("AmazonSQS.ListQueues", b'{"x":' + b"[" * 99_999, "SerializationException"),
+        ("AmazonSQS.SendMessage", b'{"MessageBody":"\\ud800"}', "SerializationException"),
+        ("AmazonSQS.SendMessage", b'{"MessageBody":"\xff"}', "SerializationException"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(target, body, name):
+    with pytest.raises(Refusal) as caught:
+        decode(target, body)
+    assert caught.value.fault.name == name

@@ -1,0 +1,210 @@
+"""The Query protocol, byte for byte."""
+
+import pytest
+
+from penstock.wire import sqs_model as model
+from penstock.wire.sqs_errors import QUEUE_DOES_NOT_EXIST, Refusal
+from penstock.wire.sqs_model import ACTIONS
+from penstock.wire.sqs_query import (
+    decode,
+    encode,
+    encode_as_json,
+    encode_refusal,
+    encode_refusal_as_json,
+)
+
+FORMS = [
+    (
+        (
+            "Action=SendMessage&QueueUrl=u&MessageBody=a+b%2B&DelaySeconds=5"
+            "&MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=Binary"
+            "&MessageAttribute.1.Value.BinaryValue=AP8%3D"
+            "&MessageSystemAttribute.1.Name=AWSTraceHeader"
+            "&MessageSystemAttribute.1.Value.DataType=String"
+            "&MessageSystemAttribute.1.Value.StringValue=t&Version=2012-11-05"
+        ),
+        model.SendMessage(
+            "u",
+            "a b+",
+            5,
+            {"n": model.AttributeValue(binary_value=b"\x00\xff", data_type="Binary")},
+            {"AWSTraceHeader": model.AttributeValue(string_value="t", data_type="String")},
+        ),
+    ),
+    (
+        (
+            "Action=CreateQueue&QueueName=q&Attribute.1.Name=DelaySeconds&Attribute.1.Value=1"
+            "&Attribute.2.Name=Policy&Attribute.2.Value=&Tag.1.Key=a&Tag.1.Value=b"
+        ),
+        model.CreateQueue("q", {"DelaySeconds": "1", "Policy": ""}, {"a": "b"}),
+    ),
+    (
+        (
+            "Action=GetQueueAttributes&QueueUrl=u&AttributeName.2=b&AttributeName.1=a"
+            "&AttributeName.10=c"
+        ),
+        model.GetQueueAttributes("u", ["a", "b", "c"]),
+    ),
+    (
+        (
+            "Action=SendMessageBatch&QueueUrl=u"
+            "&SendMessageBatchRequestEntry.1.Id=1&SendMessageBatchRequestEntry.1.MessageBody=x"
+            "&SendMessageBatchRequestEntry.1.MessageAttribute.1.Name=n"
+            "&SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.StringValue=v"
+            "&SendMessageBatchRequestEntry.2.Id=2&SendMessageBatchRequestEntry.2.DelaySeconds=7"
+        ),
+        model.SendMessageBatch(
+            "u",
+            [
+                model.SendEntry(
+                    "1", "x", message_attributes={"n": model.AttributeValue(string_value="v")}
+                ),
+                model.SendEntry("2", delay_seconds=7),
+            ],
+        ),
+    ),
+    (
+        "Action=AddPermission&QueueUrl=u&Label=l&AWSAccountId.1=1&AWSAccountId.2=2&ActionName.1=*",
+        model.AddPermission("u", "l", ["1", "2"], ["*"]),
+    ),
+    ("Action=UntagQueue&QueueUrl=u&TagKey.1=a", model.UntagQueue("u", ["a"])),
+    ("Action=TagQueue&QueueUrl=u&Tag.1.Key=a&Tag.1.Value=", model.TagQueue("u", {"a": ""})),
+]
+
+
+@pytest.mark.parametrize(("form", "expected"), FORMS)
+def test_a_form_is_read_as_its_action(form, expected):
+    action, asked = decode(form, None)
+    assert action is ACTIONS[form.split("&")[0].removeprefix("Action=")]
+    assert asked == expected
+
+
+def test_a_request_to_a_queues_url_need_not_name_it():
+    _, asked = decode("Action=PurgeQueue", "http://h/000000000000/q")
+    assert asked == model.OfQueue("http://h/000000000000/q")
+    _, asked = decode("Action=PurgeQueue&QueueUrl=other", "http://h/000000000000/q")
+    assert asked == model.OfQueue("other")
+
+
+HEAD = '<?xml version="1.0"?><{0}Response xmlns="http://queue.amazonaws.com/doc/2012-11-05/">'
+TAIL = "<ResponseMetadata><RequestId>id</RequestId></ResponseMetadata></{0}Response>"
+ANSWERS = [
+    ("DeleteMessage", None, ""),
+    ("ReceiveMessage", model.ReceiveResult([]), "<ReceiveMessageResult></ReceiveMessageResult>"),
+    (
+        "ReceiveMessage",
+        model.ReceiveResult(
+            [
+                model.Received(
+                    "i",
+                    "r",
+                    "m",
+                    "<a>&\r\n",
+                    {"SenderId": "0"},
+                    "d",
+                    {"n": model.AttributeValue(binary_value=b"\x00", data_type="Binary")},
+                )
+            ]
+        ),
+        (
+            "<ReceiveMessageResult><Message><MessageId>i</MessageId><ReceiptHandle>r</ReceiptHandle>"
+            "<MD5OfBody>m</MD5OfBody><Body>&lt;a&gt;&amp;&#xD;\n</Body>"
+            "<Attribute><Name>SenderId</Name><Value>0</Value></Attribute>"
+            "<MD5OfMessageAttributes>d</MD5OfMessageAttributes><MessageAttribute><Name>n</Name><Value>"
+            "<BinaryValue>AA==</BinaryValue><DataType>Binary</DataType></Value></MessageAttribute>"
+            "</Message></ReceiveMessageResult>"
+        ),
+    ),
+    (
+        "SendMessageBatch",
+        model.BatchResult(
+            [model.SendResultEntry("1", "i", "m")], [model.ErrorEntry("2", True, "C", "M")]
+        ),
+        (
+            "<SendMessageBatchResult><SendMessageBatchResultEntry><Id>1</Id><MessageId>i</MessageId>"
+            "<MD5OfMessageBody>m</MD5OfMessageBody></SendMessageBatchResultEntry>"
+            "<BatchResultErrorEntry><Id>2</Id><SenderFault>true</SenderFault><Code>C</Code>"
+            "<Message>M</Message></BatchResultErrorEntry></SendMessageBatchResult>"
+        ),
+    ),
+    (
+        "ListQueues",
+        model.QueueUrlsResult(["u", "v"], "t"),
+        (
+            "<ListQueuesResult><QueueUrl>u</QueueUrl><QueueUrl>v</QueueUrl><NextToken>t</NextToken>"
+            "</ListQueuesResult>"
+        ),
+    ),
+    (
+        "ListQueueTags",
+        model.TagsResult({"a": "b"}),
+        "<ListQueueTagsResult><Tag><Key>a</Key><Value>b</Value></Tag></ListQueueTagsResult>",
+    ),
+    (
+        "ListMessageMoveTasks",
+        model.MoveTasksResult([model.MoveTaskEntry("COMPLETED", "arn", 3)]),
+        (
+            "<ListMessageMoveTasksResult><ListMessageMoveTasksResultEntry><Status>COMPLETED</Status>"
+            "<SourceArn>arn</SourceArn>"
+            "<ApproximateNumberOfMessagesMoved>3</ApproximateNumberOfMessagesMoved>"
+            "</ListMessageMoveTasksResultEntry></ListMessageMoveTasksResult>"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "result", "inside"), ANSWERS)
+def test_a_result_is_written_as_xml(name, result, inside):
+    whole = HEAD.format(name) + inside + TAIL.format(name)
+    assert encode(ACTIONS[name], result, "id").decode() == whole
+
+
+def test_a_refusal_is_written_as_xml_or_as_json():
+    refusal = Refusal(QUEUE_DOES_NOT_EXIST, "<gone>")
+    assert encode_refusal(refusal, "id").decode() == (
+        '<?xml version="1.0"?>'
+        '<ErrorResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/"><Error>'
+        "<Type>Sender</Type><Code>AWS.SimpleQueueService.NonExistentQueue</Code>"
+        "<Message>&lt;gone&gt;</Message><Detail/></Error><RequestId>id</RequestId></ErrorResponse>"
+    )
+    assert encode_refusal_as_json(refusal, "id") == (
+        b'{"Error":{"Code":"AWS.SimpleQueueService.NonExistentQueue","Message":"<gone>",'
+        b'"Type":"Sender"},"RequestId":"id"}'
+    )
+
+
+def test_a_result_is_written_as_json_to_whom_that_is_dearer():
+    assert encode_as_json(ACTIONS["GetQueueUrl"], model.QueueUrlResult("u"), "id") == (
+        b'{"GetQueueUrlResponse":{"ResponseMetadata":{"RequestId":"id"},'
+        b'"GetQueueUrlResult":{"QueueUrl":"u"}}}'
+    )
+    assert encode_as_json(ACTIONS["PurgeQueue"], None, "id") == (
+        b'{"PurgeQueueResponse":{"ResponseMetadata":{"RequestId":"id"}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "code"),
+    [
+        ("", "MissingParameter"),
+        ("QueueName=x", "MissingParameter"),
+        ("Action.1=x", "MissingParameter"),
+        ("Action=Explode", "InvalidAction"),
+        ("Action=ListQueues&MaxResults=x", "InvalidParameterValue"),
+        ("Action=ListQueues&MaxResults.1=x", "InvalidParameterValue"),
+        ("Action=ListQueues&" + "a.b.c.d.e.f.g.h.i.j=1", "MalformedInput"),
+        ("Action=ListQueues" + "&a=b" * 5_001, "MalformedInput"),
+        ("Action=CreateQueue&QueueName=%ff", "MalformedInput"),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_refused(form, code):
+    with pytest.raises(Refusal) as caught:
+        decode(form, None)
+    assert caught.value.fault.query_code == code
+
+
+def test_names_that_collide_do_no_harm():
+    _, asked = decode("Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None)
+    assert asked == model.CreateQueue("q")
+    _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s", None)
+    assert asked == model.CreateQueue("q")
