@@ -119,6 +119,8 @@ class Life:
             clock=self.clock,
             archive=self.root / "archive",
             file_bytes=self.file_bytes,
+            # A copy taken as a kill would leave it must not meet a thread that makes files.
+            background=False,
         )
         upkeep: Any = engine.upkeep
         upkeep._exclusive = self._between_slices

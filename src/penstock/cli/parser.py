@@ -29,6 +29,9 @@ COMMANDS: Final = {
     "purge": "remove every message of a queue",
     "redrive": "move dead letters back to where they came from",
     "history": "tell what happened to a message",
+    "inspect": "show the events of a store's journal",
+    "check": "verify all of a store",
+    "readers": "show who reads a store's journal, or forget one",
     "shell": "run commands from stdin, one a line, in one process",
 }
 

@@ -134,12 +134,13 @@ class JournalReader:
         """
         if start_offset is not None:
             self._seek(start_offset)
-        limit = Limit(self._slot.durable_offset, self._slot.next_id)
+        limit = self._limit()
         start = self.position, self._position_id
         for entry in walk(self._scan, *start, limit, self._note):
             self.position, self._position_id = entry.end_offset, entry.entry_id + 1
             yield entry
-        self.position, self._position_id = limit.offset, self._slot.next_id
+        if limit.next_id is not None:
+            self.position, self._position_id = limit.offset, limit.next_id
 
     def events(self, start_offset: int | None = None, bodies: bool = True) -> Iterator[Seen]:
         """The events of those entries, in order; an entry that holds none we know is damage."""
@@ -160,6 +161,10 @@ class JournalReader:
         self._note(Quarantined(entry.offset, entry.end_offset - entry.offset, why))
         return []
 
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the stream as they are, zeroes where a file is missing; nothing is verified."""
+        return self._scan(offset, size_bytes).ljust(size_bytes, b"\0")
+
     def _seek(self, offset: int) -> None:
         durable = self._slot.durable_offset
         if not self._first[0] <= offset <= durable:
@@ -171,8 +176,7 @@ class JournalReader:
         elif offset == durable:
             self.position, self._position_id = durable, self._slot.next_id
         else:
-            limit = Limit(durable, self._slot.next_id)
-            self.position, self._position_id = find_first(self._scan, offset, limit)
+            self.position, self._position_id = find_first(self._scan, offset, self._limit())
 
     def _find_first(self) -> tuple[int, int]:
         slot = self._slot
@@ -183,8 +187,14 @@ class JournalReader:
             return slot.first_offset, slot.first_id
         if oldest == 0:
             return 0, 1
-        limit = Limit(slot.durable_offset, slot.next_id)
-        return find_first(self._scan, oldest * self.payload_bytes, limit)
+        return find_first(self._scan, oldest * self.payload_bytes, self._limit())
+
+    def _limit(self) -> Limit:
+        """Where reading ends: an archive alone has no more than its files hold."""
+        held_end = self._journal.allocated_end
+        if held_end < self._slot.durable_offset:
+            return Limit(held_end, None)
+        return Limit(self._slot.durable_offset, self._slot.next_id)
 
     def _note(self, found: Quarantined) -> None:
         self._noted[found.offset, found.why] = found

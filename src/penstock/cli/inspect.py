@@ -1,0 +1,182 @@
+"""`penstock inspect PATH`: the events of a store's journal, one a line, as far as they are durable.
+
+It reads beside whoever has the store open, takes no lock and changes nothing. PATH may be a store,
+a journal or an archive directory.
+"""
+
+import time
+from argparse import ArgumentParser, Namespace
+from base64 import b64encode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.backends.store import check_format
+from penstock.cli.session import Session
+from penstock.cli.show import as_text
+from penstock.cli.values import read_count
+from penstock.core.events import AnyEvent, Carried, Moved, Pushed, QueueCreated
+from penstock.core.receipts import MessageIds
+from penstock.errors import StoreUnusable
+from penstock.journal import codec
+from penstock.journal.entry import StoredEntry
+from penstock.journal.reader import JournalReader, Seen
+from penstock.journal.scan import Quarantined
+from penstock.journal.snapshot import read_outline, snapshot_paths
+
+DAMAGED: Final = 6
+_POLL_S: Final = 0.1
+_PREVIEW_CHARS: Final = 48
+_FIRST: Final = ("at_ms", "queue", "number", "pushed", "body", "attributes", "context", "settings")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("path", metavar="PATH", help="a store, a journal or an archive")
+    parser.add_argument("--archive", metavar="DIR", help="begin with the files archived there")
+    parser.add_argument("--queue", metavar="NAME", help="only events of this queue (or #NUMBER)")
+    parser.add_argument(
+        "--from", dest="start", type=read_count, metavar="OFFSET", help="begin at this offset"
+    )
+    parser.add_argument("--follow", action="store_true", help="go on as events are written")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Prints the events; 6 if some of them are damaged."""
+    with open_reader(arguments.path, arguments.archive) as reader:
+        teller = _Teller(session, arguments, reader)
+        start: int | None = reader.first_offset if arguments.start is None else arguments.start
+        while True:
+            for entry in reader.entries(start):
+                teller.tell(entry)
+            teller.tell_damage()
+            if not arguments.follow:
+                return DAMAGED if reader.damage else 0
+            start = None
+            while reader.refresh() == reader.position:
+                time.sleep(_POLL_S)
+
+
+def open_reader(path: str, archive: str | None = None) -> JournalReader:
+    """The journal of a store, or the stream in a directory of segments. Raises StoreUnusable."""
+    store = Path(path.removeprefix("file:").partition("?")[0])
+    if not store.exists():
+        raise StoreUnusable(f"{store}: there is nothing here")
+    if store.is_dir() and not (store / "store").exists() and any(store.glob("*.seg")):
+        return JournalReader(store, archive=archive or store)
+    if not check_format(store):
+        raise StoreUnusable(f"{store}: is not a Penstock store")
+    return JournalReader(store / "journal", archive=archive)
+
+
+class _Teller:
+    """Prints events by the names their queues have had."""
+
+    def __init__(self, session: Session, arguments: Namespace, reader: JournalReader) -> None:
+        self._session = session
+        self._arguments = arguments
+        self._reader = reader
+        self._ids = MessageIds(reader.identity)
+        self._told: set[Quarantined] = set()
+        self._names: dict[int, str] = {}
+        for path in reversed(snapshot_paths(Path(reader.path).parent)):
+            outline = read_outline(path)
+            if outline is not None:
+                self._names |= {kept.number: kept.name for kept in outline.shard.queues}
+
+    def tell(self, entry: StoredEntry) -> None:
+        """Prints the events of an entry, and before them what was damaged on the way to it."""
+        if entry.version != codec.VERSION:
+            version = entry.version.decode(errors="backslashreplace")
+            told = {"offset": entry.offset, "entry": entry.entry_id, "version": version}
+            text = f"{entry.offset:>12}  {entry.entry_id:>8}  {version}, {len(entry.data)} bytes"
+            self._session.tell(self._arguments, told | {"bytes": len(entry.data)}, text)
+            return
+        seen = self._reader.decoded(entry)
+        self.tell_damage()
+        for each in seen:
+            if isinstance(each.event, QueueCreated):
+                self._names[each.event.queue] = each.event.name
+            if self._arguments.queue in (None, *self._called(each.event)):
+                self._session.tell(self._arguments, self._as_json(each), self._as_text(each))
+
+    def tell_damage(self) -> None:
+        """Prints what has been found damaged since the last time."""
+        for found in self._reader.damage:
+            if found not in self._told:
+                self._told.add(found)
+                told = {"offset": found.offset, "damaged": found.why, "bytes": found.size_bytes}
+                text = f"{found.offset:>12}  DAMAGED: {found.why} ({found.size_bytes} bytes)"
+                self._session.tell(self._arguments, told, text)
+
+    def _name(self, number: int) -> str:
+        return self._names.get(number, f"#{number}")
+
+    def _called(self, event: AnyEvent) -> Iterator[str]:
+        for number in (event.queue, event.to) if isinstance(event, Moved) else (event.queue,):
+            yield self._name(number)
+            yield f"#{number}"
+
+    def _details(self, event: AnyEvent) -> dict[str, Any]:
+        """What the event says beside when, where and to which message; nothing that is empty."""
+        source = event.pushed if isinstance(event, Carried) else event
+        named = {
+            name: getattr(source, name)
+            for name in source.__struct_fields__
+            if name not in _FIRST and getattr(source, name)
+        }
+        if isinstance(event, Moved):
+            named["to"] = self._name(event.to)
+        return named
+
+    def _as_json(self, seen: Seen) -> dict[str, Any]:
+        event = seen.event
+        told: dict[str, Any] = {
+            "offset": seen.offset,
+            "entry": seen.entry_id,
+            "at_ms": event.at_ms,
+            "event": type(event).__name__,
+            "queue": self._name(event.queue),
+        }
+        if hasattr(event, "number"):
+            told["message"] = self._ids.show(event.number)
+        content = event.pushed if isinstance(event, Carried) else event
+        if isinstance(content, Pushed):
+            text = as_text(content.body)
+            if text is None:
+                told["body_base64"] = b64encode(content.body).decode()
+            else:
+                told["body"] = text
+            told["attributes"] = content.attributes or {}
+            if content.context is not None:
+                told["context"] = content.context
+        settings = getattr(event, "settings", None)
+        if settings is not None:
+            told["settings"] = settings
+        return told | self._details(event)
+
+    def _as_text(self, seen: Seen) -> str:
+        event = seen.event
+        at = datetime.fromtimestamp(event.at_ms / 1_000, UTC).isoformat(" ", "milliseconds")
+        words = [
+            f"{seen.offset:>12}  {seen.entry_id:>8}  {at.removesuffix('+00:00')}",
+            f"{type(event).__name__:<15}",
+            self._name(event.queue),
+        ]
+        if hasattr(event, "number"):
+            words.append(self._ids.show(event.number))
+        words += [f"{name}={value}" for name, value in self._details(event).items()]
+        content = event.pushed if isinstance(event, Carried) else event
+        if isinstance(content, Pushed):
+            words.append(_preview(content.body))
+        return "  ".join(words)
+
+
+def _preview(body: bytes) -> str:
+    """The first of a body on one line, with nothing in it that could drive a terminal."""
+    text = as_text(body[: 4 * _PREVIEW_CHARS])
+    if text is None:
+        return f"{len(body)} bytes"
+    shown = ascii(text[:_PREVIEW_CHARS])
+    return shown + ("…" if len(text) > _PREVIEW_CHARS or len(body) > 4 * _PREVIEW_CHARS else "")

@@ -1,0 +1,51 @@
+"""`penstock readers PATH`: who reads a store's journal, and how far each has come.
+
+Nothing that a reader has yet to read is dropped; one that will not come back is to be forgotten.
+"""
+
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import msgspec
+
+from penstock.cli.inspect import open_reader
+from penstock.cli.session import Session
+from penstock.cli.show import table
+from penstock.cli.values import show_age, show_size
+from penstock.journal import readers
+
+_HEAD = ("reader", "floor", "behind", "moved")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument("path", metavar="PATH", help="a store")
+    parser.add_argument("--forget", metavar="NAME", help="let go of what this reader has not read")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Prints the readers, or forgets one; 1 if there is none of that name."""
+    with open_reader(arguments.path) as reader:
+        store = Path(reader.path).parent
+        if arguments.forget is not None:
+            return 0 if readers.forget(store, arguments.forget) else 1
+        durable = reader.durable_offset
+    found = readers.registered(store)
+    if arguments.json:
+        for each in found:
+            behind = {"behind_bytes": max(0, durable - each.floor_offset)}
+            session.tell_json(msgspec.structs.asdict(each) | behind)
+    elif found:
+        now_ms = time.time_ns() // 1_000_000
+        rows = [
+            (
+                each.name,
+                str(each.floor_offset),
+                show_size(max(0, durable - each.floor_offset)),
+                show_age(max(0, now_ms - each.moved_at_ms)),
+            )
+            for each in found
+        ]
+        print(table(_HEAD, rows))
+    return 0
