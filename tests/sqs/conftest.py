@@ -60,10 +60,10 @@ class Server:
 
 
 @contextmanager
-def serve(*arguments, environment=None):
-    """Starts a server on a free port, and ends it."""
+def serve(*arguments, environment=None, before=()):
+    """Starts a server on a free port, and ends it; `before` is a command to run it under."""
     process = subprocess.Popen(
-        [PENSTOCK, "serve", "--port", "0", *arguments],
+        [*before, PENSTOCK, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**clean_environment(), **(environment or {})},

@@ -12,7 +12,7 @@ import pytest
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, HTTPClientError
 
 from tests.sqs.conftest import PENSTOCK, clean_environment, serve
 
@@ -174,6 +174,39 @@ def test_every_answered_message_survives_a_killed_server(tmp_path):
             found |= {message["Body"] for message in messages}
         client.close()
     assert set(answered) <= found
+
+
+@pytest.mark.service("strace")
+def test_a_failed_sync_stops_the_server_and_nothing_unkept_was_answered(tmp_path):
+    answered = []
+    fault = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync"]
+    with serve(
+        "--data",
+        str(tmp_path / "data"),
+        before=[*fault, "-e", "inject=fdatasync,fsync:error=EIO:when=40+"],
+    ) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        for number in range(10_000):
+            try:
+                client.send_message(QueueUrl=url, MessageBody=str(number))
+            except (ClientError, HTTPClientError):
+                break
+            answered.append(str(number))
+        client.close()
+        assert server.process.wait(30) == 6
+        assert server.process.stdout.read().count(b"\n") == 1
+    assert answered
+    with serve("--data", str(tmp_path / "data")) as server:
+        client = server.client()
+        url = client.get_queue_url(QueueName="q")["QueueUrl"]
+        found = []
+        while messages := client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get(
+            "Messages"
+        ):
+            found += [message["Body"] for message in messages]
+        client.close()
+    assert found[: len(answered)] == answered
 
 
 @pytest.fixture(scope="module")

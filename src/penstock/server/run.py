@@ -4,7 +4,7 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from penstock.backends import open_engine
 from penstock.backends.asynchronous import AsyncEngine
@@ -27,6 +27,7 @@ DRAIN_S: Final = 10.0
 BACKLOG: Final = 4_096
 _PAGES: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
+_STOPPED: Final = b'{"status":"stopped"}'
 
 
 class Running:
@@ -48,6 +49,8 @@ class Running:
         self._endpoint = endpoint
         self._http = http
         self._listener = listener
+        # Done, with the reason, if the store fails while the server runs.
+        self.failed = endpoint.failed
 
     @property
     def url(self) -> str:
@@ -144,7 +147,8 @@ def _router(
         if not access.is_from_here(request, connection.peer):
             return response(403, b"", b"", loop.time())
         if request.path == "/health":
-            return response(200, b"Content-Type: application/json\r\n", _HEALTHY, loop.time())
+            status, body = (200, _HEALTHY) if endpoint.is_healthy() else (503, _STOPPED)
+            return response(status, b"Content-Type: application/json\r\n", body, loop.time())
         headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
         return response(200, headers, metrics.text(), loop.time())
 
@@ -152,15 +156,26 @@ def _router(
 
 
 async def run(settings: ServerSettings, started: Callable[[Running], None]) -> None:
-    """Serves until told to stop by SIGTERM or SIGINT. Raises PenstockError."""
+    """Serves until told to stop by SIGTERM or SIGINT.
+
+    Raises PenstockError: at the start, or when the store fails later.
+    """
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    told: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, _tell, told)
     running = await start(settings)
     started(running)
-    await told.wait()
+    either: list[asyncio.Future[Any]] = [told, running.failed]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     await running.stop()
+    if running.failed.done():
+        raise running.failed.result()
+
+
+def _tell(told: "asyncio.Future[None]") -> None:
+    if not told.done():
+        told.set_result(None)
 
 
 def run_until_stopped(settings: ServerSettings, started: Callable[[Running], None]) -> None:

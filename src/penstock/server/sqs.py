@@ -22,6 +22,7 @@ from penstock.server.sqs_moves import Moves
 from penstock.server.sqs_queues import Queues
 from penstock.server.sqs_speech import Speech, speech_of
 from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.service import ListQueues
 from penstock.wire import sqs_errors as faults
 from penstock.wire.sqs_errors import Refusal, missing
 from penstock.wire.sqs_model import ACTIONS, Action, Shape, wire_name
@@ -32,8 +33,9 @@ Operation = Callable[[Any, Caller], Shape | Poll | None]
 class Answers:
     """Answers that wait for the disk: one sync lets all of them go that it covers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, failed: Callable[[JournalError], None]) -> None:
         self._journal = engine.journal
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, Connection, bytes]] = deque()
         self._asked_for = 0
@@ -59,8 +61,8 @@ class Answers:
         if durable < self._asked_for:
             try:
                 self._journal.wait(self._asked_for)
-            except JournalError:
-                self._fail()
+            except JournalError as error:
+                self._fail(error)
                 return
             durable = self._journal.durable_sequence
         later: deque[tuple[int, Connection, bytes]] = deque()
@@ -75,9 +77,10 @@ class Answers:
         if later:
             self._ask()
 
-    def _fail(self) -> None:
+    def _fail(self, error: JournalError) -> None:
         """Nothing that waits will ever be durable: whoever asked must not believe it was."""
         self._asking = False
+        self._failed(error)
         refused = response(503, b"Connection: close\r\n", b"", self._loop.time())
         while self._waiting:
             _, connection, _ = self._waiting.popleft()
@@ -169,7 +172,9 @@ class Endpoint:
         self._journal = store.engine.journal
         self._loop = asyncio.get_running_loop()
         self._access = access
-        self._answers = Answers(store.engine)
+        self._answers = Answers(store.engine, self._fail)
+        # Done once the engine has stopped because its storage cannot be trusted.
+        self.failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._polls = Polls(store.engine)
         messages, queues, self._moves = Messages(store), Queues(store), Moves(store)
         self._operations: dict[str, Operation] = {
@@ -245,6 +250,8 @@ class Endpoint:
 
     def _refused(self, name: str, refusal: Refusal, speech: Speech, request_id: str) -> bytes:
         self.answered[name, refusal.fault.status] += 1
+        if refusal.fault is faults.SERVICE_UNAVAILABLE:
+            self.is_healthy()
         return speech.encode_refusal(refusal, request_id, self._loop.time())
 
     def _wait(
@@ -270,6 +277,21 @@ class Endpoint:
         except PenstockError as error:
             return self._refused(action.name, refusal_of(error), speech, request_id)
         return None
+
+    def _fail(self, error: JournalError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def is_healthy(self) -> bool:
+        """Whether the engine answers; if its storage has failed, that is told."""
+        try:
+            self._engine.submit(ListQueues(limit=1))
+        except JournalError as error:
+            self._fail(error)
+            return False
+        except PenstockError:
+            return False
+        return not self.failed.done() and not self._ending
 
     def end_waits(self) -> None:
         """Answers every receive that waits with nothing, and refuses what is still to come."""
