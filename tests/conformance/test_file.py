@@ -1,9 +1,14 @@
 """The file engine holds the contract: through both faces, in every durability, and in real time."""
 
 import asyncio
+import shutil
+import tempfile
 import threading
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 import penstock
@@ -13,11 +18,16 @@ from penstock.backends.blocking import BlockingEngine
 from penstock.backends.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
+from penstock.service import Pull
 from penstock.testing.conformance import ConformanceSuite
+from penstock.testing.conformance.batches import BatchContract
 from penstock.testing.conformance.claims import ClaimContract
+from penstock.testing.conformance.content import ContentContract
 from penstock.testing.conformance.crowd import CrowdContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.fifo import FifoContract
+from penstock.testing.conformance.order import OrderContract
+from penstock.testing.conformance.queues import QueueContract
 from penstock.testing.conformance.waiting import WaitingContract
 
 # Small files are made quickly, and every longer test crosses from one to the next.
@@ -29,6 +39,17 @@ def opened(path, clock, durability):
     return Queues(BlockingEngine(engine))
 
 
+@pytest.fixture
+def quick_path(tmp_path):
+    """A directory in memory, if the system has one: nothing here waits for a disk."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="penstock-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
 class TestFile(ConformanceSuite):
     """The whole suite, without waiting for the disk."""
 
@@ -37,8 +58,8 @@ class TestFile(ConformanceSuite):
         return ManualClock()
 
     @pytest.fixture
-    def queues(self, clock, tmp_path):
-        with opened(tmp_path, clock, "os") as queues:
+    def queues(self, clock, quick_path):
+        with opened(quick_path, clock, "os") as queues:
             yield queues
 
 
@@ -50,8 +71,8 @@ class TestFileInInterval(ClaimContract, FifoContract):
         return ManualClock()
 
     @pytest.fixture
-    def queues(self, clock, tmp_path):
-        with opened(tmp_path, clock, "interval") as queues:
+    def queues(self, clock, quick_path):
+        with opened(quick_path, clock, "interval") as queues:
             yield queues
 
 
@@ -65,6 +86,76 @@ class TestFileInSync(ClaimContract, CrowdContract, WaitingContract):
     @pytest.fixture
     def queues(self, clock, tmp_path):
         with opened(tmp_path, clock, "sync") as queues:
+            yield queues
+
+
+class Reopening:
+    """A service that is closed and opened before every command, every third time by a snapshot.
+
+    Whatever the suite asks for must then be in the store, and not in anyone's memory.
+    """
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, path: Path, clock: ManualClock) -> None:
+        self._path = path
+        self._clock = clock
+        self._commands = 0
+        self._service: BlockingEngine | None = None
+
+    def execute(self, command: Any) -> Any:
+        self._commands += 1
+        if self._service is None or self._commands < REOPENINGS_MAX:
+            self._reopen()
+        assert self._service is not None
+        reply = self._service.execute(command)
+        if type(command) is Pull:
+            # A receipt crosses from one life to the next as text.
+            return [msgspec.structs.replace(claim, proof=claim.receipt) for claim in reply]
+        return reply
+
+    def _reopen(self) -> None:
+        self.close()
+        engine = open_engine(
+            self._path / "store", clock=self._clock, durability="os", file_bytes=FILE_BYTES
+        )
+        if self._commands % 3 == 0:
+            upkeep: Any = engine.upkeep
+            upkeep.run_pass()
+        self._service = BlockingEngine(engine)
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+
+REOPENINGS_MAX = 100
+NOBODY_WAITS = "the store is closed between two commands, so that nobody can wait in it"
+
+
+class TestFileReopened(
+    OrderContract,
+    ClaimContract,
+    ContentContract,
+    FifoContract,
+    DeadLetterContract,
+    BatchContract,
+    QueueContract,
+):
+    """Claims, receipts, delays, windows, groups, dead letters and all: they survive a restart."""
+
+    LACKS: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("long poll", "long poll due", "first waiter", "waiting pulls", "threads"), NOBODY_WAITS
+    )
+
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def queues(self, clock, quick_path):
+        with Queues(Reopening(quick_path, clock)) as queues:
             yield queues
 
 
@@ -109,8 +200,8 @@ class TestFileThroughAsyncio(ClaimContract, CrowdContract, DeadLetterContract):
         return ManualClock()
 
     @pytest.fixture
-    def queues(self, clock, tmp_path):
-        queues = FromAnyThread(tmp_path, clock, "os")
+    def queues(self, clock, quick_path):
+        queues = FromAnyThread(quick_path, clock, "os")
         yield queues
         queues.end()
 
