@@ -188,7 +188,7 @@ def test_any_offset_aligns_to_an_entry_even_inside_a_body_that_imitates_entries(
 
 
 def test_only_what_is_wanted_is_kept():
-    group = [
+    group: list[facts.AnyEvent] = [
         facts.Pushed(5, 1, 1, b""),
         facts.Claimed(6, 2, 2, 1, 9),
         facts.Moved(7, 2, 3, 1, 8, True),

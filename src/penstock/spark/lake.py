@@ -112,9 +112,9 @@ class Table:
         delta = self.delta()
         return None if delta is None else delta.transaction_version(application)
 
-    def frame(self, spark: "SparkSession") -> "DataFrame":
-        """What the table holds."""
-        delta = self.delta()
+    def frame(self, spark: "SparkSession", seen: DeltaTable | None = None) -> "DataFrame":
+        """What the table holds, or held when it was `seen`."""
+        delta = seen or self.delta()
         uris = [] if delta is None else delta.file_uris()
         if not uris:
             return spark.createDataFrame([], self.schema)

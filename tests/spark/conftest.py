@@ -1,0 +1,29 @@
+"""One Spark session for all of these tests: starting it costs more than any of them."""
+
+import os
+import warnings
+from importlib.util import find_spec
+
+import pytest
+
+from tests.conftest import IN_CI
+
+if IN_CI and find_spec("pyspark") is None:
+    raise RuntimeError("penstock[spark] is not installed, and CI must not skip")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """A session on two threads, whose own files go with the tests'."""
+    from penstock.spark.session import make_session
+
+    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = make_session(master="local[2]", conf=conf)
+    yield session
+    session.stop()

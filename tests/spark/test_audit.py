@@ -1,0 +1,194 @@
+"""Each check of the audit catches its own fault, every time it occurs and nothing else."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.core.events import (
+    Carried,
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Moved,
+    Pushed,
+    QueueCreated,
+    QueuePurged,
+    Released,
+)
+from penstock.journal.segments import Segments
+from penstock.service import QueueSettings
+from penstock.spark.audit import CHECKS, SCHEMA, audit
+from penstock.spark.source import JournalBatch, Options
+from penstock.spark.stream import Stream
+from tests.spark.journals import flip, write_store
+
+T = 1_700_000_000_000
+UNTIL = T + 30_000
+MINUTES = 60_000
+QUEUES = [
+    QueueCreated(T, 1, "orders", QueueSettings(dead_letter="dead", max_receives=2)),
+    QueueCreated(T, 2, "dead", QueueSettings()),
+    QueueCreated(T, 3, "line", QueueSettings(fifo=True)),
+]
+
+
+def push(number, queue=1, at_ms=T, **more):
+    return Pushed(at_ms, queue, number, b"body", **more)
+
+
+def claim(number, epoch=1, queue=1):
+    return Claimed(T, queue, number, epoch, UNTIL)
+
+
+# What befell, after the queues were made; and how often each check must say so.
+FAULTS = {
+    "a clean life": (
+        [
+            push(1), claim(1), Extended(T, 1, 1, 1, UNTIL + 5), Deleted(T, 1, 1, 1),
+            push(2, visible_at_ms=T + 9), DelayEnded(T + 9, 1, 2, 0), claim(2),
+            Released(T, 1, 2, 1, T + 5), DelayEnded(T + 5, 1, 2, 1), claim(2, 2),
+            ClaimExpired(UNTIL, 1, 2, 2), Moved(UNTIL, 1, 2, 2, 3, True), claim(2, 3, queue=2),
+            push(3, expires_at_ms=T + 9), Expired(T + 9, 1, 3),
+            push(4, dedup_id="a"), push(5, at_ms=T + 5 * MINUTES, dedup_id="a"),
+            push(6, 3, group="g"), push(7, 3, group="g"), push(8, 3, group="h"),
+            claim(8, queue=3), claim(6, queue=3), Deleted(T, 3, 6, 1), claim(7, queue=3),
+            QueuePurged(T, 1, 2, 9), push(9), claim(9),
+        ],
+        {},
+    ),
+    "pushed first": ([Extended(T, 1, 9, 1, UNTIL), Extended(T, 1, 9, 1, UNTIL)], 2),
+    "pushed once": ([push(1), push(1), push(2)], 1),
+    "nothing after the end": (
+        [push(1), claim(1), Deleted(T, 1, 1, 1), Extended(T, 1, 1, 1, UNTIL),
+         push(2), QueuePurged(T, 1, 1, 3), push(3), claim(2), claim(3)],
+        2,
+    ),
+    "one holder": ([push(1), claim(1), claim(1, 2), push(2), claim(2)], 1),
+    "claim of the visible": ([push(1, visible_at_ms=T + 5), claim(1), push(2), claim(2)], 1),
+    "epochs rise": ([push(1), claim(1, 3), push(2), claim(2)], 1),
+    "current claim only": (
+        [push(1), claim(1), ClaimExpired(UNTIL, 1, 1, 1), claim(1, 2), Deleted(T, 1, 1, 1),
+         push(2), claim(2), Released(T, 1, 2, 1), Released(T, 1, 2, 1),
+         push(3), claim(3), Extended(T, 1, 3, 7, UNTIL)],
+        3,
+    ),
+    "expiry of the current claim": ([push(1), claim(1), ClaimExpired(UNTIL, 1, 1, 2)], 1),
+    "expiry after the deadline": (
+        [push(1), claim(1), ClaimExpired(UNTIL - 1, 1, 1, 1),
+         push(2), claim(2), Extended(T, 1, 2, 1, UNTIL + 9), ClaimExpired(UNTIL, 1, 2, 1)],
+        2,
+    ),
+    "delay in full": (
+        [push(1, visible_at_ms=T + 5), DelayEnded(T + 4, 1, 1, 0), push(2), DelayEnded(T, 1, 2, 0)],
+        2,
+    ),
+    "expired when due": (
+        [push(1, expires_at_ms=T + 5), Expired(T + 4, 1, 1), push(2), claim(2), Expired(T, 1, 2)],
+        2,
+    ),
+    "move of the visible": ([push(1), claim(1), Moved(T, 1, 1, 2, 2, False)], 1),
+    "dead letter after N": (
+        [push(1), claim(1), Released(T, 1, 1, 1), Moved(T, 1, 1, 2, 2, True),
+         push(3), claim(3), Released(T, 1, 3, 1), claim(3, 2), Released(T, 1, 3, 2), claim(3, 3)],
+        2,
+    ),
+    "one message per dedup id": (
+        [push(1, dedup_id="a"), push(2, dedup_id="b"), push(3, at_ms=T + 5 * MINUTES - 1,
+         dedup_id="a"), push(4, at_ms=T + 10 * MINUTES, dedup_id="a"), push(5, 2, dedup_id="a")],
+        1,
+    ),
+    "order in the group": (
+        [push(1, 3, group="g"), push(2, 3, group="g"), claim(2, queue=3),
+         push(3, 3, group="h"), push(4, 3, group="h"), claim(3, queue=3)],
+        1,
+    ),
+    "nothing lost": ([push(1), push(2), QueuePurged(T, 1, 5, 3), push(3)], 1),
+}  # fmt: skip
+
+
+def in_one_pull(store):
+    """Two of a group in one entry, the later first: both are out of order."""
+    befell = [[push(1, 3, group="g")], [push(2, 3, group="g")]]
+    write_store(store, [QUEUES, *befell, [claim(2, queue=3), claim(1, queue=3)]])
+
+
+def from_a_replaced_owner(store):
+    write_store(store, [QUEUES, [push(1)]], term=1)
+    write_store(store, [[push(2)]], term=2)
+    write_store(store, [[push(3), push(4)], [push(5)]], term=1)
+    write_store(store, [[push(6)]], term=2)
+
+
+def with_a_hole(store):
+    """Entries that change nothing are damaged: two stretches, of one entry and of two."""
+    carried = [[Carried(T, 1, 1, push(1))] for _ in range(8)]
+    write_store(store, [QUEUES, [push(1)], *carried])
+    stream = Stream(str(store))
+    starts = [entry.offset for entry in Segments.open(store / "journal", writable=False).entries()]
+    stream.close()
+    for at in (3, 6, 7):
+        flip(store, starts[at] + 40)
+
+
+def without_its_beginning(store):
+    """Files were dropped: nobody can say of the messages in them what went before."""
+    many = [[push(n)] for n in range(1, 600)]
+    rest = [[claim(n)] for n in range(1, 600)] + [[Deleted(T, 1, n, 1)] for n in range(1, 600)]
+    write_store(store, [QUEUES, *many, *rest])
+    with Segments.open(store / "journal", background=False) as segments:
+        segments.drop_before([entry.offset for entry in segments.entries()][900])
+
+
+def all_events(stores):
+    """What the source gives for all of these, read here: planning twenty reads takes minutes."""
+    schema = StructType.fromDDL(SCHEMA)
+    batches = []
+    for store in stores:
+        reader = JournalBatch(Options.of({"path": str(store)}), schema)
+        batches += [batch for span in reader.partitions() for batch in reader.read(span)]
+    return pa.Table.from_batches(batches)
+
+
+MADE = {
+    "in one pull": (in_one_pull, {"order in the group": 2}),
+    "replaced owner": (from_a_replaced_owner, {"terms rise": 2}),
+    "hole": (with_a_hole, {"no gaps": 2}),
+    "no beginning": (without_its_beginning, {}),
+}
+
+
+@pytest.mark.service("default-jre-headless")
+def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, tmp_path):
+    expected = {}
+    for nth, (name, (befell, found)) in enumerate(FAULTS.items()):
+        store = write_store(tmp_path / str(nth), [QUEUES, *([event] for event in befell)])
+        expected[store] = found if isinstance(found, dict) else {name: found}
+    for name, (make, found) in MADE.items():
+        make(tmp_path / name)
+        expected[tmp_path / name] = found
+    assert {check for found in expected.values() for check in found} == set(CHECKS)
+
+    verdict = audit(spark, spark.createDataFrame(all_events(expected)), shown_max=100)
+
+    by_store: dict[str, dict[str, int]] = {}
+    for finding in verdict.findings:
+        counts = by_store.setdefault(finding.store, {})
+        counts[finding.check] = counts.get(finding.check, 0) + 1
+    names = {Stream(str(store)).identity.hex(): store for store in expected}
+    assert {names[store]: found for store, found in by_store.items()} == {
+        store: found for store, found in expected.items() if found
+    }
+    assert sum(verdict.counts.values()) == len(verdict.findings)
+    assert not verdict.holds
+    lives = {finding.check: finding for finding in verdict.findings if finding.events}
+    stale = lives["one holder"]
+    assert stale.queue == "orders"
+    assert [line.split()[3] for line in stale.events] == ["Pushed", "Claimed", "Claimed"]
+    assert stale.message_id is not None
+    assert stale.message_id.endswith("-9000-000000000001")
