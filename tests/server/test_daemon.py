@@ -1,6 +1,7 @@
 """Daemons as real processes: started once, found by all, killed, idle, and in their own place."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,23 @@ def test_what_a_crash_left_behind_is_no_obstacle(store):
     with connect(store) as queues:
         assert queues.names() == ["orders"]
         assert running_pid(store) != pid
+
+
+def test_the_number_of_the_one_before_is_not_taken_for_that_of_the_next(store):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    place = daemon_directory(store)
+    place.mkdir(parents=True)
+    with open(place / "pid", "w+b", buffering=0) as file:
+        file.write(b"%d\n" % gone.pid)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(running_pid, store)
+            file.seek(0)
+            file.truncate()
+            file.write(b"%d\n" % os.getpid())
+            assert asking.result(PATIENCE_S) == os.getpid()
+    assert running_pid(store) is None
 
 
 # What keeps it from starting: one sentence each, and nothing touched.

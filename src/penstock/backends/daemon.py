@@ -41,6 +41,7 @@ READY: Final = b"ready"
 # A start replays what the last snapshot does not hold, which may take a while.
 _START_S_MAX: Final = 300.0
 _POLL_S: Final = 0.01
+_PID_S_MAX: Final = 5.0
 # What fits into a socket's address, its closing zero included: 108 on Linux, 104 on a Mac.
 _SOCKET_BYTES_MAX: Final = 108 if sys.platform == "linux" else 104
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -85,7 +86,30 @@ def own_directory(directory: Path) -> None:
 
 
 def running_pid(store: str | os.PathLike[str]) -> int | None:
-    """The process number of the store's daemon, if one lives."""
+    """The process number of the store's daemon, if one lives, be it that it starts or ends."""
+    deadline_s = time.monotonic() + _PID_S_MAX
+    while (pid := _locked_pid(store)) is not None:
+        # Between taking the lock and writing its number a daemon shows that of the one before.
+        if pid and _is_alive(pid):
+            return pid
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"{store}: its daemon does not say which process it is")
+        time.sleep(_POLL_S)
+    return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, and so there
+    return True
+
+
+def _locked_pid(store: str | os.PathLike[str]) -> int | None:
+    """What the locked file says, 0 if that is nothing yet; None if nobody locks it."""
     try:
         fd = os.open(daemon_directory(store) / "pid", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
@@ -96,7 +120,7 @@ def running_pid(store: str | os.PathLike[str]) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         said = os.read(fd, 32).strip()
-        return int(said) if said.isdigit() else None
+        return int(said) if said.isdigit() else 0
     finally:
         os.close(fd)
     return None

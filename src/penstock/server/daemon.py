@@ -215,9 +215,6 @@ class _Place:
         own_directory(self._directory)
         if self._pid_fd is None and not self._lock_pid():
             raise UnavailableError(f"{self._store}: somebody else serves it already")
-        assert self._pid_fd is not None
-        os.ftruncate(self._pid_fd, 0)
-        os.pwrite(self._pid_fd, b"%d\n" % os.getpid(), 0)
         pointer = self._directory / "elsewhere"
         with suppress(FileNotFoundError):
             pointer.unlink()
@@ -238,6 +235,9 @@ class _Place:
         except BlockingIOError:
             os.close(fd)
             return False
+        # At once: whoever sees the lock takes this for the number of the process that holds it.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         self._pid_fd = fd
         return True
 
