@@ -1,6 +1,7 @@
 """A server from start to end: the store opened, queues made, the door open, and shut again."""
 
 import asyncio
+import gc
 import signal
 import ssl
 from collections.abc import Callable
@@ -165,6 +166,10 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _tell, told)
     running = await start(settings)
+    # What is there now stays; and what comes is mostly freed by its own count, so that looking for
+    # cycles among tens of thousands of waits would cost more than all else they do.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     started(running)
     either: list[asyncio.Future[Any]] = [told, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

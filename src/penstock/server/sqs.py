@@ -7,161 +7,28 @@ sync. A receive that finds nothing stands in the engine's line and costs nothing
 
 import asyncio
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from penstock.backends.engine import Engine, Waiter
-from penstock.core.due import NEVER_MS
+from penstock.backends.engine import Waiter
 from penstock.errors import InFlightLimit, JournalError, PenstockError
-from penstock.server.http import Connection, Request, response
+from penstock.server.http import Connection, Request
 from penstock.server.sqs_access import Access
 from penstock.server.sqs_messages import Messages, Poll
 from penstock.server.sqs_moves import Moves
 from penstock.server.sqs_queues import Queues
 from penstock.server.sqs_speech import Speech, speech_of
 from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.server.sqs_waits import Answers, Waits
 from penstock.service import ListQueues
 from penstock.wire import sqs_errors as faults
 from penstock.wire.sqs_errors import Refusal, missing
 from penstock.wire.sqs_model import ACTIONS, Action, Shape, wire_name
 
 Operation = Callable[[Any, Caller], Shape | Poll | None]
-
-
-class Answers:
-    """Answers that wait for the disk: one sync lets all of them go that it covers."""
-
-    def __init__(self, engine: Engine, failed: Callable[[JournalError], None]) -> None:
-        self._journal = engine.journal
-        self._failed = failed
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, Connection, bytes]] = deque()
-        self._asked_for = 0
-        self._asking = False
-
-    def send_when_durable(self, sequence: int, connection: Connection, answer: bytes) -> None:
-        """Sends the answer once the journal has this sequence on the disk."""
-        self._waiting.append((sequence, connection, answer))
-        if not self._asking:
-            self._asking = True
-            # Not yet: whoever else is read from in this turn of the loop shares the sync.
-            self._loop.call_soon(self._ask)
-
-    def _ask(self) -> None:
-        self._asked_for = max(sequence for sequence, _, _ in self._waiting)
-        self._journal.notify(self._asked_for, self._told)
-
-    def _told(self) -> None:
-        self._loop.call_soon_threadsafe(self._send)
-
-    def _send(self) -> None:
-        durable = self._journal.durable_sequence
-        if durable < self._asked_for:
-            try:
-                self._journal.wait(self._asked_for)
-            except JournalError as error:
-                self._fail(error)
-                return
-            durable = self._journal.durable_sequence
-        later: deque[tuple[int, Connection, bytes]] = deque()
-        while self._waiting:
-            sequence, connection, answer = self._waiting.popleft()
-            if sequence <= durable:
-                connection.finish(answer)
-            else:
-                later.append((sequence, connection, answer))
-        self._waiting = later
-        self._asking = bool(later)
-        if later:
-            self._ask()
-
-    def _fail(self, error: JournalError) -> None:
-        """Nothing that waits will ever be durable: whoever asked must not believe it was."""
-        self._asking = False
-        self._failed(error)
-        refused = response(503, b"Connection: close\r\n", b"", self._loop.time())
-        while self._waiting:
-            _, connection, _ = self._waiting.popleft()
-            connection.finish(refused)
-            connection.close()
-
-
-class Polls:
-    """Receives that wait, and the one timer that wakes the engine for all of them."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = NEVER_MS
-        self._unsubscribe = engine.clock.subscribe(self._time_moved)
-        self._waiting: dict[Waiter, Callable[[], None]] = {}
-
-    def wait(
-        self, poll: Poll, connection: Connection, done: Callable[[Waiter], None]
-    ) -> Waiter | None:
-        """Puts a receive in line; `done` is called once, unless the connection goes away first."""
-        box: list[Waiter] = []
-
-        def wake() -> None:
-            if box and box[0].done:
-                self._loop.call_soon(finish)
-            else:
-                self._plan()
-
-        def finish() -> None:
-            # Gone meanwhile: `forget` has put back what the waiter was given.
-            if self._waiting.pop(box[0], None) is not None:
-                done(box[0])
-
-        def gone() -> None:
-            if self._waiting.pop(box[0], None) is not None:
-                self._engine.forget(box[0])
-
-        waiter = self._engine.wait(poll.pull, wake)
-        if waiter is None:
-            return None
-        box.append(waiter)
-        self._waiting[waiter] = finish
-        connection.on_gone = gone
-        self._plan()
-        return waiter
-
-    def _plan(self) -> None:
-        wake_ms = self._engine.next_wake_ms
-        if self._timer is not None:
-            if self._timer_ms == wake_ms:
-                return
-            self._timer.cancel()
-            self._timer = None
-        timeout_s = self._engine.clock.timeout_s(wake_ms)
-        if wake_ms < NEVER_MS and timeout_s is not None:
-            self._timer_ms = wake_ms
-            self._timer = self._loop.call_later(timeout_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._engine.tick()
-        if self._engine.has_waiters:
-            self._plan()
-
-    def _time_moved(self) -> None:
-        self._loop.call_soon_threadsafe(self._tick)
-
-    def end(self) -> None:
-        """Lets every receive that waits go home with what it has, which is nothing."""
-        for waiter, finish in list(self._waiting.items()):
-            if not waiter.done:
-                self._engine.forget(waiter)
-                self._loop.call_soon(finish)
-
-    def close(self) -> None:
-        """Stops looking at the clock."""
-        self._unsubscribe()
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class Endpoint:
@@ -175,7 +42,7 @@ class Endpoint:
         self._answers = Answers(store.engine, self._fail)
         # Done once the engine has stopped because its storage cannot be trusted.
         self.failed: asyncio.Future[JournalError] = self._loop.create_future()
-        self._polls = Polls(store.engine)
+        self._waits = Waits(store.engine)
         messages, queues, self._moves = Messages(store), Queues(store), Moves(store)
         self._operations: dict[str, Operation] = {
             "AddPermission": queues.permit,
@@ -257,26 +124,34 @@ class Endpoint:
     def _wait(
         self, poll: Poll, speech: Speech, action: Action, request_id: str, connection: Connection
     ) -> bytes | None:
-        def done(waiter: Waiter) -> None:
-            connection.on_gone = None
-            if waiter.error is not None and not isinstance(waiter.error, InFlightLimit):
-                refusal = refusal_of(waiter.error)
-                connection.finish(self._refused(action.name, refusal, speech, request_id))
-                return
-            result = poll.finish(waiter.claims)
-            answer = speech.encode(action, result, request_id, self._loop.time())
-            self.answered[action.name, 200] += 1
-            if waiter.sequence > self._journal.durable_sequence:
-                self._answers.send_when_durable(waiter.sequence, connection, answer)
-            else:
-                connection.finish(answer)
-
+        done = partial(self._waited, poll, speech, action, request_id, connection)
         try:
-            if self._polls.wait(poll, connection, done) is None:
-                return speech.encode(action, poll.finish([]), request_id, self._loop.time())
+            if self._waits.wait(poll.pull, connection, done):
+                return None
         except PenstockError as error:
             return self._refused(action.name, refusal_of(error), speech, request_id)
-        return None
+        return speech.encode(action, poll.finish([]), request_id, self._loop.time())
+
+    def _waited(
+        self,
+        poll: Poll,
+        speech: Speech,
+        action: Action,
+        request_id: str,
+        connection: Connection,
+        waiter: Waiter,
+    ) -> None:
+        if waiter.error is not None and not isinstance(waiter.error, InFlightLimit):
+            refusal = refusal_of(waiter.error)
+            connection.finish(self._refused(action.name, refusal, speech, request_id))
+            return
+        result = poll.finish(waiter.claims)
+        answer = speech.encode(action, result, request_id, self._loop.time())
+        self.answered[action.name, 200] += 1
+        if waiter.sequence > self._journal.durable_sequence:
+            self._answers.send_when_durable(waiter.sequence, connection, answer)
+        else:
+            connection.finish(answer)
 
     def _fail(self, error: JournalError) -> None:
         if not self.failed.done():
@@ -296,12 +171,12 @@ class Endpoint:
     def end_waits(self) -> None:
         """Answers every receive that waits with nothing, and refuses what is still to come."""
         self._ending = True
-        self._polls.end()
+        self._waits.end()
 
     async def close(self) -> None:
         """Ends what runs by itself."""
         await self._moves.close()
-        self._polls.close()
+        self._waits.close()
 
 
 def _absent(action: Action, asked: Shape) -> str:
