@@ -88,7 +88,7 @@ def test_golden_blocks_hold_in_both_directions(name):
     block = golden("events-1.txt")[name]
     assert codec.encode(events)[0] == block
     decoded = list(codec.decode(block, 0))
-    found = [event for event, _ in decoded]
+    found: list[Any] = [event for event, _ in decoded]
     if name == "Carried":
         # What is carried is the content: when it was first pushed, and where, is told elsewhere.
         assert (found[0].queue, found[0].number, found[0].at_ms) == (3, 77, AT_MS + 9)
