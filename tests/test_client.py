@@ -58,7 +58,7 @@ def test_connecting_takes_the_same_parameters_on_both_faces():
 
 @pytest.mark.parametrize(
     ("seconds", "expected_ms"),
-    [(0, 0), (1, 1_000), (0.5, 500), (0.0004, 0), (0.0006, 1), (43_200, 43_200_000), (-1, -1_000)],
+    [(0, 0), (1, 1_000), (0.5, 500), (0.0004, 0), (0.0006, 1), (43_200, 43_200_000)],
 )
 def test_seconds_become_whole_milliseconds(seconds, expected_ms):
     assert to_ms("field", seconds) == expected_ms
@@ -66,7 +66,7 @@ def test_seconds_become_whole_milliseconds(seconds, expected_ms):
 
 @pytest.mark.parametrize(
     "seconds",
-    [None, True, "1", b"1", [1], math.nan, math.inf, -math.inf, 10**400, 1e308],
+    [None, True, "1", b"1", [1], -1, -0.001, math.nan, math.inf, -math.inf, 10**400, 1e308],
     ids=ascii,
 )
 def test_what_is_no_number_of_seconds_is_refused_by_name(seconds):

@@ -81,7 +81,7 @@ def test_the_store_may_be_named_before_the_command(process):
         (["push", "orders", "x", "--url", "memory:"], 3, "'orders'"),
         (["create", "no spaces", "--url", "memory:"], 3, "not a queue name"),
         (["create", "q", "--max-receives", "0", "--url", "memory:"], 3, "max_receives"),
-        (["create", "q", "--retention", "9999d", "--url", "memory:"], 3, "retention_ms"),
+        (["create", "q", "--retention", "9999d", "--url", "memory:"], 3, "retention: "),
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_status(process, words, status, said):

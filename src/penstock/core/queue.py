@@ -428,15 +428,10 @@ class QueueState:
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
-        pushed_at_ms = 0
+        self.deliveries = {delivery.number: delivery for delivery in deliveries}
+        self.stored_bytes = sum(map(size_bytes, deliveries))
+        self.order.join_all(deliveries)
         for delivery in deliveries:
-            # Numbers that are equal should be one object: among millions that is worth a look.
-            if delivery.rank == delivery.number:
-                delivery.rank = delivery.number
-            if delivery.pushed_at_ms == pushed_at_ms:
-                delivery.pushed_at_ms = pushed_at_ms
-            pushed_at_ms = delivery.pushed_at_ms
-            self._admit(delivery)
             if delivery.state != VISIBLE or delivery.expires_at_ms:
                 self._resume(delivery)
 

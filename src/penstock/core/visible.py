@@ -203,6 +203,14 @@ class StandardOrder:
             else:
                 self._level(delivery.priority).add(delivery, back=False)
 
+    def join_all(self, deliveries: list[Delivery]) -> None:
+        """Many messages arrived in order, mostly plain ones."""
+        if not any(delivery.group is not None or delivery.priority for delivery in deliveries):
+            self._plain.extend([each for each in deliveries if each.state == VISIBLE])
+            return
+        for delivery in deliveries:
+            self.join(delivery)
+
     def come_back(self, delivery: Delivery) -> None:
         """A message became visible that has its place already."""
         self._level(delivery.priority).add(delivery, back=True)
@@ -312,6 +320,11 @@ class FifoOrder:
         group.order.append(delivery)
         if group.in_flight == 0 and group.first() is delivery:
             self._offer(name, group)
+
+    def join_all(self, deliveries: list[Delivery]) -> None:
+        """Many messages arrived in order."""
+        for delivery in deliveries:
+            self.join(delivery)
 
     def come_back(self, delivery: Delivery) -> None:
         """A message became visible again: it never left its place."""

@@ -45,6 +45,18 @@ def check_durability(text: str) -> Durability:
     return text  # type: ignore[return-value]
 
 
+class _Follower:
+    """A thread that waits for another's sync; woken when its entry is durable, or to lead."""
+
+    __slots__ = ("leads", "sequence", "woken")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.leads = False
+        self.woken = threading.Lock()
+        self.woken.acquire()
+
+
 class FileJournal:
     """A `Journal` over segments; an entry's id is its sequence."""
 
@@ -57,6 +69,8 @@ class FileJournal:
         self.durability: Durability = durability
         self.durable_sequence = segments.next_id - 1
         self._append_data = segments.append_data
+        # Who may use the last room is decided here, before a command, and not at the append.
+        segments.reserve_bytes = 0
         self._end_offset = segments.end_offset
         self._room_until = 0
         self._ample_until = 0
@@ -66,6 +80,10 @@ class FileJournal:
         self._answers_before_sync = durability != "sync"
         self._recent: dict[int, Pushed] = {}
         self._syncing = threading.Lock()
+        # Guarded by `_turn`: whether someone is syncing for all, and who waits for that.
+        self._turn = threading.Lock()
+        self._has_leader = False
+        self._followers: list[_Follower] = []
         # Guarded by its own lock: callbacks for when a sequence is durable, and the thread's end.
         self._wanted = threading.Condition()
         self._callbacks: list[tuple[int, Callable[[], None]]] = []
@@ -148,19 +166,25 @@ class FileJournal:
             self._find_room(size, reserved)
 
     def _find_room(self, size: int, reserved: bool) -> None:
-        # What is held must be able to leave: room for a claim and a delete of each is kept back.
-        half_a_file = self.segments.payload_bytes // 2
-        # Beside that, what a command asks for to be on the safe side must be there to the end.
+        segments = self.segments
+        # What is held must be able to leave: room for a claim and a delete of each is kept back,
+        # and beside it what a command asks for to be on the safe side. It is made in the
+        # background; only on a disk that is known to be full is it insisted on.
         leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
-        self.segments.reserve_bytes = max(half_a_file, leaving)
-        try:
-            # Ample, so that the next many commands need not ask.
-            self.segments.ensure_room(size + _AMPLE_BYTES, reserved=False)
-            self._room_until = self._end_offset + size + _AMPLE_BYTES
-            self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
-        except StoreFull:
-            self.grown()
-            self.segments.ensure_room(size, reserved)
+        kept_back = max(segments.payload_bytes // 2, leaving)
+        segments.ahead_bytes = kept_back
+        insisted = 0 if reserved else kept_back if segments.is_full else size
+        if segments.free_bytes < size + insisted:
+            try:
+                segments.ensure_room(size + insisted, reserved=True)
+            except StoreFull:
+                self.grown()
+                raise
+        ample = min(segments.free_bytes - kept_back, _AMPLE_BYTES)
+        if not segments.is_full and ample < _AMPLE_BYTES:
+            ample = min(segments.free_bytes, _AMPLE_BYTES)
+        self._room_until = self._end_offset + max(0, ample)
+        self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
 
     def has_room(self, events: int) -> bool:
         try:
@@ -182,11 +206,44 @@ class FileJournal:
         return codec.read_pushed(fields, payload, offset)
 
     def wait(self, sequence: int) -> None:
-        while self.durable_sequence < sequence:
-            # Whoever comes first syncs for all who came before the sync began.
-            with self._syncing:
-                if self.durable_sequence < sequence:
-                    self._sync()
+        """Blocks until that entry is durable.
+
+        Whoever comes first syncs for all who came before the sync began; the others sleep, each
+        on a lock of its own. After the sync those whose entry is durable are woken, and one whose
+        entry is not syncs next.
+        """
+        with self._turn:
+            if self.durable_sequence >= sequence:
+                return
+            follower = _Follower(sequence) if self._has_leader else None
+            if follower is None:
+                self._has_leader = True
+            else:
+                self._followers.append(follower)
+        if follower is not None:
+            follower.woken.acquire()
+            if not follower.leads:
+                return
+        try:
+            # Another sync may have reached this entry meanwhile; the turn goes on all the same.
+            if self.durable_sequence < sequence:
+                self.sync()
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wakes the followers whose entry is durable, and one whose is not, to lead."""
+        with self._turn:
+            durable = self.durable_sequence
+            woken = [each for each in self._followers if each.sequence <= durable]
+            self._followers = [each for each in self._followers if each.sequence > durable]
+            self._has_leader = bool(self._followers)
+            if self._followers:
+                following = self._followers.pop(0)
+                following.leads = True
+                woken.append(following)
+        for each in woken:
+            each.woken.release()
 
     def sync(self) -> None:
         """Puts everything appended so far on the disk, whatever was promised."""

@@ -71,6 +71,8 @@ class Segments:
         self._background = False
         self._failure = "" if writable else "it was opened to be read only"
         self._reserve_bytes = 0
+        self._ahead_bytes = 0
+        self._is_full = False
         # The tail as `append` sees it: its map, what to subtract from a stream offset to find the
         # place in it, and the offset up to which an append needs to look at nothing else.
         self._map: Map
@@ -237,6 +239,27 @@ class Segments:
         return sorted(self._quarantined.values())
 
     @property
+    def free_bytes(self) -> int:
+        """The room that is there for appends, the reserve included, without making a file."""
+        return self._files.allocated_end - self._tip[0]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last attempt to make a file failed for want of room."""
+        return self._is_full
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How much room to have made ahead, in the background; the appending thread may set it."""
+        return self._ahead_bytes
+
+    @ahead_bytes.setter
+    def ahead_bytes(self, ahead_bytes: int) -> None:
+        self._ahead_bytes = ahead_bytes
+        if self._files.allocated_end < self._wanted_end():
+            self._prepare_soon()
+
+    @property
     def reserve_bytes(self) -> int:
         """The room kept back for appends with `reserved=True`; the appending thread may set it."""
         return self._reserve_bytes
@@ -312,7 +335,8 @@ class Segments:
     def _wanted_end(self) -> int:
         """How far files should reach: one spare, or what the reserve and half a file need."""
         tail_end = (self._tip[0] // self._payload_bytes + 1) * self._payload_bytes
-        ahead = max(self._payload_bytes, self._reserve_bytes + self._payload_bytes // 2)
+        kept_back = max(self._reserve_bytes, self._ahead_bytes)
+        ahead = max(self._payload_bytes, kept_back + self._payload_bytes // 2)
         return tail_end + ahead
 
     def ensure_room(self, size_bytes: int, reserved: bool) -> None:
@@ -345,7 +369,9 @@ class Segments:
             while self._files.allocated_end < needed_end and not self._failure:
                 try:
                     self._files.create_next()
+                    self._is_full = False
                 except OSError as error:
+                    self._is_full = error.errno in _NO_ROOM
                     name = name_of(self._files.last + 1)
                     why = f"{self.path}: cannot make {name}: {os.strerror(error.errno or 0)}"
                     kind = StoreFull if error.errno in _NO_ROOM else JournalError
