@@ -148,6 +148,7 @@ def without_its_beginning(store):
 def all_events(stores):
     """What the source gives for all of these, read here: planning twenty reads takes minutes."""
     schema = StructType.fromDDL(SCHEMA)
+    assert isinstance(schema, StructType)
     batches = []
     for store in stores:
         reader = JournalBatch(Options.of({"path": str(store)}), schema)
@@ -164,6 +165,7 @@ MADE = {
 
 
 @pytest.mark.service("default-jre-headless")
+@pytest.mark.timeout(600)
 def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, tmp_path):
     expected = {}
     for nth, (name, (befell, found)) in enumerate(FAULTS.items()):

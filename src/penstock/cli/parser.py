@@ -32,13 +32,15 @@ COMMANDS: Final = {
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show who reads a store's journal, or forget one",
+    "pipeline": "bring journals into tables with Spark, and audit them",
     "shell": "run commands from stdin, one a line, in one process",
 }
 
 EXIT_CODES: Final = """\
 exit status:
   0  done
-  1  nothing found: no message to pull or peek at, or it was deleted already
+  1  nothing found: no message to pull or peek at, or it was deleted already;
+     an audit that found something wrong
   2  usage: wrong arguments, or a file that cannot be read or written
   3  the request is wrong (RequestError): no such queue, a limit, a stale receipt
   4  the store cannot answer now (UnavailableError): try again later

@@ -193,7 +193,10 @@ class JournalBatch(DataSourceReader):
     def partitions(self) -> Sequence[Span]:
         stream = Stream(self._options.path, self._options.archive)
         try:
-            return spans(stream, self._options, stream.first, stream.end, self._schema)
+            first, end = stream.first, stream.end
+            # Without any partition Spark would call `read` with none.
+            nothing = Span(stream.path, None, end, end, Wanted(), self._schema)
+            return spans(stream, self._options, first, end, self._schema) or [nothing]
         finally:
             stream.close()
 

@@ -1,0 +1,269 @@
+"""From a journal to a lake: nothing missing, nothing twice, whatever stops it."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import json
+import shutil
+from collections import Counter
+
+import duckdb
+from deltalake import DeltaTable
+
+from penstock import cli
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
+from penstock.core.events import Pushed, QueueCreated
+from penstock.core.receipts import MessageIds
+from penstock.errors import InvalidField, JournalError, StoreUnusable
+from penstock.journal import readers
+from penstock.journal.reader import JournalReader
+from penstock.service import QueueSettings
+from penstock.spark.audit import violations
+from penstock.spark.ingest import events_table, ingest, reader_name
+from penstock.spark.lake import Lake, LakeUnusable, Table
+from penstock.spark.session import SparkMissing, find_java
+from penstock.spark.source import JournalStream, Options
+from penstock.spark.tables import TABLES, derive
+from tests.spark.journals import write_store
+from tests.store.life import Life, exact_replay, small_slices
+
+pytestmark = pytest.mark.service("default-jre-headless")
+STANDING = {VISIBLE: "visible", DELAYED: "delayed", IN_FLIGHT: "in_flight"}
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """A store after timeouts, dead letters, purges, removals, redrives and kills."""
+    with pytest.MonkeyPatch.context() as patch:
+        small_slices(patch)
+        life = Life(tmp_path_factory.mktemp("life"), 7)
+        life.run(rounds=12)
+    return life
+
+
+def seen_in(root):
+    with JournalReader(root / "store" / "journal", archive=root / "archive") as reader:
+        return list(reader.events(reader.first_offset))
+
+
+def rows(path, query):
+    """What another program finds in a table, through Delta alone."""
+    found = DeltaTable(str(path)).to_pyarrow_table()
+    return duckdb.sql(query.format(table="found")).fetchall() if found is not None else []
+
+
+class Stopped(Exception):
+    """Stands for a kill: nothing after it runs."""
+
+
+@pytest.mark.timeout(600)
+def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
+    spark, life, tmp_path, monkeypatch, capsys
+):
+    store, archive = str(life.root / "store"), str(life.root / "archive")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    size = 40_000
+
+    # Stopped after Delta's commit and before Spark's; then before Delta's commit.
+    def stop(lag):
+        raise Stopped
+
+    with pytest.raises(Exception, match="Stopped"):
+        ingest(spark, lake, store, archive, batch_bytes=size, progress=stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "_commit", lambda *_: stop(None))
+        with pytest.raises(Exception, match="Stopped"):
+            ingest(spark, lake, store, archive, batch_bytes=size)
+    first = events_table(lake).rows()
+    assert 0 < first < len(seen_in(life.root))
+
+    lag = ingest(spark, lake, store, archive, batch_bytes=2_000_000, span_bytes=60_000)
+    assert lag.behind_bytes == 0
+    seen = seen_in(life.root)
+    kinds = Counter(type(each.event).__name__ for each in seen)
+    assert {"Carried", "ClaimExpired", "Moved", "Expired", "QueuePurged"} <= set(kinds)
+    events = lake.path / "events"
+    assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
+    assert rows(events, "SELECT count(DISTINCT (entry, index)) FROM {table}") == [(len(seen),)]
+    floors = {
+        reader.name: reader.floor_offset for reader in readers.registered(life.root / "store")
+    }
+    assert floors[reader_name(lake)] == lag.durable_offset
+
+    assert derive(spark, lake) == [each.name for each in TABLES]
+    check_messages(lake, life, seen)
+    check_status(lake, life)
+
+    # Again, and again without the checkpoint: nothing changes.
+    before = {each.name: version_of(lake, each.name) for each in TABLES}
+    shutil.rmtree(lake.path / "checkpoints")
+    ingest(spark, lake, store, archive)
+    assert events_table(lake).rows() == len(seen)
+    assert derive(spark, lake) == []
+    assert {each.name: version_of(lake, each.name) for each in TABLES} == before
+
+    # Each queue balances with the engine's own count, and one that is off by one is told.
+    truth = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
+    frame = events_table(lake).frame(spark)
+    found = violations(spark, frame, truth | {"plain": truth["plain"] + 1})
+    assert [row["check"] for row in found.collect()] == ["nothing lost"]
+
+    assert cli.main(["pipeline", "audit", "--json", "--lake", str(lake.path)]) == 0
+    verdict = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert verdict["holds"], verdict
+    assert verdict["events"] == len(seen)
+    assert cli.main(["pipeline", "compact", "--keep-hours", "0", "--lake", str(lake.path)]) == 0
+    assert "events: " in capsys.readouterr().out
+    assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
+    assert len(DeltaTable(str(events)).file_uris()) == 1
+    status = ["pipeline", "status", "--lake", str(lake.path), "--journal", store]
+    assert cli.main(status) == 0
+    assert "0 B behind" in capsys.readouterr().out
+
+
+def version_of(lake, name):
+    return DeltaTable(str(lake.path / name)).version()
+
+
+def check_messages(lake, life, seen):
+    """One row a message that was pushed; those that live stand where the replay says."""
+    pushed = {each.event.number for each in seen if isinstance(each.event, Pushed)}
+    found = rows(lake.path / "messages", "SELECT message, state, standing, held_in FROM {table}")
+    assert len(found) == len(pushed)
+    assert {message for message, *_ in found} == pushed
+    exact = exact_replay(life.root)
+    living = {
+        delivery.number: (STANDING[delivery.state], queue.name)
+        for queue in exact.queues.values()
+        for delivery in queue.deliveries.values()
+    }
+    assert {m: (standing, held) for m, _, standing, held in found if standing} == living
+    states = Counter(state for _, state, *_ in found)
+    assert {"live", "dead", "deleted", "expired", "purged", "removed"} <= set(states)
+    claims = Counter(type(each.event).__name__ for each in seen)["Claimed"]
+    attempts = rows(lake.path / "attempts", "SELECT ended, count(*) FROM {table} GROUP BY 1")
+    assert sum(count for _, count in attempts) == claims
+    in_flight = sum(1 for standing, _ in living.values() if standing == "in_flight")
+    assert dict(attempts).get("open", 0) == in_flight
+    ids = rows(lake.path / "messages", "SELECT message, message_id, store FROM {table} LIMIT 5")
+    assert all(MessageIds(bytes.fromhex(store)).show(m) == shown for m, shown, store in ids)
+
+
+def check_status(lake, life):
+    """The projections give what the engine counts."""
+    exact = exact_replay(life.root)
+    counts = {
+        queue.name: (queue.visible, queue.delayed, queue.in_flight)
+        for queue in exact.queues.values()
+    }
+    query = "SELECT queue, visible, delayed, in_flight FROM {table}"
+    found = {name: tuple(rest) for name, *rest in rows(lake.path / "queue_status", query)}
+    assert found == counts
+    last = "arg_max(messages, minute), arg_max(in_flight, minute)"
+    query = f"SELECT queue_number, {last} FROM {{table}} GROUP BY 1"
+    depth = {number: tuple(rest) for number, *rest in rows(lake.path / "depth", query)}
+    for number, queue in exact.queues.items():
+        if number in depth:
+            assert depth[number] == (len(queue.deliveries), queue.in_flight)
+
+
+def test_the_source_is_found_by_its_name_and_gives_only_what_is_asked(spark, tmp_path):
+    queues = [
+        QueueCreated(1, 1, "orders", QueueSettings()),
+        QueueCreated(1, 2, "other", QueueSettings()),
+    ]
+    pushes = [[Pushed(n, 1 + n % 2, n, b"body %d" % n, group="g")] for n in range(1, 3001)]
+    store = write_store(tmp_path / "s", [queues, *pushes])
+    reader = spark.read.format("penstock").schema("body string, message bigint, at timestamp")
+    found = (
+        reader.option("queue", "other").option("kinds", "Pushed").option("fromEntry", "1000")
+        .option("spanBytes", "60000").load(str(store))
+    )  # fmt: skip
+    assert found.rdd.getNumPartitions() > 3
+    got = found.selectExpr("count(*)", "min(message)", "max(body)").first()
+    assert tuple(got) == (1001, 999, "body 999")
+    with pytest.raises(Exception, match="there is no column 'wrong'"):
+        spark.read.format("penstock").schema("wrong string").load(str(store)).count()
+
+
+def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_path):
+    pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 1001)]
+    store = write_store(tmp_path / "s", pushes)
+    options = {"path": str(store), "maxBytesPerTrigger": "50000", "reader": "mine"}
+    stream = JournalStream(Options.of(options), schema_of("entry bigint"))
+    at = stream.initialOffset()
+    assert [r.floor_offset for r in readers.registered(store)] == [0]
+    stream.prepareForTriggerAvailableNow()
+    write_store(store, pushes[:5])
+    entries = []
+    while (end := stream.latestOffset(at, stream.getDefaultReadLimit())) != at:
+        assert end["offset"] - at["offset"] < 60_000
+        stream.commit(at)
+        for span in stream.partitions(at, end):
+            entries += [n for batch in stream.read(span) for n in batch.column(0).to_pylist()]
+        at = end
+    assert entries == list(range(1, 1001))
+    stream.commit(at)
+    assert [r.floor_offset for r in readers.registered(store)] == [at["offset"]]
+    with pytest.raises(StoreUnusable, match="another journal"):
+        stream.partitions(at | {"store": "00"}, at)
+    with pytest.raises(JournalError, match="not read was dropped"):
+        stream.partitions(at | {"offset": 10**9}, at)
+    with pytest.raises(InvalidField, match="needs a name of your choice"):
+        JournalStream(Options.of({"path": str(store)}), schema_of("entry bigint")).initialOffset()
+
+
+def schema_of(text):
+    from pyspark.sql.types import StructType
+
+    return StructType.fromDDL(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "x", "kinds": "Pulled"}, "'Pulled' is none of"),
+        ({"path": "x", "spanBytes": "many"}, "no whole number"),
+        ({"path": "x", "fromTime": "noon"}, "no ISO time"),
+        ({"path": "x", "speed": "9"}, "'speed': unknown"),
+        ({}, "name the store"),
+    ],
+)
+def test_a_wrong_option_is_named(options, said):
+    with pytest.raises(InvalidField, match=said):
+        Options.of(options)
+
+
+def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_path, capsys):
+    lake = Lake.open(tmp_path / "lake", create=True)
+    marker = lake.path / "lake.json"
+    marker.write_text(marker.read_text().replace('"version": 1', '"version": 9'))
+    with pytest.raises(LakeUnusable, match="a lake of version 9; this Penstock reads version 1"):
+        Lake.open(lake.path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(LakeUnusable, match="is not empty and not a Penstock lake"):
+        Lake.open(tmp_path / "full", create=True)
+    with pytest.raises(LakeUnusable, match="is no Penstock lake"):
+        Lake.open(tmp_path / "nowhere")
+    command = ["pipeline", "run", "--lake", str(tmp_path / "new"), "--journal"]
+    assert cli.main([*command, str(tmp_path / "nowhere")]) == 6
+    assert "cannot be read as a journal" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert cli.main(["pipeline", "audit"]) == 2
+
+
+def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
+    store = write_store(tmp_path / "s", [])
+    command = ["pipeline", "run", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
+    assert cli.main(command) == 0
+    assert cli.main(["pipeline", "audit", "--journal", str(store)]) == 0
+    assert "0 events: every check holds" in capsys.readouterr().out
+
+
+def test_without_java_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SparkMissing, match="needs Java 17 or newer: install one"):
+        find_java()
