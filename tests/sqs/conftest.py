@@ -271,3 +271,11 @@ def local(query_data):
 def either(request, local):
     """A client of the local server, over each of the two protocols."""
     return local.client(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(query_data):
+    """A local server that the tests of one module share."""
+    server = Local(query_data)
+    yield server
+    server.close()

@@ -16,13 +16,6 @@ from tests.sqs.conftest import Local, serve
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def plain(query_data):
-    server = Local(query_data)
-    yield server
-    server.close()
-
-
 def connect(server):
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), 10)

@@ -36,13 +36,6 @@ class Wire:
         self._connection.close()
 
 
-@pytest.fixture(scope="module")
-def plain(query_data):
-    server = Local(query_data)
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def wire(plain):
     connection = Wire(plain.url)

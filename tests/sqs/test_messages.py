@@ -137,6 +137,7 @@ def test_every_other_character_comes_back(either, body):
         ("x.", {"DataType": "String", "StringValue": "x"}),
         ("a..b", {"DataType": "String", "StringValue": "x"}),
         ("a b", {"DataType": "String", "StringValue": "x"}),
+        ("a§b", {"DataType": "String", "StringValue": "x"}),
         ("a" * 257, {"DataType": "String", "StringValue": "x"}),
         ("a", {"DataType": "Text", "StringValue": "x"}),
         ("a", {"DataType": "", "StringValue": "x"}),
@@ -158,11 +159,11 @@ def test_a_bad_message_attribute_is_refused(either, name, value):
 
 def test_ten_message_attributes_are_taken_and_eleven_are_not(either):
     url = make(either)
-    ten = {f"a{n}": {"DataType": "String", "StringValue": "x"} for n in range(10)}
+    ten = {f"attr.{n}øßä": {"DataType": "String", "StringValue": "x"} for n in range(10)}
     send(either, url, MessageAttributes=ten)
     (message,) = receive(either, url, MessageAttributeNames=["All"])
     assert message["MessageAttributes"] == ten
-    eleven = {**ten, "a10": ten["a0"]}
+    eleven = {**ten, "a10": {"DataType": "String", "StringValue": "x"}}
     call = either.send_message
     code, _ = refused(call, QueueUrl=url, MessageBody="x", MessageAttributes=eleven)
     assert code == "InvalidParameterValue"
@@ -181,6 +182,8 @@ def test_message_attributes_are_chosen_by_name_and_by_prefix(either):
         ([], set(), None),
         (["All"], set(names), "4c360f3fdafd970e05fae2f149d997f5"),
         ([".*"], set(names), "4c360f3fdafd970e05fae2f149d997f5"),
+        (["*"], set(names), "4c360f3fdafd970e05fae2f149d997f5"),
+        (["AWS."], set(), None),
         (["Nope"], set(), None),
         (["Hello", "General"], {"Hello", "General"}, "fca026605781cb4126a1e9044df24232"),
         (["Hello", "Nope"], {"Hello"}, "a311262e065454b75da111d535b8dacd"),

@@ -86,11 +86,19 @@ def test_a_request_to_a_queues_url_need_not_name_it():
     assert asked == model.OfQueue("other")
 
 
+@pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
+def test_a_queues_url_is_not_the_place_for_what_concerns_all(action):
+    with pytest.raises(Refusal) as caught:
+        decode(f"Action={action}&QueueName=q", "http://h/000000000000/q")
+    assert caught.value.fault.query_code == "InvalidAction"
+    assert caught.value.message == f"The action {action} is not valid for this endpoint."
+
+
 HEAD = '<?xml version="1.0"?><{0}Response xmlns="http://queue.amazonaws.com/doc/2012-11-05/">'
 TAIL = "<ResponseMetadata><RequestId>id</RequestId></ResponseMetadata></{0}Response>"
 ANSWERS = [
     ("DeleteMessage", None, ""),
-    ("ReceiveMessage", model.ReceiveResult([]), "<ReceiveMessageResult></ReceiveMessageResult>"),
+    ("ReceiveMessage", model.ReceiveResult([]), "<ReceiveMessageResult/>"),
     (
         "ReceiveMessage",
         model.ReceiveResult(
@@ -177,6 +185,12 @@ def test_a_result_is_written_as_json_to_whom_that_is_dearer():
     assert encode_as_json(ACTIONS["GetQueueUrl"], model.QueueUrlResult("u"), "id") == (
         b'{"GetQueueUrlResponse":{"ResponseMetadata":{"RequestId":"id"},'
         b'"GetQueueUrlResult":{"QueueUrl":"u"}}}'
+    )
+    assert encode_as_json(
+        ACTIONS["GetQueueAttributes"], model.AttributesResult({"a": "b"}), "id"
+    ) == (
+        b'{"GetQueueAttributesResponse":{"ResponseMetadata":{"RequestId":"id"},'
+        b'"GetQueueAttributesResult":{"Attributes":[{"Name":"a","Value":"b"}]}}}'
     )
     assert encode_as_json(ACTIONS["PurgeQueue"], None, "id") == (
         b'{"PurgeQueueResponse":{"ResponseMetadata":{"RequestId":"id"}}}'

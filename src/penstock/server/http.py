@@ -276,7 +276,7 @@ class Connection(asyncio.Protocol):
         self._request = request = Request(method, path, query, headers)
         if not path.startswith("/"):
             raise _Unacceptable(400, "the request names no path of this server")
-        if "host" not in headers and self._parser.get_http_version() == "1.1":
+        if "host" not in headers and self._parser.get_http_version() != "1.0":
             raise _Unacceptable(400, "a request needs a Host header")
         if not _UNUSUAL.isdisjoint(headers):
             self._check_unusual(request)

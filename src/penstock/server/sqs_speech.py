@@ -68,6 +68,8 @@ class QuerySpeech:
     def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
         url = f"{base_url}{request.path}" if read_path(request.path) else None
         if request.method == "GET":
+            if "Action=" not in request.query:
+                raise Refusal(faults.NO_OPERATION, "")
             return sqs_query.decode(request.query, url)
         if request.method != "POST":
             raise Refusal(faults.UNKNOWN_OPERATION, "Use GET or POST.")
@@ -83,6 +85,9 @@ class QuerySpeech:
         return self._whole(200, write(action, result, request_id), request_id, loop_time_s)
 
     def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
+        if refusal.fault is faults.NO_OPERATION:
+            head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: text/xml\r\n"
+            return response(404, head.encode(), b"<UnknownOperationException/>\n", loop_time_s)
         if refusal.fault is faults.QUEUE_DOES_NOT_EXIST:
             # The older protocol has the older words.
             refusal.message = "The specified queue does not exist for this wsdl version."

@@ -69,6 +69,7 @@ MISSING_PARAMETER: Final = Fault(
 )
 SERIALIZATION: Final = Fault("SerializationException", "MalformedInput", 400, _GENERAL)
 UNKNOWN_OPERATION: Final = Fault("UnknownOperationException", "InvalidAction", 400, _GENERAL)
+NO_OPERATION: Final = Fault("UnknownOperationException", "UnknownOperation", 404, _GENERAL)
 ACCESS_DENIED: Final = Fault("AccessDeniedException", "AccessDenied", 403, _GENERAL)
 MISSING_TOKEN: Final = Fault(
     "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403, _GENERAL

@@ -35,7 +35,8 @@ _BYTES: Final = 2
 _PLAIN: Final = bytes([9, 10, 13, *range(0x20, 0x7F)])
 # What XML can hold; Amazon refuses the rest in any protocol.
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
+# Letters of Latin alphabets too: Amazon takes them, whatever its documentation says.
+_NAME: Final = re.compile("[A-Za-z0-9_.\u00c0-\u017f-]{1,256}")
 _TYPE_NAME: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
@@ -110,7 +111,7 @@ def read_attributes(given: AttributeValues) -> tuple[Attributes, dict[str, str],
         attributes[name] = value
         if data_type != ("Binary" if isinstance(value, bytes) else "String"):
             context[_TYPE + name] = data_type
-        size_bytes += len(name) + len(data_type.encode()) + len(_as_bytes(value))
+        size_bytes += len(name.encode()) + len(data_type.encode()) + len(_as_bytes(value))
     return attributes, context, size_bytes
 
 
@@ -197,7 +198,7 @@ def show_attributes(
 ) -> AttributeValues:
     """The attributes a receiver asked for, by name, by `prefix.*`, or all of them."""
     names = frozenset(wanted)
-    everything = bool(names & {"All", ".*"})
+    everything = bool(names & {"All", ".*", "*"})
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
     types = context or {}
     shown: AttributeValues = {}

@@ -49,6 +49,8 @@ _ENTRIES: Final = {
     "DeleteMessageBatch": "DeleteMessageBatchRequestEntry",
     "ChangeMessageVisibilityBatch": "ChangeMessageVisibilityBatchRequestEntry",
 }
+# What cannot be asked of one queue, at its own URL.
+_NOT_OF_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})
 # And the names of the elements that lists and maps become in an answer.
 _ELEMENTS: Final = {
     "QueueUrls": "QueueUrl",
@@ -72,7 +74,7 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
     if not isinstance(asked, str):
         raise missing("Action")
     action = ACTIONS.get(asked)
-    if action is None:
+    if action is None or (default_url is not None and asked in _NOT_OF_A_QUEUE):
         raise Refusal(UNKNOWN_OPERATION, f"The action {asked} is not valid for this endpoint.")
     if default_url is not None:
         tree.setdefault("QueueUrl", default_url)
@@ -147,9 +149,13 @@ def encode(action: Action, result: Shape | None, request_id: str) -> bytes:
         f'<?xml version="1.0"?><{action.name}Response xmlns="{NAMESPACE}">',
     ]
     if result is not None:
-        parts.append(f"<{action.name}Result>")
-        _write_fields(parts.append, msgspec.to_builtins(result), action.name)
-        parts.append(f"</{action.name}Result>")
+        fields = msgspec.to_builtins(result)
+        if any(fields.values()):
+            parts.append(f"<{action.name}Result>")
+            _write_fields(parts.append, fields, action.name)
+            parts.append(f"</{action.name}Result>")
+        else:
+            parts.append(f"<{action.name}Result/>")
     parts.append(
         f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata>"
         f"</{action.name}Response>"
@@ -161,8 +167,24 @@ def encode_as_json(action: Action, result: Shape | None, request_id: str) -> byt
     """The answer as JSON, in the frame the Query protocol puts around it."""
     framed: Tree = {"ResponseMetadata": {"RequestId": request_id}}
     if result is not None:
-        framed[f"{action.name}Result"] = result
+        framed[f"{action.name}Result"] = _listed(msgspec.to_builtins(result))
     return msgspec.json.encode({f"{action.name}Response": framed})
+
+
+def _listed(value: Any) -> Any:
+    """The same data with its maps as lists of names and values, as the XML has them."""
+    if isinstance(value, list):
+        return [_listed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    listed: Tree = {}
+    for name, inner in value.items():
+        if name in _MAPS:
+            _, key_name, value_name = _MAPS[name]
+            listed[name] = [{key_name: key, value_name: _listed(v)} for key, v in inner.items()]
+        else:
+            listed[name] = _listed(inner)
+    return listed
 
 
 def encode_refusal(refusal: Refusal, request_id: str) -> bytes:

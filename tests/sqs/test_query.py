@@ -1,0 +1,96 @@
+"""The Query protocol as a script uses it: plain GETs and forms, on a queue's own URL."""
+
+import json
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.sqs.asking import make
+
+
+@pytest.fixture(scope="module")
+def url(plain):
+    return make(plain.client(), "query")
+
+
+def ask(url, data=None, accept="*/*", **parameters):
+    """The status and the text of an answer."""
+    query = f"?{urlencode(parameters)}" if parameters else ""
+    try:
+        with urlopen(Request(url + query, data, {"Accept": accept})) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_message_is_sent_and_received_by_plain_gets(url):
+    status, text = ask(url, Action="SendMessage", MessageBody="a <b> & c")
+    assert status == 200
+    assert "<MD5OfMessageBody>" in text
+    status, text = ask(url, Action="ReceiveMessage", VisibilityTimeout="0")
+    assert "<Body>a &lt;b&gt; &amp; c</Body>" in text
+    status, text = ask(url, Action="PurgeQueue")
+    assert status == 200
+    status, text = ask(url, Action="ReceiveMessage")
+    assert (status, "<ReceiveMessageResult/>" in text) == (200, True)
+
+
+def test_a_form_may_be_posted_to_the_root_and_to_the_queue(plain, url):
+    form = urlencode({"Action": "SendMessage", "QueueUrl": url, "MessageBody": "x"}).encode()
+    assert ask(f"{plain.url}/", form)[0] == 200
+    assert ask(url, b"Action=SendMessage&MessageBody=x")[0] == 200
+    assert ask(url, b"MessageBody=x", Action="SendMessage")[0] == 200
+
+
+def test_a_get_that_asks_for_json_is_given_json(url):
+    status, text = ask(
+        url, None, "application/json", **{"Action": "GetQueueAttributes", "AttributeName.1": "All"}
+    )
+    result = json.loads(text)["GetQueueAttributesResponse"]["GetQueueAttributesResult"]
+    assert status == 200
+    assert {"Name": "VisibilityTimeout", "Value": "30"} in result["Attributes"]
+    status, text = ask(url, None, "application/json", Action="ListQueues")
+    assert (status, json.loads(text)["Error"]["Code"]) == (400, "InvalidAction")
+
+
+def test_a_get_that_asks_nothing_is_told_so(url):
+    for accept in ("*/*", "application/json"):
+        status, text = ask(url, None, accept)
+        assert (status, "<UnknownOperationException" in text) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "message"),
+    [
+        (
+            {"Action": "FooBar"},
+            "InvalidAction",
+            "The action FooBar is not valid for this endpoint.",
+        ),
+        (
+            {"Action": "SendMessage"},
+            "MissingParameter",
+            "The request must contain the parameter MessageBody.",
+        ),
+        (
+            {"Action": "GetQueueAttributes", "AttributeName.1": "Foobar"},
+            "InvalidAttributeName",
+            "Unknown Attribute Foobar.",
+        ),
+    ],
+)
+def test_an_error_is_told_in_xml(url, parameters, code, message):
+    status, text = ask(url, **parameters)
+    assert status == 400
+    for part in ("<Type>Sender</Type>", f"<Code>{code}</Code>", f"<Message>{message}</Message>"):
+        assert part in text
+
+
+def test_a_queue_that_is_not_there_is_told_in_older_words(plain):
+    status, text = ask(f"{plain.url}/000000000000/none", Action="PurgeQueue")
+    assert status == 400
+    assert "<Code>AWS.SimpleQueueService.NonExistentQueue</Code>" in text
+    assert "The specified queue does not exist for this wsdl version." in text
