@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service import Push
+from penstock.service import ConfigureQueue, Push
 from tests.sqs.asking import bodies, make, make_fifo, push, receive, refused, send
 from tests.sqs.conftest import Local, serve
 from tests.sqs.test_http import memory_bytes
@@ -338,6 +338,27 @@ def test_a_long_poll_is_woken_by_every_way_a_message_can_come(plain):
         assert waiting.result(10) == []
 
 
+def test_a_long_poll_at_the_limit_waits_until_there_is_room(plain):
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = plain.client()
+    url = make(client, "crowded")
+    narrow = ConfigureQueue("crowded", {"in_flight_max": 1})
+    plain.call(plain.running.engine.submit, narrow)
+    send(client, url, "first")
+    send(client, url, "second")
+    (held,) = receive(client, url, VisibilityTimeout=43_200)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: bodies(plain.client(), url, WaitTimeSeconds=20))
+        while not plain.call(lambda: plain.running.engine.has_waiters):
+            pass
+        # A push does not end the wait: there is still no room for one more in flight.
+        send(client, url, "third")
+        assert plain.call(lambda: plain.running.engine.has_waiters)
+        client.delete_message(QueueUrl=url, ReceiptHandle=held["ReceiptHandle"])
+        assert waiting.result(10) == ["second"]
+
+
 def test_a_long_poll_ends_with_an_error_when_its_queue_is_deleted(plain):
     from concurrent.futures import ThreadPoolExecutor
 
@@ -351,6 +372,26 @@ def test_a_long_poll_ends_with_an_error_when_its_queue_is_deleted(plain):
             pass
         client.delete_queue(QueueUrl=url)
         assert waiting.result(10)[0] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_with_no_files_left_to_open_the_server_goes_on_serving_whom_it_has():
+    """Of row 6: clients beyond the limit wait or fail; the others notice nothing."""
+    import socket
+
+    limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    with serve("--store", "memory:", before=limit) as server:
+        wire = Wire(server.url)
+        assert wire.ask("CreateQueue", {"QueueName": "q"})[0] == 200
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        for _ in range(50):
+            assert wire.ask("ListQueues", {})[0] == 200
+        for each in crowd:
+            each.close()
+        late = Wire(server.url)
+        assert late.ask("ListQueues", {})[0] == 200
+        late.close()
+        wire.close()
+        assert server.stop() == 0
 
 
 def test_nothing_of_a_message_is_ever_said_on_the_terminal(tmp_path):

@@ -9,7 +9,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import parse_qsl
-from xml.sax.saxutils import escape
 
 import msgspec
 
@@ -59,6 +58,10 @@ _ELEMENTS: Final = {
     "Failed": "BatchResultErrorEntry",
     "Results": "ListMessageMoveTasksResultEntry",
 }
+# A carriage return would be read back as a line feed unless it is written as a number.
+_ESCAPES: Final = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#xD;"}
+)
 
 
 def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
@@ -239,5 +242,4 @@ def _write(write: Callable[[str], None], name: str, value: Any, action: str) -> 
 
 
 def _text(text: str) -> str:
-    # A carriage return would be read back as a line feed unless it is written as a number.
-    return escape(text, {"\r": "&#xD;", '"': "&quot;"})
+    return text.translate(_ESCAPES)
