@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "purge": "remove every message of a queue",
     "redrive": "move dead letters back to where they came from",
     "history": "tell what happened to a message",
+    "daemon": "look after the process that serves a data directory",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show who reads a store's journal, or forget one",

@@ -141,6 +141,8 @@ class OsFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_NORMAL)
         if self._map is not None and hasattr(mmap, "MADV_NORMAL"):
             self._map.madvise(mmap.MADV_NORMAL)
+            # The pages stay in the system's cache; they need not count as this process's memory.
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         if self._fd >= 0:
