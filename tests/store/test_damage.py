@@ -10,7 +10,7 @@ import pytest
 
 from penstock.backends.store import open_engine
 from penstock.clock import ManualClock
-from penstock.core.events import Deleted, Pushed
+from penstock.core.events import Carried, Deleted, Pushed
 from penstock.errors import StoreUnusable
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import snapshot_paths
@@ -104,14 +104,15 @@ def open_copy(path):
 
 def check_served(built, engine, hit):
     """Nothing wrong is served, and only what the damaged entry told of is lost or back."""
-    lost_pushes = {event.number for event in hit if isinstance(event, Pushed)}
+    lost_contents = {event.number for event in hit if isinstance(event, Pushed | Carried)}
     lost_deletes = {event.number for event in hit if isinstance(event, Deleted)}
     found = drained(engine)
     every = {e.number: e for _, _, events in built.entries for e in events if isinstance(e, Pushed)}
+    every |= built.live
     for number, claim in found.items():
         pushed = every[number]
         assert (claim.body, claim.priority, claim.group) == (pushed.body, pushed.priority, "g")
-    assert built.live.keys() - found.keys() <= lost_pushes
+    assert built.live.keys() - found.keys() <= lost_contents
     assert found.keys() - built.live.keys() <= lost_deletes
     engine.close()
 
@@ -153,7 +154,7 @@ def test_every_bit_of_a_header_costs_only_its_entry(built, quick_path, kind):
 def test_bits_flipped_under_a_running_engine_are_never_served(built, quick_path, part):
     store = built["snapshots"]
     rng = random.Random(part)
-    pushes = [entry for entry in store.entries if isinstance(entry[2][0], Pushed)]
+    pushes = [entry for entry in store.entries if isinstance(entry[2][0], Pushed | Carried)]
     for _ in range(40):
         copy = store.flipped(quick_path / "copy")
         engine = open_copy(copy)

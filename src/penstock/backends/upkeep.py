@@ -5,6 +5,7 @@ A pass goes over all messages a slice at a time. Each slice is taken exclusively
 tells it apart (`core.replay`). Messages whose content lies in old, mostly dead files are appended
 again on the way, so that those files can go: the disk holds at most about twice what lives.
 
+A pass is due when the journal has grown, or when much of what it holds has left.
 Dropping never goes past the snapshot before the newest one, nor past a registered reader's floor.
 """
 
@@ -40,6 +41,7 @@ GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
 MESSAGE_BYTES: Final = 320
 _DENSE_ENOUGH: Final = 2 / 3
 _RETRY_S: Final = 5.0
+_LOOK_S: Final = 1.0
 _WORTH_A_SNAPSHOT_BYTES: Final = 1024 * 1024
 
 
@@ -60,6 +62,8 @@ class Upkeep:
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
         # Up to where the pass under way wants to empty the stream; less if there is no room.
         self._cutoff = 0
+        # What lived when last the journal was shrunk, or the most seen since; at first, anything.
+        self._shrunk_from = 1 << 62
         self.last_error: PenstockError | None = None
         self._journal.grown = self._woken.set
         self._journal.held = self._count_messages
@@ -89,12 +93,17 @@ class Upkeep:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            self._woken.wait()
+            is_asked = self._woken.wait(_LOOK_S)
             self._woken.clear()
             if self._ending.is_set():
                 return
             try:
-                self.run_pass()
+                if is_asked:
+                    self.run_pass()
+                elif self._is_worth_shrinking():
+                    self._shrink()
+                else:
+                    continue
                 self.last_error = None
             except PenstockError as error:
                 # A full disk, most likely. The engine goes on; so does this, a little later.
@@ -102,8 +111,39 @@ class Upkeep:
                 if not self._ending.wait(_RETRY_S):
                     self._woken.set()
 
+    def _is_wasteful(self) -> bool:
+        """Whether the journal is much larger than what lives in it."""
+        stream_bytes = self._segments.end_offset - self._segments.first_offset
+        return stream_bytes > 2 * self._live_bytes() + 2 * GROWTH_BYTES_MIN
+
+    def _is_worth_shrinking(self) -> bool:
+        """Whether so much has left since the last try that another may free some of it.
+
+        A few deletes can end gigabytes, and then nothing may be appended for a long time.
+        """
+        live_bytes = self._live_bytes()
+        self._shrunk_from = max(self._shrunk_from, live_bytes)
+        has_left = self._shrunk_from - live_bytes >= GROWTH_BYTES_MIN
+        return has_left and self._is_wasteful()
+
+    def _shrink(self) -> None:
+        """Passes until what has left is gone from the disk, as far as readers let it go."""
+        self._shrunk_from = self._live_bytes()
+        self.run_pass()
+        if self._is_wasteful() and not self._ending.is_set():
+            # Files go up to the snapshot before the newest. An entry of nothing lets there be one
+            # more snapshot, behind all that has left.
+            self._in_turn(self._append_nothing)
+            self.run_pass()
+
+    def _append_nothing(self) -> None:
+        self._segments.ensure_room(0, reserved=False)
+        self._journal.append(())
+
     def _plan_next(self) -> None:
-        growth = max(GROWTH_BYTES_MIN, self._live_bytes() // 4)
+        live_bytes = self._live_bytes()
+        self._shrunk_from = max(self._shrunk_from, live_bytes)
+        growth = max(GROWTH_BYTES_MIN, live_bytes // 4)
         self._journal.growth_limit = self._segments.end_offset + growth
 
     def _count_messages(self) -> int:
@@ -250,7 +290,9 @@ class Upkeep:
         while cutoff < last and alive < _DENSE_ENOUGH * (last - cutoff) * file_bytes:
             alive -= live.get(cutoff, 0)
             cutoff += 1
-        return min(cutoff * file_bytes, limit)
+        # Where even the last file is to be emptied, all goes up to the snapshot: an entry begins
+        # there, which is known also right after opening.
+        return limit if cutoff == last else cutoff * file_bytes
 
     def _drop_before(self, cutoff: int) -> None:
         floors = [reader.floor_offset for reader in readers.registered(self._store)]
