@@ -46,24 +46,30 @@ class JournalReader:
         storage: Storage | None = None,
     ) -> None:
         """Raises StoreUnusable if there is no stream, or the archive is another stream's."""
-        storage = storage or OsStorage()
+        self._storage = storage or OsStorage()
+        self._archive_path = None if archive is None else os.fspath(archive)
+        self._archive: Files | None = None
+        self._noted: dict[tuple[int, str], Quarantined] = {}
         with contextlib.ExitStack() as undo:
-            self._journal, examined = _open(storage, os.fspath(directory))
-            undo.callback(self._journal.close)
-            self._archive: Files | None = None
-            damage = examined.damage
-            if archive is not None and _holds_files(storage, os.fspath(archive)):
-                self._archive, archived = _open(storage, os.fspath(archive))
-                undo.callback(self._archive.close)
-                if archived.identity != examined.identity:
-                    raise StoreUnusable(f"{archive}: is the archive of another journal")
-                damage = damage + archived.damage
+            self._journal, examined = _open(self._storage, os.fspath(directory))
+            undo.callback(self.close)
             self._slot = examined.slot
-            self._all_files = archive is not None
-            self._noted = {(found.offset, found.why): found for found in damage}
+            self._note(*examined.damage)
+            self._find_archive()
             self._first = self._find_first()
             self.position, self._position_id = self._first
             undo.pop_all()
+
+    def _find_archive(self) -> None:
+        """Opens the archive once it has files: the writer makes it when it drops the first."""
+        path = self._archive_path
+        if self._archive is None and path is not None and _holds_files(self._storage, path):
+            files, examined = _open(self._storage, path)
+            if examined.identity != self.identity:
+                files.close()
+                raise StoreUnusable(f"{path}: is the archive of another journal")
+            self._archive = files
+            self._note(*examined.damage)
 
     @property
     def path(self) -> str:
@@ -183,7 +189,7 @@ class JournalReader:
         oldest = self._journal.first
         if self._archive is not None:
             oldest = min(oldest, self._archive.first)
-        if not self._all_files or oldest * self.payload_bytes >= slot.first_offset:
+        if self._archive_path is None or oldest * self.payload_bytes >= slot.first_offset:
             return slot.first_offset, slot.first_id
         if oldest == 0:
             return 0, 1
@@ -196,8 +202,9 @@ class JournalReader:
             return Limit(held_end, None)
         return Limit(self._slot.durable_offset, self._slot.next_id)
 
-    def _note(self, found: Quarantined) -> None:
-        self._noted[found.offset, found.why] = found
+    def _note(self, *damage: Quarantined) -> None:
+        for found in damage:
+            self._noted[found.offset, found.why] = found
 
     def _scan(self, offset: int, size_bytes: int) -> bytes:
         size_bytes = min(size_bytes, self._journal.allocated_end - offset)
@@ -212,13 +219,16 @@ class JournalReader:
 
     def _scan_file(self, number: int, offset: int, size: int) -> bytes:
         """Bytes of one file: the writer's own while it is there, else the archived one."""
-        if number >= self._journal.first or self._archive is None:
+        if number >= self._journal.first or self._archive_path is None:
             try:
                 return self._journal.scan(offset, size)
             except JournalError:
                 # Dropped since we looked; it went to the archive first, if there is one.
-                if self._archive is None:
+                if self._archive_path is None:
                     raise
+        self._find_archive()
+        if self._archive is None:
+            return bytes(size)
         archived = numbers_in(self._archive.directory)
         self._archive.first, self._archive.last = archived[0], archived[-1]
         return self._archive.scan(offset, size).ljust(size, b"\0")

@@ -8,6 +8,7 @@ own file whole or not at all, and the journal looks at all of them before it dro
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
         raise InvalidField(f"reader: {name!r} is not a name of 1 to 80 of A-Z a-z 0-9 _ - .")
     directory = store / "readers"
     reader = Reader(name, floor_offset, now_ms)
+    made = ""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=directory, prefix=".new-")
@@ -40,9 +42,22 @@ def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, directory / f"{name}.json")
+        # A reader that a power cut made unknown would find that its floor had not been kept.
+        for each in (directory, store):
+            _sync_directory(each)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(made)
         raise StoreUnusable(f"{directory}: cannot keep a reader: {error.strerror}") from error
     return reader
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def registered(store: Path) -> list[Reader]:
