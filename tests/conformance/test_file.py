@@ -221,7 +221,7 @@ class TestFileThroughAsyncioInSync(WaitingContract):
 class TestFileInRealTime(WaitingContract):
     """As people open it, with files of the ordinary size."""
 
-    SCALE = 0.04
+    SCALE = 0.1
 
     @pytest.fixture
     def queues(self, tmp_path):

@@ -68,7 +68,7 @@ class TestMemoryThroughAsyncio(ConformanceSuite):
 
 
 class TestMemoryInRealTime(WaitingContract):
-    SCALE = 0.04
+    SCALE = 0.1
 
     @pytest.fixture
     def queues(self):
@@ -77,7 +77,7 @@ class TestMemoryInRealTime(WaitingContract):
 
 
 class TestMemoryThroughAsyncioInRealTime(WaitingContract):
-    SCALE = 0.04
+    SCALE = 0.1
 
     @pytest.fixture
     def queues(self):

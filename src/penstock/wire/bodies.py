@@ -67,19 +67,6 @@ _BY_RECEIPT: Final = frozenset({KIND_OF[Delete], KIND_OF[Extend], KIND_OF[Releas
 _TYPE_OF: Final = {kind: command for command, kind in KIND_OF.items()}
 
 
-class _WirePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    # A push as it is decoded: MessagePack tells text from bytes, but no typed decoder takes both.
-    queue: str
-    body: bytes
-    delay_ms: int | None = None
-    priority: int = 0
-    ttl_ms: int | None = None
-    dedup_id: str | None = None
-    group: str | None = None
-    attributes: dict[str, Any] | None = None
-    context: dict[str, str] | None = None
-
-
 class _LargePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     queue: str
     body: bytes
@@ -132,7 +119,7 @@ _Items = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
 
 class _WireBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
     # What may not stand in a batch is refused by the engine, item by item.
-    items: Annotated[list[_WirePush | _NotPush], _Items]
+    items: Annotated[list[Push | _NotPush], _Items]
 
 
 class _LargeBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
@@ -152,7 +139,7 @@ class BadItem:
         self.error = error
 
 
-_decode_wire_push: Final = msgspec.msgpack.Decoder(_WirePush).decode
+_decode_small_push: Final = msgspec.msgpack.Decoder(Push).decode
 _decode_large_push: Final = msgspec.msgpack.Decoder(_LargePush).decode
 _decode_wire_batch: Final = msgspec.msgpack.Decoder(_WireBatch).decode
 _decode_large_batch: Final = msgspec.msgpack.Decoder(_LargeBatch).decode
@@ -170,7 +157,7 @@ _LARGE: Final[dict[type, type]] = {
 
 def _decode_push(body: Body) -> Push:
     if len(body) <= SMALL_BYTES:
-        return Push(*astuple(_decode_wire_push(body)))
+        return _decode_small_push(body)
     push: Push = _from_large(_decode_large_push(body))
     return push
 
@@ -182,9 +169,6 @@ def _decode_batch(body: Body) -> Batch:
         items: list[Any] = _decode_wire_batch(body).items
     except (msgspec.ValidationError, InvalidField):
         return Batch(_decode_one_by_one(body))
-    for place, item in enumerate(items):
-        if type(item) is _WirePush:
-            items[place] = Push(*astuple(item))
     return Batch(items)
 
 
@@ -355,31 +339,7 @@ def _with_text(command: Any) -> Any:
 # Replies.
 
 
-class _WireMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    id: str
-    queue: str
-    body: bytes
-    attributes: dict[str, Any]
-    priority: int
-    group: str | None
-    dedup_id: str | None
-    pushed_at_ms: int
-    sequence: int
-    receives: int
-    first_pulled_at_ms: int | None
-    source: str | None
-    context: dict[str, str] | None
-
-
-class _WireClaim(_WireMessage, frozen=True, gc=False, array_like=True):
-    proof: str
-    epoch: int
-    deadline_ms: int
-
-
 _PROOF: Final = Claim.__struct_fields__.index("proof")
-_decode_wire_claims: Final = msgspec.msgpack.Decoder(list[_WireClaim]).decode
-_decode_wire_messages: Final = msgspec.msgpack.Decoder(list[_WireMessage]).decode
 _decode_wire_replies: Final = msgspec.msgpack.Decoder(
     list[PushReply | bool | int | dict[str, list[str]] | None]
 ).decode
@@ -402,14 +362,6 @@ def encode_claims(request: int, claims: list[Claim]) -> bytes:
     return HEADER.pack(len(body), REPLY, request) + body
 
 
-def _decode_claims(body: Body) -> list[Claim]:
-    return [Claim(*astuple(row)) for row in _decode_wire_claims(body)]
-
-
-def _decode_messages(body: Body) -> list[Message]:
-    return [Message(*astuple(row)) for row in _decode_wire_messages(body)]
-
-
 def _decode_replies(body: Body) -> list[Any]:
     replies: list[Any] = _decode_wire_replies(body)
     for place, reply in enumerate(replies):
@@ -424,11 +376,11 @@ def _decoder(reply: Any) -> Callable[[Body], Any]:
 
 DECODE_REPLY: Final[dict[type, Callable[[Body], Any]]] = {
     Push: _decoder(PushReply),
-    Pull: _decode_claims,
+    Pull: _decoder(list[Claim]),
     Delete: _decoder(bool),
     Extend: _decoder(int),
     Release: _decoder(None),
-    Peek: _decode_messages,
+    Peek: _decoder(list[Message]),
     Stats: _decoder(QueueStats),
     Purge: _decoder(int),
     Redrive: _decoder(int),
