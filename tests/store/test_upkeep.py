@@ -250,3 +250,15 @@ def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
     assert store.bodies("keep") == [b"kept"]
     assert store.bodies("q") == []
     store.engine.close()
+
+
+def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_forgotten(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store(CreateQueue("q"), Push("q", b"one"))
+    for _ in range(3):
+        store.run_pass()
+        store(Push("q", b"more"))
+    segments = store.engine.journal.segments
+    assert segments.first_offset == 0
+    assert sum(1 for _ in segments.entries(end=segments.end_offset)) == 5
+    store.engine.close()

@@ -290,9 +290,9 @@ class Upkeep:
         while cutoff < last and alive < _DENSE_ENOUGH * (last - cutoff) * file_bytes:
             alive -= live.get(cutoff, 0)
             cutoff += 1
-        # Where even the last file is to be emptied, all goes up to the snapshot: an entry begins
-        # there, which is known also right after opening.
-        return limit if cutoff == last else cutoff * file_bytes
+        # Where all files are to be emptied, all goes up to the snapshot: an entry begins there,
+        # which is known also right after opening. For the sake of one file nothing is carried.
+        return limit if first < cutoff == last else cutoff * file_bytes
 
     def _drop_before(self, cutoff: int) -> None:
         floors = [reader.floor_offset for reader in readers.registered(self._store)]
