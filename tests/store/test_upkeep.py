@@ -1,5 +1,6 @@
 """Upkeep beside a living engine: nothing moves out of its sight, and the disk stays small."""
 
+import os
 import threading
 import time
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from penstock.backends import upkeep as upkeep_module
 from penstock.backends.store import open_engine
 from penstock.clock import ManualClock
-from penstock.errors import StoreFull
+from penstock.errors import JournalError, StoreFull
 from penstock.journal import readers
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
@@ -261,4 +262,54 @@ def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_forgotten(quick
     segments = store.engine.journal.segments
     assert segments.first_offset == 0
     assert sum(1 for _ in segments.entries(end=segments.end_offset)) == 5
+    store.engine.close()
+
+
+def test_an_archive_that_cannot_be_used_drops_nothing_and_is_used_once_it_can(store):
+    archive = store.root / "archive"
+    archive.write_bytes(b"a file where the archive should be")
+    store(CreateQueue("q"))
+    for _ in range(3):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    store.run_pass()
+    store(Push("q", b"goes on"))
+    with pytest.raises(JournalError, match="cannot archive"):
+        store.run_pass()
+    assert store.engine.journal.segments.first_offset == 0
+    assert store.bodies("q") == [b"goes on"]
+    archive.unlink()
+    store.run_pass()
+    assert store.engine.journal.segments.first_offset > 0
+    store.reopen()
+
+
+def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
+    archive = store.root / "archive"
+    archive.mkdir()
+    (archive / "000000000000.seg").write_bytes(b"somebody else's")
+    store(CreateQueue("q"))
+    for _ in range(3):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    store.run_pass()
+    store(Push("q", b"one"))
+    with pytest.raises(JournalError, match="the archive holds another file of that name"):
+        store.run_pass()
+    assert (archive / "000000000000.seg").read_bytes() == b"somebody else's"
+    assert store.engine.journal.segments.first_offset == 0
+    assert store.bodies("q") == [b"one"]
+
+
+def test_the_open_files_of_a_long_life_stay_few(quick_path):
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q"))
+    counts = []
+    for _ in range(30):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+        store.run_pass()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert store.engine.journal.segments.first_offset > 0
+    assert max(counts[10:]) <= max(counts[:10]) + 4
     store.engine.close()
