@@ -2,13 +2,14 @@
 
 import threading
 import time
+from typing import Any
 
 from penstock.backends.store import open_engine
 from penstock.service import CreateQueue, Push
 
 
 def test_threads_that_wait_for_the_disk_share_its_syncs_and_all_come_back(quick_path):
-    engine = open_engine(quick_path / "store", durability="sync")
+    engine: Any = open_engine(quick_path / "store", durability="sync")
     journal = engine.journal
     engine.submit(CreateQueue("q"))
     lock = threading.Lock()
@@ -43,7 +44,7 @@ def test_threads_that_wait_for_the_disk_share_its_syncs_and_all_come_back(quick_
 
 
 def test_a_wait_for_what_is_durable_already_syncs_nothing(tmp_path):
-    engine = open_engine(tmp_path / "store", durability="sync")
+    engine: Any = open_engine(tmp_path / "store", durability="sync")
     engine.submit(CreateQueue("q"))
     engine.submit(Push("q", b"x"))
     engine.journal.wait(engine.answer_sequence)
