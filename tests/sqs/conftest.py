@@ -38,6 +38,7 @@ class Server:
         self.process = process
         self.url = url
         self.output = output
+        self._clients = []
 
     @property
     def port(self):
@@ -52,7 +53,13 @@ class Server:
             "config": Config(retries={"max_attempts": 0}, read_timeout=60),
             **options,
         }
-        return boto3.client("sqs", **options)
+        client = boto3.client("sqs", **options)
+        self._clients.append(client)
+        return client
+
+    def close(self):
+        for client in self._clients:
+            client.close()
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)
@@ -70,7 +77,11 @@ def serve(*arguments, environment=None, before=()):
     )
     try:
         output, url = read_until_started(process)
-        yield Server(process, url, output)
+        server = Server(process, url, output)
+        try:
+            yield server
+        finally:
+            server.close()
     finally:
         if process.poll() is None:
             process.kill()

@@ -167,6 +167,14 @@ def test_a_result_is_written_as_xml(name, result, inside):
     assert encode(ACTIONS[name], result, "id").decode() == whole
 
 
+def test_what_xml_cannot_hold_is_written_as_a_replacement():
+    shown = model.ReceiveResult([model.Received("i", "r", "m", "a\x00\x1f\uffffb\t\n")])
+    assert (
+        "<Body>a\ufffd\ufffd\ufffdb\t\n</Body>"
+        in encode(ACTIONS["ReceiveMessage"], shown, "id").decode()
+    )
+
+
 def test_a_refusal_is_written_as_xml_or_as_json():
     refusal = Refusal(QUEUE_DOES_NOT_EXIST, "<gone>")
     assert encode_refusal(refusal, "id").decode() == (

@@ -198,6 +198,8 @@ class Messages:
         except PenstockError as error:
             raise refusal_of(error) from None
         if not claims and pull.wait_ms:
+            if pull.attempt_id is not None:
+                self._note_attempt(queue, pull.attempt_id)
             return Poll(pull, finish)
         return finish(claims)
 
@@ -257,10 +259,13 @@ class Messages:
             ]
             self._engine.submit(Batch(extends))
         elif claims:
-            if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
-                self._attempted_at_ms.clear()
-            self._attempted_at_ms[key] = now_ms
+            self._note_attempt(queue, pull.attempt_id)
         return claims
+
+    def _note_attempt(self, queue: QueueState, attempt_id: str) -> None:
+        if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
+            self._attempted_at_ms.clear()
+        self._attempted_at_ms[queue.number, attempt_id] = self._store.now_ms()
 
     def _shower(
         self, asked: model.ReceiveMessage, queue: QueueState

@@ -58,10 +58,17 @@ _ELEMENTS: Final = {
     "Failed": "BatchResultErrorEntry",
     "Results": "ListMessageMoveTasksResultEntry",
 }
-# A carriage return would be read back as a line feed unless it is written as a number.
-_ESCAPES: Final = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "\r": "&#xD;"}
-)
+# A carriage return would be read back as a line feed unless it is written as a number; what XML
+# cannot hold at all can only have come by another door, and is shown as what it is not.
+_ESCAPES: Final = {code: "\ufffd" for code in range(0x20) if code not in (0x09, 0x0A)} | {
+    ord("&"): "&amp;",
+    ord("<"): "&lt;",
+    ord(">"): "&gt;",
+    ord('"'): "&quot;",
+    ord("\r"): "&#xD;",
+    0xFFFE: "\ufffd",
+    0xFFFF: "\ufffd",
+}
 
 
 def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
