@@ -126,13 +126,13 @@ def from_a_replaced_owner(store):
 
 
 def with_a_hole(store):
-    """Entries that change nothing are damaged: two stretches, of one entry and of two."""
-    carried = [[Carried(T, 1, 1, push(1))] for _ in range(8)]
+    """Entries that change nothing are damaged: stretches of one entry, of two, and the last."""
+    carried = [[Carried(T, 1, 1, push(1))] for _ in range(9)]
     write_store(store, [QUEUES, [push(1)], *carried])
     stream = Stream(str(store))
     starts = [entry.offset for entry in Segments.open(store / "journal", writable=False).entries()]
     stream.close()
-    for at in (3, 6, 7):
+    for at in (3, 6, 7, 10):
         flip(store, starts[at] + 40)
 
 
@@ -159,7 +159,7 @@ def all_events(stores):
 MADE = {
     "in one pull": (in_one_pull, {"order in the group": 2}),
     "replaced owner": (from_a_replaced_owner, {"terms rise": 2}),
-    "hole": (with_a_hole, {"no gaps": 2}),
+    "hole": (with_a_hole, {"no gaps": 3}),
     "no beginning": (without_its_beginning, {}),
 }
 

@@ -160,6 +160,15 @@ def test_an_entry_of_another_version_is_refused_in_one_sentence(tmp_path):
         read(store)
 
 
+def test_a_journal_being_written_is_read_as_far_as_it_is_durable(tmp_path):
+    store = write_store(tmp_path / "s", pushes(3))
+    with Segments.open(store / "journal") as segments:
+        segments.append([codec.encode(pushes(1)[0])[0]], version=codec.VERSION)
+        assert [row["entry"] for row in read(store)] == [1, 2, 3]
+        segments.sync()
+        assert [row["entry"] for row in read(store)] == [1, 2, 3, 4]
+
+
 def test_a_store_of_another_format_is_refused(tmp_path):
     store = write_store(tmp_path / "s", pushes(3))
     (store / "store").write_bytes(FORMAT.replace(b"1", b"9"))

@@ -4,8 +4,13 @@ import pytest
 
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import duckdb
@@ -254,10 +259,42 @@ def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_
     assert cli.main(["pipeline", "audit"]) == 2
 
 
+@pytest.mark.timeout(600)
+def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
+    queue = QueueCreated(1, 1, "orders", QueueSettings())
+    pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 20_001)]
+    store = write_store(tmp_path / "s", [[queue], *pushes], file_bytes=1 << 20)
+    words = ["pipeline", "run", "--batch", "200KiB", "--conf", "spark.sql.shuffle.partitions=2"]
+    words += ["--master", "local[2]", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
+    program = f"import sys; from penstock.cli import main; sys.exit(main({words!r}))"
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    while len(list((tmp_path / "lake").glob("events/_delta_log/*.json"))) < 4:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it ended by itself with {process.wait(timeout=0.1)}")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    lake = Lake.open(tmp_path / "lake")
+    stopped = events_table(lake).rows()
+    assert 0 < stopped < 20_001
+    assert derive(spark, lake) == [each.name for each in TABLES]
+    assert lake.table("messages", "").rows() == stopped - 1
+
+    # An owner of several journals, one of them empty, brings them all into one lake.
+    empty = write_store(tmp_path / "empty", [])
+    other = write_store(tmp_path / "other", [[queue], *pushes[:10]])
+    command = ["pipeline", "run", "--lake", str(lake.path)]
+    assert (
+        cli.main([*command, *(w for s in (store, empty, other) for w in ("--journal", str(s)))])
+        == 0
+    )
+    found = rows(
+        lake.path / "messages", "SELECT store, count(*) FROM {table} GROUP BY 1 ORDER BY 2"
+    )
+    assert [count for _, count in found] == [10, 20_000]
+
+
 def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
     store = write_store(tmp_path / "s", [])
-    command = ["pipeline", "run", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
-    assert cli.main(command) == 0
     assert cli.main(["pipeline", "audit", "--journal", str(store)]) == 0
     assert "0 events: every check holds" in capsys.readouterr().out
 

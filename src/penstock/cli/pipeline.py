@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.list import every_name
 from penstock.cli.session import Session, UsageError
 from penstock.cli.show import table
-from penstock.cli.values import show_duration, show_size
+from penstock.cli.values import read_count, read_duration, read_size, show_duration, show_size
 from penstock.spark.session import make_session, require_packages
 
 if TYPE_CHECKING:
@@ -44,10 +44,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         _add_spark(each)
     run_.add_argument("--watch", action="store_true", help="go on as the journals grow")
     run_.add_argument(
-        "--every", metavar="SECONDS", type=float, default=30.0, help="with --watch (default: 30)"
+        "--every",
+        metavar="DURATION",
+        type=read_duration,
+        default=30.0,
+        help="with --watch (default: 30s)",
+    )
+    run_.add_argument(
+        "--batch",
+        metavar="SIZE",
+        type=read_size,
+        default=256 << 20,
+        help="how much of a journal one commit takes (default: 256MiB)",
     )
     audit.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
-    audit.add_argument("--shown", metavar="N", type=int, default=20, help="findings per check")
+    audit.add_argument(
+        "--shown", metavar="N", type=read_count, default=20, help="findings per check"
+    )
     compact.add_argument(
         "--keep-hours", metavar="N", type=int, default=168, help="keep old versions (default: 168)"
     )
@@ -119,7 +132,9 @@ def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> N
 
     for journal in arguments.journal:
         bar = _Bar(f"reading {journal}")
-        ingest(spark, lake, journal, arguments.archive, progress=bar.read)
+        ingest(
+            spark, lake, journal, arguments.archive, batch_bytes=arguments.batch, progress=bar.read
+        )
         bar.end()
     bar = _Bar("tables")
     made = [0]

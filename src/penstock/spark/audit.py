@@ -51,6 +51,13 @@ CHECKS: Final = {
     "no gaps": "every entry is there and whole",
 }
 
+_STORES: Final = """
+    SELECT store, min(entry) FILTER (WHERE entry > 0) AS first_entry, max(entry) AS last_entry,
+      count_if(`index` = 0 AND kind <> 'Damaged') AS entries,
+      1 + max(term) - min(term) FILTER (WHERE kind <> 'Damaged') AS terms
+    FROM {events} GROUP BY store
+"""
+
 _QUEUES: Final = """
     WITH told AS (
       SELECT store, shard, queue, max(name) AS name,
@@ -258,6 +265,8 @@ _GAPS: Final = """
     WITH entries AS (
       SELECT store, entry, max(shard) AS shard, max(at_ms) AS at_ms FROM {events}
       WHERE kind <> 'Damaged' GROUP BY store, entry
+      UNION ALL SELECT store, first_entry - 1, NULL, NULL FROM {began}
+      UNION ALL SELECT store, last_entry + 1, NULL, NULL FROM {began}
     ), steps AS (
       SELECT *, lag(entry) OVER (PARTITION BY store ORDER BY entry) AS previous FROM entries
     ), missing AS (
@@ -333,19 +342,19 @@ def violations(
     """Every finding as a row: check, store, shard, message, queue, entry, index, at_ms, detail."""
     # Small: one row a queue, one a store. As local rows they are broadcast, and made only once.
     queues = _local(spark, spark.sql(_QUEUES, events=events))
-    began = _local(
-        spark,
-        spark.sql("SELECT store, min(entry) AS first_entry FROM {e} GROUP BY store", e=events),
-    )
+    began = _local(spark, spark.sql(_STORES, events=events))
     lives = spark.sql(_LIVES, events=events)
     parts = [
         spark.sql(_BY_MESSAGE, lives=lives, queues=queues, began=began),
         spark.sql(_DEDUP, events=events, queues=queues),
         _lost(spark, events, queues, began, engine),
-        spark.sql(_TERMS, events=events),
-        spark.sql(_GAPS, events=events),
     ]
-    if queues.where("fifo").limit(1).count():
+    # What these look for takes a pass over everything; one number often says that it is not there.
+    if began.where("terms > 1").count():
+        parts.append(spark.sql(_TERMS, events=events))
+    if began.where("entries <= last_entry - first_entry").count():
+        parts.append(spark.sql(_GAPS, events=events, began=began))
+    if queues.where("fifo").count():
         parts.append(spark.sql(_GROUPS, lives=lives, queues=queues))
     found = parts[0]
     for part in parts[1:]:
