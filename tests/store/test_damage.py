@@ -142,7 +142,7 @@ def test_a_flipped_bit_anywhere_in_the_stream_costs_only_its_entry(built, quick_
 
 
 @pytest.mark.parametrize("kind", ["journal", "snapshots"])
-def test_every_bit_of_a_header_costs_only_its_entry(built, quick_path, kind):
+def test_a_flipped_bit_in_a_header_costs_only_its_entry(built, quick_path, kind):
     store = built[kind]
     for start, _, _ in (store.entries[0], store.entries[len(store.entries) // 2]):
         for bit in range(0, 32 * 8, 7):

@@ -32,7 +32,6 @@ class Account:
     def run(self, path, fate, lines_max):
         """Lets a child live until it is killed, by its fate or after so many lines."""
         command = [sys.executable, str(CHILD), str(path), *([fate] if fate else [])]
-        pulled = set()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for line in child.stdout:
@@ -45,7 +44,6 @@ class Account:
                 number = int(word)
                 if kind == "pulled":
                     assert number not in self.deleted, "an answered delete came back"
-                    pulled.add(number)
                 else:
                     getattr(self, kind).add(number)
                 lines_max -= 1
