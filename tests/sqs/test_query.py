@@ -94,3 +94,12 @@ def test_a_queue_that_is_not_there_is_told_in_older_words(plain):
     assert status == 400
     assert "<Code>AWS.SimpleQueueService.NonExistentQueue</Code>" in text
     assert "The specified queue does not exist for this wsdl version." in text
+
+
+def test_json_without_a_target_is_told_so_in_json(plain):
+    request = Request(f"{plain.url}/", b"{}", {"Content-Type": "application/x-amz-json-1.0"})
+    with pytest.raises(HTTPError) as caught:
+        urlopen(request)
+    with caught.value as error:
+        assert error.code == 400
+        assert json.loads(error.read())["__type"].endswith("#UnknownOperationException")

@@ -38,7 +38,7 @@ class JsonSpeech:
     """JSON 1.0."""
 
     def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
-        return sqs_json.decode(request.headers["x-amz-target"], request.body)
+        return sqs_json.decode(request.headers.get("x-amz-target", ""), request.body)
 
     def encode(
         self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
@@ -111,7 +111,9 @@ _QUERY_JSON: Final = QuerySpeech(as_json=True)
 def speech_of(request: Request) -> Speech:
     """The protocol a request speaks."""
     headers = request.headers
-    if "x-amz-target" in headers and request.method == "POST":
+    if request.method == "POST" and (
+        "x-amz-target" in headers or headers.get("content-type") == sqs_json.CONTENT_TYPE
+    ):
         return _JSON
     if request.method == "GET" and "application/json" in headers.get("accept", ""):
         return _QUERY_JSON
