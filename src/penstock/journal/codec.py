@@ -135,7 +135,14 @@ def encode(
     at = BLOCK_BYTES
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
     for event in events:
-        numbers, parts = _ENCODERS[type(event)](event)
+        kind = type(event)
+        if kind is Deleted or kind is Claimed:
+            header = _encode_short(event, end - at)
+            if header is not None:
+                headers.append(header)
+                at += EVENT_BYTES
+                continue
+        numbers, parts = _ENCODERS[kind](event)
         payload = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
         headers.append(_pack_event(*numbers, end - at, crc32(payload)))
         payloads.append(payload)
@@ -174,6 +181,21 @@ def encode_single(
                 1, shard, term, _PUSHED, p.priority, 0, p.queue, p.number, p.at_ms, p.visible_at_ms,
                 p.expires_at_ms, 0, len(body), 0, 0, 0, EVENT_BYTES, crc32(body),
             ) + body, [(BLOCK_BYTES, p.size_bytes)]  # fmt: skip
+    return None
+
+
+def _encode_short(event: AnyEvent, payload_at: int) -> bytes | None:
+    """The header of a claim or a delete that has no payload, as most have none."""
+    if type(event) is Deleted:
+        return _pack_event(
+            _DELETED, 0, 0, event.queue, event.number, event.at_ms, 0, 0, event.epoch,
+            0, 0, 0, 0, payload_at, 0,
+        )  # fmt: skip
+    if type(event) is Claimed and event.attempt_id is None and event.holder is None:
+        return _pack_event(
+            _CLAIMED, 0, 0, event.queue, event.number, event.at_ms, event.deadline_ms, 0,
+            event.epoch, 0, 0, 0, 0, payload_at, 0,
+        )  # fmt: skip
     return None
 
 

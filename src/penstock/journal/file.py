@@ -347,11 +347,11 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
     """
     kind = type(command)
     if kind is Push:
-        return _push_bytes(cast(Push, command)), False
+        return _message_bytes(cast(Push, command)) + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items
         pushes = [item for item in items if type(item) is Push]
-        size = sum(map(_push_bytes, pushes)) + _EVENT_ROOM_BYTES * len(items)
+        size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
         return size + _COMMAND_ROOM_BYTES, not pushes
     if kind is Redrive or kind is Pull:
         limit = cast(Pull | Redrive, command).limit
@@ -364,11 +364,11 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
     return _COMMAND_ROOM_BYTES, True
 
 
-def _push_bytes(command: Push) -> int:
-    """More than the push can need, without looking closely: it is not validated yet."""
-    size = _COMMAND_ROOM_BYTES + (len(command.body) if type(command.body) is bytes else 0)
-    if command.attributes is not None or command.context is not None:
-        size += 8 * len(repr((command.attributes, command.context)))
+def _message_bytes(push: Push) -> int:
+    """More than the message can need, without looking closely: it is not validated yet."""
+    size = _EVENT_ROOM_BYTES + (len(push.body) if type(push.body) is bytes else 0)
+    if push.attributes is not None or push.context is not None:
+        size += 8 * len(repr((push.attributes, push.context)))
     return size
 
 
