@@ -49,6 +49,8 @@ class BlockingEngine:
     def _pull_later(self, command: Pull) -> list[Any]:
         signal = threading.Event()
         with self._lock:
+            if not self._engine.wait_ms(command):
+                return []
             # Between the two locks a message may have come: look again before waiting for one.
             claims = self._engine.submit(command)
             sequence = self._engine.answer_sequence

@@ -395,16 +395,22 @@ class Engine:
 
         To be called right after `submit`, before anything else happens to the engine.
         """
-        queue = self.shard.queue(command.queue)
-        wait_ms = queue.settings.wait_ms if command.wait_ms is None else command.wait_ms
+        wait_ms = self.wait_ms(command)
         if not wait_ms:
             return None
+        queue = self.shard.queue(command.queue)
         waiter = Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake)
         self._waiting.setdefault(queue.number, deque()).append(waiter)
         self._waiters_seen += 1
         heappush(self._timeouts, (waiter.deadline_ms, self._waiters_seen, waiter))
         self._keep_time()
         return waiter
+
+    def wait_ms(self, command: Pull) -> int:
+        """How long a pull that finds nothing is to wait."""
+        if command.wait_ms is not None:
+            return command.wait_ms
+        return self.shard.queue(command.queue).settings.wait_ms
 
     def forget(self, waiter: Waiter) -> None:
         """Takes back a wait; claims it was given meanwhile return to their places."""
