@@ -71,7 +71,7 @@ class Terminal:
         elif words[0] == "export":
             name, _, value = words[1].partition("=")
             self.environment[name] = value
-        elif words[:2] == ["penstock", "serve"] and "--help" not in words:
+        elif words[:2] == ["penstock", "serve"] or words[:3] == ["penstock", "daemon", "run"]:
             self.serve(command)
         elif not command.startswith(SETUP):
             self.finish(command, typed)
@@ -94,8 +94,8 @@ class Terminal:
             ["bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment
         )
         self.servers.append(server)
-        named_port = re.search(r"--port[= ](\d+)", command)
-        port = int(named_port[1]) if named_port else 9324
+        named_port = re.search(r"--port[= ](\d+)|--listen \S+:(\d+)", command)
+        port = int(named_port[1] or named_port[2]) if named_port else 9324
         deadline = time.monotonic() + 20
         while True:
             with socket.socket() as probe:
