@@ -81,6 +81,7 @@ _QUEUES: Final = """
       AND lasting.name = limits[0].dead_letter
 """
 
+# Rows are sorted by these columns in this order: the one that tells most apart comes first.
 _LIVES: Final = """
     WITH told AS (
       SELECT store, shard, message, entry, `index`, sequence, kind, at_ms, queue, epoch, dead,
@@ -106,13 +107,13 @@ _LIVES: Final = """
           OVER earlier AS place,
         last(if(kind IN ('Pushed', 'Moved'), sequence, NULL), true) OVER earlier AS entered
       FROM told
-      WINDOW earlier AS (PARTITION BY store, shard, message ORDER BY sequence
+      WINDOW earlier AS (PARTITION BY message, shard, store ORDER BY sequence
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
     )
     SELECT *, coalesce(current_epoch, 0) - coalesce(
       last(if(kind = 'Moved', coalesce(current_epoch, 0), NULL), true) OVER earlier, 0) AS receives
     FROM seen
-    WINDOW earlier AS (PARTITION BY store, shard, message ORDER BY sequence
+    WINDOW earlier AS (PARTITION BY message, shard, store ORDER BY sequence
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 """
 

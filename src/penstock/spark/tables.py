@@ -6,6 +6,9 @@ already has nothing to do, and one that was killed leaves tables that are whole 
 
 A purge or a removal ends messages without naming them. Each queue's such ends are few, so they ride
 along as one array a queue, and a message's own end is the first of them behind its last event.
+
+Large groupings name the column first that tells most rows apart: Spark sorts by them in that order,
+and the text of a store's identity, the same in every row, is the dearest of all to compare.
 """
 
 from collections.abc import Callable
@@ -117,7 +120,7 @@ MESSAGES: Final = Derived(
         max(sequence) AS last_sequence
       FROM {{events}}
       WHERE message IS NOT NULL
-      GROUP BY store, shard, message
+      GROUP BY message, shard, store
     ), placed AS (
       SELECT folded.*, pushed_to.queue AS queue, held.queue AS held_in,
         CASE WHEN end_kind IS NULL THEN try_element_at(filter(held.ends, one ->
@@ -176,7 +179,7 @@ ATTEMPTS: Final = Derived(
         count_if(kind = 'Extended') AS extends
       FROM {{events}}
       WHERE kind IN ('Claimed', 'Extended') OR {_CLAIM_ENDS}
-      GROUP BY store, shard, message, epoch
+      GROUP BY message, epoch, shard, store
     ), placed AS (
       SELECT folded.*, queue,
         CASE WHEN end_kind IS NULL THEN
