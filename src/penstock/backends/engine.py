@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from penstock.clock import Clock, SystemClock
-from penstock.core.delivery import Delivery, receives
+from penstock.core.delivery import IN_FLIGHT, Delivery, receives
 from penstock.core.due import NEVER_MS
 from penstock.core.events import (
     AnyEvent,
@@ -241,7 +241,10 @@ class Engine:
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
         shard = self.shard
-        queue = shard.queue(command.queue)
+        try:
+            queue = shard.names[command.queue]
+        except (KeyError, TypeError):
+            queue = shard.queue(command.queue)
         decided = queue.decide_push(command, now_ms, shard.next_number)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
@@ -253,6 +256,12 @@ class Engine:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         deliveries = self.shard.pull(command, now_ms, self._events)
+        if len(deliveries) == 1:
+            # The usual pull, ahead of the loop below, which also sees to what is damaged.
+            try:
+                return [self._claim(deliveries[0], command.queue)]
+            except CorruptEntry:
+                pass
         claims: list[Claim] = []
         while deliveries and not claims:
             for delivery in deliveries:
@@ -267,11 +276,23 @@ class Engine:
         return claims
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
-        ticket = self._receipts.read(command.receipt)
-        queue = self.shard.queue(command.queue)
-        if queue.held(ticket) is None:
+        ticket = command.receipt
+        if type(ticket) is not Ticket or ticket.made_by is not self._receipts:
+            ticket = self._receipts.read(ticket)
+        try:
+            queue = self.shard.names[command.queue]
+        except (KeyError, TypeError):
+            queue = self.shard.queue(command.queue)
+        number = ticket.number
+        delivery = queue.deliveries.get(number)
+        if (
+            delivery is None
+            or delivery.epoch != ticket.epoch
+            or delivery.state != IN_FLIGHT
+            or ticket.queue != queue.number
+        ) and queue.held(ticket) is None:
             return False
-        event = Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
+        event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
         queue.deleted(event)
         self._events.append(event)
         return True

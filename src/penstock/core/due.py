@@ -14,6 +14,7 @@ from penstock.core.delivery import Delivery
 
 NEVER_MS: Final = 1 << 62
 BUCKET_BITS: Final = 10
+SMALL_BYTES_MAX: Final = 4_096
 
 
 class Alarm:
@@ -60,8 +61,8 @@ class Due:
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)
         if bucket is not None:
             bucket.pop(delivery.number, None)
-            if not bucket:
-                # An emptied dict keeps its table; a cleared one gives it back.
+            # An emptied dict keeps its table, a cleared one gives it back; a small one may stay.
+            if not bucket and bucket.__sizeof__() > SMALL_BYTES_MAX:
                 bucket.clear()
 
     def pop(self, now_ms: int, limit: int = NEVER_MS) -> list[tuple[int, Delivery]]:

@@ -346,7 +346,11 @@ class QueueState:
         delivery.due_at_ms = 0
         delivery.state = GONE
         self.in_flight -= 1
-        self.stored_bytes -= size_bytes(delivery)
+        content = delivery.content
+        if type(content) is Pushed:
+            self.stored_bytes -= content.size_bytes
+        else:
+            self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
             self._expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:

@@ -214,7 +214,10 @@ class ShardState:
 
         What happened is added to `events`.
         """
-        queue = self.queue(command.queue)
+        try:
+            queue = self.names[command.queue]
+        except (KeyError, TypeError):
+            queue = self.queue(command.queue)
         limit = command.limit
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
