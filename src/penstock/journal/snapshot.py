@@ -21,6 +21,7 @@ from penstock.journal.entry import HEADER_BYTES, pack, unpack_header
 
 VERSION: Final = b"PSNAPS01"
 KEPT: Final = 2
+_SYNC_BYTES: Final = 2 * 1024 * 1024
 _NAME: Final = "snapshot-{:016x}"
 _encode = msgspec.msgpack.Encoder().encode
 _decode_slice = msgspec.msgpack.Decoder(list[Delivery]).decode
@@ -51,6 +52,7 @@ class SnapshotWriter:
         self._directory = directory
         self._offset = outline.offset
         self._slices = 0
+        self._unsynced_bytes = 0
         self._path = directory / "snapshot.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -71,6 +73,12 @@ class SnapshotWriter:
     def _write(self, entry_id: int, data: bytes) -> None:
         try:
             self._file.write(pack(VERSION, 0, entry_id, data))
+            self._unsynced_bytes += len(data)
+            if self._unsynced_bytes > _SYNC_BYTES:
+                # Bit by bit, so that the journal's writes never stall behind one large flush.
+                self._unsynced_bytes = 0
+                self._file.flush()
+                os.fdatasync(self._file.fileno())
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot write a snapshot: {error.strerror}") from error
 
