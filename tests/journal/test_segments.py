@@ -185,16 +185,6 @@ def test_dropping_unlinks_whole_files_and_survives_reopening(tmp_path):
         assert append_all(segments, [b"on"])[0][0] == 21
 
 
-def test_the_first_entry_from_any_offset_is_found(tmp_path):
-    with open_in(tmp_path) as segments:
-        offsets = [at - 32 for _, at in append_all(segments, [bytes(1000)] * 10)]
-        segments.sync()
-        assert segments.first_entry_from(0) == 0
-        assert segments.first_entry_from(1) == offsets[1]
-        assert segments.first_entry_from(offsets[5]) == offsets[5]
-        assert segments.first_entry_from(offsets[9] + 1) == segments.end_offset
-
-
 def test_dropping_beyond_the_end_is_refused(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [b"x"])

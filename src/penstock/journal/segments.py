@@ -491,10 +491,6 @@ class Segments:
                 return
             yield found
 
-    def first_entry_from(self, offset: int) -> int:
-        """Where the first entry at or after `offset` begins; `offset` may be amid an entry."""
-        return find_first(self._files.scan, offset, self._limit(0))[0]
-
     def _limit(self, stop: int) -> Limit:
         limit = self._durable if stop <= self._durable[0] else self._tip
         if limit[0] > self._files.allocated_end:
