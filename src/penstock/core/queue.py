@@ -26,6 +26,7 @@ from penstock.core.delivery import (
     expiry_ms,
     receives,
     size_bytes,
+    total_bytes,
 )
 from penstock.core.due import Due
 from penstock.core.events import (
@@ -433,7 +434,7 @@ class QueueState:
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
         self.deliveries = {delivery.number: delivery for delivery in deliveries}
-        self.stored_bytes = sum(map(size_bytes, deliveries))
+        self.stored_bytes = total_bytes(deliveries)
         self.order.join_all(deliveries)
         for delivery in deliveries:
             if delivery.state != VISIBLE or delivery.expires_at_ms:

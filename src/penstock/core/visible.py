@@ -12,6 +12,7 @@ messages are in order as they arrive (a deque); only those that come back need a
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
+from operator import attrgetter
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
@@ -19,6 +20,8 @@ from penstock.core.delivery import GONE, VISIBLE, Delivery
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
+_group_of = attrgetter("group")
+_priority_of = attrgetter("priority")
 
 
 class Line:
@@ -205,7 +208,8 @@ class StandardOrder:
 
     def join_all(self, deliveries: list[Delivery]) -> None:
         """Many messages arrived in order, mostly plain ones."""
-        if not any(delivery.group is not None or delivery.priority for delivery in deliveries):
+        # A group's name is never empty, so that both can be asked for without a loop of ours.
+        if not any(map(_group_of, deliveries)) and not any(map(_priority_of, deliveries)):
             self._plain.extend([each for each in deliveries if each.state == VISIBLE])
             return
         for delivery in deliveries:

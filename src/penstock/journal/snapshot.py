@@ -9,6 +9,7 @@ still is. Two are kept.
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -180,8 +181,8 @@ def _assemble(entries: Iterator[bytes]) -> Taken:
     outline = _decode_outline(first)
     by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.shard.queues}
     is_ordered = True
-    at_ms = 0
-    slices = 0
+    at_ms = queue = slices = 0
+    mates: list[Delivery] = []
     for data in entries:
         slices += 1
         for delivery in _decode_slice(held):
@@ -192,19 +193,19 @@ def _assemble(entries: Iterator[bytes]) -> Taken:
                 is_ordered = False
             if delivery.pushed_at_ms == at_ms:
                 delivery.pushed_at_ms = at_ms
-            at_ms = delivery.pushed_at_ms
-            by_queue.setdefault(delivery.queue, []).append(delivery)
+            else:
+                at_ms = delivery.pushed_at_ms
+            if delivery.queue != queue:
+                queue = delivery.queue
+                mates = by_queue.setdefault(queue, [])
+            mates.append(delivery)
         held = data
     if _decode_end(held).slices != slices:
         raise _NotWhole
     for kept in outline.shard.queues:
         kept.deliveries = by_queue.pop(kept.number)
-        kept.deliveries.sort(key=_rank)
+        kept.deliveries.sort(key=attrgetter("rank"))
     return Taken(outline, ShardState.restore(outline.shard), by_queue, is_ordered)
-
-
-def _rank(delivery: Delivery) -> int:
-    return delivery.rank
 
 
 def _sync_directory(path: Path) -> None:
