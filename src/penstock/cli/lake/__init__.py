@@ -1,0 +1,1 @@
+"""The actions of `penstock pipeline`, one module an action."""

@@ -1,0 +1,92 @@
+"""`penstock pipeline audit`: check every message's life."""
+
+import dataclasses
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.lake.options import (
+    add_journals,
+    add_lake,
+    add_spark,
+    check_archive,
+    open_spark,
+)
+from penstock.cli.list import every_name
+from penstock.cli.session import Session, UsageError
+from penstock.cli.show import table
+from penstock.cli.values import read_count
+
+if TYPE_CHECKING:
+    from penstock.spark.audit import Verdict
+
+_PROBLEM: Final = 1
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    add_journals(parser, required=False)
+    add_lake(parser, required=False)
+    add_spark(parser)
+    parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
+    parser.add_argument(
+        "--shown", metavar="N", type=read_count, default=20, help="findings per check"
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises UsageError, and what the journal or the lake raises."""
+    from penstock.spark.audit import SCHEMA, audit
+    from penstock.spark.ingest import events_table
+    from penstock.spark.lake import Lake, our_errors
+    from penstock.spark.stream import Stream
+
+    check_archive(arguments)
+    if bool(arguments.lake) == bool(arguments.journal):
+        raise UsageError("audit: give --lake, or --journal to audit a journal by itself")
+    if len(arguments.journal) > 1:
+        raise UsageError("audit: give one --journal, or bring several into a lake")
+    if arguments.lake:
+        lake = Lake.open(arguments.lake)
+        spark = open_spark(arguments)
+        events = events_table(lake).frame(spark)
+    else:
+        Stream(arguments.journal[0], arguments.archive).close()
+        spark = open_spark(arguments)
+        source = spark.read.format("penstock").schema(SCHEMA)
+        if arguments.archive:
+            source = source.option("archive", arguments.archive)
+        with our_errors():
+            events = source.load(arguments.journal[0])
+    engine = None
+    if getattr(arguments, "url", None):
+        queues = session.queues(arguments)
+        engine = {name: queues.stats(name).messages for name in every_name(queues)}
+    verdict = audit(spark, events, engine, arguments.shown)
+    _tell_verdict(session, arguments, verdict)
+    return 0 if verdict.holds else _PROBLEM
+
+
+def _tell_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -> None:
+    from penstock.spark.audit import CHECKS
+
+    if arguments.json:
+        session.tell_json(
+            {"events": verdict.events, "holds": verdict.holds, "counts": verdict.counts}
+        )
+        for finding in verdict.findings:
+            session.tell_json({"finding": dataclasses.asdict(finding)})
+        return
+    rows = [
+        ("ok" if not verdict.counts[name] else "FAILED", name, f"{verdict.counts[name]:,}", what)
+        for name, what in CHECKS.items()
+    ]
+    print(table(("", "check", "findings", "what must hold"), rows, left=4))
+    for finding in verdict.findings:
+        about = finding.message_id or finding.queue or finding.store
+        print(f"\n{finding.check}: {about}, entry {finding.entry}: {finding.detail}")
+        for line in finding.events:
+            print(f"    {line}")
+    if verdict.counts.get("no gaps"):
+        print("\nEntries are missing: other findings may follow from that alone.")
+    word = "every check holds" if verdict.holds else "something is wrong"
+    print(f"\n{verdict.events:,} events: {word}")

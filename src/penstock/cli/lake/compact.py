@@ -1,0 +1,33 @@
+"""`penstock pipeline compact`: join small files, remove files nobody needs."""
+
+from argparse import ArgumentParser, Namespace
+
+from penstock.cli.lake.options import add_lake
+from penstock.cli.session import Session
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    add_lake(parser)
+    parser.add_argument(
+        "--keep-hours", metavar="N", type=int, default=168, help="keep old versions (default: 168)"
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises LakeUnusable."""
+    from penstock.spark.ingest import events_table
+    from penstock.spark.lake import Lake
+    from penstock.spark.tables import TABLES
+
+    lake = Lake.open(arguments.lake)
+    tables = [events_table(lake), *(lake.table(each.name, each.schema) for each in TABLES)]
+    for each in tables:
+        done = each.compact(arguments.keep_hours)
+        name = each.path.name
+        session.tell(
+            arguments,
+            {"table": name, **done},
+            f"{name}: {done['joined']} files joined, {done['removed']} removed",
+        )
+    return 0

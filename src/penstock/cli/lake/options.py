@@ -1,0 +1,51 @@
+"""What several actions of the pipeline take, and how it is read."""
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from penstock.cli.session import UsageError
+from penstock.spark.session import make_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def add_journals(parser: ArgumentParser, *, required: bool = True) -> None:
+    """Lets an action take journals and their archive."""
+    parser.add_argument(
+        "--journal",
+        metavar="DIR",
+        action="append",
+        required=required,
+        default=None if required else [],
+        help="a store, or a directory of segment files; may be given again",
+    )
+    parser.add_argument("--archive", metavar="DIR", help="where the journal's dropped files went")
+
+
+def add_lake(parser: ArgumentParser, *, required: bool = True) -> None:
+    """Lets an action take a lake."""
+    parser.add_argument("--lake", metavar="DIR", required=required, help="the lake's directory")
+
+
+def add_spark(parser: ArgumentParser) -> None:
+    """Lets an action be run by a Spark elsewhere."""
+    parser.add_argument("--master", metavar="URL", help="a Spark master (default: local[*])")
+    parser.add_argument("--remote", metavar="URL", help="a Spark Connect server, sc://HOST:PORT")
+    parser.add_argument(
+        "--conf", metavar="KEY=VALUE", action="append", default=[], help="a Spark setting"
+    )
+
+
+def check_archive(arguments: Namespace) -> None:
+    """Raises UsageError if nobody can say whose archive it is."""
+    if arguments.archive and len(arguments.journal) != 1:
+        raise UsageError("--archive belongs to one journal: give --journal once")
+
+
+def open_spark(arguments: Namespace) -> "SparkSession":
+    """The session that was asked for. Raises UsageError or SparkMissing."""
+    settings = dict(each.partition("=")[::2] for each in arguments.conf)
+    if not all(settings):
+        raise UsageError("--conf: give it as KEY=VALUE")
+    return make_session(master=arguments.master, remote=arguments.remote, conf=settings)

@@ -1,0 +1,100 @@
+"""`penstock pipeline run`: bring journals into the lake and make its tables."""
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from penstock.cli.lake.bar import Bar, show_left
+from penstock.cli.lake.options import (
+    add_journals,
+    add_lake,
+    add_spark,
+    check_archive,
+    open_spark,
+)
+from penstock.cli.lake.status import tell_lag
+from penstock.cli.session import Session
+from penstock.cli.values import read_duration, read_size, show_size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.ingest import Lag
+    from penstock.spark.lake import Lake
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    add_journals(parser)
+    add_lake(parser)
+    add_spark(parser)
+    parser.add_argument("--watch", action="store_true", help="go on as the journals grow")
+    parser.add_argument(
+        "--every",
+        metavar="DURATION",
+        type=read_duration,
+        default=30.0,
+        help="with --watch (default: 30s)",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="SIZE",
+        type=read_size,
+        default=256 << 20,
+        help="how much of a journal one commit takes (default: 256MiB)",
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises what the journals and the lake raise."""
+    from penstock.spark.ingest import lag
+    from penstock.spark.lake import Lake
+    from penstock.spark.stream import Stream
+
+    check_archive(arguments)
+    # Everything that can be refused is, before Spark takes its seconds or a lake is made.
+    for journal in arguments.journal:
+        Stream(journal, arguments.archive).close()
+    lake = Lake.open(arguments.lake, create=True)
+    spark = open_spark(arguments)
+    while True:
+        _bring_level(spark, lake, arguments)
+        for journal in arguments.journal:
+            tell_lag(session, arguments, lag(lake, journal, arguments.archive))
+        if not arguments.watch:
+            return 0
+        time.sleep(arguments.every)
+
+
+def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:
+    from penstock.spark.ingest import ingest
+    from penstock.spark.tables import TABLES, derive
+
+    for journal in arguments.journal:
+        bar = _ReadingBar(f"reading {journal}")
+        ingest(
+            spark, lake, journal, arguments.archive, batch_bytes=arguments.batch, progress=bar.read
+        )
+        bar.end()
+    bar = _ReadingBar("tables")
+    made = [0]
+
+    def tell(name: str) -> None:
+        made[0] += 1
+        bar.show(made[0] / len(TABLES), name)
+
+    derive(spark, lake, tell)
+    bar.end()
+
+
+class _ReadingBar(Bar):
+    _behind: int | None = None
+
+    def read(self, lag: "Lag") -> None:
+        """Shows how far a journal is read."""
+        all_bytes = max(1, lag.durable_offset - lag.first_offset)
+        if self._behind is None:
+            self._behind = lag.behind_bytes
+        rate = self.rate(self._behind - lag.behind_bytes)
+        left = show_left(lag.behind_bytes, rate)
+        self.show(1 - lag.behind_bytes / all_bytes, f"{show_size(round(rate))}/s{left}")

@@ -1,0 +1,60 @@
+"""`penstock pipeline status`: how far the lake is behind the journals, and its tables behind it."""
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from penstock.cli.lake.options import add_journals, add_lake, check_archive
+from penstock.cli.session import Session
+from penstock.cli.show import table
+from penstock.cli.values import show_size
+
+if TYPE_CHECKING:
+    from penstock.spark.ingest import Lag
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    add_journals(parser)
+    add_lake(parser)
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises what the journals and the lake raise."""
+    from penstock.spark.ingest import events_table, lag
+    from penstock.spark.lake import Lake
+    from penstock.spark.tables import TABLES
+
+    check_archive(arguments)
+    lake = Lake.open(arguments.lake)
+    for journal in arguments.journal:
+        tell_lag(session, arguments, lag(lake, journal, arguments.archive))
+    events = events_table(lake)
+    delta = events.delta()
+    newest = None if delta is None else delta.version()
+    rows = [("events", f"{events.rows():,}", "-" if newest is None else "current")]
+    for each in TABLES:
+        made = lake.table(each.name, each.schema)
+        current = made.committed("events") == newest and newest is not None
+        rows.append((each.name, f"{made.rows():,}", "current" if current else "behind"))
+    if not arguments.json:
+        print(table(("table", "rows", "state"), rows))
+    else:
+        for name, count, state in rows:
+            session.tell_json({"table": name, "rows": int(count.replace(",", "")), "state": state})
+    return 0
+
+
+def tell_lag(session: Session, arguments: Namespace, lag: "Lag") -> None:
+    """Says how far a journal is behind."""
+    session.tell(
+        arguments,
+        {
+            "journal": lag.path,
+            "store": lag.store,
+            "durable_offset": lag.durable_offset,
+            "read_offset": lag.read_offset,
+            "behind_bytes": lag.behind_bytes,
+        },
+        f"{lag.path}: {show_size(lag.behind_bytes)} behind, at offset {lag.read_offset:,} "
+        f"of {lag.durable_offset:,}",
+    )
