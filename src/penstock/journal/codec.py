@@ -86,9 +86,12 @@ _DELETED: Final = 11
 _MOVED: Final = 13
 _CARRIED: Final = 15
 _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
-# Most blocks hold one event: one call packs them whole.
-_pack_single = struct.Struct("<IIQ" + "BBHIQQQQIIHHIII").pack
-_NO_MESSAGES: Final[list[tuple[int, int]]] = []
+# Most blocks hold one event of three kinds, plain ones: one call packs block and header, zeroes and
+# all, and the body follows as it is.
+_ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
+_pack_one_deleted = struct.Struct("<16sIIQQ16xI12xI4x").pack
+_pack_one_claimed = struct.Struct("<16sIIQQQ8xI12xI4x").pack
+_pack_one_pushed = struct.Struct("<16sHxxIQQQQ4xI8xII").pack
 _pack_event = EVENT.pack
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
@@ -155,33 +158,32 @@ def encode(
     return b"".join((*headers, *payloads)), messages
 
 
-def encode_single(
-    event: AnyEvent, shard: int = 0, term: int = 0
-) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """What `encode` gives for one event of the three commonest kinds, if it is as plain as most."""
+def encode_one(event: AnyEvent) -> bytes:
+    """The block of one event of the commonest kinds, if it is as plain as most; empty if not.
+
+    What a message has for a body goes behind it as it is.
+    """
     kind = type(event)
     if kind is Deleted:
         d = cast(Deleted, event)
-        return _pack_single(
-            1, shard, term, _DELETED, 0, 0, d.queue, d.number, d.at_ms, 0, 0, d.epoch,
-            0, 0, 0, 0, EVENT_BYTES, 0,
-        ), _NO_MESSAGES  # fmt: skip
+        return _pack_one_deleted(
+            _ONE_EVENT, _DELETED, d.queue, d.number, d.at_ms, d.epoch, EVENT_BYTES
+        )
     if kind is Claimed:
         c = cast(Claimed, event)
         if c.attempt_id is None and c.holder is None:
-            return _pack_single(
-                1, shard, term, _CLAIMED, 0, 0, c.queue, c.number, c.at_ms, c.deadline_ms, 0,
-                c.epoch, 0, 0, 0, 0, EVENT_BYTES, 0,
-            ), _NO_MESSAGES  # fmt: skip
-    if kind is Pushed:
+            return _pack_one_claimed(
+                _ONE_EVENT, _CLAIMED, c.queue, c.number, c.at_ms, c.deadline_ms, c.epoch,
+                EVENT_BYTES,
+            )  # fmt: skip
+    elif kind is Pushed:
         p = cast(Pushed, event)
-        body = p.body
         if p.group is None and p.dedup_id is None and p.attributes is None and p.context is None:
-            return _pack_single(
-                1, shard, term, _PUSHED, p.priority, 0, p.queue, p.number, p.at_ms, p.visible_at_ms,
-                p.expires_at_ms, 0, len(body), 0, 0, 0, EVENT_BYTES, crc32(body),
-            ) + body, [(BLOCK_BYTES, p.size_bytes)]  # fmt: skip
-    return None
+            return _pack_one_pushed(
+                _ONE_EVENT, _PUSHED | p.priority << 8, p.queue, p.number, p.at_ms, p.visible_at_ms,
+                p.expires_at_ms, len(p.body), EVENT_BYTES, crc32(p.body),
+            )  # fmt: skip
+    return b""
 
 
 def _encode_short(event: AnyEvent, payload_at: int) -> bytes | None:

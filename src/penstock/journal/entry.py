@@ -70,20 +70,20 @@ def pack_header(
     if len(version) != 8 or not version[0]:
         raise InvalidField(f"an entry's version is eight bytes, the first not zero: {version!r}")
     try:
-        return make_header(version, ttl_s, entry_id, data)
+        rest = _pack_rest(version, len(data), ttl_s, entry_id, crc32(data))
     except struct.error:
         raise InvalidField(
             f"an entry holds at most {SIZE_BYTES_MAX} bytes for at most {TTL_S_MAX} s, "
             f"not {len(data)} bytes for {ttl_s} s"
         ) from None
-
-
-def make_header(
-    version: bytes, ttl_s: int, entry_id: int, data: bytes | bytearray | memoryview
-) -> bytes:
-    """Return the header of fields that are known to fit."""
-    rest = _pack_rest(version, len(data), ttl_s, entry_id, crc32(data))
     return _pack_crc(crc32(rest)) + rest
+
+
+def join(version: bytes, entry_id: int, head: bytes, body: bytes) -> bytes:
+    """Return a whole entry that lives for ever, its data in two parts; all is known to fit."""
+    data_crc = crc32(body, crc32(head))
+    rest = _pack_rest(version, len(head) + len(body), 0, entry_id, data_crc)
+    return b"".join((_pack_crc(crc32(rest)), rest, head, body))
 
 
 def pack(version: bytes, ttl_s: int, entry_id: int, data: bytes) -> bytes:

@@ -6,7 +6,7 @@ Three promises can be chosen from, each named for what an answer means:
     interval  it is on the disk within the interval: a power cut costs at most that much
     os        it is with the operating system: it survives the process, a power cut costs more
 
-Whoever waits for the disk first syncs for all who wait. Bodies are read back from the mapped files;
+Many who wait for the disk share a sync (`commit`). Bodies are read back from the mapped files;
 those pushed lately are kept at hand, because most messages are pulled soon after they were pushed.
 """
 
@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, cast, get_args
 
 from penstock.core.delivery import PLACE_SIZE_BITS
 from penstock.core.events import AnyEvent, Pushed
-from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreFull, StoreUnusable
+from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
 from penstock.journal import codec, concerns
+from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.segments import Segments
 from penstock.service import PULL_LIMIT_MAX, Batch, Command, Delete, Pull, Push, Redrive
@@ -45,18 +46,6 @@ def check_durability(text: str) -> Durability:
     return text  # type: ignore[return-value]
 
 
-class _Follower:
-    """A thread that waits for another's sync; woken when its entry is durable, or to lead."""
-
-    __slots__ = ("leads", "sequence", "woken")
-
-    def __init__(self, sequence: int) -> None:
-        self.sequence = sequence
-        self.leads = False
-        self.woken = threading.Lock()
-        self.woken.acquire()
-
-
 class FileJournal:
     """A `Journal` over segments; an entry's id is its sequence."""
 
@@ -80,19 +69,8 @@ class FileJournal:
         self._answers_before_sync = durability != "sync"
         self._recent: dict[int, Pushed] = {}
         self._syncing = threading.Lock()
-        # Guarded by `_turn`: whether someone is syncing for all, and who waits for that.
-        self._turn = threading.Lock()
-        self._has_leader = False
-        self._followers: list[_Follower] = []
-        # Guarded by its own lock: callbacks for when a sequence is durable, and the thread's end.
-        self._wanted = threading.Condition()
-        self._callbacks: list[tuple[int, Callable[[], None]]] = []
-        self._closing = False
-        self._failed = False
-        self._period_s = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0) / 1_000
-        self._thread: threading.Thread | None = None
-        if self._period_s:
-            self._start()
+        period_ms = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0)
+        self._commit = GroupCommit(self.sync, period_ms / 1_000)
         # Called once when the stream passes `growth_limit`; set by whoever keeps house.
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
@@ -100,29 +78,36 @@ class FileJournal:
         self.held: Callable[[], int] = lambda: 0
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
-        single = codec.encode_single(events[0]) if len(events) == 1 else None
-        data, messages = single or codec.encode(events)
+        event = events[0]
+        # Most commands append one plain event, which is written without being copied together.
+        block = codec.encode_one(event) if len(events) == 1 else b""
+        is_message = type(event) is Pushed
+        body = b""
+        messages: Sequence[tuple[int, int]] = ()
+        if not block:
+            block, messages = codec.encode(events)
+        elif is_message:
+            body = cast(Pushed, event).body
         # Room was made before the command was decided: what is left may be used to the last byte.
-        sequence, data_offset = self._append_data(data, codec.VERSION, True)
-        self._end_offset = data_offset + len(data)
+        sequence, data_offset = self._append_data(block, body, codec.VERSION, True)
+        self._end_offset = data_offset + len(block) + len(body)
         if self._answers_before_sync:
             self.durable_sequence = sequence
         if data_offset > self._next_mark:
             self._mark(data_offset)
-        if not messages:
+        if messages:
+            places = [codec.place(data_offset + at, size) for at, size in messages]
+            self._keep_at_hand(events, places)
+            return sequence, places
+        if not is_message:
             return sequence, ()
-        if len(events) == 1:
-            at, size = messages[0]
-            place = data_offset + at << PLACE_SIZE_BITS | size
-            event = events[0]
-            if size <= _RECENT_BYTES_MAX and type(event) is Pushed:
-                if len(self._recent) >= _RECENT_MAX:
-                    self._recent.clear()
-                self._recent[place] = event
-            return sequence, (place,)
-        places = [codec.place(data_offset + at, size) for at, size in messages]
-        self._keep_at_hand(events, places)
-        return sequence, places
+        pushed = cast(Pushed, event)
+        place = data_offset + codec.BLOCK_BYTES << PLACE_SIZE_BITS | pushed.size_bytes
+        if pushed.size_bytes <= _RECENT_BYTES_MAX:
+            if len(self._recent) >= _RECENT_MAX:
+                self._recent.clear()
+            self._recent[place] = pushed
+        return sequence, (place,)
 
     def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
         recent = self._recent
@@ -206,97 +191,31 @@ class FileJournal:
         return codec.read_pushed(fields, payload, offset)
 
     def wait(self, sequence: int) -> None:
-        """Blocks until that entry is durable.
-
-        Whoever comes first syncs for all who came before the sync began; the others sleep, each
-        on a lock of its own. After the sync those whose entry is durable are woken, and one whose
-        entry is not syncs next.
-        """
-        with self._turn:
-            if self.durable_sequence >= sequence:
-                return
-            follower = _Follower(sequence) if self._has_leader else None
-            if follower is None:
-                self._has_leader = True
-            else:
-                self._followers.append(follower)
-        if follower is not None:
-            follower.woken.acquire()
-            if not follower.leads:
-                return
-        try:
-            # Another sync may have reached this entry meanwhile; the turn goes on all the same.
+        """Blocks until that entry is durable. Raises JournalError if it never will be."""
+        if self.durable_sequence < sequence:
+            self._commit.wait(sequence)
             if self.durable_sequence < sequence:
-                self.sync()
-        finally:
-            self._pass_on()
+                # The sync failed, or the journal is being closed: this says which.
+                with self._syncing:
+                    if self.durable_sequence < sequence:
+                        self._sync()
 
-    def _pass_on(self) -> None:
-        """Wakes the followers whose entry is durable, and one whose is not, to lead."""
-        with self._turn:
-            durable = self.durable_sequence
-            woken = [each for each in self._followers if each.sequence <= durable]
-            self._followers = [each for each in self._followers if each.sequence > durable]
-            self._has_leader = bool(self._followers)
-            if self._followers:
-                following = self._followers.pop(0)
-                following.leads = True
-                woken.append(following)
-        for each in woken:
-            each.woken.release()
+    def notify(self, sequence: int, done: Callable[[], None]) -> None:
+        self._commit.notify(sequence, done)
 
-    def sync(self) -> None:
-        """Puts everything appended so far on the disk, whatever was promised."""
+    def sync(self) -> int:
+        """Puts everything appended so far on the disk, whatever was promised.
+
+        Returns the sequence that is durable then.
+        """
         with self._syncing:
             self._sync()
+        return self.durable_sequence
 
     def _sync(self) -> None:
         self.segments.sync()
         if not self._answers_before_sync:
             self.durable_sequence = self.segments.durable_next_id - 1
-
-    def notify(self, sequence: int, done: Callable[[], None]) -> None:
-        with self._wanted:
-            ended = self._closing or self._failed
-            if not ended:
-                self._callbacks.append((sequence, done))
-                self._wanted.notify()
-        if ended:
-            done()
-        elif self._thread is None:
-            self._start()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=self._keep_syncing, name="penstock-sync", daemon=True
-        )
-        self._thread.start()
-
-    def _keep_syncing(self) -> None:
-        """Syncs when someone asks to be told, or every so often; ends with the journal."""
-        while True:
-            with self._wanted:
-                if not self._callbacks and not self._closing:
-                    self._wanted.wait(self._period_s or None)
-                if self._closing:
-                    return
-                if not self._callbacks and not self._period_s:
-                    continue
-            failed = False
-            try:
-                self.sync()
-            except JournalError:
-                # Everyone who asked is told; `wait` then says to each what happened.
-                failed = True
-            with self._wanted:
-                self._failed = failed
-                reached = 1 << 62 if failed else self.durable_sequence
-                due = [call for call in self._callbacks if call[0] <= reached]
-                self._callbacks = [call for call in self._callbacks if call[0] > reached]
-            for _, done in due:
-                done()
-            if failed:
-                return
 
     def replayed(self, start_offset: int | None) -> Iterator[tuple[AnyEvent, int]]:
         """The events from there to the end, without bodies, each with its place: for opening."""
@@ -320,18 +239,10 @@ class FileJournal:
         ]
 
     def close(self) -> None:
-        with self._wanted:
-            self._closing = True
-            self._wanted.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._commit.close()
         with self._syncing:
             self.segments.close()
-            if not self._failed:
-                self.durable_sequence = self.segments.durable_next_id - 1
-        for _, done in self._callbacks:
-            done()
-        self._callbacks = []
+            self.durable_sequence = self.segments.durable_next_id - 1
 
 
 def _is_small(push: Push) -> bool:

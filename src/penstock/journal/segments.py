@@ -31,7 +31,7 @@ from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull
 from penstock.journal.entry import (
     HEADER_BYTES,
     StoredEntry,
-    make_header,
+    join,
     pack_header,
     unpack_header,
 )
@@ -285,17 +285,20 @@ class Segments:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         return self._append_with_care(data, version, ttl_s, reserved)
 
-    def append_data(self, data: bytes, version: bytes, reserved: bool) -> tuple[int, int]:
-        """Write one entry, as `append` does, that is in one piece and lives for ever: the hot path.
+    def append_data(
+        self, head: bytes, body: bytes, version: bytes, reserved: bool
+    ) -> tuple[int, int]:
+        """Write one entry, as `append` does, of two parts that lives for ever: the hot path.
 
         The version is taken as it is.
         """
         start, entry_id = self._tip
-        end = start + HEADER_BYTES + len(data)
-        if end > self._fast_end or len(data) > _JOIN_BYTES_MAX:
-            return self._append_with_care(data, version, 0, reserved)
+        size = len(head) + len(body)
+        end = start + HEADER_BYTES + size
+        if end > self._fast_end or size > _JOIN_BYTES_MAX:
+            return self._append_with_care(head + body, version, 0, reserved)
         base = self._map_base
-        self._map[start - base : end - base] = make_header(version, 0, entry_id, data) + data
+        self._map[start - base : end - base] = join(version, entry_id, head, body)
         # One assignment, after the bytes are there: a sync in another thread sees both or neither.
         self._tip = (end, entry_id + 1)
         return entry_id, start + HEADER_BYTES

@@ -1,0 +1,127 @@
+"""Group commit: many wait for the disk, one syncs for them all.
+
+Whoever comes while nobody syncs does it itself, at once: a lone producer never waits for another
+thread. Those who come meanwhile sleep, each on a lock of its own. If that sync does not serve all
+of them, a thread takes over until nobody waits: it wakes those it has served and begins the next
+sync in the same breath, so that the disk works while they do.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import JournalError
+
+_EVERYTHING: Final = 1 << 62
+
+
+class GroupCommit:
+    """Calls `sync`, which returns the sequence that is durable then, for all who wait.
+
+    With a period it is also called that often, whoever waits.
+    """
+
+    def __init__(self, sync: Callable[[], int], period_s: float = 0) -> None:
+        self._sync = sync
+        self._period_s = period_s or None
+        self._turn = threading.Lock()
+        # Guarded by `_turn`: who waits for what, and whether someone, or the thread, is to sync.
+        self._waiting: list[tuple[int, Callable[[], object]]] = []
+        self._under_way = False
+        self._by_thread = False
+        self._handed_over = threading.Condition(self._turn)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if period_s:
+            self._start()
+
+    def wait(self, sequence: int) -> None:
+        """Blocks until a sync has reached that sequence or failed, or the end has come."""
+        with self._turn:
+            if self._closing:
+                return
+            woken = self._lie_down(sequence) if self._under_way else None
+            self._under_way = True
+        if woken is not None:
+            woken.acquire()
+            return
+        durable = _EVERYTHING
+        try:
+            durable = self._sync()
+        finally:
+            self._wake(durable)
+
+    def _lie_down(self, sequence: int) -> threading.Lock:
+        """A lock that is taken, and let go when that sequence is durable."""
+        woken = threading.Lock()
+        woken.acquire()
+        self._waiting.append((sequence, woken.release))
+        return woken
+
+    def notify(self, sequence: int, done: Callable[[], object]) -> None:
+        """Calls `done`, from any thread, when `wait` would have returned."""
+        with self._turn:
+            closing = self._closing
+            if not closing:
+                self._waiting.append((sequence, done))
+                if not self._under_way:
+                    self._under_way = True
+                    self._hand_over()
+        if closing:
+            done()
+
+    def close(self) -> None:
+        """Ends the thread and wakes all who wait; nobody waits from now on."""
+        with self._turn:
+            self._closing = True
+            self._handed_over.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._wake(_EVERYTHING)
+
+    def _wake(self, durable: int) -> None:
+        """Wakes those whose sequence is durable; for the others the thread goes on."""
+        with self._turn:
+            waiting = self._waiting
+            if self._closing:
+                durable = _EVERYTHING
+            served = [wake for sequence, wake in waiting if sequence <= durable]
+            if len(served) == len(waiting):
+                self._waiting = []
+                self._under_way = self._by_thread = False
+            else:
+                self._waiting = [each for each in waiting if each[0] > durable]
+                self._hand_over()
+        for wake in served:
+            wake()
+
+    def _hand_over(self) -> None:
+        self._by_thread = True
+        if self._thread is None:
+            self._start()
+        self._handed_over.notify()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=self._keep_syncing, name="penstock-sync", daemon=True
+        )
+        self._thread.start()
+
+    def _keep_syncing(self) -> None:
+        while self._take_turn():
+            durable = _EVERYTHING
+            try:
+                durable = self._sync()
+            except JournalError:
+                # It will not get better: everyone who waits is woken, and finds out.
+                self._period_s = None
+            self._wake(durable)
+
+    def _take_turn(self) -> bool:
+        """Waits until it is the thread's turn, or the period is over; False at the end."""
+        with self._turn:
+            while not self._by_thread and not self._closing:
+                asked = self._handed_over.wait(self._period_s)
+                if not asked and not self._under_way:
+                    self._under_way = self._by_thread = True
+            return not self._closing
