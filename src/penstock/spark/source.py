@@ -8,10 +8,9 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -33,13 +32,17 @@ from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.snapshot import read_snapshot, snapshot_paths
 from penstock.spark.blocks import COLUMNS, KIND_NAMES, Wanted, blocks
+from penstock.spark.options import instant_ms, listed, read_options, required, spelt, whole
 from penstock.spark.stream import Point, Stream, align
 
+if TYPE_CHECKING:
+    from penstock.spark.sink import QueueStreamWriter, QueueWriter
+
 SPAN_BYTES: Final = 32 << 20
-_RANGES: Final = ("fromentry", "toentry", "fromtime", "totime")
-_KNOWN: Final = frozenset(
-    {"path", "mode", "archive", "reader", "queue", "kinds", "maxbytespertrigger", "spanbytes"}
-    | set(_RANGES)
+_RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime")
+_LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
+_KNOWN: Final = spelt(
+    ["path", "mode", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
 )
 SCHEMA: Final = (
     "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
@@ -67,57 +70,29 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Options":
         """Raises InvalidField, naming the option."""
-        found = {key.lower(): value for key, value in given.items()}
-        unknown = sorted(set(found) - _KNOWN)
-        if unknown:
-            raise InvalidField(f"option {unknown[0]!r}: unknown; there are {', '.join(_KNOWN)}")
-        if not found.get("path"):
-            raise InvalidField('option "path": name the store or the directory of segment files')
-        kinds = _listed(found.get("kinds", ""))
+        found = read_options(given, _KNOWN)
+        path = required(found, "path", "the store, or the directory of segment files")
+        kinds = listed(found.get("kinds", ""))
         for kind in kinds:
             if kind not in KIND_NAMES:
                 raise InvalidField(f"option 'kinds': {kind!r} is none of {', '.join(KIND_NAMES)}")
         wanted = Wanted(
             kinds,
             None,
-            _whole(found, "fromentry"),
-            _whole(found, "toentry"),
-            _instant(found, "fromtime"),
-            _instant(found, "totime"),
+            whole(found, "fromEntry"),
+            whole(found, "toEntry"),
+            instant_ms(found, "fromTime"),
+            instant_ms(found, "toTime"),
         )
         return cls(
-            found["path"],
+            path,
             found.get("archive"),
             found.get("reader"),
-            _listed(found.get("queue", "")),
+            listed(found.get("queue", "")),
             wanted,
-            _whole(found, "maxbytespertrigger"),
-            _whole(found, "spanbytes") or SPAN_BYTES,
+            whole(found, "maxBytesPerTrigger"),
+            whole(found, "spanBytes") or SPAN_BYTES,
         )
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _whole(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    if not text.isdecimal():
-        raise InvalidField(f"option {name!r}: {text!r} is no whole number")
-    return int(text)
-
-
-def _instant(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidField(f"option {name!r}: {text!r} is no ISO time") from None
-    return int(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1_000)
 
 
 @dataclass
@@ -168,10 +143,31 @@ class PenstockSource(DataSource):
         self._require_journal()
         return JournalStream(Options.of(self.options), _checked(schema))
 
+    # What the other side needs is imported when it is asked for: a task that reads need not wait.
+
+    def writer(self, schema: StructType, overwrite: bool) -> "QueueWriter":
+        from penstock.spark.sink import Plan, QueueWriter
+
+        _require_append(overwrite)
+        return QueueWriter(Plan.of(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "QueueStreamWriter":  # noqa: N802
+        from penstock.spark.sink import Plan, QueueStreamWriter
+
+        _require_append(overwrite)
+        return QueueStreamWriter(Plan.of(self.options, schema))
+
     def _require_journal(self) -> None:
         mode = self.options.get("mode", "journal")
         if mode != "journal":
             raise InvalidField(f"option 'mode': {mode!r} is not 'journal'")
+
+
+def _require_append(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidField(
+            "mode: rows are added to a queue and never replace what it holds; use 'append'"
+        )
 
 
 def _checked(schema: StructType) -> StructType:

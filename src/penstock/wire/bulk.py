@@ -140,26 +140,46 @@ def decode_bulk(body: Body) -> Batch:
         raise InvalidField(f"bulk: {str(fault).replace('`', '')}") from None
     except DECODE_FAULTS as fault:
         raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
-    bodies = _split(view[head_end:], head.count)
-    shared = None if head.attributes is None else read_attributes(head.attributes)
+    return to_batch(
+        BulkPush(
+            queue=head.queue,
+            bodies=_split(view[head_end:], head.count),
+            delay_ms=head.delay_ms,
+            priority=head.priority,
+            ttl_ms=head.ttl_ms,
+            group=head.group,
+            attributes=None if head.attributes is None else read_attributes(head.attributes),
+            delays_ms=head.delays_ms,
+            priorities=head.priorities,
+            ttls_ms=head.ttls_ms,
+            groups=head.groups,
+            dedup_ids=head.dedup_ids,
+            each_attributes=_read_each(head),
+        )
+    )
+
+
+def to_batch(bulk: BulkPush) -> Batch:
+    """The pushes a bulk push stands for. Raises InvalidField if a column is too long or short."""
+    count = len(bulk.bodies)
     return Batch(
         list(
             map(
                 Push,
-                repeat(head.queue, head.count),
-                bodies,
-                _column("delays_ms", head.delays_ms, head.delay_ms, head.count),
-                _column("priorities", head.priorities, head.priority, head.count),
-                _column("ttls_ms", head.ttls_ms, head.ttl_ms, head.count),
-                _column("dedup_ids", head.dedup_ids, None, head.count),
-                _column("groups", head.groups, head.group, head.count),
-                _column("each_attributes", _read_each(head), shared, head.count),
+                repeat(bulk.queue, count),
+                bulk.bodies,
+                _column("delays_ms", bulk.delays_ms, bulk.delay_ms, count),
+                _column("priorities", bulk.priorities, bulk.priority, count),
+                _column("ttls_ms", bulk.ttls_ms, bulk.ttl_ms, count),
+                _column("dedup_ids", bulk.dedup_ids, None, count),
+                _column("groups", bulk.groups, bulk.group, count),
+                _column("each_attributes", bulk.each_attributes, bulk.attributes, count),
             )
         )
     )
 
 
-def _split(view: memoryview, count: int) -> Iterable[bytes]:
+def _split(view: memoryview, count: int) -> list[bytes]:
     """The bodies, by their sizes, without a step in Python for each."""
     bodies = view[_SIZE_BYTES * count :]
     sizes = array("I")
@@ -173,10 +193,10 @@ def _split(view: memoryview, count: int) -> Iterable[bytes]:
         raise ProtocolError(
             f"the client sent a bulk push of {len(bodies)} bytes whose sizes add up to {ends[-1]}"
         )
-    return map(bytes, map(bodies.__getitem__, map(slice, ends, ends[1:])))
+    return list(map(bytes, map(bodies.__getitem__, map(slice, ends, ends[1:]))))
 
 
-def _column(name: str, values: list[T | None] | None, shared: T, count: int) -> Iterable[T]:
+def _column(name: str, values: Sequence[T | None] | None, shared: T, count: int) -> Iterable[T]:
     if values is None:
         return repeat(shared, count)
     if len(values) != count:

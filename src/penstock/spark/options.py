@@ -1,0 +1,72 @@
+"""What stands in an `option(…)` of `format("penstock")`: text, checked and read."""
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+from penstock.backends import file_path, read_url
+from penstock.errors import InvalidField
+
+
+def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names in lower case; `known` has these, and how people write them.
+
+    Raises InvalidField for one that is unknown.
+    """
+    found = {name.lower(): value for name, value in given.items()}
+    unknown = sorted(set(found) - set(known))
+    if unknown:
+        raise InvalidField(f"option {unknown[0]!r}: unknown; there are {', '.join(known.values())}")
+    return found
+
+
+def spelt(names: Collection[str]) -> dict[str, str]:
+    """Options as people write them, by their names in lower case."""
+    return {name.lower(): name for name in names}
+
+
+def required(options: Mapping[str, str], name: str, what: str) -> str:
+    """An option that must be there. Raises InvalidField, saying what it names."""
+    if not options.get(name):
+        raise InvalidField(f"option {name!r}: missing; name {what}")
+    return options[name]
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def whole(options: Mapping[str, str], name: str) -> int | None:
+    """A whole number, if given. Raises InvalidField."""
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise InvalidField(f"option {name!r}: {text!r} is no whole number")
+    return int(text)
+
+
+def instant_ms(options: Mapping[str, str], name: str) -> int | None:
+    """An instant, if given; in UTC unless it says otherwise. Raises InvalidField."""
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidField(f"option {name!r}: {text!r} is no ISO time") from None
+    return int(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1_000)
+
+
+def shared_url(options: Mapping[str, str]) -> str:
+    """The URL of queues that every task can reach. Raises InvalidField."""
+    url = required(options, "url", "the place of the queues, file:PATH or penstock://HOST:PORT")
+    address = read_url(url)
+    if address.scheme == "memory" or address.options.get("embedded", "0") != "0":
+        raise InvalidField(
+            f"option 'url': {url!r} is within one process, and Spark's tasks run in others; "
+            "use file:PATH or penstock://HOST:PORT"
+        )
+    if address.scheme == "file":
+        file_path(address)
+    return url

@@ -1,0 +1,59 @@
+"""Names for rows that have none: the same row of the same task gets the same name each time.
+
+A row is called after what it holds, and not after its place: behind a shuffle the rows of a task
+come in another order when it is tried again, and a place would then name another row. Rows that
+are alike are told apart by how many like them came before.
+"""
+
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+from pandas.util import hash_array
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_KEY_CHARS: Final = 16
+
+
+class RowIds:
+    """The names of a task's rows; `scope` is what sets the task apart from all others."""
+
+    def __init__(self, scope: str) -> None:
+        digest = blake2b(scope.encode(), digest_size=_KEY_CHARS).hexdigest()
+        # 64 bits would be too few for a billion rows; two hashes make 128.
+        self._keys = digest[:_KEY_CHARS], digest[_KEY_CHARS:]
+        self._seen = Seen()
+
+    def of(self, rows: Array) -> list[str]:
+        """The names of the next rows, each given as bytes."""
+        first, second = (
+            hash_array(rows, hash_key=key, categorize=False).astype(np.uint64) for key in self._keys
+        )
+        joined = np.stack([first, second], axis=1).tobytes().hex()
+        width = 2 * _KEY_CHARS
+        ids = [joined[at : at + width] for at in range(0, len(joined), width)]
+        earlier = self._seen.count_and_add(first)
+        for place in np.flatnonzero(earlier).tolist():
+            ids[place] += f".{earlier[place]}"
+        return ids
+
+
+class Seen:
+    """Numbers met so far, eight bytes each, in sorted runs that are merged as they grow."""
+
+    def __init__(self) -> None:
+        self._runs: list[Array] = []
+
+    def count_and_add(self, numbers: Array) -> Array:
+        """How often each was met before, be it earlier in this very array."""
+        order = np.argsort(numbers, kind="stable")
+        run = numbers[order]
+        earlier = np.arange(len(run)) - np.searchsorted(run, run)
+        for known in self._runs:
+            earlier += np.searchsorted(known, run, "right") - np.searchsorted(known, run)
+        self._runs.append(run)
+        while len(self._runs) > 1 and len(self._runs[-2]) <= len(self._runs[-1]):
+            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]
+        counts = np.empty_like(earlier)
+        counts[order] = earlier
+        return counts
