@@ -99,6 +99,27 @@ def test_a_message_that_moves_during_the_pass_keeps_its_place_behind_those_befor
     assert store.bodies("to") == [b"first", b"moved", b"last"]
 
 
+def test_a_message_that_came_from_another_queue_is_kept_though_its_number_is_lower(store):
+    store(CreateQueue("from"), CreateQueue("to"), Push("from", b"moved"))
+    store(*(Push("to", b"%d" % number) for number in range(20)), Redrive("from", "to"))
+    for _ in range(2):
+        # The second time the queue was made from a snapshot, and nothing moved since.
+        store.run_pass()
+        store.reopen()
+    assert store(Stats("to")).messages == 21
+    assert store.bodies("to")[-1] == b"moved"
+
+
+def test_messages_that_change_places_during_the_pass_are_each_kept_once(store):
+    store(CreateQueue("left"), CreateQueue("right"), CreateQueue("third"))
+    for number in range(20):
+        store(Push("left", b"l%d" % number), Push("right", b"r%d" % number))
+    store.run_pass(Redrive("left", "third"), Redrive("right", "left"), Redrive("third", "right"))
+    store.reopen()
+    assert store.bodies("left") == [b"r%d" % number for number in range(20)]
+    assert store.bodies("right") == [b"l%d" % number for number in range(20)]
+
+
 def test_the_rank_of_a_message_that_moved_during_the_pass_is_not_given_again(store):
     store(CreateQueue("from"), CreateQueue("to"), Push("from", b"moved"))
     store.run_pass(Redrive("from", "to"))

@@ -1,9 +1,10 @@
 """Keeping house while the engine lives on: snapshots, old content carried forward, files dropped.
 
-A pass goes over all messages a slice at a time. Each slice is taken exclusively, in well under the
-50 ms that nobody may be held up; what happens between the slices is in the journal, and a replay
-tells it apart (`core.replay`). Messages whose content lies in old, mostly dead files are appended
-again on the way, so that those files can go: the disk holds at most about twice what lives.
+A pass goes over all messages a slice at a time, by their numbers. Each slice is taken exclusively,
+in well under the 50 ms that nobody may be held up; what happens between the slices is in the
+journal, and a replay tells it apart (`core.replay`). Messages whose content lies in old, mostly
+dead files are appended again on the way, so that those files can go: the disk holds at most about
+twice what lives.
 
 A pass is due when the journal has grown, or when much of what it holds has left.
 Dropping never goes past the snapshot before the newest one, nor past a registered reader's floor.
@@ -11,7 +12,7 @@ Dropping never goes past the snapshot before the newest one, nor past a register
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Final, TypeVar
 from penstock.backends.engine import Engine
 from penstock.core.delivery import Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried
+from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
 from penstock.journal import codec, readers
 from penstock.journal.file import FileJournal
@@ -34,6 +36,8 @@ from penstock.journal.snapshot import (
 T = TypeVar("T")
 
 SLICE: Final = 4_000
+# A range of numbers of which fewer than one in so many is a message's is not worth going through.
+_SPARSE: Final = 8
 CARRY_BYTES_MAX: Final = 1024 * 1024
 CARRY_MESSAGES_MAX: Final = 1_000
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
@@ -191,15 +195,17 @@ class Upkeep:
     def _in_turn(self, step: Callable[[], T]) -> T:
         return self._exclusive(step)  # type: ignore[return-value]
 
-    def _begin(self) -> tuple[Outline, dict[int, list[int]]]:
+    def _begin(self) -> tuple[Outline, dict[int, Sequence[int]]]:
         shard = self._engine.shard
         shard.moves = {}
         outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())
-        numbers = {queue.number: list(queue.deliveries) for queue in shard.queues.values()}
+        numbers = {
+            queue.number: _numbers(queue, shard.next_number) for queue in shard.queues.values()
+        }
         return outline, numbers
 
-    def _listed(self, queue: int, numbers: list[int]) -> list[Delivery]:
-        """Those of these messages that still live, wherever they are now."""
+    def _listed(self, queue: int, numbers: Sequence[int]) -> list[Delivery]:
+        """Those that were in the queue when the pass began and still live, wherever they are."""
         shard = self._engine.shard
         moves = shard.moves
         if not moves:
@@ -209,16 +215,17 @@ class Upkeep:
             return [found for number in numbers if (found := get(number)) is not None]
         deliveries = []
         for number in numbers:
-            to = shard.queues.get(moves.get(number, queue))
+            origin, now_in = moves.get(number, (queue, queue))
+            to = shard.queues.get(now_in) if origin == queue else None
             found = None if to is None else to.deliveries.get(number)
             if found is not None:
                 deliveries.append(found)
         return deliveries
 
-    def _take_slice(self, queue: int, numbers: list[int]) -> bytes:
+    def _take_slice(self, queue: int, numbers: Sequence[int]) -> bytes:
         return pack_slice(self._listed(queue, numbers))
 
-    def _carry_some(self, queue: int, numbers: list[int]) -> bool:
+    def _carry_some(self, queue: int, numbers: Sequence[int]) -> bool:
         """Carries as many of these messages forward as may be done at once; whether any is left."""
         if self._cutoff <= self._segments.first_offset:
             return False
@@ -227,7 +234,7 @@ class Upkeep:
             self._segments.prepare()
         return self._in_turn(partial(self._carry, queue, numbers))
 
-    def _carry(self, queue: int, numbers: list[int]) -> bool:
+    def _carry(self, queue: int, numbers: Sequence[int]) -> bool:
         """Appends the content of messages in old files again, at the end of the stream."""
         now_ms = self._engine.clock.now_ms()
         limit = codec.place(self._cutoff, 0)
@@ -271,7 +278,7 @@ class Upkeep:
         for delivery, place in zip(moving, places, strict=True):
             delivery.content = place
 
-    def _choose_cutoff(self, numbers: dict[int, list[int]], limit: int) -> int:
+    def _choose_cutoff(self, numbers: dict[int, Sequence[int]], limit: int) -> int:
         """How far the stream should be emptied: what is left behind it is mostly alive."""
         file_bytes = self._segments.payload_bytes
         live: dict[int, int] = {}
@@ -283,6 +290,7 @@ class Upkeep:
                         file = codec.offset_of(content) // file_bytes
                         size = size_bytes(delivery) + MESSAGE_BYTES
                         live[file] = live.get(file, 0) + size
+                time.sleep(0)
         first = self._segments.first_offset // file_bytes
         last = limit // file_bytes
         alive = sum(size for file, size in live.items() if first <= file < last)
@@ -301,6 +309,21 @@ class Upkeep:
         start = self._journal.entry_before(offset)
         if start > self._segments.first_offset:
             self._segments.drop_before(start, archive=self._archive)
+
+
+def _numbers(queue: QueueState, next_number: int) -> Sequence[int]:
+    """Numbers among which are those of all messages in the queue, and of none yet to come.
+
+    A list of a million takes tens of milliseconds, and the collector goes through it again; so
+    where most numbers in a range are messages of this queue, the range will do.
+    """
+    deliveries = queue.deliveries
+    if len(deliveries) > SLICE:
+        # Messages arrive in the order of their numbers, unless they come from another queue.
+        lowest = min(next(iter(deliveries)), queue.lowest_moved)
+        if next_number - lowest <= _SPARSE * len(deliveries):
+            return range(lowest, next_number)
+    return list(deliveries)
 
 
 def _at_once(step: Callable[[], object]) -> object:

@@ -76,6 +76,7 @@ class QueueState:
         "delayed",
         "deliveries",
         "in_flight",
+        "lowest_moved",
         "name",
         "number",
         "order",
@@ -104,6 +105,8 @@ class QueueState:
         self.in_flight = 0
         self.delayed = 0
         self.stored_bytes = 0
+        # No message that came from another queue ever had a lower number than this.
+        self.lowest_moved = 1 << 62
         self.retention_check_ms = 0
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
         self.attempts: Window[list[tuple[int, int]]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
@@ -399,6 +402,7 @@ class QueueState:
             first_claimed_at_ms=old.first_claimed_at_ms,
             move=Move(event.at_ms, event.queue, old.epoch, event.dead),
         )
+        self.lowest_moved = min(self.lowest_moved, old.number)
         self._admit(delivery)
 
     def _admit(self, delivery: Delivery) -> None:
@@ -437,10 +441,12 @@ class QueueState:
         self.stored_bytes = total_bytes(deliveries)
         self.order.join_all(deliveries)
         for delivery in deliveries:
-            if delivery.state != VISIBLE or delivery.expires_at_ms:
+            if delivery.state != VISIBLE or delivery.expires_at_ms or delivery.move is not None:
                 self._resume(delivery)
 
     def _resume(self, delivery: Delivery) -> None:
+        if delivery.move is not None:
+            self.lowest_moved = min(self.lowest_moved, delivery.number)
         if delivery.expires_at_ms:
             self._expiries.add(delivery.expires_at_ms, delivery)
         if delivery.due_at_ms:

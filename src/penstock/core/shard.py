@@ -117,8 +117,8 @@ class ShardState:
         self.names: dict[str, QueueState] = {}
         self.next_number = 1
         self.next_queue = 1
-        # Which messages went where while somebody is taking a snapshot; None while nobody is.
-        self.moves: dict[int, int] | None = None
+        # While somebody is taking a snapshot: which messages moved, from where and to where.
+        self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
         self.deadlines = Due(attrgetter("due_at_ms"), self.alarm)
         self.expiries = Due(attrgetter("expires_at_ms"), self.alarm)
@@ -493,7 +493,8 @@ class ShardState:
     def _moved(self, event: Moved) -> None:
         self.next_number = event.rank + 1
         if self.moves is not None:
-            self.moves[event.number] = event.to
+            origin, _ = self.moves.get(event.number, (event.queue, 0))
+            self.moves[event.number] = (origin, event.to)
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
         if not target.retention_check_ms:
