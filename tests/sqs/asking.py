@@ -1,6 +1,8 @@
 """Short words for what the SQS tests ask again and again."""
 
 import json
+import resource
+from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
@@ -72,3 +74,9 @@ def kill(local, client, source, *letters):
         send(client, source, body)
     receive(client, source, MaxNumberOfMessages=10)
     local.clock.advance(seconds=31)
+
+
+def memory_bytes(pid):
+    """How much memory a process has resident."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service import ConfigureQueue, Push
-from tests.sqs.asking import bodies, make, make_fifo, push, receive, refused, send
+from penstock.service import ConfigureQueue
+from tests.sqs.asking import bodies, make, make_fifo, memory_bytes, push, receive, refused, send
 from tests.sqs.conftest import Local, serve
-from tests.sqs.test_http import memory_bytes
 
 MIB = 1_048_576
 
@@ -73,44 +72,6 @@ def test_large_bodies_cost_no_more_than_themselves():
         wire.close()
         client.close()
     assert grown_bytes <= 20 * MIB + 64 * MIB
-
-
-@pytest.mark.parametrize("fifo", [False, True])
-def test_a_queue_has_120000_messages_in_flight_and_no_more(plain, fifo):
-    """Row 15: the limit's own error for a short poll of a standard queue; others find nothing."""
-    client = plain.client()
-    name = "flight.fifo" if fifo else "flight"
-    url = make_fifo(client, name) if fifo else make(client, name)
-
-    def fill():
-        engine = plain.running.engine
-        for number in range(120_001):
-            group = f"g{number}" if fifo else None
-            dedup_id = str(number) if fifo else None
-            engine.submit(Push(name, b"x", group=group, dedup_id=dedup_id))
-        return engine
-
-    plain.call(fill)
-    wire = Wire(plain.url)
-    ask = {"QueueUrl": url, "MaxNumberOfMessages": 10, "VisibilityTimeout": 43_200}
-    took_s = []
-    for _ in range(12_000):
-        started_s = time.perf_counter()
-        status, _ = wire.ask("ReceiveMessage", ask)
-        took_s.append(time.perf_counter() - started_s)
-        assert status == 200
-    status, answer = wire.ask("ReceiveMessage", ask)
-    if fifo:
-        assert (status, answer) == (200, b"{}")
-    else:
-        assert status == 403
-        assert b"com.amazonaws.sqs#OverLimit" in answer
-    first, last = sorted(took_s[:100]), sorted(took_s[-100:])
-    # Twice, on a machine that does nothing else; the median, because this one does.
-    assert last[50] <= 4 * first[50]
-    shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert shown["ApproximateNumberOfMessagesNotVisible"] == "120000"
-    wire.close()
 
 
 NAMES = ["../x", "..", ".", "/etc/passwd", "a/b", "nul\x00", "%2e%2e%2f", "ü", "a" * 81, "", "@x"]

@@ -237,9 +237,9 @@ class Connection(asyncio.Protocol):
             self.deadline_s = self._loop.time() + HEAD_TIMEOUT_S
             self._server.slow.add(self)
         if not self._in_head and not self._body_timed:
-            # The head is complete: from here on the clock of the body runs.
+            # The head is complete: the body has the rest of its own time, from the first byte on.
             self._body_timed = True
-            self.deadline_s = self._loop.time() + BODY_TIMEOUT_S
+            self.deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
 
     # What the parser calls.
 
@@ -452,7 +452,8 @@ class HttpServer:
             self._emptied.set()
 
     def _sweep(self) -> None:
-        now_s = self.loop.time()
+        # A deadline that would pass before the next look is kept now.
+        now_s = self.loop.time() + SWEEP_S
         for connection in list(self.slow):
             connection.sweep(now_s)
         self._timers[0] = self.loop.call_later(SWEEP_S, self._sweep)
