@@ -312,8 +312,9 @@ class Messages:
         everything = {
             "SenderId": context.get(SENDER, self._default_account),
             "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
-            # The epoch: receives in the queue a dead letter came from count too.
-            "ApproximateReceiveCount": str(claim.epoch),
+            # The epoch: receives in the queue a dead letter came from count too. Once it is moved
+            # back, it begins anew.
+            "ApproximateReceiveCount": str(claim.epoch if claim.source else claim.receives),
             "SentTimestamp": str(claim.pushed_at_ms),
         }
         if fifo:
