@@ -41,7 +41,7 @@ class BatchContract(Contract):
         assert kinds == [PushReply, PushReply, QueueFull, QueueFull]
         assert self.drain(queue) == ["a", "b"]
 
-    @behaviour("batches", "receipts", "release")
+    @behaviour("batches", "receipts", "release", "gone already", "ended claims")
     def test_deleting_many_tells_for_each_what_became_of_it(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c", "d")

@@ -36,7 +36,7 @@ class ClaimContract(Contract):
         assert self.store.delete(queue, receipt=claim.receipt) is True
         assert self.is_empty(queue)
 
-    @behaviour("timeout", "receipts")
+    @behaviour("timeout", "receipts", "ended claims")
     def test_a_claim_that_ran_out_cannot_delete_extend_or_release(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
@@ -63,20 +63,44 @@ class ClaimContract(Contract):
         self.push_all(queue, "a")
         old = self.claim(queue)
         self.store.release(old)
-        self.refuses_all_with(old)
         new = self.claim(queue)
         assert new.receipt != old.receipt
         self.refuses_all_with(old)
         assert self.store.delete(new) is True
 
+    @behaviour("release", "receipts", "ended claims")
+    def test_a_claim_that_was_released_cannot_delete_extend_or_release(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        claim = self.claim(queue)
+        self.store.release(claim)
+        self.refuses_all_with(claim)
+        assert self.drain(queue) == ["a"]
+
     def refuses_all_with(self, claim: Claim) -> None:
         """Tries everything a receipt is for."""
-        with self.refused("receipt", StaleReceipt):
+        if "stale delete" in self._lacks:
+            before = self.seen()
             self.store.delete(claim)
+            assert self.seen() == before
+        else:
+            with self.refused("receipt", StaleReceipt):
+                self.store.delete(claim)
         with self.refused("receipt", StaleReceipt):
             self.store.extend(claim, 60)
         with self.refused("receipt", StaleReceipt):
             self.store.release(claim)
+
+    @behaviour("receipts", "release", "stale delete")
+    def test_a_delete_is_refused_while_another_holds_the_message(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        old = self.claim(queue)
+        self.store.release(old)
+        new = self.claim(queue)
+        with self.refused("receipt", StaleReceipt):
+            self.store.delete(old)
+        assert self.store.delete(new) is True
 
     @behaviour("receipts", "release", "extend")
     def test_extending_or_releasing_what_was_deleted_is_refused(self) -> None:
@@ -158,9 +182,24 @@ class ClaimContract(Contract):
         self.push_all(queue, "a", "b")
         first = self.store.pull_many(queue, 5, visibility=0)
         assert [claim.body for claim in first] == [b"a", b"b"]
-        with self.refused("receipt", StaleReceipt):
-            self.store.delete(first[0])
         assert self.claim(queue).receives == 2
+
+    @behaviour("visibility zero", "ended claims")
+    def test_a_claim_with_no_visibility_cannot_delete(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        claim = self.claim(queue, visibility=0)
+        with self.refused("receipt", StaleReceipt):
+            self.store.delete(claim)
+        assert self.drain(queue) == ["a"]
+
+    @behaviour("milliseconds", "timeout")
+    def test_a_claim_may_last_for_less_than_a_second(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        self.claim(queue, visibility=0.25)
+        self.pass_time(0.25 / self.seconds(1))
+        assert self.drain(queue) == ["a"]
 
     @behaviour("in-flight limit")
     def test_a_queue_refuses_pulls_beyond_its_in_flight_limit(self) -> None:

@@ -188,16 +188,17 @@ class ContentContract(Contract):
 
     @behaviour("retention")
     def test_a_queue_ends_messages_that_outlived_its_retention(self) -> None:
-        queue = self.queue(retention=self.seconds(20))
+        retention = self.retention()
+        queue = self.queue(retention=self.seconds(retention))
         self.push_all(queue, "old")
-        self.pass_time(10)
+        self.pass_time(retention / 2)
         self.push_all(queue, "young")
         held = self.claim(queue)
         assert held.body == b"old"
-        self.pass_time(11)
+        self.pass_time(retention / 2 + 1)
         assert self.counts(queue) == (1, 0, 1)
         assert self.store.delete(held) is True
-        self.pass_time(10)
+        self.pass_time(retention / 2)
         assert self.is_empty(queue)
 
     @behaviour("retention", "ttl")
@@ -210,10 +211,11 @@ class ContentContract(Contract):
 
     @behaviour("retention", "queue settings")
     def test_a_shorter_retention_takes_effect_on_messages_that_are_there(self) -> None:
-        queue = self.queue(retention=self.seconds(1_000))
+        retention = self.retention()
+        queue = self.queue(retention=self.seconds(50 * retention))
         self.push_all(queue, "a")
-        self.pass_time(10)
-        self.store.configure(queue, retention=self.seconds(5))
+        self.pass_time(retention + 1)
+        self.store.configure(queue, retention=self.seconds(retention))
         assert self.is_empty(queue)
 
     @behaviour("capacity by messages")

@@ -57,9 +57,9 @@ class OrderContract(Contract):
     def test_messages_whose_claims_end_in_another_order_still_keep_their_places(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c")
-        for visibility in (9, 6, 3):
+        for visibility in (15, 10, 5):
             self.claim(queue, visibility=self.seconds(visibility))
-        self.pass_time(9)
+        self.pass_time(15)
         assert self.drain(queue) == ["a", "b", "c"]
 
     @behaviour("head", "release")

@@ -123,12 +123,19 @@ class QueueContract(Contract):
     def test_purging_removes_everything_and_counts_it(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c")
-        claim = self.claim(queue)
+        self.claim(queue)
         assert self.store.purge(queue) == 3
         assert self.is_empty(queue)
-        assert self.store.delete(claim) is False
         self.push_all(queue, "new")
         assert self.drain(queue) == ["new"]
+
+    @behaviour("purge", "gone already")
+    def test_deleting_what_was_purged_says_that_it_was_gone_already(self) -> None:
+        queue = self.queue()
+        self.push_all(queue, "a")
+        claim = self.claim(queue)
+        self.store.purge(queue)
+        assert self.store.delete(claim) is False
 
     @behaviour("purge", "timeout", "delay", "ttl")
     def test_what_was_due_before_a_purge_does_not_happen_after_it(self) -> None:

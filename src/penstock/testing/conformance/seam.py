@@ -28,11 +28,14 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "peek": "messages can be looked at, in order, without claiming them",
     "peek states": "delayed messages and those in flight can be looked at too",
     "receipts": "delete, extend and release work only with the current receipt",
+    "ended claims": "a receipt is void as soon as its claim has ended, by a deadline or a release",
+    "stale delete": "a delete by somebody whose message another holds is refused, not just in vain",
     "gone already": "deleting what is gone already is told apart from deleting",
     "timeout": "a claim ends by itself at its deadline",
     "extend": "a claim can be held for longer, while it lives",
     "release": "a claim can be ended early",
     "release delay": "a released message can be held back for a while",
+    "milliseconds": "what takes time may be told in fractions of a second",
     "visibility zero": "a claim may be over as soon as it is made",
     "in-flight limit": "a queue can limit how many messages are in flight",
     "attempts": "repeating a pull's attempt id gives the same claims while they live",
@@ -47,11 +50,14 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "attributes": "attributes in text come back as they were pushed",
     "bytes attributes": "attributes in bytes come back as they were pushed",
     "fifo": "a FIFO queue keeps strict order within a group and blocks it while one is in flight",
+    "fifo dedup": "a FIFO queue tells duplicates by a dedup_id, or by their bodies",
+    "fifo attempts": "a repeated attempt gives the same claims of a group that they block",
     "fifo delay": "on a FIFO queue a single message may be delayed, and its group waits for it",
     "dedup by content": "a queue can tell duplicates by their bodies",
     "dedup per group": "a FIFO queue can keep dedup ids apart by group",
     "dead letters": "a message pulled max_receives times goes to the dead-letter queue",
     "dead-letter id": "a dead letter keeps its message id and knows its source",
+    "dead-letter receives": "the pulls of a dead letter are counted from its move",
     "dead-letter creation": "a dead-letter queue that is named but missing is made",
     "redrive": "dead letters can be sent back where they came from, or elsewhere",
     "batches": "the items of a batch succeed or fail alone",
@@ -94,6 +100,8 @@ class Contract:
     """
 
     SCALE: ClassVar[float] = 0.2
+    # The shortest retention a queue of this backend may have, in real seconds.
+    RETENTION_MIN: ClassVar[float] = 0
     LACKS: ClassVar[Mapping[str, str]] = {}
 
     store: Queues
@@ -151,6 +159,10 @@ class Contract:
         """A duration of the suite's time, as the backend is to be told it."""
         return count if self._clock is not None else count * self.SCALE
 
+    def retention(self) -> float:
+        """A short retention for a queue, in seconds of the suite's time."""
+        return max(20, self.RETENTION_MIN / self.seconds(1))
+
     def pass_time(self, count: float) -> None:
         """Lets so many seconds of the suite's time go by, and a hair more if they are real."""
         if self._clock is not None:
@@ -198,7 +210,7 @@ class Contract:
 
     def in_thread(self, queue: str, pull: Callable[[], Any]) -> "Future[Any]":
         """Starts a pull that is to wait on this queue, and returns once it does."""
-        before = self.store.stats(queue).waiting_pulls
+        before = self.waiting(queue)
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -208,11 +220,17 @@ class Contract:
                 future.set_exception(error)
 
         threading.Thread(target=run, daemon=True).start()
-        if "waiting pulls" in self._lacks:
+        if before is None:
             time.sleep(0.2)
         else:
-            self.until(lambda: future.done() or self.store.stats(queue).waiting_pulls > before)
+            self.until(lambda: future.done() or (self.waiting(queue) or 0) > before)
         return future
+
+    def waiting(self, queue: str) -> int | None:
+        """How many pulls wait on the queue; None if nobody can tell."""
+        if "waiting pulls" in self._lacks:
+            return None
+        return self.store.stats(queue).waiting_pulls
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Waits until it holds; fails when patience runs out."""
@@ -234,7 +252,8 @@ class Contract:
         for state in STATES:
             lacked = "peek" if state == "visible" else "peek states"
             shown.append([] if lacked in self._lacks else self.store.peek(name, 100, state=state))
-        return self.store.describe(name), self.counts(name), stats.stored_bytes, shown
+        counts = (stats.visible, stats.delayed, stats.in_flight)
+        return self.store.describe(name), counts, stats.stored_bytes, shown
 
     @contextmanager
     def refused(self, field: str, kind: type[RequestError] = RequestError) -> Iterator[None]:

@@ -45,7 +45,7 @@ class WaitingContract(Contract):
 
     @behaviour("long poll")
     def test_a_queue_can_make_every_pull_wait(self) -> None:
-        queue = self.queue(wait=self.seconds(1_000))
+        queue = self.queue(wait=self.seconds(20))
         pull = self.pulling(queue)
         self.push_all(queue, "a")
         claim = pull.result(PATIENCE_S)
