@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.backends import open_async_service
 from penstock.client import (
+    REDRIVE_STEP,
     claimed,
     make_deletes,
     make_pull,
@@ -176,7 +177,8 @@ class AsyncQueues:
     async def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
         """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
         moved = 0
-        for command in redrive_steps(queue, to, limit, (await self.stats(queue)).visible):
+        step = getattr(self.service, "redrive_step", REDRIVE_STEP)
+        for command in redrive_steps(queue, to, limit, (await self.stats(queue)).visible, step):
             count = await self._execute(command)
             moved += count
             if count < command.limit:

@@ -45,6 +45,8 @@ from penstock.service import (
 
 T = TypeVar("T")
 
+# How many messages one command of a redrive may move, unless the backend's `redrive_step` says.
+REDRIVE_STEP: Final = 1_000
 _SECONDS_MAX: Final = 10**12
 _SECONDS_LIMITS_MS: Final = {
     "delay": (0, DELAY_MS_MAX),
@@ -298,7 +300,8 @@ class Queues:
     def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
         """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
         moved = 0
-        for command in redrive_steps(queue, to, limit, self.stats(queue).visible):
+        step = getattr(self.service, "redrive_step", REDRIVE_STEP)
+        for command in redrive_steps(queue, to, limit, self.stats(queue).visible, step):
             count = self._execute(command)
             moved += count
             if count < command.limit:
@@ -325,13 +328,15 @@ class Queues:
         self.close()
 
 
-def redrive_steps(queue: str, to: str | None, limit: int | None, visible: int) -> Iterable[Redrive]:
+def redrive_steps(
+    queue: str, to: str | None, limit: int | None, visible: int, step_max: int
+) -> Iterable[Redrive]:
     """The commands of a redrive: short ones, so that nobody else has to wait for a long one."""
     left = visible if limit is None else check_number("limit", limit, 1, 2**63 - 1)
     if not left:
         # Nothing to move, but a wrong name must still be told.
         yield Redrive(queue, to, 1)
     while left:
-        step = min(left, 1_000)
+        step = min(left, step_max)
         yield Redrive(queue, to, step)
         left -= step

@@ -83,6 +83,10 @@ class BackendLost(UnavailableError):
     """The connection to the backend broke; whether the request took effect is unknown."""
 
 
+class Overloaded(UnavailableError):
+    """The backend has too much to do, or asks for some time to pass; nothing was done."""
+
+
 class StoreFull(UnavailableError):
     """The disk has no room for another push; pulls and deletes go on working."""
 

@@ -18,6 +18,7 @@ SCHEMES: Final = {
     "memory": "memory:",
     "file": "file:PATH",
     "penstock": "penstock://HOST:PORT",
+    "sqs": "sqs://REGION",
 }
 
 
@@ -123,6 +124,10 @@ def _is_elsewhere(address: Address) -> bool:
 def open_service(url: str, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL. Raises InvalidField, or what the backend raises."""
     address = read_url(url)
+    if address.scheme == "sqs":
+        from penstock.backends.sqs import open_sqs
+
+        return open_sqs(address, clock)
     if _is_elsewhere(address):
         from penstock.backends.dial import open_remote
 
@@ -135,6 +140,10 @@ def open_service(url: str, clock: Clock | None = None) -> QueueService:
 async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueueService:
     """The asyncio service at a URL. Raises InvalidField, or what the backend raises."""
     address = read_url(url)
+    if address.scheme == "sqs":
+        from penstock.backends.sqs import open_async_sqs
+
+        return await open_async_sqs(address, clock)
     if _is_elsewhere(address):
         from penstock.backends.dial import open_async_remote
 

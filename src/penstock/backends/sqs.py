@@ -1,0 +1,240 @@
+"""Queues of Amazon SQS, or of any endpoint that speaks its API, as a queue service.
+
+    sqs://REGION                                     Amazon's own, credentials as the AWS tools find
+    sqs://REGION?endpoint=http://127.0.0.1:9324      another endpoint
+    sqs://REGION?profile=NAME&account=DIGITS         another user, another account's queues
+
+A queue's URL is asked for once and forgotten when its queue is gone. Its attributes are believed
+for a minute, which is how long Amazon takes to make a change of them known.
+
+A push is at least once: the SDK repeats what got no answer, and only a FIFO queue can tell.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar, Final, TypeVar, cast
+
+from penstock.backends import Address
+from penstock.backends.portal import Portal
+from penstock.backends.sqs_client import SqsClient, read_endpoint
+from penstock.backends.sqs_lacks import LACKS
+from penstock.backends.sqs_messages import Messages
+from penstock.backends.sqs_moves import Moves
+from penstock.backends.sqs_pulls import Pulls
+from penstock.backends.sqs_queues import Known, QueueBook
+from penstock.backends.sqs_settings import FIFO, attributes_of, check_settings, read_name
+from penstock.clock import Clock, SystemClock
+from penstock.errors import InvalidField, QueueExists, QueueNotFound, UnsupportedOperation
+from penstock.service import (
+    PEEK_LIMIT_MAX,
+    Batch,
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    History,
+    ListQueues,
+    Message,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    QueueInfo,
+    QueueService,
+    QueueSettings,
+    QueueStats,
+    Redrive,
+    Release,
+    Stats,
+    changed_settings,
+    check_number,
+)
+
+R = TypeVar("R")
+_STATES: Final = ("visible", "delayed", "in_flight")
+_DEPTHS: Final = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesDelayed",
+    "ApproximateNumberOfMessagesNotVisible",
+)
+
+
+def open_sqs(address: Address, clock: Clock | None = None) -> QueueService:
+    """The blocking service at an `sqs:` URL. Raises RequestError."""
+    read_endpoint(address)
+    return Portal(lambda: open_async_sqs(address, clock))
+
+
+async def open_async_sqs(address: Address, clock: Clock | None = None) -> "AsyncSqs":
+    """The service at an `sqs:` URL, for the running event loop. Raises RequestError."""
+    client = SqsClient(read_endpoint(address))
+    await client.open()
+    return AsyncSqs(client, clock)
+
+
+class AsyncSqs:
+    """An `AsyncQueueService` of SQS queues. It belongs to one event loop."""
+
+    LACKS: ClassVar[Mapping[str, str]] = LACKS
+    # A move task moves all there is.
+    redrive_step: ClassVar[int] = 2**31
+
+    def __init__(self, client: SqsClient, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        self._client = client
+        self._book = QueueBook(client)
+        self._pulls = Pulls(self._book, clock)
+        self._moves = Moves(self._book)
+        messages = Messages(self._book, clock)
+        self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            Push: messages.push,
+            Pull: self._pulls.pull,
+            Delete: messages.delete,
+            Extend: messages.extend,
+            Release: messages.release,
+            Peek: self._peek,
+            Stats: self._stats,
+            Purge: self._purge,
+            Redrive: self._redrive,
+            CreateQueue: self._create,
+            ConfigureQueue: self._configure,
+            DeleteQueue: self._remove,
+            DescribeQueue: self._describe,
+            ListQueues: self._list,
+            History: self._history,
+            Batch: messages.batch,
+        }
+
+    async def execute(self, command: Command[R]) -> R:
+        """Does what the command says. Raises a PenstockError."""
+        handler = self._handlers.get(type(command))
+        if handler is None:
+            raise InvalidField(f"command: {type(command).__name__} is not one SQS knows")
+        return cast(R, await handler(command))
+
+    async def close(self) -> None:
+        """Ends every connection; pulls that wait fail with EngineClosed."""
+        self._client.closed = True
+        await self._pulls.close()
+        await self._client.close()
+
+    # Looking.
+
+    async def _peek(self, command: Peek) -> list[Message]:
+        await self._book.find(command.queue)
+        check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
+        if command.state not in _STATES:
+            raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
+        raise UnsupportedOperation(f"peek: {LACKS['peek']}")
+
+    async def _history(self, command: History) -> list[Any]:
+        raise UnsupportedOperation(f"history: {LACKS['history']}")
+
+    async def _stats(self, command: Stats) -> QueueStats:
+        queue = await self._book.find(command.queue)
+        shown = await self._book.attributes(queue, *_DEPTHS)
+        visible, delayed, in_flight = (int(shown.get(name, 0)) for name in _DEPTHS)
+        return QueueStats(queue.name, visible, delayed, in_flight, 0, None, 0)
+
+    # Queues.
+
+    async def _create(self, command: CreateQueue) -> QueueInfo:
+        bare, account = read_name(command.queue)
+        if account is not None:
+            raise InvalidField(f"queue: {command.queue!r} is another account's to create")
+        given = command.settings
+        if type(given) is dict and bare.endswith(FIFO):
+            given = {"fifo": True, **given}
+        settings = changed_settings(QueueSettings(), given)
+        check_settings(bare, settings, given, LACKS)
+        attributes = attributes_of(given, settings.fifo, await self._dead_letter_arn(settings))
+        if settings.fifo:
+            attributes["FifoQueue"] = "true"
+        notes: dict[str, Any] = {"tags": settings.annotations} if settings.annotations else {}
+        self._book.forget(bare)
+        await self._client.call(
+            "create_queue", bare, QueueName=bare, Attributes=attributes, **notes
+        )
+        info = await self._book.described(await self._book.find(bare))
+        if "annotations" in given and info.settings.annotations != settings.annotations:
+            raise QueueExists(
+                f"queue: {bare!r} exists with other settings (annotations); configure it instead"
+            )
+        return info
+
+    async def _dead_letter_arn(self, settings: QueueSettings) -> str | None:
+        """The ARN of the dead-letter queue, which is made if there is none."""
+        if settings.dead_letter is None:
+            return None
+        try:
+            queue = await self._book.find(settings.dead_letter)
+        except QueueNotFound:
+            await self._create(CreateQueue(settings.dead_letter, {}))
+            queue = await self._book.find(settings.dead_letter)
+        return await self._book.arn(queue)
+
+    async def _configure(self, command: ConfigureQueue) -> QueueInfo:
+        queue = await self._book.find(command.queue)
+        before = (await self._book.described(queue)).settings
+        settings = changed_settings(before, command.settings)
+        if settings.fifo != before.fifo:
+            raise InvalidField(f"fifo: {queue.name!r} is what it was created as; make a new queue")
+        given = dict(command.settings)
+        check_settings(queue.name, settings, given, LACKS)
+        if "dead_letter" in given or "max_receives" in given:
+            given |= {"dead_letter": settings.dead_letter, "max_receives": settings.max_receives}
+        dead_letter = settings if "dead_letter" in given else QueueSettings()
+        arn = await self._dead_letter_arn(dead_letter)
+        attributes = attributes_of(given, settings.fifo, arn)
+        queue.stale()
+        if attributes:
+            await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
+        if settings.annotations != before.annotations:
+            await self._annotate(queue, before.annotations, settings.annotations)
+        return await self._book.described(queue)
+
+    async def _annotate(
+        self, queue: Known, before: Mapping[str, str], after: Mapping[str, str]
+    ) -> None:
+        gone = [name for name in before if name not in after]
+        if gone:
+            await self._book.ask("untag_queue", queue, TagKeys=gone)
+        if after:
+            await self._book.ask("tag_queue", queue, Tags=dict(after))
+
+    async def _remove(self, command: DeleteQueue) -> None:
+        queue = await self._book.find(command.queue)
+        await self._book.ask("delete_queue", queue)
+        self._book.forget(queue.name)
+
+    async def _describe(self, command: DescribeQueue) -> QueueInfo:
+        return await self._book.described(await self._book.find(command.queue))
+
+    async def _list(self, command: ListQueues) -> list[str]:
+        check_number("limit", command.limit, 1, 2**31)
+        if type(command.prefix) is not str or type(command.after) is not str:
+            raise InvalidField("prefix, after: expected text")
+        names = await self._book.names(command.prefix)
+        return [name for name in names if name > command.after][: command.limit]
+
+    async def _purge(self, command: Purge) -> int:
+        stats = await self._stats(Stats(command.queue))
+        await self._book.ask("purge_queue", await self._book.find(command.queue))
+        return stats.messages
+
+    async def _redrive(self, command: Redrive) -> int:
+        check_number("limit", command.limit, 1, 2**63 - 1)
+        queue = await self._book.find(command.queue)
+        to = None if command.to is None else await self._book.find(command.to)
+        if to is not None and to.name == queue.name:
+            raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
+        if to is not None and to.fifo != queue.fifo:
+            raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
+        visible = (await self._stats(Stats(queue.name))).visible
+        if not visible:
+            return 0
+        if command.limit >= visible:
+            return await self._moves.move_all(queue, to)
+        return await self._moves.move_some(queue, to, command.limit)

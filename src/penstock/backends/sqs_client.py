@@ -1,0 +1,197 @@
+"""The connection to an SQS endpoint: which one, whose credentials, how long to try.
+
+Everything that goes wrong in the SDK becomes one of our errors here.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from ipaddress import ip_address
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.backends import Address, check_options
+from penstock.backends.sqs_errors import error_of
+from penstock.errors import (
+    BackendLost,
+    EngineClosed,
+    InvalidField,
+    PenstockError,
+    RequestError,
+)
+from penstock.wire.sqs_address import is_account, is_region
+
+try:
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import AioSession
+    from botocore import exceptions as faults
+    from botocore.parsers import ResponseParserError
+except ModuleNotFoundError as missing:
+    raise InvalidField(
+        f"url: sqs: needs {missing.name}, which is not installed: pip install 'penstock[sqs]'"
+    ) from None
+
+TIMEOUT_S: Final = 30
+CONNECT_S: Final = 10.0
+ATTEMPTS_MAX: Final = 3
+POLL_S_MAX: Final = 20
+# Each pull that waits has a connection of its own, and nobody else may be kept waiting by them.
+CONNECTIONS_MAX: Final = 10_000
+# For an endpoint on this machine when nobody has set up credentials: it will take any.
+_ANY: Final = "penstock"
+_NO_CREDENTIALS: Final = (
+    faults.NoCredentialsError,
+    faults.PartialCredentialsError,
+    faults.CredentialRetrievalError,
+    faults.NoAuthTokenError,
+    faults.TokenRetrievalError,
+    faults.SSOError,
+    faults.ConfigParseError,
+    faults.ProfileNotFound,
+)
+
+
+class Endpoint(NamedTuple):
+    """Where an `sqs:` URL points; `None` is what the AWS settings of this user say."""
+
+    region: str | None
+    url: str | None
+    profile: str | None
+    account: str | None
+    timeout_s: float
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the endpoint is on this very machine, and so surely not Amazon's."""
+        host = urlsplit(self.url or "").hostname
+        if host is None or host == "localhost":
+            return host is not None
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def read_endpoint(address: Address) -> Endpoint:
+    """What an `sqs://REGION?…` URL says. Raises InvalidField."""
+    check_options(address, {"endpoint", "profile", "account", "timeout"})
+    region = address.rest.removeprefix("//").rstrip("/")
+    if region and not is_region(region):
+        raise InvalidField(
+            f"url: {address.url!r} names no region; use sqs://REGION such as sqs://eu-west-1, "
+            "with ?endpoint=URL for an endpoint that is not Amazon's"
+        )
+    url = address.options.get("endpoint")
+    if url is not None:
+        try:
+            parts = urlsplit(url)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            sound = False
+        if not sound:
+            raise InvalidField(f"url: endpoint={url!r} is not of the form http://HOST:PORT")
+    account = address.options.get("account")
+    if account is not None and not is_account(account):
+        raise InvalidField(f"url: account={account!r} is not twelve digits")
+    timeout_s = float(address.whole_number("timeout", TIMEOUT_S) or 1)
+    return Endpoint(region or None, url, address.options.get("profile"), account, timeout_s)
+
+
+class SqsClient:
+    """One SDK client, used by one event loop."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._stack = AsyncExitStack()
+        self._sdk: Any = None
+        self.shown = endpoint.url or f"sqs://{endpoint.region or ''}"
+        self.account = endpoint.account
+        self.closed = False
+
+    async def open(self) -> None:
+        """Finds region and credentials; asks nothing of the endpoint yet. Raises RequestError."""
+        endpoint = self._endpoint
+        try:
+            session = AioSession(profile=endpoint.profile)
+            region = endpoint.region or session.get_config_variable("region")
+            region = region or os.environ.get("AWS_REGION")
+            if not region:
+                raise InvalidField(
+                    "url: no region is named, by sqs://REGION or AWS_REGION or a profile"
+                )
+            given = await self._credentials(session)
+            self._sdk = await self._stack.enter_async_context(
+                session.create_client(
+                    "sqs",
+                    region_name=region,
+                    endpoint_url=endpoint.url,
+                    config=AioConfig(
+                        connect_timeout=min(CONNECT_S, endpoint.timeout_s),
+                        read_timeout=POLL_S_MAX + endpoint.timeout_s,
+                        max_pool_connections=CONNECTIONS_MAX,
+                        retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
+                    ),
+                    **given,
+                )
+            )
+        except Exception as error:
+            await self._stack.aclose()
+            raise self._our_error(error, None) from None
+        self.shown = endpoint.url or f"sqs://{region}"
+
+    async def _credentials(self, session: Any) -> dict[str, str]:
+        if self._endpoint.on_loopback:
+            # No machine on loopback has a role of Amazon's to ask for; asking takes seconds.
+            session.get_component("credential_provider").remove("iam-role")
+        if await session.get_credentials() is not None:
+            return {}
+        if not self._endpoint.on_loopback:
+            raise faults.NoCredentialsError
+        return {"aws_access_key_id": _ANY, "aws_secret_access_key": _ANY}
+
+    async def call(
+        self, action: str, queue: str | None = None, wait_s: int = 0, **parameters: Any
+    ) -> Mapping[str, Any]:
+        """The answer to an action, in the SDK's words for it; `queue` is whom errors are about.
+
+        Raises PenstockError, in the end because the endpoint took too long.
+        """
+        if self.closed:
+            raise EngineClosed("this service was closed")
+        timeout_s = self._endpoint.timeout_s + wait_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer: Mapping[str, Any] = await getattr(self._sdk, action)(**parameters)
+                return answer
+        except TimeoutError:
+            raise BackendLost(f"{self.shown}: no answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if self.closed:
+                raise EngineClosed("this service was closed while this waited") from None
+            raise
+        except Exception as error:
+            raise self._our_error(error, queue) from None
+
+    def _our_error(self, error: Exception, queue: str | None) -> PenstockError:
+        if isinstance(error, PenstockError):
+            return error
+        if self.closed:
+            return EngineClosed("this service was closed")
+        if isinstance(error, faults.ClientError):
+            said = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return error_of(str(said.get("Code", "")), str(said.get("Message", "")), status, queue)
+        said = " ".join(str(error).split())
+        if isinstance(error, _NO_CREDENTIALS):
+            return RequestError(f"credentials: {said}")
+        if isinstance(error, faults.ParamValidationError | faults.ValidationError | ValueError):
+            return InvalidField(f"request: {said}")
+        if isinstance(error, ResponseParserError):
+            return BackendLost(f"{self.shown}: its answer is none of Amazon SQS's: {said}")
+        return BackendLost(f"{self.shown}: {said}")
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        self.closed = True
+        await self._stack.aclose()

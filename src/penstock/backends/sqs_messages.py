@@ -1,0 +1,288 @@
+"""Pushes and what ends a claim, each alone or by ten.
+
+A batch is cut into runs of one verb on one queue, and these into requests of at most ten entries
+and a mebibyte. Pushes go out one request after another, to keep their order; the rest side by side.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from penstock.backends.sqs_content import (
+    MESSAGE_BYTES_MAX,
+    check_push,
+    encode,
+    new_dedup_id,
+    size_of,
+)
+from penstock.backends.sqs_errors import error_of
+from penstock.backends.sqs_lacks import LACKS
+from penstock.backends.sqs_queues import Known, QueueBook
+from penstock.backends.sqs_settings import whole_seconds
+from penstock.clock import Clock
+from penstock.errors import (
+    InvalidField,
+    InvalidReceipt,
+    MessageTooLarge,
+    PenstockError,
+    RequestError,
+    UnavailableError,
+    UnsupportedOperation,
+)
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    DELAY_MS_MAX,
+    VISIBILITY_MS_MAX,
+    Batch,
+    Delete,
+    Extend,
+    Push,
+    PushReply,
+    Release,
+    check_number,
+)
+
+ENTRIES_MAX: Final = 10
+DELAY_S_MAX: Final = 900
+VISIBILITY_S_MAX: Final = VISIBILITY_MS_MAX // 1_000
+RECEIPT_CHARS_MAX: Final = 8_192
+REQUESTS_AT_ONCE: Final = 8
+_UNANSWERED: Final = object()
+_ACTIONS: Final[dict[type, str]] = {
+    Push: "send_message_batch",
+    Delete: "delete_message_batch",
+    Extend: "change_message_visibility_batch",
+    Release: "change_message_visibility_batch",
+}
+
+
+class Entry(NamedTuple):
+    """One item of a batch as SQS is to be sent it, and the reply if SQS grants it."""
+
+    place: int
+    sent: dict[str, Any]
+    reply: Callable[[dict[str, Any]], Any]
+    size_bytes: int = 0
+
+
+def pushed(answer: Any) -> PushReply:
+    """The reply to a push. SQS does not say whether it knew the message already."""
+    return PushReply(answer["MessageId"], int(answer.get("SequenceNumber", 0)) % 2**63, False)
+
+
+def check_receipt(receipt: object) -> str:
+    """A receipt that SQS could have made. Raises InvalidReceipt."""
+    if type(receipt) is not str or not receipt.isascii() or not receipt.isprintable():
+        raise InvalidReceipt("receipt: this is none of Amazon SQS's")
+    if not 1 <= len(receipt) <= RECEIPT_CHARS_MAX:
+        raise InvalidReceipt(f"receipt: {len(receipt)} characters cannot be one of Amazon SQS's")
+    return receipt
+
+
+class Messages:
+    """The verbs that take a message or a receipt."""
+
+    def __init__(self, book: QueueBook, clock: Clock) -> None:
+        self._book = book
+        self._clock = clock
+
+    async def push(self, command: Push) -> PushReply:
+        """SendMessage."""
+        queue = await self._book.find(command.queue)
+        sent = await self._message(queue, command)
+        return pushed(await self._book.ask("send_message", queue, **sent))
+
+    async def delete(self, command: Delete) -> bool:
+        """DeleteMessage."""
+        queue = await self._book.find(command.queue)
+        receipt = check_receipt(command.receipt)
+        await self._book.ask("delete_message", queue, ReceiptHandle=receipt)
+        return True
+
+    async def extend(self, command: Extend) -> int:
+        """ChangeMessageVisibility; the new deadline is the reply."""
+        queue = await self._book.find(command.queue)
+        sent, deadline_ms = self._extension(command)
+        await self._book.ask("change_message_visibility", queue, **sent)
+        return deadline_ms
+
+    async def release(self, command: Release) -> None:
+        """ChangeMessageVisibility to nothing, or to the delay."""
+        queue = await self._book.find(command.queue)
+        await self._book.ask("change_message_visibility", queue, **_return(command))
+
+    async def _message(self, queue: Known, command: Push) -> dict[str, Any]:
+        """What SQS is to be sent for a push. Raises RequestError."""
+        check_push(command)
+        if command.priority:
+            raise UnsupportedOperation(f"priority: {LACKS['priority order']}")
+        if command.ttl_ms is not None:
+            raise UnsupportedOperation(f"ttl: {LACKS['ttl']}")
+        sent = encode(command)
+        if command.group is not None:
+            sent["MessageGroupId"] = command.group
+        delay_s = None if command.delay_ms is None else whole_seconds(command.delay_ms)
+        if delay_s is not None and delay_s > DELAY_S_MAX:
+            raise InvalidField(f"delay: Amazon SQS takes 0 to {DELAY_S_MAX} s, got {delay_s} s")
+        if queue.fifo:
+            await self._order(queue, command, delay_s, sent)
+        elif command.dedup_id is not None:
+            raise UnsupportedOperation(f"dedup_id: {LACKS['dedup']}")
+        elif delay_s is not None:
+            sent["DelaySeconds"] = delay_s
+        return sent
+
+    async def _order(
+        self, queue: Known, command: Push, delay_s: int | None, sent: dict[str, Any]
+    ) -> None:
+        """What a FIFO queue wants to know besides. Raises RequestError."""
+        if command.group is None:
+            raise InvalidField(f"group: the fifo queue {queue.name!r} needs one with every push")
+        settings = (await self._book.info(queue)).settings
+        if delay_s is not None and delay_s * 1_000 != settings.delay_ms:
+            raise UnsupportedOperation(f"delay: {LACKS['fifo delay']}")
+        if command.dedup_id is not None:
+            sent["MessageDeduplicationId"] = command.dedup_id
+        elif not settings.dedup_by_content:
+            sent["MessageDeduplicationId"] = new_dedup_id()
+
+    def _extension(self, command: Extend) -> tuple[dict[str, Any], int]:
+        check_number("visibility_ms", command.visibility_ms, 1, VISIBILITY_MS_MAX)
+        visibility_s = whole_seconds(command.visibility_ms)
+        receipt = check_receipt(command.receipt)
+        deadline_ms = self._clock.now_ms() + visibility_s * 1_000
+        return {"ReceiptHandle": receipt, "VisibilityTimeout": visibility_s}, deadline_ms
+
+    # Batches.
+
+    async def batch(self, command: Batch) -> list[Any]:
+        """Each item's reply, or the error that refused it.
+
+        If SQS cannot be reached half-way, the items it was not asked about say so. Raises
+        UnavailableError if it cannot be reached at all.
+        """
+        items = command.items
+        if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
+            raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
+        replies: list[Any] = [_UNANSWERED] * len(items)
+        sound: list[int] = []
+        for place, item in enumerate(items):
+            if type(item) in _ACTIONS and isinstance(item.queue, str):
+                sound.append(place)
+            else:
+                kind = type(item).__name__
+                replies[place] = InvalidField(f"items[{place}]: {kind} cannot be part of a batch")
+        try:
+            for (verb, name), places in groupby(
+                sound, lambda place: (type(items[place]), items[place].queue)
+            ):
+                await self._run(verb, name, [(place, items[place]) for place in places], replies)
+        except UnavailableError as lost:
+            if not any(_was_granted(reply) for reply in replies):
+                raise
+            replies = [lost if reply is _UNANSWERED else reply for reply in replies]
+        return replies
+
+    async def _run(
+        self, verb: type, name: str, items: Sequence[tuple[int, Any]], replies: list[Any]
+    ) -> None:
+        """Does one verb on one queue."""
+        try:
+            queue = await self._book.find(name)
+        except RequestError as refused:
+            for place, _ in items:
+                replies[place] = refused
+            return
+        entries: list[Entry] = []
+        for place, item in items:
+            try:
+                entries.append(await self._entry(queue, place, item))
+            except RequestError as refused:
+                replies[place] = refused
+        requests = list(_requests(entries))
+        side_by_side = 1 if verb is Push else REQUESTS_AT_ONCE
+        for first in range(0, len(requests), side_by_side):
+            together = requests[first : first + side_by_side]
+            outcomes = await asyncio.gather(
+                *(self._request(_ACTIONS[verb], queue, each, replies) for each in together),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
+
+    async def _entry(self, queue: Known, place: int, item: Any) -> Entry:
+        if type(item) is Push:
+            sent = await self._message(queue, item)
+            return Entry(place, sent, pushed, size_of(sent))
+        if type(item) is Delete:
+            return Entry(place, {"ReceiptHandle": check_receipt(item.receipt)}, _true)
+        if type(item) is Release:
+            return Entry(place, _return(item), _none)
+        sent, deadline_ms = self._extension(item)
+        return Entry(place, sent, lambda _: deadline_ms)
+
+    async def _request(
+        self, action: str, queue: Known, entries: Sequence[Entry], replies: list[Any]
+    ) -> None:
+        """One request. Raises UnavailableError; what refuses the whole refuses each of it."""
+        sent = [{"Id": str(number), **each.sent} for number, each in enumerate(entries)]
+        try:
+            answer = await self._book.ask(action, queue, Entries=sent)
+        except MessageTooLarge as refused:
+            if len(entries) == 1:
+                replies[entries[0].place] = refused
+                return
+            # An endpoint whose limit is lower than Amazon's: half as many may pass.
+            middle = len(entries) // 2
+            await self._request(action, queue, entries[:middle], replies)
+            await self._request(action, queue, entries[middle:], replies)
+            return
+        except RequestError as refused:
+            for each in entries:
+                replies[each.place] = refused
+            return
+        for granted in answer.get("Successful", []):
+            entry = entries[int(granted["Id"])]
+            replies[entry.place] = entry.reply(granted)
+        for failed in answer.get("Failed", []):
+            status = 400 if failed.get("SenderFault") else 500
+            said = failed.get("Message", "")
+            error = error_of(failed.get("Code", ""), said, status, queue.name)
+            replies[entries[int(failed["Id"])].place] = error
+
+
+def _return(command: Release) -> dict[str, Any]:
+    check_number("delay_ms", command.delay_ms, 0, DELAY_MS_MAX)
+    delay_s = whole_seconds(command.delay_ms)
+    if delay_s > VISIBILITY_S_MAX:
+        raise InvalidField(f"delay: Amazon SQS takes 0 to {VISIBILITY_S_MAX} s, got {delay_s} s")
+    return {"ReceiptHandle": check_receipt(command.receipt), "VisibilityTimeout": delay_s}
+
+
+def _requests(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """The entries in portions that SQS takes."""
+    portion: list[Entry] = []
+    size_bytes = 0
+    for entry in entries:
+        is_full = len(portion) == ENTRIES_MAX or size_bytes + entry.size_bytes > MESSAGE_BYTES_MAX
+        if portion and is_full:
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append(entry)
+        size_bytes += entry.size_bytes
+    if portion:
+        yield portion
+
+
+def _was_granted(reply: object) -> bool:
+    return reply is not _UNANSWERED and not isinstance(reply, PenstockError)
+
+
+def _true(_: Any) -> bool:
+    return True
+
+
+def _none(_: Any) -> None:
+    return None

@@ -1,0 +1,150 @@
+"""Pulls: one long poll after another, and nothing kept from others when a caller goes away."""
+
+import asyncio
+from typing import Any, Final
+
+from penstock.backends.sqs_client import POLL_S_MAX
+from penstock.backends.sqs_content import check_plain_id, decode, new_dedup_id
+from penstock.backends.sqs_lacks import LACKS
+from penstock.backends.sqs_queues import Known, QueueBook
+from penstock.backends.sqs_settings import whole_seconds
+from penstock.clock import Clock
+from penstock.errors import QueueDeleted, QueueNotFound, UnsupportedOperation
+from penstock.service import (
+    PULL_LIMIT_MAX,
+    VISIBILITY_MS_MAX,
+    WAIT_MS_MAX,
+    Claim,
+    Pull,
+    check_id,
+    check_number,
+)
+
+RECEIVE_MAX: Final = 10
+# An empty answer that came sooner than this was not waited for: the next must not follow at once.
+_WAITED_S_MIN: Final = 1.0
+_PAUSE_S: Final = 0.1
+
+
+class Pulls:
+    """The pulls of one connection."""
+
+    def __init__(self, book: QueueBook, clock: Clock) -> None:
+        self._book = book
+        self._clock = clock
+        self._polls: set[asyncio.Task[Any]] = set()
+
+    async def pull(self, command: Pull) -> list[Claim]:
+        """ReceiveMessage, as often as it takes."""
+        _check(command)
+        queue = await self._book.find(command.queue)
+        if command.attempt_id is not None and not queue.fifo:
+            raise UnsupportedOperation(f"attempt_id: {LACKS['attempts']}")
+        settings = (await self._book.info(queue)).settings
+        wait_ms = settings.wait_ms if command.wait_ms is None else command.wait_ms
+        visibility_ms = command.visibility_ms
+        if visibility_ms is None:
+            visibility_ms = settings.visibility_ms
+        visibility_s = whole_seconds(visibility_ms)
+        claims = await self._first(queue, command, visibility_s, wait_ms)
+        if command.attempt_id is not None or not visibility_s:
+            # An attempt is one answer; and a claim that is over already would only come again.
+            return claims
+        while claims and len(claims) % RECEIVE_MAX == 0 and len(claims) < command.limit:
+            limit = min(RECEIVE_MAX, command.limit - len(claims))
+            more = await self._receive(queue, limit, visibility_s, 0, None)
+            if not more:
+                break
+            claims += more
+        return claims
+
+    async def _first(
+        self, queue: Known, command: Pull, visibility_s: int, wait_ms: int
+    ) -> list[Claim]:
+        """The first messages there are, waited for as long as the caller likes."""
+        limit = min(RECEIVE_MAX, command.limit)
+        until_ms = self._clock.now_ms() + wait_ms
+        left_ms = wait_ms
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = min(POLL_S_MAX, whole_seconds(left_ms))
+            asked_at_s = loop.time()
+            try:
+                claims = await self._receive(queue, limit, visibility_s, wait_s, command.attempt_id)
+            except QueueNotFound:
+                if not wait_s:
+                    raise
+                raise QueueDeleted(f"queue: {queue.name!r} was deleted") from None
+            left_ms = until_ms - self._clock.now_ms()
+            if claims or left_ms <= 0:
+                return claims
+            if loop.time() - asked_at_s < _WAITED_S_MIN:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _receive(
+        self, queue: Known, limit: int, visibility_s: int, wait_s: int, attempt_id: str | None
+    ) -> list[Claim]:
+        asked: dict[str, Any] = {
+            "MaxNumberOfMessages": limit,
+            "VisibilityTimeout": visibility_s,
+            "WaitTimeSeconds": wait_s,
+            "MessageAttributeNames": ["All"],
+            "MessageSystemAttributeNames": ["All"],
+        }
+        if queue.fifo:
+            # With an id, a request that the SDK repeats is given the same messages again.
+            asked["ReceiveRequestAttemptId"] = attempt_id or new_dedup_id()
+        poll = self._start(self._book.ask("receive_message", queue, wait_s, **asked))
+        try:
+            answer = await asyncio.shield(poll)
+        except asyncio.CancelledError:
+            # What it may yet bring is for others: it would be hidden from them until it timed out.
+            poll.add_done_callback(lambda done: self._give_back(queue, done))
+            raise
+        deadline_ms = self._clock.now_ms() + visibility_s * 1_000
+        return [
+            decode(queue.name, received, self._book.source_of(queue, received), deadline_ms)
+            for received in answer.get("Messages", [])
+        ]
+
+    def _start(self, asking: Any) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(asking)
+        self._polls.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._polls.discard(task)
+        if not task.cancelled():
+            # Looked at, in case nobody is left to be told.
+            task.exception()
+
+    def _give_back(self, queue: Known, poll: "asyncio.Task[Any]") -> None:
+        if self._book.client.closed or poll.cancelled() or poll.exception() is not None:
+            return
+        for received in poll.result().get("Messages", []):
+            receipt = received["ReceiptHandle"]
+            self._start(
+                self._book.ask(
+                    "change_message_visibility", queue, ReceiptHandle=receipt, VisibilityTimeout=0
+                )
+            )
+
+    async def close(self) -> None:
+        """Ends every poll: those who wait for it are told that the service was closed."""
+        polls = list(self._polls)
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+
+
+def _check(command: Pull) -> None:
+    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
+    if command.visibility_ms is not None:
+        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
+    if command.wait_ms is not None:
+        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+    if command.holder is not None:
+        check_id("holder", command.holder)
+    if command.attempt_id is not None:
+        check_plain_id("attempt_id", check_id("attempt_id", command.attempt_id))
