@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from penstock.backends import file_path, read_url
 from penstock.errors import InvalidField
+from penstock.service import check_number
 
 
 def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +45,12 @@ def whole(options: Mapping[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise InvalidField(f"option {name!r}: {text!r} is no whole number")
     return int(text)
+
+
+def within(options: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    """A whole number between two others, both included. Raises InvalidField."""
+    given = whole(options, name)
+    return check_number(f"option {name!r}", default if given is None else given, low, high)
 
 
 def instant_ms(options: Mapping[str, str], name: str) -> int | None:

@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock.backends import open_service
+import penstock
 from penstock.errors import InvalidField, PenstockError
 from penstock.service import PushReply, QueueService, check_name
 from penstock.spark.options import listed, read_options, required, shared_url, spelt
@@ -160,19 +160,16 @@ def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Writ
     partition = task.partitionId()
     ids = RowIds(f"{write}:{partition}")
     written = Written(0, 0)
-    service = open_service(plan.url)
-    try:
+    with penstock.connect(plan.url) as queues:
         for batch in batches:
             for bulk in bulks(plan, batch, ids):
-                replies = _push(service, bulk)
+                replies = _push(queues.service, bulk)
                 for place, reply in enumerate(replies):
                     if not isinstance(reply, PushReply):
                         row = f"row {written.rows + place + 1} of partition {partition}"
                         raise _refused(row, plan, bulk, place, reply)
                     written.duplicates += reply.duplicate
                 written.rows += len(replies)
-    finally:
-        service.close()
     return written
 
 

@@ -36,6 +36,7 @@ from penstock.spark.options import instant_ms, listed, read_options, required, s
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
+    from penstock.spark.consume import ConsumeStream
     from penstock.spark.sink import QueueStreamWriter, QueueWriter
 
 SPAN_BYTES: Final = 32 << 20
@@ -132,18 +133,30 @@ class PenstockSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
+    # What the other modes need is imported when it is asked for: a task that reads need not wait.
+
     def schema(self) -> str:
-        return SCHEMA
+        if not self._consumes():
+            return SCHEMA
+        from penstock.spark.consume import SCHEMA as CLAIMS
+
+        return CLAIMS
 
     def reader(self, schema: StructType) -> "JournalBatch":
-        self._require_journal()
+        if self._consumes():
+            raise InvalidField(
+                "option 'mode': to consume a queue takes a stream; use readStream, with "
+                "trigger(availableNow=True) if it is to end"
+            )
         return JournalBatch(Options.of(self.options), _checked(schema))
 
-    def streamReader(self, schema: StructType) -> "JournalStream":  # noqa: N802
-        self._require_journal()
-        return JournalStream(Options.of(self.options), _checked(schema))
+    def streamReader(self, schema: StructType) -> "JournalStream | ConsumeStream":  # noqa: N802
+        if self._consumes():
+            from penstock.spark import consume
 
-    # What the other side needs is imported when it is asked for: a task that reads need not wait.
+            options = consume.Options.of(self.options)
+            return consume.ConsumeStream(options, consume.check_schema(schema))
+        return JournalStream(Options.of(self.options), _checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> "QueueWriter":
         from penstock.spark.sink import Plan, QueueWriter
@@ -157,10 +170,11 @@ class PenstockSource(DataSource):
         _require_append(overwrite)
         return QueueStreamWriter(Plan.of(self.options, schema))
 
-    def _require_journal(self) -> None:
+    def _consumes(self) -> bool:
         mode = self.options.get("mode", "journal")
-        if mode != "journal":
-            raise InvalidField(f"option 'mode': {mode!r} is not 'journal'")
+        if mode not in ("journal", "consume"):
+            raise InvalidField(f"option 'mode': {mode!r} is neither 'journal' nor 'consume'")
+        return mode == "consume"
 
 
 def _require_append(overwrite: bool) -> None:
