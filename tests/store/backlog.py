@@ -21,9 +21,9 @@ BATCH = 500
 
 
 def resident_bytes():
-    """The memory of this process that is its own: what is mapped from files comes and goes."""
+    """The memory of this process, what is mapped from files included."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
+        if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("the system does not tell")
 

@@ -122,6 +122,7 @@ class FileJournal:
         """Notes where an entry begins, every so often, and tells when the stream has grown."""
         self._marks.append(data_offset - HEADER_BYTES)
         self._next_mark = data_offset + _MARK_BYTES
+        self.segments.unload()
         if data_offset > self.growth_limit:
             self.growth_limit = 1 << 62
             self.grown()

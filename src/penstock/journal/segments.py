@@ -317,6 +317,10 @@ class Segments:
         self._enter_tail()
         return entry_id, start + HEADER_BYTES
 
+    def unload(self) -> None:
+        """Take what was appended lately out of this process's memory; the system keeps it."""
+        self._files.get(self._tail).unload()
+
     def _enter_tail(self) -> None:
         """Make the file in which the stream now ends the one that `append` writes to."""
         files = self._files

@@ -49,6 +49,9 @@ class File(Protocol):
     def seal(self) -> None:
         """Say that the file will now only be read."""
 
+    def unload(self) -> None:
+        """Take the pages out of this process's memory; they stay in the system's cache."""
+
     def close(self) -> None:
         """Let go of the file."""
 
@@ -141,7 +144,10 @@ class OsFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_NORMAL)
         if self._map is not None and hasattr(mmap, "MADV_NORMAL"):
             self._map.madvise(mmap.MADV_NORMAL)
-            # The pages stay in the system's cache; they need not count as this process's memory.
+        self.unload()
+
+    def unload(self) -> None:
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
@@ -180,6 +186,7 @@ class OsDirectory:
             file = OsFile(fd, writable=True)
             _fill(file, head)
             os.fsync(fd)
+            file.unload()
             os.rename(draft, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             named = name
             self.sync()
