@@ -99,6 +99,8 @@ class Model:
         self.waits: list[Wait] = []
         self.pushed = 0
         self.ended = 0
+        # What the pull under way has taken.
+        self.just_taken: set[int] = set()
 
     def queue(self, name: str) -> Queue:
         if name not in self.queues:
@@ -117,13 +119,18 @@ class Model:
         ]
         for _, _, queue, item in sorted(due, key=lambda each: each[:2]):
             was_claimed = item.state == "in_flight"
-            item.state, item.due_at_ms = "visible", 0
+            self._return(queue, item)
             if was_claimed:
                 self._after_claim(queue, item)
         for queue in self.queues.values():
             for item in [*queue.items]:
                 if item.state != "in_flight" and self._too_old(queue, item):
                     self._end(queue, item)
+
+    def _return(self, queue: Queue, item: Item) -> None:
+        """Makes a message visible; a FIFO queue notes when one that was claimed came back."""
+        came_back = queue.settings.fifo and item.epoch
+        item.state, item.due_at_ms = "visible", self.now_ms if came_back else 0
 
     def _too_old(self, queue: Queue, item: Item) -> bool:
         limit_ms = item.expires_at_ms or item.arrived_at_ms + queue.settings.retention_ms
@@ -175,8 +182,8 @@ class Model:
         """The visible messages in the order `peek` shows them."""
         return sorted(queue.in_state("visible"), key=lambda item: (-item.priority, item.rank))
 
-    def _next(self, queue: Queue, mine: set[str], aside: set[int]) -> Item | None:
-        """The next message to give out; `mine` are the FIFO groups this pull holds already."""
+    def _next(self, queue: Queue, mine: list[str], aside: set[int]) -> Item | None:
+        """The next message to give out; `mine` are the FIFO groups this pull took from."""
         if queue.settings.fifo:
             return self._next_of_groups(queue, mine, aside)
         line = [item for item in self.line(queue) if item.number not in aside]
@@ -193,16 +200,22 @@ class Model:
         same = [one for one in all_held if (one.group, one.priority) == (item.group, item.priority)]
         return len(same) >= NOISY_IN_FLIGHT_MIN and len(same) * NOISY_SHARE > len(all_held)
 
-    def _next_of_groups(self, queue: Queue, mine: set[str], aside: set[int]) -> Item | None:
+    def _next_of_groups(self, queue: Queue, mine: list[str], aside: set[int]) -> Item | None:
+        """Goes on with the group taken from last; then with the one to be had for longest."""
+        if mine:
+            members = [item for item in queue.items if item.group == mine[-1]]
+            rest = [item for item in members if item.number not in self.just_taken]
+            if rest and rest[0].state == "visible" and rest[0].number not in aside:
+                return rest[0]
         heads = []
         for group in {item.group or "" for item in queue.items}:
-            members = [item for item in queue.items if item.group == group]
-            free = [item for item in members if item.state != "in_flight"]
-            blocked = len(free) < len(members) and group not in mine
-            if blocked or not free or free[0].state != "visible" or free[0].number in aside:
-                continue
-            heads.append(free[0])
-        return min(heads, key=lambda item: item.rank, default=None)
+            head = next(item for item in queue.items if item.group == group)
+            if head.state == "visible" and head.number not in aside:
+                heads.append(head)
+        return min(heads, key=self._turn, default=None)
+
+    def _turn(self, head: Item) -> tuple[int, bool, int]:
+        return head.due_at_ms or head.arrived_at_ms, bool(head.due_at_ms), head.rank
 
     # Commands.
 
@@ -256,17 +269,19 @@ class Model:
         if visibility_ms is None:
             visibility_ms = settings.visibility_ms
         given: list[Given] = []
-        mine: set[str] = set()
+        mine: list[str] = []
+        self.just_taken = set()
         while len(given) < limit:
             item = self._next(queue, mine, set())
             if item is None:
                 break
+            mine.append(item.group or "")
             if self._bury(queue, item):
                 continue
             item.state, item.due_at_ms = "in_flight", self.now_ms + visibility_ms
             item.epoch += 1
             item.receives += 1
-            mine.add(item.group or "")
+            self.just_taken.add(item.number)
             given.append((item.number, item.epoch, item.due_at_ms))
         if given and attempt_id is not None:
             queue.attempts[attempt_id] = (self.now_ms, [each[:2] for each in given])
@@ -278,34 +293,38 @@ class Model:
             raise AttemptLapsed(queue.name)
         return number, epoch, item.due_at_ms
 
-    def _held(self, name: str, claim: "Claimed") -> tuple[Queue, Item | None]:
+    def _held(self, name: str, claim: "Claimed", late: bool) -> tuple[Queue, Item | None]:
         queue = self.queue(name)
         if claim.queue != queue.number:
             raise InvalidReceipt(name)
         item = queue.find(claim.number)
-        if item is not None and (item.state != "in_flight" or item.epoch != claim.epoch):
+        if item is None:
+            return queue, None
+        states = {"in_flight", "visible"} if late and not queue.settings.fifo else {"in_flight"}
+        if item.state not in states or item.epoch != claim.epoch:
             raise StaleReceipt(name)
         return queue, item
 
-    def delete(self, name: str, claim: "Claimed") -> bool:
-        queue, item = self._held(name, claim)
+    def delete(self, name: str, claim: "Claimed", late: bool = False) -> bool:
+        queue, item = self._held(name, claim, late)
         if item is None:
             return False
         self._end(queue, item)
         return True
 
-    def extend(self, name: str, claim: "Claimed", visibility_ms: int) -> int:
-        _, item = self._held(name, claim)
+    def extend(self, name: str, claim: "Claimed", visibility_ms: int, late: bool = False) -> int:
+        _, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
+        item.state = "in_flight"
         item.due_at_ms = self.now_ms + visibility_ms
         return item.due_at_ms
 
-    def release(self, name: str, claim: "Claimed", delay_ms: int) -> None:
-        queue, item = self._held(name, claim)
+    def release(self, name: str, claim: "Claimed", delay_ms: int, late: bool = False) -> None:
+        queue, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
-        item.state, item.due_at_ms = "visible", 0
+        self._return(queue, item)
         if not self._after_claim(queue, item) and delay_ms:
             item.state, item.due_at_ms = "delayed", self.now_ms + delay_ms
 
@@ -314,6 +333,8 @@ class Model:
         count = len(queue.items)
         self.ended += count
         queue.items.clear()
+        if queue.settings.fifo:
+            queue.dedups.clear()
         return count
 
     def redrive(self, command: Redrive) -> int:
@@ -323,11 +344,14 @@ class Model:
             raise InvalidField("to")
         numbers = {each.number: each for each in self.queues.values()}
         aside: set[int] = set()
+        mine: list[str] = []
+        self.just_taken = set()
         moved = 0
         while moved < command.limit:
-            item = self._next(queue, set(), aside)
+            item = self._next(queue, mine, aside)
             if item is None:
                 break
+            mine.append(item.group or "")
             target = to or numbers.get(item.source or 0)
             if target is None:
                 aside.add(item.number)

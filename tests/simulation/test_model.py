@@ -35,7 +35,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.core.events import Claimed as ClaimedEvent
-from penstock.core.receipts import MessageIds, Receipts
+from penstock.core.receipts import Late, MessageIds, Receipts
 from penstock.core.shard import ShardSnapshot, ShardState, replay
 from penstock.errors import InvalidReceipt
 from penstock.journal import MemoryJournal
@@ -110,7 +110,10 @@ class Recording(MemoryJournal):
             assert event.epoch == self.epochs[event.number] + 1
             self.held[event.number] = self.epochs[event.number] = event.epoch
         elif isinstance(event, Extended):
-            assert self.held[event.number] == event.epoch
+            # Of the last claim, which may have run out: then it lives again.
+            assert self.live[event.number] == event.queue
+            assert self.epochs[event.number] == event.epoch
+            self.held[event.number] = event.epoch
         elif isinstance(event, Released | ClaimExpired):
             assert self.held.pop(event.number) == event.epoch
         elif isinstance(event, Deleted):
@@ -199,13 +202,16 @@ class Lives(RuleBasedStateMachine):
             case Push():
                 outcome(lambda: shard.decide_push(command, now_ms))
             case Delete(queue, receipt):
-                outcome(lambda: shard.decide_delete(queue, self.receipts.read(receipt), now_ms))
+                late, ticket = type(receipt) is Late, self.receipts.read
+                outcome(lambda: shard.decide_delete(queue, ticket(receipt), now_ms, late))
             case Extend(queue, receipt, for_ms):
-                ticket = self.receipts.read
-                outcome(lambda: shard.decide_extend(queue, ticket(receipt), for_ms, now_ms))
+                late, ticket = type(receipt) is Late, self.receipts.read
+                outcome(lambda: shard.decide_extend(queue, ticket(receipt), for_ms, now_ms, late))
             case Release(queue, receipt, delay_ms):
-                ticket = self.receipts.read
-                outcome(lambda: shard.decide_release(queue, ticket(receipt), delay_ms, now_ms))
+                late, ticket = type(receipt) is Late, self.receipts.read
+                outcome(
+                    lambda: shard.decide_release(queue, ticket(receipt), delay_ms, now_ms, late)
+                )
             case CreateQueue():
                 outcome(lambda: shard.decide_create(command, now_ms))
             case ConfigureQueue():
@@ -402,26 +408,26 @@ class Lives(RuleBasedStateMachine):
         """One of the claims ever made, mostly a late one."""
         return self.claims[-1 - back % len(self.claims)]
 
-    @rule(back=st.integers(0, 12))
+    @rule(back=st.integers(0, 12), late=st.booleans())
     @precondition(lambda self: self.claims)
-    def delete_by_receipt(self, back: int) -> None:
+    def delete_by_receipt(self, back: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Delete(claim.name, claim.receipt)
-        self.run(command, lambda: self.model.delete(claim.name, claim))
+        command = Delete(claim.name, Late(claim.receipt) if late else claim.receipt)
+        self.run(command, lambda: self.model.delete(claim.name, claim, late))
 
-    @rule(back=st.integers(0, 12), visibility_ms=SHORT_MS)
+    @rule(back=st.integers(0, 12), visibility_ms=SHORT_MS, late=st.booleans())
     @precondition(lambda self: self.claims)
-    def extend_by_receipt(self, back: int, visibility_ms: int) -> None:
+    def extend_by_receipt(self, back: int, visibility_ms: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Extend(claim.name, claim.receipt, visibility_ms)
-        self.run(command, lambda: self.model.extend(claim.name, claim, visibility_ms))
+        command = Extend(claim.name, Late(claim.receipt) if late else claim.receipt, visibility_ms)
+        self.run(command, lambda: self.model.extend(claim.name, claim, visibility_ms, late))
 
-    @rule(back=st.integers(0, 12), delay_ms=st.just(0) | SHORT_MS)
+    @rule(back=st.integers(0, 12), delay_ms=st.just(0) | SHORT_MS, late=st.booleans())
     @precondition(lambda self: self.claims)
-    def release_by_receipt(self, back: int, delay_ms: int) -> None:
+    def release_by_receipt(self, back: int, delay_ms: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Release(claim.name, claim.receipt, delay_ms)
-        self.run(command, lambda: self.model.release(claim.name, claim, delay_ms))
+        command = Release(claim.name, Late(claim.receipt) if late else claim.receipt, delay_ms)
+        self.run(command, lambda: self.model.release(claim.name, claim, delay_ms, late))
 
     @rule(back=st.integers(0, 12), place=st.integers(0, 79), name=NAMES)
     @precondition(lambda self: self.claims and self.bodies % 2)

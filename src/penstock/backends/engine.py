@@ -29,7 +29,14 @@ from penstock.core.events import (
     QueueRemoved,
 )
 from penstock.core.queue import QueueState
-from penstock.core.receipts import IDENTITY_BYTES, KEY_BYTES, MessageIds, Receipts, Ticket
+from penstock.core.receipts import (
+    IDENTITY_BYTES,
+    KEY_BYTES,
+    Late,
+    MessageIds,
+    Receipts,
+    Ticket,
+)
 from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
@@ -290,8 +297,11 @@ class Engine:
             or delivery.epoch != ticket.epoch
             or delivery.state != IN_FLIGHT
             or ticket.queue != queue.number
-        ) and queue.held(ticket) is None:
-            return False
+        ):
+            late = type(command.receipt) is Late
+            events = self.shard.decide_delete(command.queue, ticket, now_ms, late)
+            self._commit(*events)
+            return bool(events)
         event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
         queue.deleted(event)
         self._events.append(event)
@@ -299,13 +309,16 @@ class Engine:
 
     def _extend(self, command: Extend, now_ms: int) -> int:
         ticket = self._receipts.read(command.receipt)
-        event = self.shard.decide_extend(command.queue, ticket, command.visibility_ms, now_ms)
+        late = type(command.receipt) is Late
+        event = self.shard.decide_extend(command.queue, ticket, command.visibility_ms, now_ms, late)
         self._commit(event)
         return event.deadline_ms
 
     def _release(self, command: Release, now_ms: int) -> None:
         ticket = self._receipts.read(command.receipt)
-        self._commit(*self.shard.decide_release(command.queue, ticket, command.delay_ms, now_ms))
+        late = type(command.receipt) is Late
+        events = self.shard.decide_release(command.queue, ticket, command.delay_ms, now_ms, late)
+        self._commit(*events)
 
     def _commit(self, *events: AnyEvent) -> None:
         for event in events:

@@ -36,7 +36,8 @@ class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):
     """One message's state in one queue; heaps order them by queue, number and rank.
 
     `rank` is its place in the queue's order: its number, until a move gives it a new one.
-    `due_at_ms` is when a delay or a claim ends. `expires_at_ms` is 0 when the queue's retention
+    `due_at_ms` is when a delay or a claim ends; of a visible message of a FIFO queue, when it last
+    came back. `expires_at_ms` is 0 when the queue's retention
     decides. `epoch` counts claims and never falls, so no old receipt can come true again.
     """
 

@@ -205,16 +205,21 @@ class QueueState:
     def _dedup_key(self, dedup_id: str, group: str | None) -> Key:
         return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id
 
-    def held(self, ticket: Ticket) -> Delivery | None:
+    def held(self, ticket: Ticket, late: bool = False) -> Delivery | None:
         """The message a receipt is for, if its claim lives; None if the message is gone.
 
-        Raises InvalidReceipt for another queue's receipt, StaleReceipt if the claim has ended.
+        A claim that ran out may still be meant by one who is `late`, as long as nobody has claimed
+        the message since. Raises InvalidReceipt for another queue's receipt, StaleReceipt if the
+        claim has ended.
         """
         if ticket.queue != self.number:
             raise InvalidReceipt(f"receipt: it is for a claim in another queue than {self.name!r}")
         delivery = self.deliveries.get(ticket.number)
         if delivery is None:
             return None
+        may_be_late = late and not self.settings.fifo
+        if may_be_late and delivery.epoch == ticket.epoch and delivery.state == VISIBLE:
+            return delivery
         if delivery.epoch != ticket.epoch or delivery.state != IN_FLIGHT:
             how = "it was claimed again" if delivery.epoch != ticket.epoch else "it ran out"
             raise StaleReceipt(
@@ -319,12 +324,26 @@ class QueueState:
         delivery.due_at_ms = 0
         delivery.state = VISIBLE
         self.delayed -= 1
+        if delivery.epoch:
+            self._note_return(delivery, event.at_ms)
         self.order.come_back(delivery)
 
+    def _note_return(self, delivery: Delivery, at_ms: int) -> None:
+        """A FIFO group whose first message came back takes its turn from then on."""
+        if self.settings.fifo:
+            delivery.due_at_ms = at_ms
+
     def extended(self, event: Extended) -> None:
-        """A claim has a new deadline."""
+        """A claim has a new deadline; if it had run out, it lives again."""
         delivery = self.deliveries[event.number]
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        if delivery.state == VISIBLE:
+            delivery.state = IN_FLIGHT
+            self.in_flight += 1
+            if delivery.group is not None:
+                self.order.claimed(delivery.group, delivery)
+            self.order.leave(delivery)
+        else:
+            self._deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = event.deadline_ms
         self._deadlines.add(event.deadline_ms, delivery)
 
@@ -336,6 +355,7 @@ class QueueState:
             self._hide(delivery, until_ms)
         else:
             delivery.state = VISIBLE
+            self._note_return(delivery, event.at_ms)
         if delivery.group is not None:
             self.order.unclaimed(delivery.group, delivery)
         if not until_ms:
@@ -419,6 +439,12 @@ class QueueState:
                 self.order.unclaimed(delivery.group, delivery)
         self._withdraw(delivery.number)
 
+    def purged(self) -> None:
+        """Every message is gone; to a FIFO queue what was pushed before may be pushed again."""
+        self.cleared()
+        if self.settings.fifo:
+            self.dedups = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
+
     def cleared(self) -> None:
         """Every message is gone, whatever its state."""
         for delivery in self.deliveries.values():
@@ -449,11 +475,12 @@ class QueueState:
             self.lowest_moved = min(self.lowest_moved, delivery.number)
         if delivery.expires_at_ms:
             self._expiries.add(delivery.expires_at_ms, delivery)
-        if delivery.due_at_ms:
-            self._deadlines.add(delivery.due_at_ms, delivery)
+        if delivery.state == VISIBLE:
+            return
+        self._deadlines.add(delivery.due_at_ms, delivery)
         if delivery.state == DELAYED:
             self.delayed += 1
-        elif delivery.state == IN_FLIGHT:
+        else:
             self.in_flight += 1
             if delivery.group is not None:
                 self.order.claimed(delivery.group, delivery)

@@ -15,7 +15,7 @@ message is looked up.
 import hashlib
 import struct
 from hmac import compare_digest
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -44,6 +44,15 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return self.made_by.text(self)
+
+
+class Late(msgspec.Struct, frozen=True, gc=False):
+    """A receipt shown by one who may come after its claim ran out.
+
+    It is heeded as long as nobody has claimed the message since; on a FIFO queue, never.
+    """
+
+    receipt: Any
 
 
 class MessageIds:
@@ -91,6 +100,8 @@ class Receipts:
 
     def read(self, receipt: object) -> Ticket:
         """What the receipt says. Raises InvalidReceipt unless this store made it."""
+        if type(receipt) is Late:
+            receipt = receipt.receipt
         if type(receipt) is Ticket:
             if receipt.made_by is self:
                 return receipt

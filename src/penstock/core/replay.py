@@ -7,7 +7,7 @@ move by its rank, an ending by the message being gone. `heed` applies what is ne
 the rest. Over an exact state it does what `ShardState.apply` does.
 """
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT, Content
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Content
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -110,7 +110,10 @@ def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
             _claim_is_news(queue, claimed)
             queue.claimed(claimed)
             return True
-        return state == IN_FLIGHT and delivery.epoch == event.epoch
+        # An extension may also take up a claim that had run out. Should it be older than the end of
+        # the claim, that end follows.
+        held = state == IN_FLIGHT or (state == VISIBLE and isinstance(event, Extended))
+        return held and delivery.epoch == event.epoch
     return True
 
 
@@ -132,6 +135,8 @@ def _claim_is_news(queue: QueueState, event: Claimed) -> bool:
 
 def _purge_older(queue: QueueState, event: QueuePurged) -> None:
     """Ends the messages the purge meant, and spares those that came after it."""
+    if queue.settings.fifo:
+        queue.dedups.keep(lambda number: number >= event.before)
     later = [each for each in queue.deliveries.values() if each.rank >= event.before]
     if not later:
         queue.cleared()

@@ -128,7 +128,7 @@ class ShardState:
             QueueCreated: self._queue_created,
             QueueConfigured: self._queue_configured,
             QueueRemoved: self._queue_removed,
-            QueuePurged: lambda event: self.queues[event.queue].cleared(),
+            QueuePurged: lambda event: self.queues[event.queue].purged(),
             Pushed: self.pushed,
             DelayEnded: lambda event: self.queues[event.queue].delay_ended(event),
             Claimed: lambda event: self.queues[event.queue].claimed(event),
@@ -156,31 +156,37 @@ class ShardState:
         """The event of a push, or the number of the message that an earlier one made."""
         return self.queue(command.queue).decide_push(command, now_ms, self.next_number)
 
-    def decide_delete(self, name: str, ticket: Ticket, now_ms: int) -> Deleted | None:
-        """The event of a delete, or None if the message is gone already."""
-        if self.queue(name).held(ticket) is None:
-            return None
-        return Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
+    def decide_delete(
+        self, name: str, ticket: Ticket, now_ms: int, late: bool = False
+    ) -> list[AnyEvent]:
+        """The events of a delete; none if the message is gone already."""
+        delivery = self.queue(name).held(ticket, late)
+        if delivery is None:
+            return []
+        deleted = Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
+        return [*_taken_up(delivery, now_ms), deleted]
 
-    def decide_extend(self, name: str, ticket: Ticket, visibility_ms: int, now_ms: int) -> Extended:
+    def decide_extend(
+        self, name: str, ticket: Ticket, visibility_ms: int, now_ms: int, late: bool = False
+    ) -> Extended:
         """The event that moves a claim's deadline."""
         check_number("visibility_ms", visibility_ms, 1, VISIBILITY_MS_MAX)
-        self._held(name, ticket)
+        self._held(name, ticket, late)
         return Extended(now_ms, ticket.queue, ticket.number, ticket.epoch, now_ms + visibility_ms)
 
     def decide_release(
-        self, name: str, ticket: Ticket, delay_ms: int, now_ms: int
+        self, name: str, ticket: Ticket, delay_ms: int, now_ms: int, late: bool = False
     ) -> list[AnyEvent]:
         """The events by which a message returns before its time, and perhaps goes on from there."""
         check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
-        delivery = self._held(name, ticket)
+        delivery = self._held(name, ticket, late)
         after = self._after_return(delivery, now_ms)
         visible_at_ms = 0 if after or not delay_ms else now_ms + delay_ms
         released = Released(now_ms, ticket.queue, ticket.number, ticket.epoch, visible_at_ms)
-        return [released, *after]
+        return [*_taken_up(delivery, now_ms), released, *after]
 
-    def _held(self, name: str, ticket: Ticket) -> Delivery:
-        delivery = self.queue(name).held(ticket)
+    def _held(self, name: str, ticket: Ticket, late: bool) -> Delivery:
+        delivery = self.queue(name).held(ticket, late)
         if delivery is None:
             raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
         return delivery
@@ -326,7 +332,7 @@ class ShardState:
         events: list[AnyEvent] = []
         if self.deadlines.next_ms <= now_ms:
             for at_ms, delivery in self.deadlines.pop(now_ms, limit):
-                if delivery.due_at_ms == at_ms:
+                if delivery.due_at_ms == at_ms and delivery.state != VISIBLE:
                     events += self._settle_deadline(delivery, now_ms)
         if self.expiries.next_ms <= now_ms:
             for at_ms, delivery in self.expiries.pop(now_ms, limit):
@@ -581,6 +587,13 @@ def replay(events: Iterable[AnyEvent]) -> ShardState:
     for event in events:
         shard.apply(event)
     return shard
+
+
+def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+    """The event by which a claim that ran out lives again, for whoever comes late with it."""
+    if delivery.state == IN_FLIGHT:
+        return []
+    return [Extended(now_ms, delivery.queue, delivery.number, delivery.epoch, now_ms)]
 
 
 def _difference(one: QueueSettings, other: QueueSettings) -> str:

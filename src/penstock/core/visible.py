@@ -2,8 +2,8 @@
 
 Standard queues: highest priority first, then arrival. Among groups, one that holds more than its
 share of what is in flight (a noisy group) waits until no other group has a message of that
-priority. FIFO queues: within a group strictly by arrival, one batch of a group at a time; among
-groups, the one whose first message arrived first.
+priority. FIFO queues: within a group strictly by arrival, and nothing past a message in flight;
+among groups, the one whose first message could be had for longest.
 
 Leaving is mostly lazy: whoever is no longer VISIBLE is skipped when its turn comes. A line's fresh
 messages are in order as they arrive (a deque); only those that come back need a heap.
@@ -20,6 +20,8 @@ from penstock.core.delivery import GONE, VISIBLE, Delivery
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
+# When a FIFO group could be served: the instant, whether it came back then, its first one's rank.
+Turn = tuple[int, bool, int]
 _group_of = attrgetter("group")
 _priority_of = attrgetter("priority")
 
@@ -273,16 +275,15 @@ class StandardOrder:
 class Group:
     """One group of a FIFO queue: all its messages in order, whatever their state.
 
-    `listed` holds the ranks under which the group is listed as open. `taken` is how many messages
+    `listed` holds the turns under which the group is listed as open. `taken` is how many messages
     at the front the pull numbered `pulled_in` has taken.
     """
 
-    __slots__ = ("_absent", "in_flight", "listed", "order", "pulled_in", "taken")
+    __slots__ = ("_absent", "listed", "order", "pulled_in", "taken")
 
     def __init__(self) -> None:
         self.order: deque[Delivery] = deque()
-        self.in_flight = 0
-        self.listed: set[int] = set()
+        self.listed: set[Turn] = set()
         self.pulled_in = 0
         self.taken = 0
         self._absent = 0
@@ -305,24 +306,26 @@ class Group:
 class FifoOrder:
     """The order of a FIFO queue.
 
-    A group is open when none of its messages is in flight and its first is visible. One pull may
-    take several messages of a group, in order; until they are all deleted or back, the group is
-    blocked for every other pull.
+    A group is open when its first message is visible: nothing overtakes a message in flight. One
+    pull takes as many of a group as it may, in order, before it turns to the next. Groups take
+    turns by when their first message could be had: since its arrival, or since it came back.
     """
 
-    __slots__ = ("_groups", "_open", "_pull")
+    __slots__ = ("_current", "_groups", "_open", "_pull")
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
-        self._open: list[tuple[int, str]] = []
+        self._open: list[tuple[Turn, str]] = []
         self._pull = 0
+        # The group this pull took from last.
+        self._current: Group | None = None
 
     def join(self, delivery: Delivery) -> None:
         """A message arrived at the end of its group."""
         name = delivery.group or ""
         group = self._groups.get(name) or self._groups.setdefault(name, Group())
         group.order.append(delivery)
-        if group.in_flight == 0 and group.first() is delivery:
+        if group.first() is delivery:
             self._offer(name, group)
 
     def join_all(self, deliveries: list[Delivery]) -> None:
@@ -337,27 +340,35 @@ class FifoOrder:
     def begin_pull(self) -> None:
         """Says that the `take`s to come belong to one pull."""
         self._pull += 1
+        self._current = None
 
     def take(self, in_flight: int) -> Delivery | None:
         """The next message of an open group; the caller claims or moves it before the next take."""
-        while self._open:
-            rank, name = self._open[0]
-            group = self._groups.get(name)
-            delivery = None if group is None else self._next_in(group)
-            if delivery is not None and delivery.rank == rank:
+        if self._current is not None:
+            delivery = self._next_in(self._current)
+            if delivery is not None:
                 return delivery
+            self._current = None
+        while self._open:
+            turn, name = self._open[0]
+            group = self._groups.get(name)
+            first = None if group is None else group.first()
+            is_open = first is not None and first.state == VISIBLE
+            if first is not None and is_open and _turn(first) == turn:
+                self._current = group
+                return first
             heappop(self._open)
             if group is not None:
-                group.listed.discard(rank)
-                if delivery is not None:
-                    self._list(name, group, delivery.rank)
+                group.listed.discard(turn)
+                if first is not None and is_open:
+                    self._list(name, group, _turn(first))
         return None
 
     def _next_in(self, group: Group) -> Delivery | None:
-        """The message of the group that this pull may take, if any."""
+        """The message of the group that this pull may have, if any."""
         first = group.first()
-        if first is None or group.in_flight == 0:
-            return first if first is not None and first.state == VISIBLE else None
+        if first is None or first.state == VISIBLE:
+            return first
         if group.pulled_in != self._pull:
             return None
         # This pull holds the front of the group already: it may have what directly follows.
@@ -369,20 +380,17 @@ class FifoOrder:
         return None
 
     def claimed(self, group: str, delivery: Delivery) -> None:
-        """A message of this group is in flight now, and the group blocked for other pulls."""
+        """A message of this group is in flight now, and what follows it blocked for other pulls."""
         held = self._groups[group]
-        held.in_flight += 1
         if held.pulled_in != self._pull:
             held.pulled_in = self._pull
             held.taken = 0
         held.taken += 1
 
     def unclaimed(self, group: str, delivery: Delivery) -> None:
-        """Its claim has ended; with the last one, the group opens again."""
-        held = self._groups[group]
-        held.in_flight -= 1
+        """Its claim has ended: the group may open."""
         if delivery.state == GONE:
-            held.leave()
+            self._groups[group].leave()
         self._offer_group_of(delivery)
 
     def leave(self, delivery: Delivery) -> None:
@@ -409,15 +417,23 @@ class FifoOrder:
             return
         if group.first() is None:
             del self._groups[name]
-        elif group.in_flight == 0:
+        else:
             self._offer(name, group)
 
     def _offer(self, name: str, group: Group) -> None:
         first = group.first()
         if first is not None and first.state == VISIBLE:
-            self._list(name, group, first.rank)
+            self._list(name, group, _turn(first))
 
-    def _list(self, name: str, group: Group, rank: int) -> None:
-        if rank not in group.listed:
-            group.listed.add(rank)
-            heappush(self._open, (rank, name))
+    def _list(self, name: str, group: Group, turn: Turn) -> None:
+        if turn not in group.listed:
+            group.listed.add(turn)
+            heappush(self._open, (turn, name))
+
+
+def _turn(first: Delivery) -> Turn:
+    """When a group's first message could be had; one that came back stands behind new arrivals."""
+    if first.due_at_ms:
+        return first.due_at_ms, True, first.rank
+    move = first.move
+    return first.pushed_at_ms if move is None else move.at_ms, False, first.rank

@@ -5,6 +5,7 @@ replay forgets exactly what the living engine forgot.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -40,6 +41,12 @@ class Window(Generic[V]):
                 del by_key[oldest]
         by_key[key] = (at_ms, value)
         order.append((at_ms, key))
+
+    def keep(self, wanted: Callable[[V], bool]) -> None:
+        """Forgets every id but those that stand for something wanted."""
+        kept = [entry for entry in self.entries() if wanted(entry[2])]
+        self._by_key = {key: (at_ms, value) for at_ms, key, value in kept}
+        self._order = deque((at_ms, key) for at_ms, key, _ in kept)
 
     def entries(self) -> list[tuple[int, Key, V]]:
         """Everything remembered, oldest first, for a snapshot."""

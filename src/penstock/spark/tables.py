@@ -111,7 +111,7 @@ MESSAGES: Final = Derived(
         count_if(kind = 'Moved') AS moves,
         count_if(kind = 'Moved' AND dead) AS dead_letters,
         max_by(dead, sequence) FILTER (WHERE kind = 'Moved') AS moved_dead,
-        max_by(kind, sequence) FILTER (WHERE kind NOT IN ('Extended', 'Carried')) AS last_kind,
+        max_by(kind, sequence) FILTER (WHERE kind <> 'Carried') AS last_kind,
         max_by(visible_at_ms, sequence)
           FILTER (WHERE kind IN ('Pushed', 'Released', 'DelayEnded')) AS delayed_until_ms,
         min_by(kind, sequence) FILTER (WHERE {_ENDED}) AS end_kind,
@@ -146,7 +146,7 @@ MESSAGES: Final = Derived(
       timestamp_millis(pushed_at_ms) AS pushed_at, visible_at_ms, first_pulled_at_ms,
       last_pulled_at_ms, claims, extends, releases, timeouts, moves, dead_letters, state,
       CASE WHEN state NOT IN ('live', 'dead') THEN NULL
-        WHEN last_kind = 'Claimed' THEN 'in_flight'
+        WHEN last_kind IN ('Claimed', 'Extended') THEN 'in_flight'
         WHEN last_kind IN ('Pushed', 'Released') AND delayed_until_ms IS NOT NULL THEN 'delayed'
         ELSE 'visible' END AS standing,
       ended_at_ms,
@@ -172,8 +172,8 @@ ATTEMPTS: Final = Derived(
         max(holder) AS holder, max(attempt_id) AS attempt_id,
         min(at_ms) FILTER (WHERE kind = 'Claimed') AS started_at_ms,
         min(sequence) FILTER (WHERE kind = 'Claimed') AS started,
-        min(at_ms) FILTER (WHERE {_CLAIM_ENDS}) AS ended_at_ms,
-        min_by(kind, sequence) FILTER (WHERE {_CLAIM_ENDS}) AS end_kind,
+        max(at_ms) FILTER (WHERE {_CLAIM_ENDS}) AS ended_at_ms,
+        max_by(kind, sequence) FILTER (WHERE {_CLAIM_ENDS}) AS end_kind,
         max_by(deadline_ms, sequence)
           FILTER (WHERE kind IN ('Claimed', 'Extended')) AS deadline_ms,
         count_if(kind = 'Extended') AS extends

@@ -1,0 +1,123 @@
+"""A receipt whose time has run out, used by one who says that it may be late."""
+
+import pytest
+
+from penstock.core.receipts import Late
+from penstock.core.replay import heed
+from penstock.core.shard import ShardState, replay
+from penstock.errors import MessageGone, StaleReceipt
+from penstock.service import CreateQueue, Delete, Extend, Peek, Pull, Push, Release, Stats
+from tests.core.life import Life, as_bytes
+
+
+def lapsed(life: Life, **settings) -> str:
+    """The receipt of a claim that has run out, on the queue `q`."""
+    life.submit(CreateQueue("q", {"visibility_ms": 1_000, **settings}))
+    group = "g" if settings.get("fifo") else None
+    life.submit(Push("q", b"x", group=group))
+    (claim,) = life.submit(Pull("q"))
+    life.clock.advance(seconds=1)
+    assert life.submit(Peek("q"))
+    return claim.receipt
+
+
+def test_a_late_delete_ends_a_message_that_nobody_has_claimed_since():
+    life = Life()
+    receipt = lapsed(life)
+    with pytest.raises(StaleReceipt):
+        life.submit(Delete("q", receipt))
+    assert life.submit(Delete("q", Late(receipt))) is True
+    assert life.submit(Stats("q")).messages == 0
+    assert life.submit(Delete("q", Late(receipt))) is False
+
+
+def test_a_late_extension_takes_the_claim_up_again_under_its_receipt():
+    life = Life()
+    receipt = lapsed(life)
+    with pytest.raises(StaleReceipt):
+        life.submit(Extend("q", receipt, 5_000))
+    assert life.submit(Extend("q", Late(receipt), 5_000)) == life.clock.now_ms() + 5_000
+    assert life.submit(Pull("q")) == []
+    assert life.submit(Stats("q")).in_flight == 1
+    # It is a claim like any other again: no lateness is needed to end it.
+    assert life.submit(Delete("q", receipt)) is True
+
+
+def test_an_extension_that_came_late_runs_out_in_its_turn():
+    life = Life()
+    receipt = lapsed(life)
+    for _ in range(200):
+        life.submit(Extend("q", Late(receipt), 1_000))
+        life.clock.advance(seconds=1)
+    (claim,) = life.submit(Pull("q"))
+    assert claim.epoch == 2
+    assert life.submit(Pull("q")) == []
+
+
+def test_a_late_release_with_a_delay_hides_the_message():
+    life = Life()
+    receipt = lapsed(life)
+    life.submit(Release("q", Late(receipt), 0))
+    assert life.submit(Stats("q")).visible == 1
+    life.submit(Release("q", Late(receipt), 3_000))
+    assert life.submit(Pull("q")) == []
+    life.clock.advance(seconds=3)
+    assert len(life.submit(Pull("q"))) == 1
+
+
+def test_nobody_is_late_enough_for_a_claim_before_the_last():
+    life = Life()
+    receipt = lapsed(life)
+    life.submit(Pull("q"))
+    before = as_bytes(life.shard)
+    for command in (
+        Delete("q", Late(receipt)),
+        Extend("q", Late(receipt), 1_000),
+        Release("q", Late(receipt), 0),
+    ):
+        with pytest.raises(StaleReceipt):
+            life.submit(command)
+    life.clock.advance(seconds=1)
+    with pytest.raises(StaleReceipt):
+        life.submit(Delete("q", Late(receipt)))
+    assert as_bytes(life.shard) != before
+    assert life.submit(Stats("q")).visible == 1
+
+
+def test_a_fifo_queue_takes_nothing_late():
+    life = Life()
+    receipt = lapsed(life, fifo=True)
+    with pytest.raises(StaleReceipt):
+        life.submit(Delete("q", Late(receipt)))
+    with pytest.raises(StaleReceipt):
+        life.submit(Extend("q", Late(receipt), 1_000))
+
+
+def test_lateness_does_not_bring_back_what_is_gone():
+    life = Life()
+    receipt = lapsed(life)
+    life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
+    assert life.submit(Delete("q", Late(receipt))) is False
+    with pytest.raises(MessageGone):
+        life.submit(Extend("q", Late(receipt), 1_000))
+
+
+def test_a_life_with_latecomers_replays_from_any_point():
+    """Each prefix of the events, taken as a snapshot, then told everything again."""
+    life = Life()
+    receipt = lapsed(life)
+    for _ in range(2):
+        life.submit(Extend("q", Late(receipt), 1_000))
+        life.clock.advance(seconds=2)
+    life.submit(Push("q", b"y", group="g"))
+    life.submit(Release("q", Late(receipt), 500))
+    life.clock.advance(seconds=1)
+    life.submit(Extend("q", Late(receipt), 9_000))
+    living = as_bytes(life.shard)
+    events = life.journal.events
+    assert as_bytes(replay(events)) == living
+    for known in range(1, len(events) + 1):
+        shard = ShardState.restore(replay(events[:known]).snapshot())
+        for event in events:
+            heed(shard, event)
+        assert as_bytes(shard) == living, f"from the first {known} events"
