@@ -8,9 +8,8 @@ from pathlib import Path
 PROGRAM = Path(__file__).parent / "backlog.py"
 FIRST_PULL_S_MAX = 5.0
 MEMORY_BYTES_MAX = 300
-# Windows, caches, and the spare files while they are filled: a small backlog shows what a long one
-# does not. The bodies together are five times as much.
-FIXED_BYTES = 40 * 1024 * 1024
+# Windows, caches and the like, which a small backlog shows and a long one does not.
+FIXED_BYTES = 16 * 1024 * 1024
 PAUSE_MS_MAX = 50.0
 
 

@@ -148,7 +148,9 @@ def repair(files: Files, examined: Examined) -> tuple[int, int]:
         files.get(number).zero(at, files.file_bytes)
         start = (number + 1) * files.payload_bytes
     for number in range(slot.durable_offset // files.payload_bytes, files.last + 1):
-        files.get(number).sync()
+        file = files.get(number)
+        file.sync()
+        file.unload()
     return end, next_id
 
 
