@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+import penstock
+from penstock.backends.daemon import stop_daemon
 from tests.conftest import IN_CI
 
 if IN_CI and find_spec("pyspark") is None:
@@ -24,6 +26,22 @@ def spark(tmp_path_factory):
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        session = make_session(master="local[2]", conf=conf)
+        # A task that fails is tried once more, as on a cluster.
+        session = make_session(master="local[2,2]", conf=conf)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def url(tmp_path):
+    """Queues that other processes reach too."""
+    store = tmp_path / "store"
+    yield f"file:{store}?durability=os"
+    stop_daemon(store)
+
+
+@pytest.fixture
+def queues(url):
+    """The queues there."""
+    with penstock.connect(url) as queues:
+        yield queues
