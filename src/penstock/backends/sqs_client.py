@@ -28,8 +28,9 @@ try:
     from botocore import exceptions as faults
     from botocore.parsers import ResponseParserError
 except ModuleNotFoundError as missing:
+    package = (missing.name or "").partition(".")[0]
     raise InvalidField(
-        f"url: sqs: needs {missing.name}, which is not installed: pip install 'penstock[sqs]'"
+        f"url: sqs: needs {package}, which is not installed: pip install 'penstock[sqs]'"
     ) from None
 
 TIMEOUT_S: Final = 30
@@ -40,6 +41,13 @@ POLL_S_MAX: Final = 20
 CONNECTIONS_MAX: Final = 10_000
 # For an endpoint on this machine when nobody has set up credentials: it will take any.
 _ANY: Final = "penstock"
+# What an answer must have to be one: a web page, say, is read by the SDK as an empty answer.
+_NEEDED: Final = {
+    "get_queue_url": "QueueUrl",
+    "create_queue": "QueueUrl",
+    "send_message": "MessageId",
+    "get_queue_attributes": "Attributes",
+}
 _NO_CREDENTIALS: Final = (
     faults.NoCredentialsError,
     faults.PartialCredentialsError,
@@ -147,7 +155,10 @@ class SqsClient:
         if await session.get_credentials() is not None:
             return {}
         if not self._endpoint.on_loopback:
-            raise faults.NoCredentialsError
+            raise RequestError(
+                "credentials: none were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "or name a profile with ?profile=NAME"
+            )
         return {"aws_access_key_id": _ANY, "aws_secret_access_key": _ANY}
 
     async def call(
@@ -163,7 +174,6 @@ class SqsClient:
         try:
             async with asyncio.timeout(timeout_s):
                 answer: Mapping[str, Any] = await getattr(self._sdk, action)(**parameters)
-                return answer
         except TimeoutError:
             raise BackendLost(f"{self.shown}: no answer within {timeout_s:g} s") from None
         except asyncio.CancelledError:
@@ -172,6 +182,13 @@ class SqsClient:
             raise
         except Exception as error:
             raise self._our_error(error, queue) from None
+        if action in _NEEDED and _NEEDED[action] not in answer:
+            raise self.no_answer(f"it has no {_NEEDED[action]}")
+        return answer
+
+    def no_answer(self, why: str) -> BackendLost:
+        """The error for an answer that is none of SQS's."""
+        return BackendLost(f"{self.shown}: its answer is none of Amazon SQS's: {why}")
 
     def _our_error(self, error: Exception, queue: str | None) -> PenstockError:
         if isinstance(error, PenstockError):
@@ -188,7 +205,7 @@ class SqsClient:
         if isinstance(error, faults.ParamValidationError | faults.ValidationError | ValueError):
             return InvalidField(f"request: {said}")
         if isinstance(error, ResponseParserError):
-            return BackendLost(f"{self.shown}: its answer is none of Amazon SQS's: {said}")
+            return self.no_answer(said)
         return BackendLost(f"{self.shown}: {said}")
 
     async def close(self) -> None:

@@ -128,10 +128,10 @@ def error_of(code: str, message: str, status: int, queue: str | None = None) -> 
         return RequestError(f"credentials: Amazon SQS does not let them do this ({name}): {said}")
     kind = _KINDS.get(name)
     if kind is None:
+        if status in (429, 503):
+            return Overloaded(f"Amazon SQS asks for patience ({name}): {said}")
         if status >= 500:
             return BackendLost(f"Amazon SQS failed ({status} {name}): {said}")
-        if status == 429:
-            return Overloaded(f"Amazon SQS asks for patience ({name}): {said}")
         return RequestError(f"Amazon SQS refuses this ({name}): {said}")
     if kind is QueueNotFound:
         return no_queue(queue) if queue is not None else QueueNotFound(f"queue: {said}")

@@ -16,7 +16,7 @@ LACKS: Final[Mapping[str, str]] = {
     "priority order": "SQS has no priorities; use a queue for each",
     "peek": _SHOWN_BY_LENDING,
     "peek states": _SHOWN_BY_LENDING,
-    "gone already": "SQS gives the same answer, and so does delete: True",
+    "gone already": "SQS answers alike, so that every delete says that it deleted",
     "ended claims": "on a standard queue the last receipt of a message works until it is pulled "
     "again",
     "stale delete": "a standard queue does not say that an old receipt deleted nothing; FIFO does",
@@ -37,7 +37,7 @@ LACKS: Final[Mapping[str, str]] = {
     "waiting pulls": "SQS does not tell who waits",
     "stored bytes": _METERED,
     "oldest age": _METERED,
-    "history": "SQS keeps none",
+    "history": "SQS does not keep what happened to its messages",
 }
 
 # Behaviours that the adapter has, and Amazon's own service gives with these reservations.
@@ -46,8 +46,6 @@ WEAKER_AT_AMAZON: Final[Mapping[str, str]] = {
     "a FIFO queue keeps it strictly",
     "head": "on a standard queue a message that comes back may come after others",
     "fair groups": "by Amazon's own measure of which group is noisy",
-    "receipts": "on a standard queue a receipt whose time has run out may still delete its "
-    "message, until somebody else has pulled it",
     "dead letters": "a message moves when it would be pulled once too often, not when its last "
     "claim ends",
     "redrive": "a message moved by a task has a new id",
