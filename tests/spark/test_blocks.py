@@ -29,7 +29,8 @@ PUSHES = st.builds(
     queue=st.integers(1, 9),
     number=NUMBERS,
     body=st.binary(max_size=60) | st.just(codec.VERSION * 3),
-    attributes=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), min_size=1),
+    attributes=st.none()
+    | st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.binary(max_size=5), min_size=1),
     priority=st.integers(0, 9),
     group=TEXT,
     dedup_id=TEXT,

@@ -411,7 +411,13 @@ def _extra_json(packed: bytes, of_queue: bool) -> str | None:
         attributes, context, _ = msgspec.msgpack.decode(packed)
     except (msgspec.DecodeError, ValueError, TypeError):
         return None
-    return msgspec.json.encode({"attributes": attributes, "context": context}).decode()
+    told = {"attributes": attributes, "context": context}
+    # JSON has no bytes: apart from the text, or nobody could tell which was which.
+    raw = {name: value for name, value in (attributes or {}).items() if isinstance(value, bytes)}
+    if raw:
+        told["attributes"] = {name: attributes[name] for name in attributes if name not in raw}
+        told["attributes_base64"] = raw
+    return msgspec.json.encode(told).decode()
 
 
 def _message_id(block: Block) -> pa.Array:
