@@ -27,6 +27,8 @@ _MAC_BYTES: Final = 16
 _SAID: Final = struct.Struct(">QQQ")
 _SAID_BYTES: Final = _SAID.size
 _RECEIPT_CHARS: Final = 2 * (_SAID_BYTES + _MAC_BYTES)
+# Most receipts come back soon, and once: of so many it is remembered until then that they are ours.
+_KNOWN_MAX: Final = 8_192
 _LAST_DIGITS: Final = [f"{low:03x}" for low in range(0x1000)]
 
 
@@ -87,21 +89,31 @@ class MessageIds:
 class Receipts:
     """Makes and verifies the receipts of one store."""
 
-    __slots__ = ("_mac",)
+    __slots__ = ("_known", "_mac")
 
     def __init__(self, key: bytes) -> None:
+        self._known: dict[object, Ticket] = {}
         # Feeding a constant first has the key's own block digested here, once, and not each time.
         self._mac = hashlib.blake2b(b"penstock receipt", key=key, digest_size=_MAC_BYTES)
 
     def text(self, ticket: Ticket) -> str:
         """The receipt of one claim; the same claim always has the same one."""
         said = _SAID.pack(ticket.queue, ticket.number, ticket.epoch)
-        return (said + self._sign(said)).hex()
+        text = (said + self._sign(said)).hex()
+        known = self._known
+        if len(known) >= _KNOWN_MAX:
+            known.clear()
+        known[text] = ticket
+        return text
 
     def read(self, receipt: object) -> Ticket:
         """What the receipt says. Raises InvalidReceipt unless this store made it."""
         if type(receipt) is Late:
             receipt = receipt.receipt
+        if type(receipt) is str:
+            known = self._known.pop(receipt, None)
+            if known is not None:
+                return known
         if type(receipt) is Ticket:
             if receipt.made_by is self:
                 return receipt
