@@ -16,6 +16,8 @@ ENTRIES_MAX: Final = 10
 HELD_S: Final = 120
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 2.0
+_ALL: Final = 2**63
+_SOURCE_GONE: Final = "CouldNotDetermineMessageSource"
 _UNDER_WAY: Final = frozenset({"RUNNING", "CANCELLING"})
 
 
@@ -37,12 +39,12 @@ class Moves:
         try:
             await self._client.call("start_message_move_task", queue.name, **asked)
         except UnsupportedOperation:
-            return await self.move_some(queue, to, 2**63)
+            return await self.move_some(queue, to, _ALL)
         except InvalidField:
             if to is None:
                 raise
             # Nobody's dead-letter queue: SQS has no task for it.
-            return await self.move_some(queue, to, 2**63)
+            return await self.move_some(queue, to, _ALL)
         return await self._finished(queue, asked["SourceArn"])
 
     async def _finished(self, queue: Known, arn: str) -> int:
@@ -58,9 +60,16 @@ class Moves:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
         moved = int(task.get("ApproximateNumberOfMessagesMoved", 0))
-        if status == "FAILED":
-            why = task.get("FailureReason", "no reason was given")
+        why = task.get("FailureReason", "no reason was given")
+        if status == "FAILED" and why != _SOURCE_GONE:
             raise RequestError(f"queue: the move ended after {moved} messages: {why}")
+        if status == "FAILED":
+            # It stopped at the first message whose queue is gone; there may be others behind it.
+            try:
+                moved += await self.move_some(queue, None, _ALL)
+            except InvalidField:
+                if not moved:
+                    raise
         return moved
 
     async def move_some(self, queue: Known, to: Known | None, limit: int) -> int:
