@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from penstock.core.events import (
     Carried,
@@ -23,8 +22,8 @@ from penstock.core.events import (
 )
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
-from penstock.spark.audit import CHECKS, SCHEMA, audit
-from penstock.spark.source import JournalBatch, Options
+from penstock.spark.audit import CHECKS, SCHEMA, audit, check_all
+from penstock.spark.blocks import blocks
 from penstock.spark.stream import Stream
 from tests.spark.journals import flip, write_store
 
@@ -55,6 +54,8 @@ FAULTS = {
             Released(T, 1, 2, 1, T + 5), DelayEnded(T + 5, 1, 2, 1), claim(2, 2),
             ClaimExpired(UNTIL, 1, 2, 2), Moved(UNTIL, 1, 2, 2, 3, True), claim(2, 3, queue=2),
             push(3, expires_at_ms=T + 9), Expired(T + 9, 1, 3),
+            push(10), claim(10), ClaimExpired(UNTIL, 1, 10, 1),
+            Extended(UNTIL, 1, 10, 1, UNTIL + 5), Deleted(UNTIL, 1, 10, 1),
             push(4, dedup_id="a"), push(5, at_ms=T + 5 * MINUTES, dedup_id="a"),
             push(6, 3, group="g"), push(7, 3, group="g"), push(8, 3, group="h"),
             claim(8, queue=3), claim(6, queue=3), Deleted(T, 3, 6, 1), claim(7, queue=3),
@@ -62,7 +63,7 @@ FAULTS = {
         ],
         {},
     ),
-    "pushed first": ([Extended(T, 1, 9, 1, UNTIL), Extended(T, 1, 9, 1, UNTIL)], 2),
+    "pushed first": ([Extended(T, 1, 9, 1, UNTIL), claim(8), Released(T, 1, 7, 1)], 3),
     "pushed once": ([push(1), push(1), push(2)], 1),
     "nothing after the end": (
         [push(1), claim(1), Deleted(T, 1, 1, 1), Extended(T, 1, 1, 1, UNTIL),
@@ -147,12 +148,13 @@ def without_its_beginning(store):
 
 def all_events(stores):
     """What the source gives for all of these, read here: planning twenty reads takes minutes."""
-    schema = StructType.fromDDL(SCHEMA)
-    assert isinstance(schema, StructType)
+    names = [column.split()[0] for column in SCHEMA.split(", ")]
     batches = []
     for store in stores:
-        reader = JournalBatch(Options.of({"path": str(store)}), schema)
-        batches += [batch for span in reader.partitions() for batch in reader.read(span)]
+        stream = Stream(str(store))
+        found = blocks(stream.scan, stream.identity, stream.first, stream.end, str(store))
+        batches += [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in found]
+        stream.close()
     return pa.Table.from_batches(batches)
 
 
@@ -164,29 +166,40 @@ MADE = {
 }
 
 
-@pytest.mark.service("default-jre-headless")
-@pytest.mark.timeout(600)
-def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, tmp_path):
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """Every fault in a store of its own: all their events, and what must be found in each."""
+    root = tmp_path_factory.mktemp("planted")
     expected = {}
     for nth, (name, (befell, found)) in enumerate(FAULTS.items()):
-        store = write_store(tmp_path / str(nth), [QUEUES, *([event] for event in befell)])
+        store = write_store(root / str(nth), [QUEUES, *([event] for event in befell)])
         expected[store] = found if isinstance(found, dict) else {name: found}
     for name, (make, found) in MADE.items():
-        make(tmp_path / name)
-        expected[tmp_path / name] = found
+        make(root / name)
+        expected[root / name] = found
     assert {check for found in expected.values() for check in found} == set(CHECKS)
+    by_store = {}
+    for store, found in expected.items():
+        stream = Stream(str(store))
+        by_store[stream.identity.hex()] = found
+        stream.close()
+    return all_events(expected), {store: found for store, found in by_store.items() if found}
 
-    verdict = audit(spark, spark.createDataFrame(all_events(expected)), shown_max=100)
+
+@pytest.mark.service("default-jre-headless")
+@pytest.mark.timeout(600)
+def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, planted):
+    events, expected = planted
+
+    verdict = audit(spark, spark.createDataFrame(events), shown_max=100)
 
     by_store: dict[str, dict[str, int]] = {}
     for finding in verdict.findings:
         counts = by_store.setdefault(finding.store, {})
         counts[finding.check] = counts.get(finding.check, 0) + 1
-    names = {Stream(str(store)).identity.hex(): store for store in expected}
-    assert {names[store]: found for store, found in by_store.items()} == {
-        store: found for store, found in expected.items() if found
-    }
+    assert by_store == expected
     assert sum(verdict.counts.values()) == len(verdict.findings)
+    assert verdict.events == len(events)
     assert not verdict.holds
     lives = {finding.check: finding for finding in verdict.findings if finding.events}
     stale = lives["one holder"]
@@ -194,3 +207,20 @@ def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, tmp_path
     assert [line.split()[3] for line in stale.events] == ["Pushed", "Claimed", "Claimed"]
     assert stale.message_id is not None
     assert stale.message_id.endswith("-9000-000000000001")
+
+
+def test_another_engine_finds_the_same_by_the_same_queries(planted):
+    """What `make bench NAME=spark` compares Spark with does the same work."""
+    duck = pytest.importorskip("benchmarks.duck", reason="the source archive has no benchmarks")
+    events, expected = planted
+    runner = duck.Duck()
+    nobody = pa.table({"name": pa.array([], pa.string()), "counted": pa.array([], pa.int64())})
+
+    found, stores = check_all(runner, runner.rows(events), runner.rows(nobody))
+
+    by_store: dict[str, dict[str, int]] = {}
+    query = f'SELECT store, "check", count(*) FROM {found} GROUP BY ALL'
+    for store, check, count in runner.fetch(query):
+        by_store.setdefault(store, {})[check] = count
+    assert by_store == expected
+    assert runner.fetch(f"SELECT sum(events) FROM {stores}") == [(len(events),)]

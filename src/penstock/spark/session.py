@@ -36,6 +36,15 @@ for argument do
 done
 exec "{java}" "$@"
 """
+DRIVER_MEMORY_MIB: Final = 4 << 10
+
+
+def driver_memory_mib() -> int:
+    """How much a JVM of our own may take: a quarter of the machine, within 1 and 4 GiB."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(DRIVER_MEMORY_MIB, max(1 << 10, machine_bytes >> 22))
+
+
 SETTINGS: Final[dict[str, str]] = {
     # INT96, the default, is read by nobody else without loss.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -47,6 +56,8 @@ SETTINGS: Final[dict[str, str]] = {
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # The default of 1 GiB fails where a window over a few million events still fits well.
+    "spark.driver.memory": f"{driver_memory_mib()}m",
     "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),
 }
 
