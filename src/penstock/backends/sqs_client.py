@@ -37,6 +37,8 @@ TIMEOUT_S: Final = 30
 CONNECT_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
 POLL_S_MAX: Final = 20
+# How many messages one request may bring or take.
+MESSAGES_MAX: Final = 10
 # Each pull that waits has a connection of its own, and nobody else may be kept waiting by them.
 CONNECTIONS_MAX: Final = 10_000
 # For an endpoint on this machine when nobody has set up credentials: it will take any.

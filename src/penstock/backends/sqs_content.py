@@ -30,16 +30,15 @@ from penstock.service import (
     check_number,
     check_pairs,
 )
-from penstock.wire.sqs_message import ATTRIBUTES_MAX
+from penstock.wire.sqs_errors import Refusal
+from penstock.wire.sqs_message import ATTRIBUTES_MAX, body_bytes, check_identifier
 
 BODY: Final = "Penstock.Body"
 MORE: Final = "Penstock.More"
 MESSAGE_BYTES_MAX: Final = 1_048_576
 # Dedup ids of this prefix were made here, for pushes that had none.
 _OWN_DEDUP: Final = "penstock-"
-_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_NAME: Final = re.compile(r"(?!aws\.|amazon\.|\.)(?!.*\.\.)[A-Z0-9_.-]{1,256}(?<!\.)", re.I)
-_PLAIN_ID: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 _EMPTY: Final = "empty"
 _BASE64: Final = "base64"
 # What stands for an empty body, which SQS would not take.
@@ -75,12 +74,13 @@ def check_push(command: Push) -> None:
 
 def check_plain_id(field: str, value: str) -> str:
     """An identifier that SQS takes, too. Raises InvalidField."""
-    if _PLAIN_ID.fullmatch(value) is None:
+    try:
+        return check_identifier(value, field)
+    except Refusal:
         raise InvalidField(
             f"{field}: Amazon SQS takes 1 to 128 letters, digits and punctuation marks of ASCII, "
             f"and no spaces; got {value!r}"
-        )
-    return value
+        ) from None
 
 
 def encode(command: Push) -> dict[str, Any]:
@@ -105,9 +105,8 @@ def _encode_body(body: bytes) -> tuple[str, str | None]:
         return _NOTHING, _EMPTY
     try:
         text = body.decode()
-    except UnicodeDecodeError:
-        return b64encode(body).decode(), _BASE64
-    if _FORBIDDEN.search(text):
+        body_bytes(text)
+    except (UnicodeDecodeError, Refusal):
         return b64encode(body).decode(), _BASE64
     return text, None
 
@@ -144,7 +143,13 @@ def _encode_attributes(
 def _is_plain(name: str, value: str | bytes) -> bool:
     if not value or name in (BODY, MORE) or not name.isascii() or not _PLAIN_NAME.fullmatch(name):
         return False
-    return isinstance(value, bytes) or not _FORBIDDEN.search(value)
+    if isinstance(value, bytes):
+        return True
+    try:
+        body_bytes(value)
+    except Refusal:
+        return False
+    return True
 
 
 def size_of(sent: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from penstock.backends.sqs_client import MESSAGES_MAX
 from penstock.backends.sqs_content import (
     MESSAGE_BYTES_MAX,
     check_push,
@@ -42,9 +43,9 @@ from penstock.service import (
     Release,
     check_number,
 )
+from penstock.wire.sqs_attributes import NUMBERS
 
-ENTRIES_MAX: Final = 10
-DELAY_S_MAX: Final = 900
+DELAY_S_MAX: Final = NUMBERS["DelaySeconds"].high
 VISIBILITY_S_MAX: Final = VISIBILITY_MS_MAX // 1_000
 RECEIPT_CHARS_MAX: Final = 8_192
 REQUESTS_AT_ONCE: Final = 8
@@ -266,7 +267,7 @@ def _requests(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     portion: list[Entry] = []
     size_bytes = 0
     for entry in entries:
-        is_full = len(portion) == ENTRIES_MAX or size_bytes + entry.size_bytes > MESSAGE_BYTES_MAX
+        is_full = len(portion) == MESSAGES_MAX or size_bytes + entry.size_bytes > MESSAGE_BYTES_MAX
         if portion and is_full:
             yield portion
             portion, size_bytes = [], 0

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from penstock.backends.sqs_client import MESSAGES_MAX
 from penstock.backends.sqs_queues import Known, QueueBook
 from penstock.errors import InvalidField, QueueNotFound, RequestError, UnsupportedOperation
 
-ENTRIES_MAX: Final = 10
 HELD_S: Final = 120
 PAUSE_S_MIN: Final = 0.02
 PAUSE_S_MAX: Final = 2.0
@@ -74,13 +74,15 @@ class Moves:
 
     async def move_some(self, queue: Known, to: Known | None, limit: int) -> int:
         """Moves up to so many, oldest first; how many were moved. Raises as `move_all` does."""
+        # By it, and seen from its account, the messages' sources are named.
+        await self._book.arn(queue)
         moved = 0
         kept: list[Mapping[str, Any]] = []
         while moved < limit:
             answer = await self._book.ask(
                 "receive_message",
                 queue,
-                MaxNumberOfMessages=min(ENTRIES_MAX, limit - moved),
+                MaxNumberOfMessages=min(MESSAGES_MAX, limit - moved),
                 VisibilityTimeout=HELD_S,
                 WaitTimeSeconds=0,
                 MessageAttributeNames=["All"],

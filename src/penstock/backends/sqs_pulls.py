@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Final
 
-from penstock.backends.sqs_client import POLL_S_MAX
+from penstock.backends.sqs_client import MESSAGES_MAX, POLL_S_MAX
 from penstock.backends.sqs_content import check_plain_id, decode, new_dedup_id
 from penstock.backends.sqs_lacks import LACKS
 from penstock.backends.sqs_queues import Known, QueueBook
@@ -20,7 +20,6 @@ from penstock.service import (
     check_number,
 )
 
-RECEIVE_MAX: Final = 10
 # An empty answer that came sooner than this was not waited for: the next must not follow at once.
 _WAITED_S_MIN: Final = 1.0
 _PAUSE_S: Final = 0.1
@@ -50,8 +49,8 @@ class Pulls:
         if command.attempt_id is not None or not visibility_s:
             # An attempt is one answer; and a claim that is over already would only come again.
             return claims
-        while claims and len(claims) % RECEIVE_MAX == 0 and len(claims) < command.limit:
-            limit = min(RECEIVE_MAX, command.limit - len(claims))
+        while claims and len(claims) % MESSAGES_MAX == 0 and len(claims) < command.limit:
+            limit = min(MESSAGES_MAX, command.limit - len(claims))
             more = await self._receive(queue, limit, visibility_s, 0, None)
             if not more:
                 break
@@ -62,7 +61,7 @@ class Pulls:
         self, queue: Known, command: Pull, visibility_s: int, wait_ms: int
     ) -> list[Claim]:
         """The first messages there are, waited for as long as the caller likes."""
-        limit = min(RECEIVE_MAX, command.limit)
+        limit = min(MESSAGES_MAX, command.limit)
         until_ms = self._clock.now_ms() + wait_ms
         left_ms = wait_ms
         loop = asyncio.get_running_loop()

@@ -57,12 +57,12 @@ class QueueBook:
         self.client = client
         self._known: dict[str, Known] = {}
 
-    async def find(self, name: str, field: str = "queue") -> Known:
+    async def find(self, name: str) -> Known:
         """The queue of this name. Raises InvalidField or QueueNotFound."""
         try:
             return self._known[name]
         except (KeyError, TypeError):
-            bare, account = read_name(name, field)
+            bare, account = read_name(name)
         asked: dict[str, Any] = {"QueueName": bare}
         account = account or self.client.account
         if account is not None:
