@@ -146,7 +146,9 @@ def settle_part(
         proofs = [claim.proof for claim in claims_of(service, source, part)]
     if not proofs:
         return Settled(0, part.size)
-    # One append: the part is ended whole, or not at all if we are killed before.
+    # One append: the part is ended whole, or not at all if we are killed before. A claim that ran
+    # out must not do, even if nobody else has the message: its task may have found it lapsed, and
+    # read nothing.
     replies = service.execute(Batch([Delete(source.queue, proof) for proof in proofs]))
     lapsed = sum(isinstance(reply, PenstockError) for reply in replies)
     return Settled(len(replies) - lapsed, lapsed)
