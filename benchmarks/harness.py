@@ -76,21 +76,35 @@ def _see_peer(path: str | None) -> None:
 
 def install_peer(name: str, requirements: Sequence[str]) -> None:
     """Installs a peer's packages into a directory of their own, once; ends the run if it cannot."""
-    wanted = f"{sys.version_info[:2]} {' '.join(requirements)}"
+    lack = peer_lack(name, requirements)
+    if lack:
+        sys.exit(f"benchmark: {lack}")
+
+
+def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
+    """Installs a peer from PyPI or npm, once; why it cannot be had, or nothing."""
+    where = PEERS / name
+    if npm:
+        wanted = " ".join(requirements)
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(where)]
+    else:
+        wanted = f"{sys.version_info[:2]} {' '.join(requirements)}"
+        command = [sys.executable, "-m", "pip", "install", "--quiet"]
+        command += ["--disable-pip-version-check", "--target", str(where)]
     stamp = PEERS / f"{name}.installed"
     if stamp.is_file() and stamp.read_text() == wanted:
-        return
+        return ""
+    if shutil.which(command[0]) is None:
+        return f"cannot install {name}: there is no {command[0]}"
     print(f"installing {', '.join(requirements)} for comparison", flush=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*command, "--upgrade", "--target", str(PEERS / name), *requirements],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # What was there is of another version, or half of one.
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir(parents=True)
+    done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"benchmark: cannot install {name}: {done.stderr.strip()[-500:]}")
+        return f"cannot install {name}: {done.stderr.strip()[-500:]}"
     stamp.write_text(wanted)
+    return ""
 
 
 def install_package(package: str, program: str) -> bool:

@@ -1,0 +1,269 @@
+"""The SQS servers that `benchmarks.sqs` compares: how each is installed, started, asked and ended.
+
+    | server              | speaks | keeps its messages                            |
+    |---------------------|--------|-----------------------------------------------|
+    | Penstock, in memory | JSON   | in memory                                     |
+    | Penstock, durable   | JSON   | on the disk, synced before the answer         |
+    | fauxqs              | JSON   | in memory                                     |
+    | ElasticMQ           | Query  | in memory                                     |
+    | ministack           | JSON   | in memory                                     |
+    | moto_server         | JSON   | in memory                                     |
+    | bare loop           | JSON   | not at all: it reads, and answers what it may |
+
+Each runs as its own documentation says, told to print nothing for a request where it can be.
+"""
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from benchmarks.harness import PEERS, peer_lack
+
+MEMORY = "penstock, memory"
+DURABLE = "penstock, durable"
+BARE = "bare loop"
+START_S_MAX = 30.0
+STOP_S_MAX = 10.0
+# The last boto3 that spoke the Query protocol to SQS, for the server that knows no other.
+OLD_BOTO3 = "boto3-query"
+OLD_BOTO3_REQUIREMENTS = ("boto3>=1.28,<1.29", "botocore<1.31.81")
+
+_AUTHORIZATION = (
+    "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/sqs/aws4_request, "
+    f"SignedHeaders=host;x-amz-date, Signature={'0' * 64}"
+)
+
+
+class Absent(Exception):
+    """A server cannot be had here, for this reason."""
+
+
+class Kind(NamedTuple):
+    """One of the servers."""
+
+    # The command and what to add to the environment, for a port and a directory of its own.
+    command: Callable[[int, Path], tuple[list[str], dict[str, str]]]
+    # Installs what it needs; why that cannot be, or nothing.
+    lack: Callable[[], str] = lambda: ""
+    protocol: str = "json"
+    keeps_messages: bool = True
+    # Whether a message that was deleted is still counted among those in flight.
+    counts_deleted: bool = False
+    # How long a request may go on unseen after its client has left.
+    settle_s: float = 0.02
+
+
+def _penstock(port: int, store: str) -> tuple[list[str], dict[str, str]]:
+    program = str(Path(sys.executable).with_name("penstock"))
+    return [program, "serve", "--port", str(port), "--store", store], {}
+
+
+def _bare(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, "-m", "benchmarks.sqs_bare", str(port)], {}
+
+
+def _fauxqs(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
+    module = PEERS / "fauxqs/node_modules/fauxqs/dist/app.js"
+    # Its command prints every request; the function behind it can be told not to.
+    start = f"import({json.dumps(str(module))}).then(m => m.startFauxqs({{logger: false}}))"
+    return ["node", "-e", start], {"FAUXQS_PORT": str(port)}
+
+
+def _elasticmq(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
+    (jar,) = (PEERS / "elasticmq/node_modules/elasticmq").glob("*.jar")
+    opens = []
+    for package in ("java.base/java.util.regex", "java.base/java.lang"):
+        opens += ["--add-opens", f"{package}=ALL-UNNAMED"]
+    settings = [f"-Dnode-address.port={port}", f"-Drest-sqs.bind-port={port}"]
+    return ["java", *opens, *settings, "-jar", str(jar)], {}
+
+
+def _ministack(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, "-m", "ministack.app"], {
+        "PYTHONPATH": str(PEERS / "ministack"),
+        "GATEWAY_PORT": str(port),
+        "BIND_HOST": "127.0.0.1",
+        "SERVICES": "sqs",
+        "LOG_LEVEL": "ERROR",
+    }
+
+
+def _moto(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
+    path = str(PEERS / "moto-server")
+    return [sys.executable, "-m", "moto.server", "-p", str(port)], {"PYTHONPATH": path}
+
+
+def _elasticmq_lack() -> str:
+    return peer_lack("elasticmq", ["elasticmq@0.7"], npm=True) or peer_lack(
+        OLD_BOTO3, OLD_BOTO3_REQUIREMENTS
+    )
+
+
+KINDS: Mapping[str, Kind] = {
+    MEMORY: Kind(lambda port, directory: _penstock(port, "memory:")),
+    DURABLE: Kind(lambda port, directory: _penstock(port, f"file:{directory}/data")),
+    # npm takes the newest that the node at hand can run.
+    "fauxqs": Kind(_fauxqs, lambda: peer_lack("fauxqs", ["fauxqs@>=1.9 <3"], npm=True)),
+    "ElasticMQ": Kind(
+        _elasticmq, _elasticmq_lack, protocol="query", counts_deleted=True, settle_s=0.1
+    ),
+    "ministack": Kind(_ministack, lambda: peer_lack("ministack", ["ministack>=1.5,<2"])),
+    "moto_server": Kind(
+        _moto, lambda: peer_lack("moto-server", ["moto[server,sqs]>=5.1,<6"]), settle_s=0.2
+    ),
+    BARE: Kind(_bare, keeps_messages=False),
+}
+PEER_NAMES = ("fauxqs", "ElasticMQ", "ministack", "moto_server")
+
+
+class Depth(NamedTuple):
+    """How many messages of a queue can be received now, and how many there are."""
+
+    visible: int
+    total: int
+
+
+class Server:
+    """One of them, running."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.kind = KINDS[name]
+        lack = self.kind.lack()
+        if lack:
+            raise Absent(lack)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command, environment = self.kind.command(self.port, directory)
+        self._output = directory / "output"
+        self.started_s = time.perf_counter()
+        try:
+            with open(self._output, "wb") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+        except OSError as error:
+            raise Absent(f"cannot start {command[0]}: {error.strerror}") from None
+        self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S_MAX)
+        try:
+            self.start_s = self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_it_answers(self) -> float:
+        """The seconds from its start to its first answer. Raises Absent."""
+        while True:
+            took_s = time.perf_counter() - self.started_s
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), START_S_MAX):
+                    pass
+                if self.kind.keeps_messages:
+                    self.ask("ListQueues", {})
+                return time.perf_counter() - self.started_s
+            except OSError:
+                self._connection.close()
+            if self._process.poll() is not None or took_s > START_S_MAX:
+                said = self._output.read_text(errors="replace").strip()[-300:]
+                raise Absent(f"it does not answer; it said: {said or 'nothing'}")
+            time.sleep(0.002)
+
+    def ask(self, action: str, parameters: Mapping[str, Any], path: str = "/") -> str:
+        """The body of the answer to a request that must not fail."""
+        headers = {"Authorization": _AUTHORIZATION, "X-Amz-Date": "20260101T000000Z"}
+        if self.kind.protocol == "json":
+            headers["X-Amz-Target"] = f"AmazonSQS.{action}"
+            headers["Content-Type"] = "application/x-amz-json-1.0"
+            content = json.dumps(parameters)
+        else:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            content = urlencode({"Action": action, "Version": "2012-11-05", **parameters})
+        try:
+            self._connection.request("POST", path, content, headers)
+            answer = self._connection.getresponse()
+            said = answer.read().decode()
+        except http.client.HTTPException as error:
+            self._connection.close()
+            raise ConnectionError(str(error)) from None
+        if answer.status != 200:
+            raise RuntimeError(f"{self.name} answers {action} with {answer.status}: {said[:300]}")
+        return said
+
+    def create_queue(self, name: str) -> str:
+        """Makes a queue; its URL."""
+        if not self.kind.keeps_messages:
+            return f"{self.url}/000000000000/{name}"
+        # What a client has received and left behind must not come back in the midst of a race.
+        hidden_s = "43200"
+        if self.kind.protocol == "json":
+            attributes = {"VisibilityTimeout": hidden_s}
+            said = self.ask("CreateQueue", {"QueueName": name, "Attributes": attributes})
+            return str(json.loads(said)["QueueUrl"])
+        setting = {"Attribute.1.Name": "VisibilityTimeout", "Attribute.1.Value": hidden_s}
+        said = self.ask("CreateQueue", {"QueueName": name, **setting})
+        return re.findall("<QueueUrl>(.*?)</QueueUrl>", said)[0]  # type: ignore[no-any-return]
+
+    def delete_queue(self, url: str) -> None:
+        """Forgets a queue and what is in it."""
+        if not self.kind.keeps_messages:
+            return
+        if self.kind.protocol == "json":
+            self.ask("DeleteQueue", {"QueueUrl": url})
+        else:
+            self.ask("DeleteQueue", {}, urlsplit(url).path)
+
+    def depth(self, url: str) -> Depth:
+        """How many messages a queue says it holds; none if it cannot hold any."""
+        if not self.kind.keeps_messages:
+            return Depth(0, 0)
+        if self.kind.protocol == "json":
+            said = self.ask("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": ["All"]})
+            attributes = json.loads(said)["Attributes"]
+        else:
+            said = self.ask("GetQueueAttributes", {"AttributeName.1": "All"}, urlsplit(url).path)
+            pairs = r"<Name>(\w+)</Name>\s*<Value>(.*?)</Value>"
+            attributes = dict(re.findall(pairs, said))
+        visible, in_flight = (
+            int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible")
+        )
+        return Depth(visible, visible + in_flight)
+
+    def settled_depth(self, url: str) -> Depth:
+        """The same once requests whose client has left are done with."""
+        found = self.depth(url)
+        while True:
+            time.sleep(self.kind.settle_s)
+            if found == (found := self.depth(url)):
+                return found
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._connection.close()
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S_MAX)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,118 @@
+"""The race of SQS servers loads them all alike, and a server that loses a message voids it."""
+
+import json
+from hashlib import md5
+
+import pytest
+
+sqs = pytest.importorskip("benchmarks.sqs", reason="the source archive has no benchmarks")
+from benchmarks import harness, sqs_bare, sqs_load, sqs_servers  # noqa: E402
+
+SEND, RECEIVE = sqs.Work("send", 1), sqs.Work("receive", 10)
+KIND = sqs_servers.KINDS[sqs_servers.MEMORY]
+WELL = {
+    **dict.fromkeys(("broken", "status", "doubled", "refused"), 0),
+    "requests": 100,
+    "took_us": 500_000,
+    "p50_us": 1_500,
+    "p99_us": 4_000,
+    # 60 receives and 40 deletes were answered; 15 more deletes were under way.
+    "receives": 60,
+    "received": 600,
+    "asked": 550,
+}
+FULL = sqs_servers.Depth(2_000, 2_000)
+
+
+def judge(work, before, after, kind=KIND, **changes):
+    return sqs_load.judged(kind, work, 32, WELL | changes, before, after)
+
+
+@pytest.mark.parametrize("more", [100, 132])
+def test_sends_are_believed_if_the_queue_grew_by_as_many(more):
+    cell = judge(SEND, FULL, sqs_servers.Depth(2_000 + more, 2_000 + more))
+    assert cell == sqs_load.Cell(200, 1.5, 4)
+
+
+@pytest.mark.parametrize("more", [99, 133, 0])
+def test_a_message_lost_or_doubled_by_a_send_voids_the_run(more):
+    with pytest.raises(harness.Void, match="100 were answered for"):
+        judge(SEND, FULL, sqs_servers.Depth(2_000 + more, 2_000 + more))
+
+
+def test_receives_and_deletes_are_believed_if_the_queue_shrank_by_as_many():
+    cell = judge(RECEIVE, FULL, sqs_servers.Depth(1_400, 1_500))
+    assert cell.per_s == 800
+
+
+@pytest.mark.parametrize(("visible", "total"), [(1_401, 1_500), (1_079, 1_500), (1_400, 1_601)])
+def test_a_message_that_stays_or_goes_unasked_voids_the_run(visible, total):
+    with pytest.raises(harness.Void):
+        judge(RECEIVE, FULL, sqs_servers.Depth(visible, total))
+
+
+@pytest.mark.parametrize("fault", ["broken", "status", "doubled", "refused"])
+def test_an_error_or_a_message_received_twice_voids_the_run(fault):
+    with pytest.raises(harness.Void, match=fault):
+        judge(SEND, FULL, sqs_servers.Depth(2_100, 2_100), **{fault: 1})
+
+
+def test_a_queue_that_ran_dry_measures_something_else():
+    with pytest.raises(sqs_load.RanDry):
+        judge(RECEIVE, sqs_servers.Depth(600, 600), sqs_servers.Depth(0, 200))
+
+
+def test_who_finished_nothing_is_credited_with_one():
+    none = {"requests": 0, "receives": 0, "received": 0, "asked": 0}
+    assert judge(RECEIVE, FULL, FULL, **none).per_s == 2
+
+
+def test_the_bare_loop_answers_as_an_sqs_server_would():
+    answers = sqs_bare.Answers()
+
+    def ask(action, **parameters):
+        body = json.dumps({"QueueUrl": "http://localhost/0/q", **parameters}).encode()
+        said = answers.answer(f"AmazonSQS.{action}".encode(), body)
+        return json.loads(said.partition(b"\r\n\r\n")[2])
+
+    assert ask("SendMessage", MessageBody="a")["MD5OfMessageBody"] == md5(b"a").hexdigest()
+    entries = [{"Id": str(n), "MessageBody": "a"} for n in range(10)]
+    assert len(ask("SendMessageBatch", Entries=entries)["Successful"]) == 10
+    received = ask("ReceiveMessage", MaxNumberOfMessages=10)["Messages"]
+    assert len({message["MessageId"] for message in received}) == 10
+    assert {message["MD5OfBody"] for message in received} == {
+        md5(sqs_bare.BODY.encode()).hexdigest()
+    }
+
+
+def test_a_server_that_cannot_be_had_is_absent_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(harness, "PEERS", tmp_path / "peers")
+    with sqs.ExitStack() as stack:
+        contestants, absent = sqs.contest(stack, tmp_path, [sqs.Row("fauxqs")])
+    assert contestants == {}
+    assert absent == {"fauxqs": "cannot install fauxqs: there is no npm"}
+
+
+def test_every_target_is_judged_and_those_of_absent_peers_by_the_fastest_present():
+    rows = [*map(sqs.Row, sqs_servers.KINDS), sqs.Row(sqs_servers.MEMORY, sqs.BACKLOG)]
+    rows.remove(sqs.Row("ElasticMQ"))
+    rates = dict.fromkeys(rows, 1.0) | {sqs.Row("ministack"): 2.0}
+    cells = {row: [sqs_load.Cell(rate, 1, 1)] for row, rate in rates.items()}
+    figures = {sqs.Race(work, sqs.MANY): cells for work in sqs.WORKS}
+    found = {target.name: target.value for target in sqs.targets(figures)}
+    assert len(found) == 16
+    assert found["SendMessage: memory / ministack"] == 0.5
+    assert found["SendMessage: penstock, memory, 1,000,000 waiting / empty"] == 1
+
+
+@pytest.mark.service("wrk")
+@pytest.mark.parametrize("name", [sqs_servers.MEMORY, sqs_servers.BARE])
+def test_a_second_of_each_work_is_measured_and_the_ledger_holds(tmp_path, name):
+    with sqs.ExitStack() as stack:
+        contestants, _ = sqs.contest(stack, tmp_path, [sqs.Row(name)])
+        (contestant,) = contestants.values()
+        for work in (sqs.Work("send", 10), sqs.Work("receive", 1)):
+            cell = contestant.run(sqs.Race(work, 2), 1)
+            assert cell.per_s > 0
+            assert 0 < cell.p50_ms <= cell.p99_ms
