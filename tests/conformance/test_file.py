@@ -1,9 +1,7 @@
 """The file engine holds the contract: through both faces, in every durability, and in real time."""
 
-import asyncio
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,14 +27,18 @@ from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.order import OrderContract
 from penstock.testing.conformance.queues import QueueContract
 from penstock.testing.conformance.waiting import WaitingContract
+from tests.conformance.awaited import FromAnyThread
 
 # Small files are made quickly, and every longer test crosses from one to the next.
 FILE_BYTES = 256 * 1024
 
 
+def made(path, clock, durability):
+    return open_engine(path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES)
+
+
 def opened(path, clock, durability):
-    engine = open_engine(path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES)
-    return Queues(BlockingEngine(engine))
+    return Queues(BlockingEngine(made(path, clock, durability)))
 
 
 @pytest.fixture
@@ -159,39 +161,8 @@ class TestFileReopened(
             yield queues
 
 
-class FromAnyThread:
-    """The asyncio face as the suite wants it: a loop in its own thread, each call waited for."""
-
-    def __init__(self, path: Any, clock: ManualClock, durability: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        engine = open_engine(
-            path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES
-        )
-        self._queues = self._run(self._face_of(engine))
-        self.service = self._queues.service
-
-    async def _face_of(self, engine: Any) -> AsyncQueues:
-        return AsyncQueues(AsyncEngine(engine))
-
-    def __getattr__(self, verb: str) -> Any:
-        method = getattr(self._queues, verb)
-        return lambda *args, **options: self._run(method(*args, **options))
-
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def end(self) -> None:
-        self._run(self._queues.close())
-        self._run(self._finish_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _finish_tasks(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+async def opened_async(path, clock, durability):
+    return AsyncQueues(AsyncEngine(made(path, clock, durability)))
 
 
 class TestFileThroughAsyncio(ClaimContract, CrowdContract, DeadLetterContract):
@@ -201,7 +172,7 @@ class TestFileThroughAsyncio(ClaimContract, CrowdContract, DeadLetterContract):
 
     @pytest.fixture
     def queues(self, clock, quick_path):
-        queues = FromAnyThread(quick_path, clock, "os")
+        queues = FromAnyThread(lambda: opened_async(quick_path, clock, "os"))
         yield queues
         queues.end()
 
@@ -213,7 +184,7 @@ class TestFileThroughAsyncioInSync(WaitingContract):
 
     @pytest.fixture
     def queues(self, clock, tmp_path):
-        queues = FromAnyThread(tmp_path, clock, "sync")
+        queues = FromAnyThread(lambda: opened_async(tmp_path, clock, "sync"))
         yield queues
         queues.end()
 

@@ -4,11 +4,9 @@ Both are tried at once: the endpoint started as a user would start it, in real t
 manual clock, through asyncio, for what would take minutes.
 """
 
-import asyncio
 import re
-import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.request import urlopen
 
 import pytest
@@ -21,6 +19,7 @@ from penstock.testing.conformance.content import ContentContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.waiting import WaitingContract
+from tests.conformance.awaited import FromAnyThread
 from tests.sqs.conftest import Local, serve
 
 WAITING = re.compile(r'penstock_waiting_pulls\{queue="([^"]+)"\} ([0-9.]+)')
@@ -63,30 +62,6 @@ class TestSqs(Endpointed, ConformanceSuite):
         return process_queues
 
 
-class FromAnyThread:
-    """The asyncio face as the suite wants it: a loop in its own thread, each call waited for."""
-
-    def __init__(self, url: str, clock: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._queues = self._run(penstock.aio.connect(url, clock=clock))
-        self.service = self._queues.service
-
-    def __getattr__(self, verb: str) -> Any:
-        method = getattr(self._queues, verb)
-        return lambda *args, **options: self._run(method(*args, **options))
-
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def end(self) -> None:
-        self._run(self._queues.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 @pytest.fixture(scope="module")
 def local():
     server = Local(None, deleted_window=0, purged_window=0)
@@ -96,7 +71,9 @@ def local():
 
 @pytest.fixture(scope="module")
 def local_queues(local):
-    queues = FromAnyThread(f"sqs://us-east-1?endpoint={local.url}", local.clock)
+    queues = FromAnyThread(
+        lambda: penstock.aio.connect(f"sqs://us-east-1?endpoint={local.url}", clock=local.clock)
+    )
     yield queues
     queues.end()
 
