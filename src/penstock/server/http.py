@@ -133,7 +133,6 @@ class Connection(asyncio.Protocol):
         "_chunk_bytes",
         "_closing",
         "_head_bytes",
-        "_header_count",
         "_headers",
         "_idle_sweeps",
         "_in_head",
@@ -141,6 +140,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_more",
         "_parser",
+        "_repeated",
         "_request",
         "_seen",
         "_seen_idle",
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._more: list[bytes] = []
         self._body_timed = False
         self._head_bytes = 0
-        self._header_count = 0
+        self._repeated = 0
         self._chunk_bytes = 0
         # The requests that were read, one of which may be being answered.
         self._seen = 0
@@ -252,30 +252,43 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # after the last chunk: nothing that came that late may matter
-        self._header_count += 1
-        if self._header_count > HEADERS_MAX:
+        key = _LOWERED.get(name)
+        if key is None:
+            self._count_headers()
+            key = _lower(name)
+        if key in self._headers:
+            self._repeat_header(key, value)
+        else:
+            self._headers[key] = value.decode("latin-1")
+
+    def _repeat_header(self, key: str, value: bytes) -> None:
+        if key in _SINGLE:
+            raise _Unacceptable(400, f"the header {key} came twice")
+        self._repeated += 1
+        self._count_headers()
+        self._headers[key] += "," + value.decode("latin-1")
+
+    def _count_headers(self) -> None:
+        """Called for names that are not known, repeated names, and in the end: that is enough."""
+        if len(self._headers) + self._repeated > HEADERS_MAX:
             raise _Unacceptable(431, f"there are over {HEADERS_MAX} headers")
-        key = _LOWERED.get(name) or _lower(name)
-        headers = self._headers
-        text = value.decode("latin-1")
-        if key in headers:
-            if key in _SINGLE:
-                raise _Unacceptable(400, f"the header {key} came twice")
-            text = f"{headers[key]},{text}"
-        headers[key] = text
 
     def on_headers_complete(self) -> None:
+        self._count_headers()
         self._in_head = False
+        self._repeated = 0
         headers = self._headers
-        self._header_count = 0
         if self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
             self._weigh_head()
-        url = self._url.decode("latin-1")
-        path, _, query = url.partition("?")
-        method = self._parser.get_method().decode()
-        self._request = request = Request(method, path, query, headers)
-        if not path.startswith("/"):
-            raise _Unacceptable(400, "the request names no path of this server")
+        raw_method = self._parser.get_method()
+        method = "POST" if raw_method == b"POST" else raw_method.decode()
+        if self._url == b"/":
+            self._request = request = Request(method, "/", "", headers)
+        else:
+            path, _, query = self._url.decode("latin-1").partition("?")
+            self._request = request = Request(method, path, query, headers)
+            if not path.startswith("/"):
+                raise _Unacceptable(400, "the request names no path of this server")
         if "host" not in headers and self._parser.get_http_version() != "1.0":
             raise _Unacceptable(400, "a request needs a Host header")
         if not _UNUSUAL.isdisjoint(headers):
