@@ -48,7 +48,7 @@ def measure(path, count):
     gc.collect()
     before = resident_bytes()
     begun = time.monotonic()
-    engine = open_engine(path, durability="os")
+    engine: Any = open_engine(path, durability="os")
     (claim,) = engine.submit(Pull("q"))
     first_pull_s = time.monotonic() - begun
     assert claim.body.startswith(b"00000000000")
@@ -65,9 +65,8 @@ def measure(path, count):
         steps_s.append(time.thread_time() - begun)
         return reply
 
-    upkeep: Any = engine.upkeep
-    upkeep._exclusive = exclusive
-    upkeep.run_pass()
+    engine.upkeep._exclusive = exclusive
+    engine.upkeep.run_pass()
     engine.close()
     figures = {
         "first_pull_s": round(first_pull_s, 3),

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from penstock.backends.store import open_engine
+from penstock.journal.codec import decode
 from penstock.service import TTL_MS_MAX, ConfigureQueue, CreateQueue, Peek, Pull, Push, Stats
 
 HOUR_S = 3_600
@@ -140,7 +141,11 @@ def test_time_never_runs_backwards_in_what_is_written(quick_path, machine):
         engine.submit(Push("q", b"y"))
         engine.close()
     engine = opened(quick_path)
-    times = [event.at_ms for event, _ in engine.journal.replayed(None)]
+    times = [
+        event.at_ms
+        for entry in engine.journal.replayed(None)
+        for event, _ in decode(entry.data, entry.data_offset)
+    ]
     assert times == sorted(times)
     assert len(times) == 11
     engine.close()

@@ -30,6 +30,7 @@ from penstock.core.events import (
 from penstock.core.shard import QueueSnapshot, ShardSnapshot
 from penstock.errors import CorruptEntry
 from penstock.journal import codec
+from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.snapshot import (
     Outline,
     SnapshotWriter,
@@ -165,12 +166,13 @@ def test_the_golden_snapshot_is_what_is_written(tmp_path):
     writer.finish()
     (path,) = snapshot_paths(tmp_path)
     assert path.name == "snapshot-0000000000001000"
-    assert path.read_bytes() == b"".join(golden("snapshot-1.txt").values())
+    assert path.read_bytes() == b"".join(golden("snapshot-2.txt").values())
 
 
-def test_the_golden_snapshot_is_read_as_what_it_is(tmp_path):
+@pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt"])
+def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
-    path.write_bytes(b"".join(golden("snapshot-1.txt").values()))
+    path.write_bytes(b"".join(golden(name).values()))
     taken = read_snapshot(path)
     outline, slices = the_snapshot()
     assert taken is not None
@@ -186,6 +188,17 @@ def test_the_golden_snapshot_is_read_as_what_it_is(tmp_path):
 
 def test_a_snapshot_of_another_version_is_none(tmp_path):
     path = tmp_path / "snapshot-0000000000001000"
-    path.write_bytes(b"".join(golden("snapshot-1.txt").values()).replace(b"PSNAPS01", b"PSNAPS02"))
+    path.write_bytes(b"".join(golden("snapshot-2.txt").values()).replace(b"PSNAPS02", b"PSNAPS03"))
     assert read_snapshot(path) is None
     assert read_outline(path) is None
+
+
+def test_columns_give_back_what_they_were_given():
+    plain = [Delivery(2, 9 * n, 9 * n, n << 40 | 5, AT_MS + n // 7) for n in range(1, 50)]
+    _, slices = the_snapshot()
+    for deliveries in ([], plain, plain[:1], *slices, [*plain, *slices[0], *slices[1]]):
+        assert unpack_columns(pack_columns(deliveries)) == deliveries
+    shared = unpack_columns(pack_columns(plain))
+    assert shared[0].pushed_at_ms is shared[5].pushed_at_ms
+    with pytest.raises(ValueError, match="1 messages of 2"):
+        unpack_columns(pack_columns(plain[:1]).replace(b"\x9f\x01", b"\x9f\x02", 1))

@@ -8,11 +8,23 @@ from typing import Any
 import pytest
 
 from penstock.backends import upkeep as upkeep_module
+from penstock.backends.store import FORMAT as STORE_FORMAT
 from penstock.backends.store import open_engine
 from penstock.clock import ManualClock
+from penstock.core.shard import ShardSnapshot
 from penstock.errors import JournalError, StoreFull
 from penstock.journal import readers
-from penstock.journal.snapshot import snapshot_paths
+from penstock.journal.fileheader import (
+    FORMAT,
+    PAGE_BYTES,
+    SLOT_OFFSETS,
+    FileHeader,
+    Slot,
+    pack_page,
+    pack_slot,
+)
+from penstock.journal.files import name_of
+from penstock.journal.snapshot import Outline, SnapshotWriter, snapshot_paths
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
 from tests.journal.disk import Disk
 from tests.store.life import exact_replay, portrait, same, small_slices
@@ -333,4 +345,34 @@ def test_the_open_files_of_a_long_life_stay_few(quick_path):
         counts.append(len(os.listdir("/proc/self/fd")))
     assert store.engine.journal.segments.first_offset > 0
     assert max(counts[10:]) <= max(counts[:10]) + 4
+    store.engine.close()
+
+
+def test_a_store_goes_on_when_its_journal_has_passed_four_gigabytes(quick_path, monkeypatch):
+    small_slices(monkeypatch)
+    file_bytes = 16_384
+    payload_bytes = file_bytes - PAGE_BYTES
+    number = (5 << 30) // payload_bytes
+    offset = number * payload_bytes
+    identity = bytes(range(16))
+    page = bytearray(pack_page(FileHeader(FORMAT, number, offset, file_bytes, identity)))
+    slot = pack_slot(Slot(1, identity, offset, 1, offset, 1))
+    page[SLOT_OFFSETS[0] : SLOT_OFFSETS[0] + len(slot)] = slot
+    journal = quick_path / "store" / "journal"
+    journal.mkdir(parents=True)
+    (journal / name_of(number)).write_bytes(bytes(page).ljust(file_bytes, b"\0"))
+    (quick_path / "store" / "store").write_bytes(STORE_FORMAT)
+    SnapshotWriter(quick_path / "store", Outline(offset, 0, ShardSnapshot(1, 1, []))).finish()
+
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q", {"visibility_ms": 60_000}))
+    store(*(Push("q", b"%d" % count, priority=count % 2) for count in range(40)))
+    assert len(store.bodies("q", limit=3)) == 3
+    for _ in range(2):
+        store.run_pass()
+        store.reopen()
+    assert store.engine.journal.segments.end_offset > 1 << 32
+    assert store(Stats("q")).messages == 40
+    odd, even = range(7, 40, 2), range(0, 40, 2)
+    assert store.bodies("q") == [b"%d" % count for count in (*odd, *even)]
     store.engine.close()

@@ -21,10 +21,11 @@ from penstock.backends.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
 from penstock.core.events import AnyEvent, QueueCreated
 from penstock.core.receipts import KEY_BYTES
-from penstock.core.replay import heed
+from penstock.core.replay import heed, heed_arrivals
 from penstock.core.shard import ShardState
 from penstock.errors import StoreUnusable
-from penstock.journal.codec import EVENT_BYTES
+from penstock.journal.codec import EVENT_BYTES, decode, plain_arrivals
+from penstock.journal.entry import StoredEntry
 from penstock.journal.file import Durability, FileJournal
 from penstock.journal.segments import FILE_BYTES, Segments
 from penstock.journal.snapshot import Taken, offset_of, read_snapshot, snapshot_paths
@@ -189,8 +190,8 @@ def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
     taken = _newest_snapshot(store, segments.first_offset, segments.end_offset)
     start = None if taken is None else taken.outline.offset
     recovery = Recovery(taken)
-    for event, place in journal.replayed(start):
-        recovery.heed(event, place)
+    for entry in journal.replayed(start):
+        recovery.heed_entry(entry)
     # What was damaged may have given numbers to messages: nobody else may get them.
     lost = sum(found.size_bytes // EVENT_BYTES + 1 for found in segments.quarantined)
     return recovery.finish(lost), recovery.last_ms
@@ -224,6 +225,15 @@ class Recovery:
         self.last_ms = 0 if taken is None else taken.outline.at_ms
         self._early = {} if taken is None else taken.early
         self._is_ordered = taken is None or (taken.is_ordered and not taken.early)
+
+    def heed_entry(self, entry: StoredEntry) -> None:
+        """Takes up the events of the next entry."""
+        arrivals = plain_arrivals(entry.data, entry.data_offset)
+        if arrivals and heed_arrivals(self.shard, arrivals):
+            self.last_ms = max(self.last_ms, arrivals[-1].pushed_at_ms)
+            return
+        for event, place in decode(entry.data, entry.data_offset, bodies=False):
+            self.heed(event, place)
 
     def heed(self, event: AnyEvent, place: int) -> None:
         """Takes up the next event; `place` is where its content stands, if it has any."""

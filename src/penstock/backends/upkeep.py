@@ -41,6 +41,8 @@ _SPARSE: Final = 8
 CARRY_BYTES_MAX: Final = 1024 * 1024
 CARRY_MESSAGES_MAX: Final = 1_000
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
+# What has come since a snapshot is replayed by the next opening: not much beside the snapshot.
+_GROWTH_PART: Final = 8
 # What a message costs the journal beside its own bytes, roughly: headers of its events.
 MESSAGE_BYTES: Final = 320
 _DENSE_ENOUGH: Final = 2 / 3
@@ -147,7 +149,7 @@ class Upkeep:
     def _plan_next(self) -> None:
         live_bytes = self._live_bytes()
         self._shrunk_from = max(self._shrunk_from, live_bytes)
-        growth = max(GROWTH_BYTES_MIN, live_bytes // 4)
+        growth = max(GROWTH_BYTES_MIN, live_bytes // _GROWTH_PART)
         self._journal.growth_limit = self._segments.end_offset + growth
 
     def _count_messages(self) -> int:
@@ -280,6 +282,9 @@ class Upkeep:
 
     def _choose_cutoff(self, numbers: dict[int, Sequence[int]], limit: int) -> int:
         """How far the stream should be emptied: what is left behind it is mostly alive."""
+        stream_bytes = self._segments.end_offset - self._segments.first_offset
+        if self._live_bytes() >= _DENSE_ENOUGH * stream_bytes:
+            return self._segments.first_offset
         file_bytes = self._segments.payload_bytes
         live: dict[int, int] = {}
         for queue, listed in numbers.items():

@@ -72,6 +72,19 @@ def total_bytes(deliveries: list[Delivery]) -> int:
     )
 
 
+def not_plain(deliveries: list[Delivery]) -> list[Delivery]:
+    """Those that are not just visible, that have a group, a priority, a TTL or a past elsewhere."""
+    return [
+        each
+        for each in deliveries
+        if each.state != VISIBLE
+        or each.group is not None
+        or each.priority
+        or each.expires_at_ms
+        or each.move is not None
+    ]
+
+
 def receives(delivery: Delivery) -> int:
     """How often the message was claimed in this queue."""
     move = delivery.move

@@ -489,6 +489,13 @@ class ShardState:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
+    def arrived(self, queue: QueueState, deliveries: list[Delivery]) -> None:
+        """Plain messages arrived in a standard queue, as many `pushed` would have them."""
+        self.next_number = deliveries[-1].number + 1
+        if not queue.retention_check_ms:
+            self._look_at(queue, deliveries[0].pushed_at_ms + queue.settings.retention_ms)
+        queue.arrived(deliveries)
+
     def place(self, queue: int, number: int, content: Content) -> None:
         """Says where a live message's content is kept; this is no part of the state."""
         kept = self.queues.get(queue)

@@ -12,7 +12,6 @@ messages are in order as they arrive (a deque); only those that come back need a
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
-from operator import attrgetter
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
@@ -22,8 +21,6 @@ NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
 # When a FIFO group could be served: the instant, whether it came back then, its first one's rank.
 Turn = tuple[int, bool, int]
-_group_of = attrgetter("group")
-_priority_of = attrgetter("priority")
 
 
 class Line:
@@ -208,14 +205,9 @@ class StandardOrder:
             else:
                 self._level(delivery.priority).add(delivery, back=False)
 
-    def join_all(self, deliveries: list[Delivery]) -> None:
-        """Many messages arrived in order, mostly plain ones."""
-        # A group's name is never empty, so that both can be asked for without a loop of ours.
-        if not any(map(_group_of, deliveries)) and not any(map(_priority_of, deliveries)):
-            self._plain.extend([each for each in deliveries if each.state == VISIBLE])
-            return
-        for delivery in deliveries:
-            self.join(delivery)
+    def join_plain(self, deliveries: list[Delivery]) -> None:
+        """Many messages arrived, in order: all visible, without priority or group."""
+        self._plain.extend(deliveries)
 
     def come_back(self, delivery: Delivery) -> None:
         """A message became visible that has its place already."""
@@ -327,11 +319,6 @@ class FifoOrder:
         group.order.append(delivery)
         if group.first() is delivery:
             self._offer(name, group)
-
-    def join_all(self, deliveries: list[Delivery]) -> None:
-        """Many messages arrived in order."""
-        for delivery in deliveries:
-            self.join(delivery)
 
     def come_back(self, delivery: Delivery) -> None:
         """A message became visible again: it never left its place."""

@@ -34,7 +34,7 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.core.delivery import PLACE_SIZE_BITS
+from penstock.core.delivery import PLACE_SIZE_BITS, Delivery
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -89,6 +89,8 @@ _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
 # Most blocks hold one event of three kinds, plain ones: one call packs block and header, zeroes and
 # all, and the body follows as it is.
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
+# Kind, priority and flags as one number; of the rest what a plain push has, or must not have.
+_PLAIN_PUSH: Final = struct.Struct("<IIQQQQ4xIII8x")
 _pack_one_deleted = struct.Struct("<16sIIQQ16xI12xI4x").pack
 _pack_one_claimed = struct.Struct("<16sIIQQQ8xI12xI4x").pack
 _pack_one_pushed = struct.Struct("<16sHxxIQQQQ4xI8xII").pack
@@ -296,6 +298,31 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
         else:
             yield _decode_event(Fields._make(row), data, at - data_offset, data_offset, bodies)
         at += EVENT_BYTES
+
+
+def plain_arrivals(data: bytes, data_offset: int) -> list[Delivery]:
+    """What a block stands for that pushes many plain messages to one queue; nothing if it does not.
+
+    For opening a store, where a million events are told one after another otherwise.
+    """
+    count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0
+    end = BLOCK_BYTES + EVENT_BYTES * count
+    if not 1 < count <= (len(data) - BLOCK_BYTES) // EVENT_BYTES:
+        return []
+    queue = EVENT.unpack_from(data, BLOCK_BYTES)[3]
+    arrivals: list[Delivery] = []
+    number = 0
+    rows = _PLAIN_PUSH.iter_unpack(memoryview(data)[BLOCK_BYTES:end])
+    at = data_offset + BLOCK_BYTES
+    for kind, to, following, at_ms, when_ms, expires_at_ms, size, texts, extra in rows:
+        if kind != _PUSHED or to != queue or when_ms or expires_at_ms or texts or extra:
+            return []
+        if following <= number:
+            return []
+        number = following
+        arrivals.append(Delivery(queue, number, number, at << PLACE_SIZE_BITS | size, at_ms))
+        at += EVENT_BYTES
+    return arrivals
 
 
 def _decode_event(

@@ -20,7 +20,7 @@ from penstock.core.events import AnyEvent, Pushed
 from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
-from penstock.journal.entry import HEADER_BYTES
+from penstock.journal.entry import HEADER_BYTES, StoredEntry
 from penstock.journal.segments import Segments
 from penstock.service import PULL_LIMIT_MAX, Batch, Command, Delete, Pull, Push, Redrive
 
@@ -218,8 +218,8 @@ class FileJournal:
         if not self._answers_before_sync:
             self.durable_sequence = self.segments.durable_next_id - 1
 
-    def replayed(self, start_offset: int | None) -> Iterator[tuple[AnyEvent, int]]:
-        """The events from there to the end, without bodies, each with its place: for opening."""
+    def replayed(self, start_offset: int | None) -> Iterator[StoredEntry]:
+        """The entries from there to the end: for opening. Raises StoreUnusable."""
         for entry in self.segments.entries(start_offset, self.segments.end_offset):
             if entry.data_offset > self._next_mark:
                 self._mark(entry.data_offset)
@@ -228,7 +228,7 @@ class FileJournal:
                     f"{self.segments.path}: the entry at {entry.offset} is of the format "
                     f"{entry.version!r}; this version of Penstock reads {codec.VERSION!r}"
                 )
-            yield from codec.decode(entry.data, entry.data_offset, bodies=False)
+            yield entry
 
     def history(self, number: int) -> list[AnyEvent]:
         return [

@@ -1,14 +1,15 @@
 """A shard's state in a file, written a slice at a time while the shard lives on.
 
-The file is a row of entries (the 32-byte header of `entry`, version PSNAPS01): first the outline
+The file is a row of entries (the 32-byte header of `entry`, version PSNAPS02): first the outline
 with the point in the journal where it was taken, then slices of deliveries, last the number of
 slices. A file without its last entry, or with a damaged one, is no snapshot; the one before it
 still is. Two are kept.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -18,14 +19,20 @@ import msgspec
 from penstock.core.delivery import Delivery
 from penstock.core.shard import ShardSnapshot, ShardState
 from penstock.errors import StoreFull
+from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.entry import HEADER_BYTES, pack, unpack_header
 
-VERSION: Final = b"PSNAPS01"
+VERSION: Final = b"PSNAPS02"
 KEPT: Final = 2
 _SYNC_BYTES: Final = 2 * 1024 * 1024
 _NAME: Final = "snapshot-{:016x}"
 _encode = msgspec.msgpack.Encoder().encode
-_decode_slice = msgspec.msgpack.Decoder(list[Delivery]).decode
+# How to read a slice of each version; the first one cannot say where a message stands that lies
+# four gigabytes or more into the stream.
+_SLICES: Final[dict[bytes, Callable[[bytes], list[Delivery]]]] = {
+    b"PSNAPS01": msgspec.msgpack.Decoder(list[Delivery]).decode,
+    VERSION: unpack_columns,
+}
 
 
 class Outline(msgspec.Struct, array_like=True):
@@ -110,7 +117,7 @@ class SnapshotWriter:
 
 def pack_slice(deliveries: list[Delivery]) -> bytes:
     """Deliveries as they are at this instant."""
-    return _encode(deliveries)
+    return pack_columns(deliveries)
 
 
 def snapshot_paths(directory: Path) -> list[Path]:
@@ -146,7 +153,7 @@ def read_snapshot(path: Path) -> Taken | None:
     try:
         with path.open("rb") as file:
             return _assemble(_entries(file))
-    except (OSError, msgspec.DecodeError, _NotWhole):
+    except (OSError, ValueError, _NotWhole):
         return None
 
 
@@ -154,52 +161,42 @@ def read_outline(path: Path) -> Outline | None:
     """All that a snapshot says but for its messages, or None if that part is not whole."""
     try:
         with path.open("rb") as file:
-            return _decode_outline(next(_entries(file)))
+            return _decode_outline(next(_entries(file))[1])
     except (OSError, StopIteration, msgspec.DecodeError, _NotWhole):
         return None
 
 
-def _entries(file: BinaryIO) -> Iterator[bytes]:
-    """The data of each entry, one at a time: a snapshot may be larger than what it leaves free."""
+def _entries(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Version and data of each entry, one at a time: a snapshot may be larger than memory."""
     number = 0
     while head := file.read(HEADER_BYTES):
         header = unpack_header(head)
-        if header is None or header.version != VERSION or header.entry_id != number:
+        if header is None or header.version not in _SLICES or header.entry_id != number:
             raise _NotWhole
         data = file.read(header.size_bytes)
         if not header.holds(data):
             raise _NotWhole
-        yield data
+        yield header.version, data
         number += 1
 
 
-def _assemble(entries: Iterator[bytes]) -> Taken:
-    first = next(entries, None)
-    held = next(entries, None)
-    if first is None or held is None:
+def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
+    _, first = next(entries, (b"", b""))
+    version, held = next(entries, (b"", b""))
+    if not first or not held:
         raise _NotWhole
     outline = _decode_outline(first)
     by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.shard.queues}
     is_ordered = True
-    at_ms = queue = slices = 0
-    mates: list[Delivery] = []
-    for data in entries:
+    slices = 0
+    for following, data in entries:
         slices += 1
-        for delivery in _decode_slice(held):
-            # Equal numbers were decoded into objects of their own: one each is enough.
-            if delivery.rank == delivery.number:
-                delivery.rank = delivery.number
-            elif delivery.rank >= outline.shard.next_number:
-                is_ordered = False
-            if delivery.pushed_at_ms == at_ms:
-                delivery.pushed_at_ms = at_ms
-            else:
-                at_ms = delivery.pushed_at_ms
-            if delivery.queue != queue:
-                queue = delivery.queue
-                mates = by_queue.setdefault(queue, [])
-            mates.append(delivery)
-        held = data
+        deliveries = _SLICES[version](held)
+        for queue, mates in groupby(deliveries, attrgetter("queue")):
+            by_queue.setdefault(queue, []).extend(mates)
+        highest = max(map(attrgetter("rank"), deliveries), default=0)
+        is_ordered = is_ordered and highest < outline.shard.next_number
+        version, held = following, data
     if _decode_end(held).slices != slices:
         raise _NotWhole
     for kept in outline.shard.queues:

@@ -1,0 +1,130 @@
+"""Deliveries as columns: how a snapshot keeps many messages small, and takes them up again fast.
+
+Most messages of a queue are alike in most fields, so a field that all share is kept once, one that
+seldom changes as runs, and only the rest as a number for each. `docs/formats/snapshot.md` is the
+format.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby, repeat
+from operator import attrgetter, lshift, or_
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.delivery import PLACE_SIZE_BITS, Delivery, Move
+
+_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
+# In the order of `Delivery`'s own fields, which are given by position when they are read back.
+_FIELDS_AFTER_CONTENT: Final = tuple(
+    attrgetter(name)
+    for name in (
+        "pushed_at_ms",
+        "state",
+        "epoch",
+        "due_at_ms",
+        "priority",
+        "group",
+        "expires_at_ms",
+        "first_claimed_at_ms",
+        "move",
+    )
+)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def pack_columns(deliveries: Sequence[Delivery]) -> bytes:
+    """Deliveries whose content is in a journal, as they are at this instant."""
+    if not deliveries:
+        return _encode([0])
+    numbers = [each.number for each in deliveries]
+    ranks = [each.rank for each in deliveries]
+    places = [_place_of(each) for each in deliveries]
+    columns = [
+        _pack([each.queue for each in deliveries]),
+        _pack_numbers(numbers),
+        None if ranks == numbers else _pack_numbers(ranks),
+        _pack_numbers([place >> PLACE_SIZE_BITS for place in places]),
+        _pack([place & _SIZE_MASK for place in places]),
+        *(_pack(list(map(field, deliveries))) for field in _FIELDS_AFTER_CONTENT),
+    ]
+    return _encode([len(deliveries), *columns])
+
+
+def unpack_columns(data: bytes) -> list[Delivery]:
+    """The deliveries that `pack_columns` packed. Raises ValueError if it did not pack this."""
+    count, *columns = _decode(data)
+    if not count:
+        return []
+    queues, numbers, ranks, offsets, sizes, *others, moves = columns
+    known = _numbers(numbers)
+    places = map(or_, map(lshift, _numbers(offsets), repeat(PLACE_SIZE_BITS)), _unpack(sizes))
+    deliveries = list(
+        map(
+            Delivery,
+            _unpack(queues),
+            known,
+            known if ranks is None else _numbers(ranks),
+            places,
+            *map(_unpack, others),
+            _unpack(_moves(moves)),
+        )
+    )
+    if len(deliveries) != count:
+        raise ValueError(f"a slice has {len(deliveries)} messages of {count}")
+    return deliveries
+
+
+def _place_of(delivery: Delivery) -> int:
+    assert isinstance(delivery.content, int), "a message whose content is in no journal"
+    return delivery.content
+
+
+def _pack(values: list[Any]) -> Any:
+    """One value for all, runs of equal values, or a number for each: whatever is smallest."""
+    if values.count(values[0]) == len(values):
+        return [values[0]]
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    if type(values[0]) is int and 2 * len(runs) > len(values):
+        return _pack_numbers(values)
+    return [[value for value, _ in runs], [length for _, length in runs]]
+
+
+def _pack_numbers(values: list[int]) -> bytes:
+    return _little(array("Q", values)).tobytes()
+
+
+def _unpack(column: Any) -> Iterable[Any]:
+    if isinstance(column, bytes):
+        return _numbers(column)
+    if len(column) == 1:
+        return repeat(column[0])
+    # The same object for a whole run: a million messages need not have a million equal dates.
+    return chain.from_iterable(map(repeat, *column))
+
+
+def _numbers(column: bytes) -> list[int]:
+    numbers = array("Q")
+    numbers.frombytes(column)
+    return _little(numbers).tolist()
+
+
+def _moves(column: list[Any]) -> list[Any]:
+    """The column of moves, which were packed as plain lists."""
+    if len(column) == 1:
+        return [_move(column[0])]
+    values, lengths = column
+    return [[_move(value) for value in values], lengths]
+
+
+def _move(value: list[Any] | None) -> Move | None:
+    return None if value is None else Move(*value)
+
+
+def _little(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
