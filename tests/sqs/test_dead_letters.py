@@ -1,6 +1,8 @@
 """Dead letters over both protocols, and the tasks that move them back."""
 
+import base64
 import json
+import uuid
 
 import pytest
 
@@ -232,3 +234,56 @@ def test_a_task_that_makes_no_sense_is_refused(either):
         assert refused(either.list_message_move_tasks, SourceArn=queue_arn, MaxResults=limit)[
             0
         ] == ("InvalidParameterValue")
+
+
+def test_a_queue_may_name_itself_and_nothing_moves(local, either):
+    url = make(either)
+    policy = redrive(arn(either, url), 1)
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy})
+    assert json.loads(shown(either, url)["RedrivePolicy"]) == json.loads(policy)
+    assert either.list_dead_letter_source_queues(QueueUrl=url)["queueUrls"] == [url]
+    send(either, url)
+    for _ in range(3):
+        assert len(receive(either, url)) == 1
+        local.clock.advance(seconds=31)
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert "RedrivePolicy" not in shown(either, url)
+
+
+def test_a_source_that_is_no_longer_allowed_keeps_its_dead_letters(local, either):
+    source, dead = make_pair(either)
+    policy = shown(either, source)["RedrivePolicy"]
+
+    def allow(**permission):
+        text = json.dumps(permission)
+        either.set_queue_attributes(QueueUrl=dead, Attributes={"RedriveAllowPolicy": text})
+
+    allow(redrivePermission="denyAll")
+    assert shown(either, source)["RedrivePolicy"] == policy
+    assert either.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [source]
+    kill(local, either, source, "spared")
+    assert receive(either, dead) == []
+    (message,) = receive(either, source)
+    assert message["Body"] == "spared"
+    either.delete_message(QueueUrl=source, ReceiptHandle=message["ReceiptHandle"])
+
+    allow(redrivePermission="byQueue", sourceQueueArns=[arn(either, source)])
+    kill(local, either, source, "dead")
+    assert bodies(either, dead) == ["dead"]
+    assert shown(either, source)["RedrivePolicy"] == policy
+
+
+def test_letters_that_came_from_nowhere_fail_their_move(local, either):
+    _, dead = make_pair(either)
+    send(either, dead, "sent here")
+    dead_arn = arn(either, dead)
+    handle = either.start_message_move_task(SourceArn=dead_arn)["TaskHandle"]
+    told = json.loads(base64.b64decode(handle))
+    assert (str(uuid.UUID(told["taskId"])), told["sourceArn"]) == (told["taskId"], dead_arn)
+    task = wait_for(either, dead_arn, "FAILED")
+    assert (task["Status"], task["FailureReason"]) == ("FAILED", "CouldNotDetermineMessageSource")
+    assert (
+        task["ApproximateNumberOfMessagesMoved"],
+        task["ApproximateNumberOfMessagesToMove"],
+    ) == (0, 1)
+    assert bodies(either, dead) == ["sent here"]

@@ -231,7 +231,7 @@ def test_only_the_trace_header_may_be_set_on_sending(either):
     [
         ("MaxNumberOfMessages", (0, 11, -1), "Must be between 1 and 10, if provided."),
         ("WaitTimeSeconds", (-1, 21), "Must be >= 0 and <= 20, if provided."),
-        ("VisibilityTimeout", (-1, 43_201), "Must be between 0 and 43200."),
+        ("VisibilityTimeout", (-1, 43_201), "Must be >= 0 and <= 43200, if provided."),
     ],
 )
 def test_a_receive_stays_within_its_limits(either, parameter, values, reason):
@@ -315,3 +315,34 @@ def test_one_bad_entry_of_a_batch_fails_alone(either):
         ("large", "InvalidParameterValue"),
         ("late", "InvalidParameterValue"),
     ]
+
+
+def test_a_queues_name_will_do_for_its_url(local, either):
+    url = make(either, "by-name")
+    assert send(either, "by-name", "hello")["MessageId"]
+    assert bodies(either, url) == ["hello"]
+    assert refused(either.get_queue_attributes, QueueUrl="of-nobody")[0] == (
+        "AWS.SimpleQueueService.NonExistentQueue"
+    )
+    other = local.client(aws_access_key_id="111122223333")
+    assert refused(other.get_queue_attributes, QueueUrl="by-name")[0] == (
+        "AWS.SimpleQueueService.NonExistentQueue"
+    )
+
+
+def test_the_trace_header_of_a_request_stays_with_its_message(either):
+    trace = "Root=1-3152b799-8954dae64eda91bc9a23a7e8;Parent=7fa8c0f79203be72;Sampled=1"
+
+    def add(request, **_):
+        request.headers["X-Amzn-Trace-Id"] = trace
+
+    url = make(either)
+    either.meta.events.register("before-send.sqs.SendMessage", add)
+    sent = send(either, url)
+    assert "MD5OfMessageSystemAttributes" not in sent
+    given = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=mine"}}
+    send(either, url, MessageSystemAttributes=given)
+    options = {"MaxNumberOfMessages": 10, "AttributeNames": ["AWSTraceHeader"]}
+    first, second = receive(either, url, **options)
+    assert first["Attributes"] == {"AWSTraceHeader": trace}
+    assert second["Attributes"] == {"AWSTraceHeader": "Root=mine"}

@@ -1,13 +1,14 @@
 """The Query protocol as a script uses it: plain GETs and forms, on a queue's own URL."""
 
 import json
+from hashlib import md5
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.sqs.asking import make
+from tests.sqs.asking import make, receive, send
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,46 @@ def test_json_without_a_target_is_told_so_in_json(plain):
     with caught.value as error:
         assert error.code == 400
         assert json.loads(error.read())["__type"].endswith("#UnknownOperationException")
+
+
+def test_a_get_that_asks_for_json_is_told_everything_with_null_for_nothing(local):
+    client = local.client()
+    url = make(client)
+    accept = {"Accept": "application/json"}
+
+    def get(action, **parameters):
+        form = urlencode({"Action": action, "Version": "2012-11-05", **parameters})
+        with urlopen(Request(f"{url}?{form}", headers=accept)) as answer:
+            told = json.load(answer)[f"{action}Response"]
+        assert told["ResponseMetadata"]["RequestId"]
+        return told[f"{action}Result"]
+
+    assert get("ReceiveMessage") == {"messages": None}
+    sent = get("SendMessage", MessageBody='a"&\r')
+    assert sent.pop("MessageId")
+    assert sent == {
+        "MD5OfMessageBody": md5(b'a"&\r').hexdigest(),
+        "MD5OfMessageAttributes": None,
+        "MD5OfMessageSystemAttributes": None,
+        "SequenceNumber": None,
+    }
+    (message,) = get("ReceiveMessage")["messages"]
+    assert message["Body"] == 'a"&\r'
+    assert message["Attributes"] is message["MessageAttributes"] is None
+    attributes = get("GetQueueAttributes", **{"AttributeName.1": "VisibilityTimeout"})
+    assert attributes == {"Attributes": [{"Name": "VisibilityTimeout", "Value": "30"}]}
+
+
+def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
+    names = {"MessageSystemAttributeNames": ["All"], "AttributeNames": ["SenderId"]}
+    seen = {}
+    for protocol in ("json", "query"):
+        client = local.client(protocol)
+        url = make(client)
+        send(client, url)
+        (message,) = receive(client, url, VisibilityTimeout=0, **names)
+        seen[protocol] = set(message["Attributes"])
+        client.purge_queue(QueueUrl=url)
+        local.clock.advance(seconds=61)
+    assert seen["query"] == {"SenderId"}
+    assert seen["json"] > {"SenderId", "SentTimestamp"}

@@ -262,12 +262,27 @@ def test_the_two_kinds_of_encryption_exclude_each_other(either):
         "SqsManagedSseEnabled": "false",
     }
     managed = {"SqsManagedSseEnabled": "true"}
-    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes=managed) == (
+    both = {"KmsMasterKeyId": "another", **managed}
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes=both) == (
         "InvalidAttributeName",
         (
             "You can use one type of server-side encryption (SSE) at one time. "
             "You can either enable KMS SSE or SQS SSE."
         ),
     )
-    either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": "", **managed})
+    either.set_queue_attributes(QueueUrl=url, Attributes=managed)
     assert shown(either, url, *kms) == managed
+
+
+def test_encryption_taken_away_does_not_become_another(either):
+    url = make(either)
+    names = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
+    assert shown(either, url, *names) == {"SqsManagedSseEnabled": "true"}
+    either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": "key"})
+    assert shown(either, url, *names) == {
+        "KmsMasterKeyId": "key",
+        "KmsDataKeyReusePeriodSeconds": "300",
+        "SqsManagedSseEnabled": "false",
+    }
+    either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": ""})
+    assert shown(either, url, *names) == {"SqsManagedSseEnabled": "false"}

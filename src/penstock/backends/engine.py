@@ -244,6 +244,13 @@ class Engine:
             if self._events:
                 self._append()
 
+    def held(self, queue: str, receipt: object) -> Delivery | None:
+        """The message whose last claim this receipt is for, to be looked at; None if it is gone.
+
+        Raises RequestError.
+        """
+        return self.shard.queue(queue).held(self._receipts.read(receipt), late=True)
+
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:

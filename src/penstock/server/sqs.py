@@ -25,7 +25,8 @@ from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.server.sqs_waits import Answers, Waits
 from penstock.service import ListQueues
 from penstock.wire import sqs_errors as faults
-from penstock.wire.sqs_errors import Refusal, missing
+from penstock.wire.sqs_errors import Refusal, absent
+from penstock.wire.sqs_message import header_trace
 from penstock.wire.sqs_model import ACTIONS, Action, Shape, wire_name
 
 Operation = Callable[[Any, Caller], Shape | Poll | None]
@@ -89,10 +90,12 @@ class Endpoint:
         name = ""
         try:
             caller = self._access.caller(request)
+            if "x-amzn-trace-id" in request.headers:
+                caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
             action, asked = speech.decode(request, caller.base_url)
             name = action.name
             if None in self._required[name](asked):
-                raise missing(_absent(action, asked))
+                raise absent(name, _first_absent(action, asked))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             result = self._operations[name](asked, caller)
@@ -179,5 +182,5 @@ class Endpoint:
         self._waits.close()
 
 
-def _absent(action: Action, asked: Shape) -> str:
+def _first_absent(action: Action, asked: Shape) -> str:
     return next(wire_name(field) for field in action.required if getattr(asked, field) is None)

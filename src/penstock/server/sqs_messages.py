@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.queue import QueueState
+from penstock.core.receipts import Late
 from penstock.errors import (
     AttemptLapsed,
     InFlightLimit,
@@ -48,6 +49,7 @@ DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 VISIBILITY_S_MAX: Final = 43_200
 ATTEMPTS_MAX: Final = 100_000
+RECEIVES_NOTED_MAX: Final = 1_000_000
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
@@ -88,6 +90,8 @@ class Messages:
         self._default_account = store.directory.default.account
         # When each attempt id was first used; in memory only.
         self._attempted_at_ms: dict[tuple[int, str], int] = {}
+        # When messages were last received that had been received before; in memory only.
+        self._received_again_at_ms: dict[tuple[int, int], int] = {}
 
     # Sending.
 
@@ -109,10 +113,16 @@ class Messages:
         return result
 
     def _push(
-        self, queue: QueueState, asked: model.SendMessage | model.SendEntry, caller: Caller
+        self,
+        queue: QueueState,
+        asked: model.SendMessage | model.SendEntry,
+        caller: Caller,
+        place: int = 0,
     ) -> Push:
+        """What is to be pushed; `place` is the entry's in its batch, counted from 1."""
         settings = queue.settings
-        body = body_bytes(asked.message_body)
+        entry = f"SendMessageBatchRequestEntry.{place}." if place else ""
+        body = body_bytes(asked.message_body, f"{entry}MessageBody")
         size_bytes = len(body)
         attributes = context = None
         if asked.message_attributes:
@@ -121,11 +131,13 @@ class Messages:
         if size_bytes > settings.body_bytes_max:
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,
-                "One or more parameters are invalid. Reason: Message must be shorter than "
-                f"{settings.body_bytes_max} bytes.",
+                f"One or more parameters {'cannot be validated' if place else 'are invalid'}. "
+                f"Reason: Message must be shorter than {settings.body_bytes_max} bytes.",
             )
         if asked.message_system_attributes:
             context = {**(context or {}), TRACE: read_trace(asked.message_system_attributes)}
+        elif caller.trace is not None:
+            context = {**(context or {}), TRACE: caller.trace}
         if caller.owner.account != self._default_account:
             context = {**(context or {}), SENDER: caller.owner.account}
         group = asked.message_group_id
@@ -142,7 +154,7 @@ class Messages:
             raise invalid_value(
                 dedup_id,
                 "MessageDeduplicationId",
-                "The request includes a parameter that is not valid for this queue type.",
+                "The request include parameter that is not valid for this queue type.",
             )
         return Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
 
@@ -160,12 +172,12 @@ class Messages:
                         "The request must contain the parameter MessageGroupId.",
                     )
         pushes: list[Push | Refusal] = []
-        for entry in entries:
+        for place, entry in enumerate(entries, 1):
             try:
-                pushes.append(self._push(queue, entry, caller))
+                pushes.append(self._push(queue, entry, caller, place))
             except Refusal as refusal:
                 pushes.append(refusal)
-        _check_total(entries)
+        _check_batch_bytes(entries)
         items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
         replies = iter(self._store.submit(Batch(items)))
         result = model.BatchResult([], [])
@@ -213,7 +225,8 @@ class Messages:
             )
         visibility_ms = None
         if asked.visibility_timeout is not None:
-            visibility_ms = _visibility_ms(asked.visibility_timeout)
+            reason = f"Must be >= 0 and <= {VISIBILITY_S_MAX}, if provided."
+            visibility_ms = _visibility_ms(asked.visibility_timeout, reason)
         wait_s = asked.wait_time_seconds
         if wait_s is None:
             wait_ms = queue.settings.wait_ms
@@ -228,7 +241,7 @@ class Messages:
                 raise invalid_value(
                     attempt_id,
                     "ReceiveRequestAttemptId",
-                    "The request includes a parameter that is not valid for this queue type.",
+                    "The request include parameter that is not valid for this queue type.",
                 )
         return Pull(queue.name, limit, visibility_ms, wait_ms, attempt_id)
 
@@ -245,7 +258,8 @@ class Messages:
                 raise invalid_value(
                     pull.attempt_id,
                     "ReceiveRequestAttemptId",
-                    "The receive request attempt ID has expired, or its messages were changed.",
+                    "The receiveRequestAttemptId is not valid anymore since the receive call is "
+                    "not retryable.",
                 ) from None
             # Five minutes on, the id means nothing any more: this is a receive like any other.
             return self._engine.submit(
@@ -297,6 +311,8 @@ class Messages:
         except UnicodeDecodeError:
             text = body_text(body)
             body = text.encode()
+        if claim.epoch > 1:
+            self._note_receive(claim)
         received = model.Received(claim.id, claim.receipt, digest(body), text)
         if names:
             received.attributes = self._system_attributes(claim, names, fifo) or None
@@ -306,6 +322,12 @@ class Messages:
                 received.message_attributes = shown
                 received.md5_of_message_attributes = attributes_digest(shown)
         return received
+
+    def _note_receive(self, claim: Claim) -> None:
+        """The first receive is kept with the message; of later ones only this process knows."""
+        if len(self._received_again_at_ms) >= RECEIVES_NOTED_MAX:
+            self._received_again_at_ms.clear()
+        self._received_again_at_ms[claim.proof.queue, claim.proof.number] = self._store.now_ms()
 
     def _system_attributes(self, claim: Claim, names: frozenset[str], fifo: bool) -> dict[str, str]:
         context = claim.context or {}
@@ -337,7 +359,7 @@ class Messages:
         queue = self._locate(asked.queue_url or "", caller)
         receipt = asked.receipt or ""
         try:
-            self._engine.submit(Delete(queue.name, receipt))
+            self._engine.submit(Delete(queue.name, Late(receipt)))
         except PenstockError as error:
             refusal = _refused_delete(error, receipt, queue.settings.fifo)
             if refusal is not None:
@@ -347,7 +369,9 @@ class Messages:
         """DeleteMessageBatch."""
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
-        items: list[BatchItem] = [Delete(queue.name, entry.receipt or "") for entry in entries]
+        items: list[BatchItem] = [
+            Delete(queue.name, Late(entry.receipt or "")) for entry in entries
+        ]
         fifo = queue.settings.fifo
         return self._batch(
             entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
@@ -358,7 +382,7 @@ class Messages:
         queue = self._locate(asked.queue_url or "", caller)
         receipt = asked.receipt or ""
         try:
-            self._engine.submit(_change(queue, receipt, asked.visibility_timeout))
+            self._engine.submit(self._changed(queue, receipt, asked.visibility_timeout))
         except PenstockError as error:
             raise _refused_change(error, receipt) from None
 
@@ -373,10 +397,42 @@ class Messages:
             try:
                 if entry.visibility_timeout is None:
                     raise missing("VisibilityTimeout")
-                items.append(_change(queue, entry.receipt or "", entry.visibility_timeout))
+                items.append(self._changed(queue, entry.receipt or "", entry.visibility_timeout))
             except Refusal as refusal:
                 items.append(refusal)
         return self._batch(entries, items, _refused_change)
+
+    def _changed(
+        self, queue: QueueState, receipt: str, visibility_s: int | None
+    ) -> Extend | Release:
+        """The command that changes how long a message stays hidden. Raises Refusal."""
+        reason = f"Must be between 0 and {VISIBILITY_S_MAX}."
+        visibility_ms = _visibility_ms(visibility_s or 0, reason)
+        if visibility_ms == 0:
+            return Release(queue.name, Late(receipt))
+        self._check_total(queue, receipt, visibility_ms)
+        return Extend(queue.name, Late(receipt), visibility_ms)
+
+    def _check_total(self, queue: QueueState, receipt: str, visibility_ms: int) -> None:
+        """A message is hidden for twelve hours at most, counted from its receive."""
+        try:
+            delivery = self._engine.held(queue.name, receipt)
+        except PenstockError:
+            return
+        if delivery is None:
+            return
+        received_at_ms = delivery.first_claimed_at_ms
+        if delivery.epoch > 1:
+            key = (queue.number, delivery.number)
+            received_at_ms = self._received_again_at_ms.get(key, self._store.now_ms())
+        total_ms = self._store.now_ms() + visibility_ms - received_at_ms
+        if total_ms > VISIBILITY_S_MAX * 1_000:
+            raise invalid_value(
+                visibility_ms // 1_000,
+                "VisibilityTimeout",
+                "Total VisibilityTimeout for the message is beyond the limit "
+                f"[{VISIBILITY_S_MAX} seconds].",
+            )
 
     def _batch(
         self,
@@ -415,11 +471,9 @@ def _delay_ms(delay_s: int) -> int:
     return delay_s * 1_000
 
 
-def _visibility_ms(visibility_s: int) -> int:
+def _visibility_ms(visibility_s: int, reason: str) -> int:
     if not 0 <= visibility_s <= VISIBILITY_S_MAX:
-        raise invalid_value(
-            visibility_s, "VisibilityTimeout", f"Must be between 0 and {VISIBILITY_S_MAX}."
-        )
+        raise invalid_value(visibility_s, "VisibilityTimeout", reason)
     return visibility_s * 1_000
 
 
@@ -445,13 +499,6 @@ def _needs_dedup() -> Refusal:
         "The queue should either have ContentBasedDeduplication enabled or "
         "MessageDeduplicationId provided explicitly",
     )
-
-
-def _change(queue: QueueState, receipt: str, visibility_s: int | None) -> Extend | Release:
-    visibility_ms = _visibility_ms(visibility_s or 0)
-    if visibility_ms == 0:
-        return Release(queue.name, receipt)
-    return Extend(queue.name, receipt, visibility_ms)
 
 
 def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
@@ -510,7 +557,7 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
     return entries
 
 
-def _check_total(entries: Sequence[model.SendEntry]) -> None:
+def _check_batch_bytes(entries: Sequence[model.SendEntry]) -> None:
     total_bytes = 0
     for entry in entries:
         total_bytes += len((entry.message_body or "").encode())

@@ -8,17 +8,18 @@ moved stay moved, and the task is forgotten.
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, Final, NoReturn
+from uuid import uuid4
 
 import msgspec
 
 from penstock.core.queue import QueueState
-from penstock.errors import InvalidField, PenstockError, QueueNotFound
+from penstock.errors import InvalidField, PenstockError
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.service import Redrive
 from penstock.wire import sqs_errors as faults
 from penstock.wire import sqs_model as model
 from penstock.wire.sqs_address import read_arn
-from penstock.wire.sqs_errors import Refusal, invalid_value
+from penstock.wire.sqs_errors import Refusal
 
 RATE_MAX: Final = 500
 RESULTS_MAX: Final = 10
@@ -29,15 +30,14 @@ RUNNING: Final = "RUNNING"
 COMPLETED: Final = "COMPLETED"
 CANCELLED: Final = "CANCELLED"
 FAILED: Final = "FAILED"
+NO_SOURCE: Final = "CouldNotDetermineMessageSource"
 
 
 class MoveTask:
     """One task: from where to where, how fast, and how far it is."""
 
-    def __init__(
-        self, number: int, source: str, to: str | None, rate: int | None, started_at_ms: int
-    ) -> None:
-        self.id = f"{started_at_ms:x}-{number:x}"
+    def __init__(self, source: str, to: str | None, rate: int | None, started_at_ms: int) -> None:
+        self.id = str(uuid4())
         self.source = source
         self.to = to
         self.rate = rate
@@ -57,45 +57,33 @@ class Moves:
         self._engine = store.engine
         # By queue, oldest first.
         self._tasks: dict[str, list[MoveTask]] = {}
-        self._started = 0
 
     def start(self, asked: model.StartMessageMoveTask, caller: Caller) -> model.StartMoveResult:
         """StartMessageMoveTask."""
         source = self._queue(asked.source_arn, "SourceArn", caller)
         to = None
-        if asked.destination_arn:
+        if asked.destination_arn is not None:
             to = self._queue(asked.destination_arn, "DestinationArn", caller)
         rate = asked.max_number_of_messages_per_second
         if rate is not None and not 1 <= rate <= RATE_MAX:
-            raise invalid_value(
-                rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}."
+            raise _refused(
+                "Value for parameter MaxNumberOfMessagesPerSecond is invalid. Reason: You must "
+                f"enter a number that's between 1 and {RATE_MAX}."
             )
         if not self._store.sources_of(source.name):
-            raise Refusal(
-                faults.INVALID_PARAMETER_VALUE,
-                "Source queue must be configured as a Dead Letter Queue.",
-            )
-        if to is not None and (to is source or to.settings.fifo != source.settings.fifo):
-            raise invalid_value(
-                asked.destination_arn,
-                "DestinationArn",
-                "The destination must be another queue of the same type.",
-            )
+            raise _refused("Source queue must be configured as a Dead Letter Queue.")
+        if to is source:
+            raise _refused("Source queue arn and destination queue arn cannot be the same.")
+        if to is not None and to.settings.fifo != source.settings.fifo:
+            raise _refused("The source queue and destination queue must be of the same queue type.")
         tasks = self._tasks.setdefault(source.name, [])
         if any(task.status == RUNNING for task in tasks):
-            raise Refusal(
-                faults.INVALID_PARAMETER_VALUE,
+            raise _refused(
                 "There is already a task running. Only one active task is allowed for a source "
-                "queue arn at a given time.",
+                "queue arn at a given time."
             )
-        self._started += 1
-        task = MoveTask(
-            self._started,
-            source.name,
-            None if to is None else to.name,
-            rate,
-            self._store.now_ms(),
-        )
+        to_name = None if to is None else to.name
+        task = MoveTask(source.name, to_name, rate, self._store.now_ms())
         task.to_move = source.visible + source.delayed + source.in_flight
         tasks.append(task)
         del tasks[:-TASKS_KEPT_MAX]
@@ -123,7 +111,10 @@ class Moves:
         source = self._queue(asked.source_arn, "SourceArn", caller)
         limit = asked.max_results
         if limit is not None and not 1 <= limit <= RESULTS_MAX:
-            raise invalid_value(limit, "MaxResults", "Must be between 1 and 10, if provided.")
+            raise _refused(
+                "Value for parameter MaxResults is invalid. Reason: You must enter a number that's "
+                f"between 1 and {RESULTS_MAX}."
+            )
         latest = list(reversed(self._tasks.get(source.name, [])))[: limit or 1]
         return model.MoveTasksResult([self._shown(task) for task in latest])
 
@@ -143,10 +134,9 @@ class Moves:
     def _queue(self, arn: str | None, parameter: str, caller: Caller) -> QueueState:
         address = read_arn(arn)
         if address is None:
-            raise Refusal(
-                faults.INVALID_PARAMETER_VALUE,
+            raise _refused(
                 f"You must use this format to specify the {parameter}: "
-                "arn:<partition>:<service>:<region>:<account-id>:<resource-id>",
+                "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
             )
         queue = self._store.find(address.owner, address.name)
         if queue is None or (address.owner != caller.owner and not caller.anonymous):
@@ -170,11 +160,15 @@ class Moves:
                     # As many as are due by now; the first of them at once.
                     due = 1 + int((loop.time() - started_s) * task.rate) - task.moved
                     step = min(step, due)
-                if step > 0 and self._step(task, step) < step:
+                if step > 0 and self._step(task, step) == 0:
                     break
                 await asyncio.sleep(0 if task.rate is None else TICK_S)
             if task.status == RUNNING:
                 task.status = COMPLETED
+        except InvalidField:
+            # None of those left came from a queue that still exists: they stay.
+            task.status = FAILED
+            task.failure = NO_SOURCE
         except PenstockError as error:
             task.status = FAILED
             task.failure = refusal_of(error).fault.query_code
@@ -182,13 +176,7 @@ class Moves:
             task.status = CANCELLED
 
     def _step(self, task: MoveTask, limit: int) -> int:
-        if task.to is None and not any(self._store.sources_of(task.source)):
-            raise QueueNotFound("the queues these messages came from are gone")
-        try:
-            moved = self._engine.submit(Redrive(task.source, task.to, limit))
-        except InvalidField:
-            # None of those left came from a queue that still exists: they stay.
-            return 0
+        moved = self._engine.submit(Redrive(task.source, task.to, limit))
         task.moved += moved
         return moved
 
@@ -214,4 +202,8 @@ def _read_id(text: str) -> tuple[str, str]:
 
 
 def _bad_id() -> NoReturn:
-    raise Refusal(faults.INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.")
+    raise _refused("Value for parameter TaskHandle is invalid.")
+
+
+def _refused(reason: str) -> Refusal:
+    return Refusal(faults.INVALID_PARAMETER_VALUE, reason)

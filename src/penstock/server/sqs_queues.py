@@ -27,7 +27,7 @@ from penstock.wire.sqs_address import (
     is_standard_name,
     partition,
 )
-from penstock.wire.sqs_errors import Refusal, invalid_value, missing
+from penstock.wire.sqs_errors import Refusal, absent, invalid_value, missing
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARS_MAX: Final = 128
@@ -38,6 +38,24 @@ PERMITTED_ACTIONS_MAX: Final = 7
 _BAD_NAME: Final = (
     "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 )
+# What no permission can give away.
+_OF_THE_OWNER: Final = frozenset(
+    {
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "CreateQueue",
+        "DeleteQueue",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    }
+)
+_BAD_TAG_KEY: Final = "Tag keys must be between 1 and 128 characters in length."
 _BAD_FIFO_NAME: Final = (
     "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
     "must end with .fifo suffix and be 1 to 80 in length."
@@ -56,6 +74,8 @@ class Queues:
     def create(self, asked: model.CreateQueue, caller: Caller) -> model.QueueUrlResult:
         """CreateQueue."""
         name = asked.queue_name or ""
+        if not name:
+            raise Refusal(faults.INVALID_PARAMETER_VALUE, "Queue name cannot be empty")
         given = asked.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
@@ -69,12 +89,15 @@ class Queues:
         tags = asked.creation_tags
         if tags:
             annotations[attributes.TAGS] = _tags_text({}, tags, name)
+        redriven, shown = self._redrive(changes, inside, fifo)
+        if shown is not None:
+            annotations[attributes.REDRIVE] = shown
         settings = {
             "fifo": fifo,
             "in_flight_max": attributes.IN_FLIGHT_MAX,
             "annotations": annotations,
             **changes.settings,
-            **self._redrive(changes, inside, fifo),
+            **redriven,
         }
         attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
         self._submit(CreateQueue(inside, settings))
@@ -106,12 +129,18 @@ class Queues:
 
     def _redrive(
         self, changes: attributes.Changes, inside: str, fifo: bool
-    ) -> dict[str, str | int | None]:
-        """The settings a redrive policy makes. Raises Refusal if its target will not have it."""
+    ) -> tuple[dict[str, str | int | None], str | None]:
+        """The settings a redrive policy makes, and the policy if it is only to be shown.
+
+        A queue may name itself, which moves nothing. Raises Refusal if the target will not have it.
+        """
         redrive = changes.redrive
         if not isinstance(redrive, attributes.Redrive):
-            return {} if redrive is None else {"dead_letter": None, "max_receives": None}
+            return ({} if redrive is None else attributes.NO_REDRIVE), None
         target = self._store.find(redrive.target.owner, redrive.target.name)
+        if redrive.target == self._store.directory.address(inside):
+            policy = attributes.redrive_text(self._store.arn(inside), redrive.receives_max)
+            return attributes.NO_REDRIVE, policy
         if target is None:
             raise invalid_value(redrive.text, "RedrivePolicy", "Dead letter target does not exist.")
         if target.settings.fifo != fifo:
@@ -120,10 +149,6 @@ class Queues:
                 "RedrivePolicy",
                 "Dead-letter queue must be same type of queue as the source.",
             )
-        if target.name == inside:
-            raise invalid_value(
-                redrive.text, "RedrivePolicy", "A queue cannot be its own dead-letter queue."
-            )
         if not attributes.allows(target.settings, self._store.arn(inside)):
             raise invalid_value(
                 redrive.text,
@@ -131,7 +156,27 @@ class Queues:
                 "The redrive allow policy of the dead-letter queue does not allow this queue as a "
                 "source queue.",
             )
-        return {"dead_letter": target.name, "max_receives": redrive.receives_max}
+        return {"dead_letter": target.name, "max_receives": redrive.receives_max}, None
+
+    def _allow_again(self, target: QueueState) -> None:
+        """A queue's allow policy has changed: its sources send it dead letters, or no longer do."""
+        arn = self._store.arn(target.name)
+        for name in self._store.sources_of(target.name):
+            source = self._store.names[name]
+            held_back = source.settings.annotations.get(attributes.REDRIVE)
+            allowed = attributes.allows(target.settings, self._store.arn(name))
+            if name == target.name or allowed == (held_back is None):
+                continue
+            annotations = dict(source.settings.annotations)
+            if held_back is not None:
+                del annotations[attributes.REDRIVE]
+                receives_max = attributes.receives_max_of(held_back)
+                settings = {"dead_letter": target.name, "max_receives": receives_max}
+            else:
+                receives_max = source.settings.max_receives or 0
+                annotations[attributes.REDRIVE] = attributes.redrive_text(arn, receives_max)
+                settings = dict(attributes.NO_REDRIVE)
+            self._submit(ConfigureQueue(name, {**settings, "annotations": annotations}))
 
     def url(self, asked: model.GetQueueUrl, caller: Caller) -> model.QueueUrlResult:
         """GetQueueUrl."""
@@ -147,7 +192,7 @@ class Queues:
         prefix = asked.queue_name_prefix or ""
         names = self._submit(ListQueues(prefix, "", 2**31))
         mine = [name for name in names if self._store.directory.address(name).owner == caller.owner]
-        page, token = _page(mine, asked.max_results, asked.next_token)
+        page, token = _page(mine, asked.max_results, asked.next_token, prefix)
         return model.QueueUrlsResult([self._store.url(caller, name) for name in page], token)
 
     def sources(
@@ -211,6 +256,8 @@ class Queues:
         """SetQueueAttributes."""
         queue = self._store.locate(asked.queue_url or "", caller)
         given = asked.attributes or {}
+        if not given:
+            raise absent("SetQueueAttributes", "Attributes")
         fifo = queue.settings.fifo
         if "FifoQueue" in given:
             if not fifo:
@@ -222,13 +269,18 @@ class Queues:
                     "not supported.",
                 )
         changes = attributes.read(given, fifo)
-        settings = {
-            **changes.settings,
-            "annotations": attributes.merged(queue.settings, changes),
-            **self._redrive(changes, queue.name, fifo),
-        }
+        attributes.check_statements(changes)
+        annotations = attributes.merged(queue.settings, changes)
+        redriven, shown = self._redrive(changes, queue.name, fifo)
+        if changes.redrive is not None:
+            annotations.pop(attributes.REDRIVE, None)
+        if shown is not None:
+            annotations[attributes.REDRIVE] = shown
+        settings = {**changes.settings, "annotations": annotations, **redriven}
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
         self._submit(ConfigureQueue(queue.name, settings))
+        if attributes.ALLOW_POLICY in given:
+            self._allow_again(queue)
 
     # Tags.
 
@@ -248,7 +300,7 @@ class Queues:
         """UntagQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
         if not asked.tag_keys:
-            raise missing("TagKeys")
+            raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
         tags = {key: value for key, value in _tags(queue).items() if key not in asked.tag_keys}
         self._annotate(queue, attributes.TAGS, msgspec.json.encode(tags).decode() if tags else None)
 
@@ -268,8 +320,6 @@ class Queues:
         label = _check_label(asked.label or "")
         accounts = asked.aws_account_ids or []
         actions = asked.actions or []
-        if not accounts:
-            raise missing("AWSAccountIds")
         if not actions:
             raise missing("Actions")
         _check_permitted(accounts, actions)
@@ -328,22 +378,46 @@ def _plain(text: str) -> Any:
     return value
 
 
-def _page(names: list[str], limit: int | None, token: str | None) -> tuple[list[str], str | None]:
-    """One page of names, and the token for the next. Raises Refusal."""
+def _page(
+    names: list[str], limit: int | None, token: str | None, scope: str = ""
+) -> tuple[list[str], str | None]:
+    """One page of names, and the token for the next. Raises Refusal.
+
+    `scope` is what was asked for: a token is good for nothing else.
+    """
     if limit is not None and not 1 <= limit <= RESULTS_MAX:
-        raise invalid_value(limit, "MaxResults", "Must be between 1 and 1000, if provided.")
-    after = ""
-    if token is not None:
-        try:
-            after = urlsafe_b64decode(token.encode("ascii")).decode()
-        except ValueError:
-            raise invalid_value(token, "NextToken", "Invalid or expired next token.") from None
+        raise Refusal(
+            faults.INVALID_PARAMETER_VALUE,
+            "Value for parameter MaxResults is invalid. Reason: MaxResults must be an integer "
+            f"between 1 and {RESULTS_MAX}.",
+        )
+    after = "" if token is None else _read_token(token, limit, scope)
     following = [name for name in names if name > after]
     page = following[: limit or RESULTS_MAX]
     # Without a limit there is one page: that is how callers ask who do not know of tokens.
     if limit is None or len(page) == len(following):
         return page, None
-    return page, urlsafe_b64encode(page[-1].encode()).decode()
+    return page, urlsafe_b64encode(f"{page[-1]} {scope}".encode()).decode()
+
+
+def _read_token(token: str, limit: int | None, scope: str) -> str:
+    """The name after which a page begins. Raises Refusal."""
+    if limit is None:
+        raise Refusal(
+            faults.INVALID_PARAMETER_VALUE,
+            "MaxResults is a mandatory parameter when you provide a value for NextToken.",
+        )
+    reason = "Invalid NextToken value."
+    try:
+        after, _, of_scope = urlsafe_b64decode(token.encode("ascii")).decode().partition(" ")
+    except ValueError:
+        raise Refusal(faults.INVALID_PARAMETER_VALUE, reason) from None
+    if of_scope != scope:
+        reason += (
+            " If you are passing in NextToken, you must not change the other request parameters."
+        )
+        raise Refusal(faults.INVALID_PARAMETER_VALUE, reason)
+    return after
 
 
 def _tags(queue: QueueState) -> dict[str, str]:
@@ -354,9 +428,12 @@ def _tags(queue: QueueState) -> dict[str, str]:
 def _tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:
     for key, value in given.items():
         if not 1 <= len(key) <= TAG_KEY_CHARS_MAX:
-            raise invalid_value(key, "TagKey", "Must be 1 to 128 characters long.")
+            raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
         if len(value) > TAG_VALUE_CHARS_MAX:
-            raise invalid_value(value, "TagValue", "Must be at most 256 characters long.")
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                f"Tag values must be between 0 and {TAG_VALUE_CHARS_MAX} characters in length.",
+            )
     tags = {**have, **given}
     if len(tags) > TAGS_MAX:
         raise Refusal(faults.INVALID_PARAMETER_VALUE, f"Too many tags added for queue {name}.")
@@ -374,15 +451,21 @@ def _check_label(label: str) -> str:
 
 
 def _check_permitted(accounts: list[str], actions: list[str]) -> None:
-    for account in accounts:
-        if not is_account(account):
-            raise invalid_value(account, "PrincipalId", "Unable to verify.")
+    strangers = [account for account in accounts if not is_account(account)]
+    if strangers or not accounts:
+        raise invalid_value(f"[{', '.join(strangers)}]", "PrincipalId", "Unable to verify.")
     if len(actions) > PERMITTED_ACTIONS_MAX:
         raise Refusal(
             faults.OVER_LIMIT,
             f"{len(actions)} Actions were found, maximum allowed is {PERMITTED_ACTIONS_MAX}.",
         )
     for action in actions:
+        if action in _OF_THE_OWNER:
+            raise invalid_value(
+                f"SQS:{action}",
+                "ActionName",
+                "Only the queue owner is allowed to invoke this action.",
+            )
         if action != "*" and action not in model.ACTIONS:
             raise invalid_value(
                 f"SQS:{action}",

@@ -16,7 +16,15 @@ from penstock.errors import (
 )
 from penstock.service import Command
 from penstock.wire import sqs_errors as faults
-from penstock.wire.sqs_address import Address, Directory, Owner, read_url
+from penstock.wire.sqs_address import (
+    Address,
+    Directory,
+    Owner,
+    is_fifo_name,
+    is_standard_name,
+    read_url,
+)
+from penstock.wire.sqs_attributes import REDRIVE, target_of
 from penstock.wire.sqs_errors import Refusal
 
 R = TypeVar("R")
@@ -26,13 +34,15 @@ _KNOWN_URLS_MAX: Final = 10_000
 class Caller(NamedTuple):
     """Who asks, and by which address they reach us.
 
-    An anonymous caller has signed nothing: the URL alone says whose queue is meant.
+    An anonymous caller has signed nothing: the URL alone says whose queue is meant. `trace` is the
+    X-Ray header that came with the request.
     """
 
     owner: Owner
     suffix: str
     base_url: str
     anonymous: bool = False
+    trace: str | None = None
 
 
 class Windows(NamedTuple):
@@ -69,12 +79,15 @@ class Store:
             return self.names[self._by_url[url, caller.suffix]]
         except KeyError:
             pass
-        found = read_url(url)
-        if found is None:
+        if is_standard_name(url) or is_fifo_name(url):
+            # The name alone will do for a queue of one's own.
+            account, name = caller.owner.account, url
+        elif (found := read_url(url)) is not None:
+            account, name = found
+        else:
             raise Refusal(
                 faults.INVALID_ADDRESS, f"The address {url} is not valid for this endpoint."
             )
-        account, name = found
         owner = Owner(account, caller.owner.region)
         if not caller.anonymous and owner != caller.owner:
             raise no_such_queue()
@@ -102,10 +115,17 @@ class Store:
         return self.directory.arn(inside)
 
     def sources_of(self, inside: str) -> list[str]:
-        """The queues whose dead letters go to this one, in order of name."""
-        return sorted(
-            queue.name for queue in self.names.values() if queue.settings.dead_letter == inside
-        )
+        """The queues that name this one as their dead-letter queue, in order of name."""
+        meant = self.directory.address(inside)
+        return sorted(queue.name for queue in self.names.values() if self._names(queue, meant))
+
+    def _names(self, queue: QueueState, meant: Address) -> bool:
+        """Whether a queue's redrive policy, heeded or not, names this dead-letter queue."""
+        dead = queue.settings.dead_letter
+        if dead is not None:
+            return self.directory.address(dead) == meant
+        policy = queue.settings.annotations.get(REDRIVE)
+        return policy is not None and target_of(policy) == meant
 
     def now_ms(self) -> int:
         """The engine's time."""

@@ -15,6 +15,7 @@ from penstock.wire.sqs_address import Address, read_arn
 from penstock.wire.sqs_errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
+    OVER_LIMIT,
     Refusal,
     invalid_value,
 )
@@ -29,6 +30,11 @@ KMS_KEY: Final = "KmsMasterKeyId"
 KMS_REUSE: Final = "KmsDataKeyReusePeriodSeconds"
 MANAGED_SSE: Final = "SqsManagedSseEnabled"
 THROUGHPUT: Final = "FifoThroughputLimit"
+# A redrive policy that is shown but moves nothing: of a queue that names itself, or whose target
+# does not allow it any more.
+REDRIVE: Final = "RedrivePolicy"
+NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
+STATEMENTS_MAX: Final = 20
 _KMS_REUSE_DEFAULT: Final = "300"
 
 
@@ -60,7 +66,7 @@ READ_ONLY: Final = frozenset(
 )
 FIFO_ONLY: Final = frozenset({"ContentBasedDeduplication", "DeduplicationScope", THROUGHPUT})
 SETTABLE: Final = frozenset(
-    {*NUMBERS, POLICY, "RedrivePolicy", ALLOW_POLICY, KMS_KEY, KMS_REUSE, MANAGED_SSE, *FIFO_ONLY}
+    {*NUMBERS, POLICY, REDRIVE, ALLOW_POLICY, KMS_KEY, KMS_REUSE, MANAGED_SSE, *FIFO_ONLY}
 )
 KNOWN: Final = frozenset({"All", "FifoQueue", *READ_ONLY, *SETTABLE})
 
@@ -92,7 +98,7 @@ def read(attributes: dict[str, str], fifo: bool) -> Changes:
             number = NUMBERS[name]
             whole = _whole(name, value, number.low, number.high)
             changes.settings[number.setting] = whole * number.factor
-        elif name == "RedrivePolicy":
+        elif name == REDRIVE:
             changes = changes._replace(redrive=_read_redrive(value) if value else False)
         elif name in _READERS:
             if name in FIFO_ONLY and not fifo:
@@ -198,7 +204,11 @@ def _read_redrive(text: str) -> Redrive:
         if name not in policy:
             reason = f"Redrive policy does not contain mandatory attribute: {name}."
             raise invalid_value(text, "RedrivePolicy", reason)
-    target = read_arn(policy["deadLetterTargetArn"])
+    arn = policy["deadLetterTargetArn"]
+    if isinstance(arn, str) and arn.count(":") == 5 and arn.split(":")[2] != "sqs":
+        reason = "Only SQS queues are valid resources for deadLetterTargetArn."
+        raise invalid_value(text, REDRIVE, reason)
+    target = read_arn(arn)
     if target is None:
         raise invalid_value(text, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
     given = policy["maxReceiveCount"]
@@ -258,16 +268,48 @@ def merged(settings: QueueSettings, changes: Changes) -> dict[str, str]:
             annotations.pop(name, None)
         else:
             annotations[name] = value
-    both = annotations.get(KMS_KEY) and annotations.get(MANAGED_SSE) == "true"
-    if both and changes.annotations.get(MANAGED_SSE) == "true":
+    key_given = changes.annotations.get(KMS_KEY)
+    if key_given and changes.annotations.get(MANAGED_SSE) == "true":
         raise Refusal(
             INVALID_ATTRIBUTE_NAME,
             "You can use one type of server-side encryption (SSE) at one time. "
             "You can either enable KMS SSE or SQS SSE.",
         )
-    if both:
+    if changes.annotations.get(MANAGED_SSE) == "true":
+        annotations.pop(KMS_KEY, None)
+    elif annotations.get(KMS_KEY):
+        # And so it stays when the key is taken away again.
         annotations[MANAGED_SSE] = "false"
     return annotations
+
+
+def check_statements(changes: Changes) -> None:
+    """A policy that is set has twenty statements at most. Raises Refusal."""
+    policy = _json(changes.annotations.get(POLICY) or "{}")
+    statements = policy.get("Statement") if isinstance(policy, dict) else None
+    if isinstance(statements, list) and len(statements) > STATEMENTS_MAX:
+        raise Refusal(
+            OVER_LIMIT,
+            f"{len(statements)} statements were found in the submitted policy, max allowed is "
+            f"{STATEMENTS_MAX}",
+        )
+
+
+def redrive_text(target_arn: str, receives_max: int) -> str:
+    """A redrive policy as it is shown."""
+    policy = {"deadLetterTargetArn": target_arn, "maxReceiveCount": receives_max}
+    return msgspec.json.encode(policy).decode()
+
+
+def receives_max_of(text: str) -> int:
+    """How many receives a policy that `redrive_text` made allows."""
+    return int(msgspec.json.decode(text)["maxReceiveCount"])
+
+
+def target_of(text: str) -> Address | None:
+    """The dead-letter queue that a policy names."""
+    policy = _json(text)
+    return read_arn(policy.get("deadLetterTargetArn")) if isinstance(policy, dict) else None
 
 
 def check_throughput(settings: QueueSettings) -> None:
@@ -275,8 +317,8 @@ def check_throughput(settings: QueueSettings) -> None:
     if settings.annotations.get(THROUGHPUT) == "perMessageGroupId" and not settings.dedup_per_group:
         raise Refusal(
             INVALID_ATTRIBUTE_VALUE,
-            "The perMessageGroupId value for FifoThroughputLimit is allowed only when the value "
-            "for DeduplicationScope is messageGroup.",
+            "The perMessageGroupId value is allowed only when the value for DeduplicationScope is "
+            "messageGroup.",
         )
 
 
@@ -294,13 +336,11 @@ def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> 
     }
     for name, number in NUMBERS.items():
         shown[name] = str(getattr(settings, number.setting) // number.factor)
-    for name in (POLICY, ALLOW_POLICY):
+    for name in (POLICY, ALLOW_POLICY, REDRIVE):
         if name in annotations:
             shown[name] = annotations[name]
     if settings.dead_letter is not None:
-        shown["RedrivePolicy"] = msgspec.json.encode(
-            {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": settings.max_receives}
-        ).decode()
+        shown[REDRIVE] = redrive_text(dead_letter_arn, settings.max_receives or 0)
     if KMS_KEY in annotations:
         shown[KMS_KEY] = annotations[KMS_KEY]
         shown[KMS_REUSE] = annotations.get(KMS_REUSE, _KMS_REUSE_DEFAULT)

@@ -98,3 +98,15 @@ def invalid_value(value: object, parameter: str, reason: str) -> Refusal:
 def missing(parameter: str) -> Refusal:
     """The refusal of a request without a parameter it must have."""
     return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
+
+
+def absent(action: str, parameter: str) -> Refusal:
+    """The refusal of an action without a parameter it must have; two are told in other words."""
+    if (action, parameter) == ("CreateQueue", "QueueName"):
+        return Refusal(
+            INVALID_PARAMETER_VALUE,
+            "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
+        )
+    if (action, parameter) == ("SetQueueAttributes", "Attributes"):
+        return missing("Attribute.Name")
+    return missing(parameter)

@@ -38,7 +38,18 @@ def decode(target: str, body: bytes) -> tuple[Action, Shape]:
 
 
 def _reason(error: Exception) -> str:
-    return "the request is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    """What is wrong with the bytes, in Amazon's words where it has some."""
+    if isinstance(error, RecursionError):
+        return "the request is nested too deeply"
+    said = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        if "got `object`" in said:
+            return "Start of structure or map found where not expected."
+        if "got `array`" in said:
+            return "Start of list found where not expected"
+        if said.startswith("Expected `int") and "got `str`" in said:
+            return "STRING_VALUE can not be converted to an Integer"
+    return said
 
 
 def encode(result: Shape | None) -> bytes:

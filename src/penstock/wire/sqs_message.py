@@ -18,6 +18,7 @@ from penstock.service import Attributes
 from penstock.wire.sqs_errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
+    UNSUPPORTED_OPERATION,
     Refusal,
     invalid_value,
     missing,
@@ -25,6 +26,12 @@ from penstock.wire.sqs_errors import (
 from penstock.wire.sqs_model import AttributeValue, AttributeValues
 
 ATTRIBUTES_MAX: Final = 10
+NAME_CHARS_MAX: Final = 256
+TYPE_CHARS_MAX: Final = 256
+BAD_CHARACTERS: Final = (
+    "Invalid characters found. Valid unicode characters are "
+    "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
+)
 TRACE_HEADER: Final = "AWSTraceHeader"
 SENDER: Final = "sender"
 TRACE: Final = "trace"
@@ -36,24 +43,20 @@ _PLAIN: Final = bytes([9, 10, 13, *range(0x20, 0x7F)])
 # What XML can hold; Amazon refuses the rest in any protocol.
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Letters of Latin alphabets too: Amazon takes them, whatever its documentation says.
-_NAME: Final = re.compile("[A-Za-z0-9_.\u00c0-\u017f-]{1,256}")
+_NOT_OF_A_NAME: Final = re.compile("[^A-Za-z0-9_.\u00c0-\u017f-]")
 _TYPE_NAME: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
-def body_bytes(body: str | None) -> bytes:
+def body_bytes(body: str | None, parameter: str = "MessageBody") -> bytes:
     """A message's body as the core keeps it. Raises Refusal."""
     if not body:
-        raise missing("MessageBody")
+        raise missing(parameter)
     encoded = body.encode()
     # Nearly all bodies are plain ASCII, and then what is left without it is nothing.
     if encoded.translate(None, _PLAIN) and _FORBIDDEN.search(body):
-        raise Refusal(
-            INVALID_MESSAGE_CONTENTS,
-            "Invalid characters found. Valid unicode characters are "
-            "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF",
-        )
+        raise Refusal(INVALID_MESSAGE_CONTENTS, BAD_CHARACTERS)
     return encoded
 
 
@@ -98,14 +101,29 @@ def read_attributes(given: AttributeValues) -> tuple[Attributes, dict[str, str],
     size_bytes = 0
     for name, given_value in given.items():
         _check_name(name)
+        if given_value.string_list_values or given_value.binary_list_values:
+            raise Refusal(
+                UNSUPPORTED_OPERATION,
+                "Message attribute list values in SendMessage operation are not supported.",
+            )
         data_type = given_value.data_type
         if not data_type:
-            raise _bad_attribute(name, "must contain a non-empty message attribute type")
-        if _TYPE_NAME.fullmatch(data_type) is None or len(data_type) > 256:
+            empty = given_value.string_value is None and given_value.binary_value is None
+            raise Refusal(
+                INVALID_PARAMETER_VALUE,
+                f"The message (user) attribute '{name}' must contain a non-empty message attribute "
+                f"{'value' if empty else 'type'}.",
+            )
+        if _TYPE_NAME.fullmatch(data_type) is None:
             raise Refusal(
                 INVALID_PARAMETER_VALUE,
                 f"The type of message (user) attribute '{name}' is invalid. You must use only the "
                 "following supported type prefixes: Binary, Number, String.",
+            )
+        if len(data_type) > TYPE_CHARS_MAX:
+            raise Refusal(
+                INVALID_PARAMETER_VALUE,
+                "Message (user) attribute type must be shorter than 256 bytes.",
             )
         value = _read_value(name, data_type, given_value)
         attributes[name] = value
@@ -116,46 +134,48 @@ def read_attributes(given: AttributeValues) -> tuple[Attributes, dict[str, str],
 
 
 def _check_name(name: str) -> None:
-    if not name or len(name) > 256:
-        raise Refusal(
-            INVALID_PARAMETER_VALUE,
-            "Length of message attribute name must be less than 256 bytes."
-            if name
-            else "Message (user) attribute names must not be empty.",
+    """Raises Refusal for a name no attribute may have."""
+    reason = None
+    if not name:
+        reason = "The request must contain non-empty message (user) attribute names."
+    elif len(name) > NAME_CHARS_MAX:
+        reason = "Message (user) attribute name must be shorter than 256 bytes."
+    elif stranger := _NOT_OF_A_NAME.search(name):
+        reason = (
+            f"Invalid non-alphanumeric character '#x{ord(stranger[0]):X}' was found in the message "
+            "attribute name. Can only include alphanumeric characters, hyphens, underscores, or "
+            "dots."
         )
-    lowered = name.lower()
-    if _NAME.fullmatch(name) is None:
-        raise Refusal(
-            INVALID_PARAMETER_VALUE,
-            f"Invalid non-alphanumeric character was found in the message attribute name '{name}'. "
-            "Can only include alphanumeric characters, hyphens, underscores, or periods.",
+    elif name.lower().startswith(("aws.", "amazon.")):
+        reason = (
+            "You can't use message attribute names beginning with 'AWS.' or 'Amazon'. "
+            "These strings are reserved for internal use."
         )
-    if lowered.startswith(("aws.", "amazon.")) or name[0] == "." or name[-1] == "." or ".." in name:
-        raise Refusal(
-            INVALID_PARAMETER_VALUE,
-            f"The message attribute name '{name}' is invalid. Attribute names must not start with "
-            "'AWS.' or 'Amazon.', start or end with a period, or have successive periods.",
-        )
+    elif name[0] == ".":
+        reason = "Message (user) attribute name must not begin with character '.'."
+    elif name[-1] == ".":
+        reason = "Message (user) attribute name must not end with character '.'."
+    elif ".." in name:
+        reason = "Message (user) attribute name must not have successive '.' characters."
+    if reason is not None:
+        raise Refusal(INVALID_PARAMETER_VALUE, reason)
 
 
 def _read_value(name: str, data_type: str, given: AttributeValue) -> str | bytes:
-    if given.string_list_values or given.binary_list_values:
-        raise Refusal(
-            INVALID_PARAMETER_VALUE,
-            "Message attribute list values in SendMessage operation are not supported.",
-        )
     kind = data_type.partition(".")[0]
+    if given.string_value is not None and given.binary_value is not None:
+        raise _bad_attribute(name, "must have a single value")
     if kind == "Binary":
+        if given.string_value:
+            raise _bad_attribute(name, f"with type '{data_type}' must use field 'Binary'")
         if not given.binary_value:
             raise _bad_attribute(name, "must contain a non-empty value of type 'Binary'")
-        if given.string_value is not None:
-            raise _bad_attribute(name, "has multiple values")
         return given.binary_value
     value = given.string_value
+    if given.binary_value:
+        raise _bad_attribute(name, f"with type '{data_type}' must use field 'String'")
     if not value:
         raise _bad_attribute(name, f"must contain a non-empty value of type '{kind}'")
-    if given.binary_value is not None:
-        raise _bad_attribute(name, "has multiple values")
     if kind == "Number":
         if _NUMBER.fullmatch(value) is None:
             raise Refusal(
@@ -163,7 +183,7 @@ def _read_value(name: str, data_type: str, given: AttributeValue) -> str | bytes
                 f"Can't cast the value of message (user) attribute '{name}' to a number.",
             )
     elif not value.isprintable() and _FORBIDDEN.search(value):
-        raise _bad_attribute(name, "contains characters that are not allowed")
+        raise Refusal(INVALID_PARAMETER_VALUE, BAD_CHARACTERS)
     return value
 
 
@@ -191,6 +211,11 @@ def read_trace(given: AttributeValues) -> str:
             INVALID_PARAMETER_VALUE, f"Message (system) attribute '{TRACE_HEADER}' is invalid."
         )
     return trace.string_value
+
+
+def header_trace(value: str | None) -> str | None:
+    """What the header `X-Amzn-Trace-Id` brings along for a message, if it can be kept."""
+    return value if value and value.isprintable() else None
 
 
 def show_attributes(

@@ -50,6 +50,8 @@ _ENTRIES: Final = {
 }
 # What cannot be asked of one queue, at its own URL.
 _NOT_OF_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})
+# In the older protocol's JSON two lists begin with a small letter.
+_JSON_NAMES: Final = {"Messages": "messages", "QueueUrls": "queueUrls"}
 # And the names of the elements that lists and maps become in an answer.
 _ELEMENTS: Final = {
     "QueueUrls": "QueueUrl",
@@ -89,6 +91,9 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
     if default_url is not None:
         tree.setdefault("QueueUrl", default_url)
     fields = _fields(action.parameters, tree, action.name)
+    if "AttributeNames" in fields:
+        # The older of two names for one thing counts alone; over JSON both do.
+        fields.pop("MessageSystemAttributeNames", None)
     try:
         return action, msgspec.convert(fields, action.parameters, strict=False)
     except msgspec.ValidationError as error:
@@ -177,24 +182,27 @@ def encode_as_json(action: Action, result: Shape | None, request_id: str) -> byt
     """The answer as JSON, in the frame the Query protocol puts around it."""
     framed: Tree = {"ResponseMetadata": {"RequestId": request_id}}
     if result is not None:
-        framed[f"{action.name}Result"] = _listed(msgspec.to_builtins(result))
+        framed[f"{action.name}Result"] = _told(result)
     return msgspec.json.encode({f"{action.name}Response": framed})
 
 
-def _listed(value: Any) -> Any:
-    """The same data with its maps as lists of names and values, as the XML has them."""
+def _told(value: Any) -> Any:
+    """A structure with everything it might say, null where it says nothing.
+
+    Maps are lists of names and values, as the XML has them.
+    """
     if isinstance(value, list):
-        return [_listed(item) for item in value]
-    if not isinstance(value, dict):
+        return [_told(item) for item in value]
+    if not isinstance(value, Shape):
         return value
-    listed: Tree = {}
-    for name, inner in value.items():
-        if name in _MAPS:
+    told: Tree = {}
+    for field in msgspec.structs.fields(value):
+        name, inner = field.encode_name, getattr(value, field.name)
+        if name in _MAPS and inner is not None:
             _, key_name, value_name = _MAPS[name]
-            listed[name] = [{key_name: key, value_name: _listed(v)} for key, v in inner.items()]
-        else:
-            listed[name] = _listed(inner)
-    return listed
+            inner = [{key_name: key, value_name: _told(v)} for key, v in inner.items()] or None
+        told[_JSON_NAMES.get(name, name)] = _told(inner) if inner != [] else None
+    return told
 
 
 def encode_refusal(refusal: Refusal, request_id: str) -> bytes:
