@@ -6,6 +6,7 @@ in this journal, so even a checkpoint that was lost brings nothing in twice.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,12 @@ def ingest(
         .option("maxBytesPerTrigger", batch_bytes)
     )
     if archive is not None:
-        source = source.option("archive", archive)
+        source = source.option("archive", os.path.abspath(archive))
     if span_bytes is not None:
         source = source.option("spanBytes", span_bytes)
     with our_errors():
         query = (
-            source.load(journal)
+            source.load(os.path.abspath(journal))
             .writeStream.foreachBatch(bring_in)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)

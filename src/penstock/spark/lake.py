@@ -73,7 +73,8 @@ class Lake:
                 f"{root}: is a lake of version {version}; this Penstock reads version {VERSION}: "
                 "make a new lake from the journal"
             )
-        return cls(root, str(found["id"]))
+        # Executors may stand in other directories than we do.
+        return cls(root.absolute(), str(found["id"]))
 
     def table(self, name: str, schema: str) -> "Table":
         """The table of this name, whether or not it was ever written."""

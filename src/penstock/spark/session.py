@@ -56,6 +56,8 @@ SETTINGS: Final[dict[str, str]] = {
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # On a busy machine a Python worker may take longer to start than the 15 s it is given.
+    "spark.python.authenticate.socketTimeout": "60s",
     # The default of 1 GiB fails where a window over a few million events still fits well.
     "spark.driver.memory": f"{driver_memory_mib()}m",
     "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),

@@ -1,6 +1,7 @@
 """`penstock pipeline audit`: check every message's life."""
 
 import dataclasses
+import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
@@ -54,9 +55,9 @@ def run(session: Session, arguments: Namespace) -> int:
         spark = open_spark(arguments)
         source = spark.read.format("penstock").schema(SCHEMA)
         if arguments.archive:
-            source = source.option("archive", arguments.archive)
+            source = source.option("archive", os.path.abspath(arguments.archive))
         with our_errors():
-            events = source.load(arguments.journal[0])
+            events = source.load(os.path.abspath(arguments.journal[0]))
     engine = None
     if getattr(arguments, "url", None):
         queues = session.queues(arguments)
