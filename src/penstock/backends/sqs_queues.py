@@ -96,15 +96,19 @@ class QueueBook:
         """A queue's settings and dates but for its annotations, at most a minute old."""
         if queue.info is not None:
             return queue.info
-        info = info_of(queue.name, await self._all(queue), {})
-        queue.hear(info)
-        return info
+        return self._heard(queue, await self._all(queue), {})
 
     async def described(self, queue: Known) -> QueueInfo:
         """A queue's settings and dates, as they are now."""
         shown = await self._all(queue)
         tags = await self.ask("list_queue_tags", queue)
-        info = info_of(queue.name, shown, tags.get("Tags") or {})
+        return self._heard(queue, shown, tags.get("Tags") or {})
+
+    def _heard(self, queue: Known, shown: Mapping[str, str], tags: Mapping[str, str]) -> QueueInfo:
+        try:
+            info = info_of(queue.name, shown, tags)
+        except ValueError as error:
+            raise self.client.no_answer(f"an attribute is not what it should be: {error}") from None
         queue.hear(info)
         return info
 

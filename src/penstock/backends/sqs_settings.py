@@ -132,13 +132,14 @@ def settings_of(
 
 
 def info_of(queue: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> QueueInfo:
-    """A queue as its attributes and tags describe it."""
+    """A queue as its attributes and tags describe it. Raises ValueError if they make no sense."""
     fifo = queue.partition("@")[0].endswith(FIFO)
     return QueueInfo(
         queue,
         settings_of(attributes, tags, fifo),
-        int(attributes.get("CreatedTimestamp", 0)) * 1_000,
-        int(attributes.get("LastModifiedTimestamp", 0)) * 1_000,
+        # Some endpoints have fractions here, where Amazon has none.
+        round(float(attributes.get("CreatedTimestamp", 0)) * 1_000),
+        round(float(attributes.get("LastModifiedTimestamp", 0)) * 1_000),
     )
 
 
