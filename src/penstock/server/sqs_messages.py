@@ -51,6 +51,7 @@ VISIBILITY_S_MAX: Final = 43_200
 ATTEMPTS_MAX: Final = 100_000
 RECEIVES_NOTED_MAX: Final = 1_000_000
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_ENTRY_IDS: Final = re.compile(r"(?:[A-Za-z0-9_-]{1,80},)+", re.ASCII)
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
         "All",
@@ -121,8 +122,9 @@ class Messages:
     ) -> Push:
         """What is to be pushed; `place` is the entry's in its batch, counted from 1."""
         settings = queue.settings
-        entry = f"SendMessageBatchRequestEntry.{place}." if place else ""
-        body = body_bytes(asked.message_body, f"{entry}MessageBody")
+        if place and not asked.message_body:
+            raise missing(f"SendMessageBatchRequestEntry.{place}.MessageBody")
+        body = body_bytes(asked.message_body)
         size_bytes = len(body)
         attributes = context = None
         if asked.message_attributes:
@@ -181,16 +183,24 @@ class Messages:
         items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
         replies = iter(self._store.submit(Batch(items)))
         result = model.BatchResult([], [])
+        fifo = queue.settings.fifo
         for entry, push in zip(entries, pushes, strict=True):
-            reply = push if isinstance(push, Refusal) else next(replies)
-            if isinstance(push, Refusal) or not isinstance(reply, PushReply):
+            if isinstance(push, Refusal):
+                result.failed.append(failure(entry.id or "", push))
+                continue
+            reply = next(replies)
+            if type(reply) is not PushReply:
                 result.failed.append(failure(entry.id or "", reply))
                 continue
-            sequence = f"{reply.sequence:020d}" if queue.settings.fifo else None
-            body_digest = digest(push.body)
-            result.successful.append(
-                model.SendResultEntry(entry.id, reply.id, body_digest, *_digests(entry), sequence)
-            )
+            sent = model.SendResultEntry(entry.id, reply.id, digest(push.body))
+            if push.attributes or push.context:
+                (
+                    sent.md5_of_message_attributes,
+                    sent.md5_of_message_system_attributes,
+                ) = _digests(entry)
+            if fifo:
+                sent.sequence_number = f"{reply.sequence:020d}"
+            result.successful.append(sent)
         return result
 
     # Receiving.
@@ -294,11 +304,10 @@ class Messages:
                     raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
         wanted = asked.message_attribute_names
         fifo = queue.settings.fifo
+        shown = self._shown
 
         def show(claims: list[Claim]) -> model.ReceiveResult:
-            return model.ReceiveResult(
-                [self._shown(claim, names, wanted, fifo) for claim in claims]
-            )
+            return model.ReceiveResult([shown(claim, names, wanted, fifo) for claim in claims])
 
         return show
 
@@ -444,13 +453,15 @@ class Messages:
         replies = iter(self._store.submit(Batch(sound)))
         result = model.BatchResult([], [])
         for entry, item in zip(entries, items, strict=True):
-            reply = item if isinstance(item, Refusal) else next(replies)
-            if isinstance(reply, PenstockError):
-                reply = refused(reply, entry.receipt or "")
-            if isinstance(reply, Refusal):
-                result.failed.append(failure(entry.id, reply))
-            else:
-                result.successful.append(model.ResultEntry(entry.id))
+            reply = item if type(item) is Refusal else next(replies)
+            # Most replies are plain values: True, a deadline, nothing.
+            if isinstance(reply, Exception):
+                if isinstance(reply, PenstockError):
+                    reply = refused(reply, entry.receipt or "")
+                if reply is not None:
+                    result.failed.append(failure(entry.id, reply))
+                    continue
+            result.successful.append(model.ResultEntry(entry.id))
         return result
 
 
@@ -541,6 +552,10 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
             f"Maximum number of entries per request are {ENTRIES_MAX}. "
             f"You have sent {len(entries)}.",
         )
+    ids = {entry.id for entry in entries}
+    if len(ids) == len(entries) and None not in ids and _ENTRY_IDS.fullmatch(",".join(ids) + ","):
+        return entries
+    # Something is wrong with one of them: the first decides.
     seen: set[str] = set()
     for number, entry in enumerate(entries, 1):
         if entry.id is None:
@@ -560,8 +575,12 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
 def _check_batch_bytes(entries: Sequence[model.SendEntry]) -> None:
     total_bytes = 0
     for entry in entries:
-        total_bytes += len((entry.message_body or "").encode())
-        for name, value in (entry.message_attributes or {}).items():
+        body = entry.message_body or ""
+        # The length of ASCII is known without encoding it.
+        total_bytes += len(body) if body.isascii() else len(body.encode())
+        if not entry.message_attributes:
+            continue
+        for name, value in entry.message_attributes.items():
             content = value.string_value or ""
             total_bytes += len(name.encode()) + len((value.data_type or "").encode())
             total_bytes += len(content.encode()) + len(value.binary_value or b"")

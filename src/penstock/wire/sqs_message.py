@@ -49,10 +49,10 @@ _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1
 _IDENTIFIER: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
-def body_bytes(body: str | None, parameter: str = "MessageBody") -> bytes:
+def body_bytes(body: str | None) -> bytes:
     """A message's body as the core keeps it. Raises Refusal."""
     if not body:
-        raise missing(parameter)
+        raise missing("MessageBody")
     encoded = body.encode()
     # Nearly all bodies are plain ASCII, and then what is left without it is nothing.
     if encoded.translate(None, _PLAIN) and _FORBIDDEN.search(body):
