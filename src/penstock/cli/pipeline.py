@@ -15,6 +15,8 @@ ACTIONS: Final = {
     "run": "bring journals into the lake and make its tables",
     "status": "show how far the lake is behind the journals",
     "audit": "check every message's life; status 1 if one is wrong",
+    "report": "draw what the lake tells on one HTML page",
+    "replay": "send messages of the lake to a queue, each of them once",
     "compact": "join small files, remove files nobody needs",
 }
 

@@ -1,0 +1,111 @@
+"""`penstock pipeline replay`: from the lake back into a queue."""
+
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.lake.bar import Bar, show_left
+from penstock.cli.lake.options import add_lake, add_spark, open_spark
+from penstock.cli.session import Session
+from penstock.cli.values import read_count, show_size
+from penstock.service import check_name, check_number
+
+if TYPE_CHECKING:
+    from penstock.spark.replay import Outcome
+
+_NOT_ALL: Final = 1
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    add_lake(parser)
+    add_spark(parser)
+    parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="where the queue is")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        required=True,
+        help="which messages, in SQL: \"queue = 'orders' and state = 'dead'\"",
+    )
+    parser.add_argument("--to", metavar="QUEUE", required=True, help="the queue they go to")
+    parser.add_argument("--rate", metavar="N", type=read_count, help="so many messages a second")
+    parser.add_argument(
+        "--name", metavar="NAME", help="send again what was sent under another name (default: --to)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only count")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises InvalidField, LakeUnusable and what the queue raises."""
+    from penstock.spark.lake import Lake
+    from penstock.spark.replay import RATE_MAX, replay
+
+    # Everything that can be refused is, before Spark takes its seconds.
+    check_name(arguments.to, "to")
+    check_name(arguments.name or arguments.to, "name")
+    if arguments.rate is not None:
+        check_number("rate", arguments.rate, 1, RATE_MAX)
+    lake = Lake.open(arguments.lake)
+    queues = session.queues(arguments)
+    queues.describe(arguments.to)
+    bar = Bar(f"replaying to {arguments.to}")
+
+    def tell(done: int, total: int) -> None:
+        rate = bar.rate(done)
+        bar.show(
+            done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
+        )
+
+    outcome = replay(
+        open_spark(arguments),
+        lake,
+        queues,
+        arguments.where,
+        arguments.to,
+        name=arguments.name,
+        rate=arguments.rate,
+        dry_run=arguments.dry_run,
+        progress=tell,
+    )
+    bar.end()
+    _tell(session, arguments, outcome)
+    return 0 if outcome.matched and not outcome.bodiless and not outcome.refused else _NOT_ALL
+
+
+def _tell(session: Session, arguments: Namespace, outcome: "Outcome") -> None:
+    if arguments.dry_run:
+        said = f"would send {outcome.to_send:,} messages ({show_size(outcome.bytes)})"
+    else:
+        said = f"sent {outcome.sent:,} messages"
+    said += f" to {arguments.to}"
+    if not outcome.matched:
+        said = f"no message meets the condition: {said}"
+    if outcome.sent_before:
+        name = arguments.name or arguments.to
+        said += f"; {outcome.sent_before:,} were sent before under the name {name!r}"
+    session.tell(
+        arguments,
+        {
+            "matched": outcome.matched,
+            "sent": outcome.sent,
+            "to_send": outcome.to_send,
+            "sent_before": outcome.sent_before,
+            "without_body": outcome.bodiless,
+            "refused": len(outcome.refused),
+        },
+        said,
+    )
+    if outcome.bodiless:
+        shown = ", ".join(outcome.bodiless_ids)
+        more = ", …" if outcome.bodiless > len(outcome.bodiless_ids) else ""
+        print(
+            f"penstock: {outcome.bodiless:,} messages have no body in the lake: {shown}{more}",
+            file=sys.stderr,
+        )
+    if outcome.refused:
+        message_id, why = outcome.refused[0]
+        print(
+            f"penstock: {len(outcome.refused):,} messages were refused, the first, {message_id}, "
+            f"because of {why}",
+            file=sys.stderr,
+        )

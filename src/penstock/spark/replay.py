@@ -1,0 +1,412 @@
+"""From the lake back into a queue: each message once, however often it is asked for or cut short.
+
+A replay goes by slices. The messages of a slice are pushed into a queue beside the target, which
+nobody pulls from; then the slice is noted in the lake's table `replays`; only then are they moved
+from there into the target. A move is one event, so a message is in one of the two queues and never
+in both. Whatever is killed, the next run finds the queue beside the target and knows by the slice
+it names what to do: one that was noted is moved on, one that was not is thrown away and sent anew.
+Nothing here depends on how long a queue remembers its dedup ids.
+
+    LAKE/replays/   a row a message that was sent: under which name, where to, in which slice
+    LAKE/outbox/    what a replay is about to send, while it runs
+"""
+
+import base64
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, Transaction, write_deltalake
+from pyspark.errors import PySparkException
+
+from penstock.client import Queues
+from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
+from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
+from penstock.spark.ingest import events_table
+from penstock.spark.lake import Lake, LakeUnusable, Table, our_errors
+from penstock.spark.tables import MESSAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REPLAYS: Final = "replays"
+SCHEMA: Final = (
+    "name string, to_queue string, slice string, store string, shard int, message bigint, "
+    "message_id string, sent_at_ms bigint"
+)
+SLICE_MESSAGES: Final = 10_000
+SLICE_BYTES: Final = 64 << 20
+RATE_MAX: Final = 1_000_000
+SHOWN_MAX: Final = 5
+_BATCH_MESSAGES: Final = 1_000
+_BATCH_BYTES: Final = 4 << 20
+_MOVES: Final = 1_000
+_NAME_CHARS: Final = 80
+_BESIDE: Final = "-replay"
+_MARK: Final = "penstock-replay"
+_KEY: Final = ("store", "shard", "message")
+
+
+@dataclass
+class Outcome:
+    """What a replay found, and what became of it."""
+
+    matched: int = 0
+    bytes: int = 0
+    sent_before: int = 0
+    bodiless: int = 0
+    bodiless_ids: list[str] = field(default_factory=list)
+    sent: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def to_send(self) -> int:
+        """How many messages are there to be sent."""
+        return self.matched - self.sent_before - self.bodiless
+
+
+def replay(
+    spark: "SparkSession",
+    lake: Lake,
+    queues: Queues,
+    where: str,
+    to: str,
+    *,
+    name: str | None = None,
+    rate: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Sends every message of the lake that meets the condition and was not sent before.
+
+    `name` tells replays apart: under another name the same messages are sent again. It is the
+    target's name unless given. Raises InvalidField for a condition that cannot be used, and
+    LakeUnusable; then nothing has been sent. What the queue raises leaves a replay that the next
+    run goes on with.
+    """
+    if rate is not None:
+        check_number("rate", rate, 1, RATE_MAX)
+    name = check_name(name or to, "name")
+    queues.describe(to)
+    chosen = _chosen(spark, lake, where)
+    with _locked(lake):
+        target = _Target(lake, queues, to, name, rate, progress)
+        if not dry_run:
+            target.settle()
+        with our_errors():
+            outcome, ready = _ready(spark, lake, chosen, name)
+            if dry_run or not outcome.to_send:
+                return outcome
+            outbox = lake.path / "outbox"
+            try:
+                _write(ready, outbox)
+                for rows in _slices(outbox):
+                    target.send(rows, outcome)
+            finally:
+                shutil.rmtree(outbox, ignore_errors=True)
+    return outcome
+
+
+def backfill(
+    frame: "DataFrame", url: str, queue: str, *, key: str, body: str = "body", **roles: str
+) -> None:
+    """Pushes a frame's rows: the sink with a key, so that what is repeated soon adds nothing.
+
+    `roles` names the columns of other roles, such as `group="customer"`. Raises InvalidField.
+    """
+    columns = {"body": body, "key": key, **roles}
+    named = [part.strip() for column in columns.values() for part in column.split(",")]
+    missing = sorted(set(named) - set(frame.columns))
+    if missing:
+        raise InvalidField(f"column {missing[0]!r}: there is none; there are {frame.columns}")
+    writer = frame.select(*dict.fromkeys(named)).write.format("penstock")
+    with our_errors():
+        writer.options(url=url, queue=queue, **columns).mode("append").save()
+
+
+def replays_table(lake: Lake) -> Table:
+    """What was sent from this lake."""
+    return lake.table(REPLAYS, SCHEMA)
+
+
+@contextmanager
+def _locked(lake: Lake) -> Iterator[None]:
+    """Lets nobody else replay from this lake meanwhile. Raises LakeUnusable."""
+    # The directory itself is locked, and a process that is killed lets go of it.
+    fd = os.open(lake.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise LakeUnusable(f"{lake.path}: another replay from this lake is running") from None
+    finally:
+        os.close(fd)
+
+
+def _chosen(spark: "SparkSession", lake: Lake, where: str) -> "DataFrame":
+    """The messages that meet the condition. Raises InvalidField."""
+    messages = lake.table(MESSAGES.name, MESSAGES.schema)
+    if messages.delta() is None:
+        raise LakeUnusable(f"{lake.path}: has no table messages yet; `pipeline run` makes it")
+    with _bad_condition():
+        # Parsed as an expression and not as a statement: it can select and nothing else.
+        chosen = messages.frame(spark).where(where)
+        assert chosen.schema.names, "looking at it makes a remote Spark check it"
+        return chosen
+
+
+@contextmanager
+def _bad_condition() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        said = (error.getMessage() or str(error)).strip().partition("\n")[0].split(" SQLSTATE")[0]
+        raise InvalidField(f"where: is no condition on messages: {said}") from None
+
+
+def _ready(
+    spark: "SparkSession", lake: Lake, chosen: "DataFrame", name: str
+) -> tuple[Outcome, "DataFrame"]:
+    """What there is to send, with everything that a push needs."""
+    sent = replays_table(lake).frame(spark).where(f"name = '{name}'").select(*_KEY)
+    bodies = spark.sql(
+        """
+        SELECT store, shard, message, any_value(body) AS body, any_value(extra) AS extra
+        FROM {events} LEFT SEMI JOIN {chosen} USING (store, shard, message)
+        WHERE kind IN ('Pushed', 'Carried') AND body IS NOT NULL
+        GROUP BY message, shard, store
+        """,
+        events=events_table(lake).frame(spark),
+        chosen=chosen,
+    )
+    counted: Any = {"chosen": chosen, "sent": sent, "bodies": bodies.drop("extra")}
+    with _bad_condition():
+        told = spark.sql(
+            """
+            SELECT count(*) AS matched, count(sent.message) AS sent_before,
+              count_if(sent.message IS NULL AND body IS NULL) AS bodiless,
+              coalesce(sum(octet_length(body)) FILTER (WHERE sent.message IS NULL), 0) AS bytes
+            FROM {chosen} AS chosen
+            LEFT JOIN {sent} AS sent USING (store, shard, message)
+            LEFT JOIN {bodies} AS bodies USING (store, shard, message)
+            """,
+            **counted,
+        ).collect()[0]
+    outcome = Outcome(**told.asDict())
+    if outcome.bodiless:
+        rest = chosen.join(sent, list(_KEY), "left_anti").join(bodies, list(_KEY), "left_anti")
+        first = rest.select("message_id").orderBy("message_id").limit(SHOWN_MAX)
+        outcome.bodiless_ids = [row["message_id"] for row in first.collect()]
+    ready = (
+        chosen.select(*_KEY, "message_id", "group", "priority", "pushed_at_ms")
+        .join(sent, list(_KEY), "left_anti")
+        .join(bodies, list(_KEY))
+        # As they were pushed, so that the messages of a group keep their order.
+        .orderBy("pushed_at_ms", *_KEY)
+    )
+    return outcome, ready
+
+
+def _write(ready: "DataFrame", outbox: Path) -> None:
+    """Has Spark write what is to be sent, so that it is done before the first push."""
+    shutil.rmtree(outbox, ignore_errors=True)
+    ready.write.mode("overwrite").parquet(str(outbox))
+
+
+def _slices(outbox: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of an outbox in their order, some thousands at a time."""
+    rows: list[dict[str, Any]] = []
+    held_bytes = 0
+    for path in sorted(outbox.glob("*.parquet")):
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(1_000):
+                for row in batch.to_pylist():
+                    full = (
+                        len(rows) == SLICE_MESSAGES or held_bytes + len(row["body"]) > SLICE_BYTES
+                    )
+                    if rows and full:
+                        yield rows
+                        rows, held_bytes = [], 0
+                    rows.append(row)
+                    held_bytes += len(row["body"])
+    if rows:
+        yield rows
+
+
+def beside(queue: str) -> str:
+    """The name of the queue in which a slice waits until it is noted."""
+    name, at, scope = queue.partition("@")
+    return name[: _NAME_CHARS - len(_BESIDE)] + _BESIDE + at + scope
+
+
+class _Target:
+    """The queue that messages go to, and the one beside it."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        queues: Queues,
+        to: str,
+        name: str,
+        rate: int | None,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._table = replays_table(lake)
+        self._lake_id = lake.id
+        self._queues = queues
+        self._to = to
+        self._name = name
+        self._beside = beside(to)
+        self._rate = rate
+        self._progress = progress
+        self._next_s = time.monotonic()
+
+    def settle(self) -> None:
+        """Brings to its end what an earlier run began. Raises InvalidField if it is not ours."""
+        try:
+            found = self._queues.describe(self._beside)
+        except QueueNotFound:
+            return
+        token = self._token(found)
+        if self._is_noted(token):
+            self._move(lambda moved: None)
+        # What was not noted never left this queue, so nobody has seen it.
+        self._queues.remove(self._beside)
+
+    def _token(self, found: QueueInfo) -> str:
+        owner, _, token = found.settings.annotations.get(_MARK, "").partition("/")
+        if owner != self._lake_id:
+            raise InvalidField(
+                f"to: the queue {self._beside!r} is needed for a replay to {self._to!r}, and is "
+                + ("used by a replay from another lake" if owner else "somebody else's")
+            )
+        return token
+
+    def _is_noted(self, token: str) -> bool:
+        delta = self._table.delta()
+        if delta is None:
+            return False
+        noted = delta.to_pyarrow_dataset().filter(ds.field("slice") == token)
+        return bool(noted.head(1).num_rows)
+
+    def send(self, rows: Sequence[dict[str, Any]], outcome: Outcome) -> None:
+        """Sends one slice."""
+        token = secrets.token_hex(8)
+        accepted, refused = self._push(rows, token)
+        outcome.refused += refused
+        if accepted:
+            self._note(accepted, token)
+            done = outcome.sent
+            self._move(lambda moved: self._progress(done + moved, outcome.to_send))
+        self._queues.remove(self._beside)
+        outcome.sent += len(accepted)
+
+    def _push(
+        self, rows: Sequence[dict[str, Any]], token: str
+    ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+        """Puts a slice into the queue beside the target: those in it, and those refused."""
+        settings = self._queues.describe(self._to).settings
+        self._queues.create(
+            self._beside,
+            fifo=settings.fifo,
+            max_body_bytes=settings.body_bytes_max,
+            retention=TTL_MS_MAX / 1_000,
+            annotations={_MARK: f"{self._lake_id}/{token}"},
+        )
+        # Where nothing can be moved, this says so before anything is noted.
+        self._queues.redrive(self._beside, to=self._to, limit=1)
+        accepted, refused = [], []
+        for batch in _batches(rows):
+            replies = self._queues.batch(_push(self._beside, row) for row in batch)
+            for row, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, RequestError):
+                    refused.append((row["message_id"], str(reply)))
+                else:
+                    accepted.append(row)
+        held = self._queues.stats(self._beside).messages
+        if held != len(accepted):
+            raise PenstockError(
+                f"the queue {self._beside!r} holds {held} messages where {len(accepted)} were "
+                "pushed: somebody else uses it; nothing of this slice was sent"
+            )
+        return accepted, refused
+
+    def _note(self, rows: Sequence[dict[str, Any]], token: str) -> None:
+        """Commits that these are sent: from here on they will be, come what may."""
+        now_ms = time.time_ns() // 1_000_000
+        columns = {
+            "name": pa.array([self._name] * len(rows)),
+            "to_queue": pa.array([self._to] * len(rows)),
+            "slice": pa.array([token] * len(rows)),
+            "store": pa.array([row["store"] for row in rows]),
+            "shard": pa.array([row["shard"] for row in rows], pa.int32()),
+            "message": pa.array([row["message"] for row in rows], pa.int64()),
+            "message_id": pa.array([row["message_id"] for row in rows]),
+            "sent_at_ms": pa.array([now_ms] * len(rows), pa.int64()),
+        }
+        write_deltalake(
+            str(self._table.path),
+            pa.table(columns),
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[Transaction(f"slice/{token}", 1)]),
+        )
+
+    def _move(self, moved: Callable[[int], None]) -> None:
+        """Moves all that waits beside the target into it, no faster than asked."""
+        done = 0
+        step = _MOVES if self._rate is None else max(1, min(_MOVES, self._rate // 10))
+        while True:
+            self._pace(step)
+            count = self._queues.redrive(self._beside, to=self._to, limit=step)
+            done += count
+            moved(done)
+            if not count:
+                return
+
+    def _pace(self, step: int) -> None:
+        if self._rate is None:
+            return
+        now_s = time.monotonic()
+        time.sleep(max(0, self._next_s - now_s))
+        self._next_s = max(self._next_s, now_s) + step / self._rate
+
+
+def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    held_bytes = 0
+    for row in rows:
+        if batch and (len(batch) == _BATCH_MESSAGES or held_bytes > _BATCH_BYTES):
+            yield batch
+            batch, held_bytes = [], 0
+        batch.append(row)
+        held_bytes += len(row["body"])
+    if batch:
+        yield batch
+
+
+def _push(queue: str, row: dict[str, Any]) -> Push:
+    """The push of a message as it once was; its old id is its dedup id, by which it is traced."""
+    extra = json.loads(row["extra"]) if row["extra"] else {}
+    attributes: dict[str, str | bytes] = {**(extra.get("attributes") or {})}
+    for name, value in (extra.get("attributes_base64") or {}).items():
+        attributes[name] = base64.b64decode(value)
+    return Push(
+        queue,
+        row["body"],
+        priority=row["priority"] or 0,
+        dedup_id=row["message_id"],
+        group=row["group"],
+        attributes=attributes or None,
+        context=extra.get("context") or None,
+    )

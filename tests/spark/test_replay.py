@@ -1,0 +1,255 @@
+"""A replay sends each message once: again, under a kill, and hours later."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import penstock
+from penstock import cli
+from penstock.backends.store import open_engine
+from penstock.clock import ManualClock
+from penstock.core.events import Claimed, Deleted, QueueCreated
+from penstock.errors import InvalidField
+from penstock.service import CreateQueue, Pull, Push, QueueSettings, Release
+from penstock.spark import replay as replaying
+from penstock.spark.lake import Lake, LakeUnusable
+from penstock.spark.replay import backfill, beside, replay, replays_table
+from tests.spark.journals import write_store
+
+pytestmark = pytest.mark.service("default-jre-headless")
+DEAD = 2_500
+WHERE = "queue = 'orders' and state = 'dead'"
+
+
+@pytest.fixture(scope="module")
+def lake(spark, tmp_path_factory):
+    """A lake in which many orders are dead, and one message's body was never seen."""
+    root = tmp_path_factory.mktemp("replay")
+    engine = open_engine(root / "shop", clock=ManualClock(), durability="os", background=False)
+    engine.submit(CreateQueue("orders", {"dead_letter": "dead", "max_receives": 1}))
+    engine.submit(CreateQueue("line.fifo", {"fifo": True}))
+    for number in range(DEAD):
+        engine.submit(
+            Push(
+                "orders",
+                b"order %d" % number,
+                attributes={"raw": b"\xff%d" % number, "text": "ü"},
+                priority=number % 3,
+                group=f"g{number % 5}",
+                context={"sqs": "kept"},
+            )
+        )
+    for claim in engine.submit(Pull("orders", 10_000)):
+        engine.submit(Release("orders", claim.proof))
+    engine.submit(Push("orders", b"alive"))
+    for number in range(40):
+        engine.submit(Push("line.fifo", b"%d" % number, group=f"g{number % 2}"))
+    engine.close()
+    at_ms = 1_700_000_000_000
+    made = QueueCreated(at_ms, 1, "cut", QueueSettings())
+    cut = write_store(
+        root / "cut",
+        [[made], [Claimed(at_ms, 1, 9, 1, at_ms + 30_000)], [Deleted(at_ms, 1, 9, 1)]],
+    )
+    stores = ["--journal", str(root / "shop"), "--journal", str(cut)]
+    assert cli.main(["pipeline", "run", *stores, "--lake", str(root / "lake")]) == 0
+    return Lake.open(root / "lake")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def near(clock):
+    """Queues in this process, whose time is moved by hand."""
+    with penstock.connect("memory:", clock=clock) as near:
+        near.create("orders")
+        yield near
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of the run goes on."""
+
+
+def bodies(queues, queue):
+    """How often each body stands in a queue."""
+    found = queues.pull_many(queue, 10_000, visibility=0) if queues.stats(queue).visible else []
+    return Counter(claim.body for claim in found)
+
+
+ALL_DEAD = Counter(b"order %d" % number for number in range(DEAD))
+
+
+@pytest.mark.timeout(300)
+def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
+    told = replay(spark, lake, near, WHERE, "orders", name="whole", dry_run=True)
+    assert (told.to_send, told.sent, near.stats("orders").messages) == (DEAD, 0, 0)
+    told = replay(spark, lake, near, WHERE, "orders", name="whole")
+    assert (told.matched, told.sent, told.sent_before, told.bodiless) == (DEAD, DEAD, 0, 0)
+    found = {claim.body: claim for claim in near.pull_many("orders", 10_000)}
+    assert Counter(list(found)) == ALL_DEAD
+    claim = found[b"order 7"]
+    assert claim.attributes == {"raw": b"\xff7", "text": "ü"}
+    assert (claim.priority, claim.group, claim.context) == (1, "g2", {"sqs": "kept"})
+    assert claim.dedup_id.endswith(f"{8:012x}")
+    assert near.names() == ["orders"]
+
+    near.purge("orders")
+    told = replay(spark, lake, near, WHERE, "orders", name="whole")
+    assert (told.sent, told.sent_before, near.stats("orders").messages) == (0, DEAD, 0)
+    told = replay(spark, lake, near, "queue = 'cut'", "orders", name="whole")
+    assert (told.matched, told.bodiless, told.sent) == (1, 1, 0)
+    assert told.bodiless_ids[0].endswith(f"{9:012x}")
+
+
+@pytest.mark.timeout(300)
+def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, monkeypatch):
+    """Before a slice is noted, after, and among its moves; then when no dedup id is remembered."""
+    monkeypatch.setattr(replaying, "SLICE_MESSAGES", 1_000)
+    target = replaying._Target
+
+    def killed(*_):
+        raise Killed
+
+    def killed_amid(self, moved):
+        self._queues.redrive(self._beside, to=self._to, limit=300)
+        raise Killed
+
+    places = [("_note", killed), ("_move", killed), ("_move", killed_amid), ("_note", killed)]
+    expected = [0, 0, 300, 1_000]
+    for (method, stop), held in zip(places, expected, strict=True):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, method, stop)
+            with pytest.raises(Killed):
+                replay(spark, lake, near, WHERE, "orders", name="killed")
+        assert near.stats("orders").messages == held
+        clock.advance(seconds=6 * 3_600)
+    told = replay(spark, lake, near, WHERE, "orders", name="killed")
+    assert (told.sent, told.sent_before) == (DEAD - 1_000, 1_000)
+    assert bodies(near, "orders") == ALL_DEAD
+    assert near.names() == ["orders"]
+
+
+def replay_words(lake, url, name, *more):
+    words = ["pipeline", "replay", "--lake", str(lake.path), "--where", WHERE, "--to", "orders"]
+    return [*words, "--url", url, "--name", name, *more]
+
+
+@pytest.mark.timeout(300)
+def test_a_real_kill_loses_and_doubles_nothing(lake, url, queues, capsys):
+    queues.create("orders")
+    words = replay_words(lake, url, "real", "--rate", "400", "--master", "local[2]")
+    command = [Path(sys.executable).with_name("penstock"), *words]
+    process = subprocess.Popen(command, start_new_session=True)
+    while queues.stats("orders").messages < 200:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it ended by itself with {process.wait(timeout=0.05)}")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 200 <= queues.stats("orders").messages < DEAD
+    assert queues.stats(beside("orders")).messages > 0
+
+    assert cli.main(replay_words(lake, url, "real", "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sent"] + told["sent_before"] == told["matched"] == DEAD
+    assert bodies(queues, "orders") == ALL_DEAD
+    assert queues.names() == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("nosuch = 1", "`nosuch` cannot be resolved"),
+        ("queue =", "end of input"),
+        ("1 = 1; DROP TABLE messages", "';'"),
+        ("1 = 1) UNION SELECT * FROM events --", "')'"),
+        ("queue", "BOOLEAN"),
+        ("pushed_at_ms = 'soon'", "cannot be cast"),
+        ("queue IN (INSERT INTO t VALUES (1))", "Syntax error"),
+    ],
+)
+def test_a_condition_that_is_none_is_told_in_one_sentence(lake, near, spark, where, said):
+    before = replays_table(lake).rows()
+    with pytest.raises(InvalidField, match="where: is no condition on messages: ") as told:
+        replay(spark, lake, near, where, "orders")
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+    assert (replays_table(lake).rows(), near.names()) == (before, ["orders"])
+
+
+def test_a_fifo_queue_keeps_the_order_of_its_groups(spark, lake, near):
+    near.create("again.fifo", fifo=True)
+    at = []
+    told = replay(
+        spark, lake, near, "queue = 'line.fifo'", "again.fifo", rate=100,
+        progress=lambda done, total: at.append((time.monotonic(), done, total)),
+    )  # fmt: skip
+    assert told.sent == 40
+    assert [done for _, done, _ in at] == [10, 20, 30, 40, 40]
+    assert at[3][0] - at[0][0] >= 0.29
+    found: dict[str, list[int]] = {}
+    while claims := near.pull_many("again.fifo", 10):
+        for claim in claims:
+            found.setdefault(claim.group, []).append(int(claim.body))
+        near.delete_many(claims)
+    assert found == {"g0": list(range(0, 40, 2)), "g1": list(range(1, 40, 2))}
+
+    told = replay(spark, lake, near, "queue = 'orders' and state = 'live'", "again.fifo")
+    assert (told.sent, len(told.refused)) == (0, 1)
+    assert "group" in told.refused[0][1]
+    assert near.names() == ["again.fifo", "orders"]
+
+
+def test_a_queue_that_stands_in_the_way_is_left_alone(spark, lake, near):
+    near.create(beside("orders"))
+    near.push(beside("orders"), b"mine")
+    with pytest.raises(InvalidField, match=r"'orders-replay' is needed .* somebody else's"):
+        replay(spark, lake, near, WHERE, "orders", name="blocked")
+    assert near.stats(beside("orders")).messages == 1
+    assert beside("o" * 80 + "@scope") == "o" * 73 + "-replay@scope"
+
+
+def test_two_replays_of_a_lake_do_not_meet(spark, lake, near):
+    with (
+        replaying._locked(lake),
+        pytest.raises(LakeUnusable, match="another replay from this lake is running"),
+    ):
+        replay(spark, lake, near, WHERE, "orders")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--to", "nowhere"], 3, "queue: there is no queue 'nowhere'; create it first"),
+        (["--rate", "0"], 3, "rate: 0 is outside 1 to 1000000"),
+        (["--name", "a b"], 3, "name: 'a b' is not a queue name"),
+        (["--lake", "."], 6, ".: is no Penstock lake"),
+    ],
+)
+def test_a_wrong_word_is_told_before_anything_is_sent(lake, capsys, words, status, said):
+    assert cli.main([*replay_words(lake, "memory:", "x"), "--to", "orders", *words]) == status
+    assert said in capsys.readouterr().err
+
+
+def test_a_backfill_repeated_soon_adds_nothing(spark, url, queues):
+    queues.create("orders")
+    frame = spark.createDataFrame(
+        [("a", 1, "x"), ("b", 2, "y")], "text string, id int, team string"
+    )
+    for _ in range(2):
+        backfill(frame, url, "orders", key="id", body="text", group="team")
+    assert bodies(queues, "orders") == Counter([b"a", b"b"])
+    with pytest.raises(InvalidField, match="nosuch"):
+        backfill(frame, url, "orders", key="nosuch", body="text")

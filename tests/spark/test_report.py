@@ -1,0 +1,244 @@
+"""The report's page shows what the tables hold, in a real browser, and runs no foreign script."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import json
+import re
+
+import duckdb
+from deltalake import DeltaTable
+
+from penstock import cli
+from penstock.core.events import Claimed, Pushed, QueueCreated
+from penstock.service import QueueSettings
+from penstock.spark.report import LINES_MAX, render, step_ms
+from tests.browser import Browser
+from tests.spark.journals import write_store
+from tests.spark.shop import Worker, make_store
+
+pytestmark = [
+    pytest.mark.service("default-jre-headless"),
+    pytest.mark.service("chromium"),
+    pytest.mark.service("chromium-driver"),
+]
+T = 1_789_459_200_000
+EVIL = "</script><script>document.title='run'</script><img src=x onerror=document.title='run'>"
+
+
+@pytest.fixture(scope="module")
+def lake(spark, tmp_path_factory):
+    """A lake of two journals: half an hour of a shop, and one whose claims overlap."""
+    root = tmp_path_factory.mktemp("report")
+    many = [Worker(f"extra-{n}", 0.05, 1, 100, {}, ["one", "two"]) for n in range(4)]
+    shop = make_store(root / "shop", hours=0.5, more=many)
+    evil = write_store(
+        root / "evil",
+        [
+            [QueueCreated(T, 1, EVIL, QueueSettings())],
+            [Pushed(T, 1, 1, b"", group=EVIL), Claimed(T, 1, 1, 1, T + 30_000, holder=EVIL)],
+            [Claimed(T, 1, 1, 2, T + 30_000, holder=EVIL)],
+        ],
+    )
+    stores = ["--journal", str(shop), "--journal", str(evil)]
+    assert cli.main(["pipeline", "run", *stores, "--lake", str(root / "lake")]) == 0
+    return root / "lake"
+
+
+@pytest.fixture(scope="module")
+def page(lake):
+    page = lake.parent / "report.html"
+    assert cli.main(["pipeline", "report", "--lake", str(lake), "--out", str(page)]) == 0
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def told_by(page):
+    """The figures a page holds."""
+    [told] = re.findall('id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(told)
+
+
+def rows(lake, table, query):
+    found = DeltaTable(str(lake / table)).to_pyarrow_table()
+    assert found is not None
+    return duckdb.sql(query.format(table="found", label="store[:8] || '/' || queue")).fetchall()
+
+
+def shown(browser, page):
+    browser.open(page)
+    assert browser.complaints() == []
+    assert browser.requests() == [page.as_uri()]
+
+
+@pytest.mark.timeout(300)
+def test_the_page_shows_what_the_tables_hold(lake, page, browser):
+    shown(browser, page)
+    columns = "messages, visible, delayed, in_flight, oldest_age_ms, pushed, deleted, expired"
+    query = f"SELECT {{label}}, {columns} FROM {{table}} ORDER BY 1"
+    found = browser.run(
+        """return [...document.querySelectorAll("#queues tbody tr")].map(row =>
+             arguments[0].map(key => row.querySelector(`[data-key="${key}"]`).dataset.value))""",
+        ["queue", *columns.split(", ")],
+    )
+    expected = [
+        ["" if value is None else str(value) for value in row]
+        for row in rows(lake, "queue_status", query)
+    ]
+    assert sorted(found) == sorted(expected)
+    assert len(found) == 15
+
+    states = dict(rows(lake, "messages", "SELECT state, count(*) FROM {table} GROUP BY 1"))
+    figures = dict(
+        browser.run("""return [...document.querySelectorAll("[data-figure]")].map(
+        each => [each.dataset.figure, each.title])""")
+    )
+    assert figures["deleted"] == f"{states['deleted']:,}"
+    assert figures["pushed"] == f"{sum(states.values()):,}"
+
+    query = """SELECT {label}, samples, p50_ms, p99_ms FROM {table}
+        WHERE measure = 'hold' ORDER BY samples DESC, 1 LIMIT 1"""
+    [(name, samples, p50_ms, p99_ms)] = rows(lake, "latency", query)
+    browser.run("document.querySelectorAll('#measures button')[1].click()")
+    first = browser.texts("#latency tbody tr:first-child td")
+    assert first[:2] == [name, f"{samples:,}"]
+    assert [seconds(first[3]), seconds(first[5])] == [
+        pytest.approx(p50_ms / 1_000, rel=0.05), pytest.approx(p99_ms / 1_000, rel=0.05)
+    ]  # fmt: skip
+
+    busy = dict(rows(lake, "hot_queues", "SELECT {label}, sum(events) FROM {table} GROUP BY 1"))
+    for row in told_by(page)["hot_queues"]["rows"]:
+        assert row["total"] == sum(row["cells"]) == busy[row["name"]]
+    assert "and 3 more" in browser.texts("#hot-queues .more")
+
+
+def seconds(text):
+    """A duration as the page writes it."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600}
+    return sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (ms|s|m|h)", text))
+
+
+def test_depth_and_age_over_time_agree_with_the_tables(lake, page):
+    told = told_by(page)
+    axis = told["time"]
+    assert axis["step_ms"] == step_ms(axis["to_ms"] - axis["first_ms"], 240)
+    query = "SELECT {label}, messages, oldest_age_ms FROM {table}"
+    ends = {name: (held, age) for name, held, age in rows(lake, "queue_status", query)}
+    query = "SELECT {label}, epoch_ms(minute) + 60000, messages FROM {table}"
+    minutes = {(name, at_ms): held for name, at_ms, held in rows(lake, "depth", query)}
+    compared = 0
+    assert len(told["depth"]) == LINES_MAX + 1
+    for series in told["depth"][:-1]:
+        held, age_ms = series["messages"], series["age_ms"]
+        assert (held[-1], age_ms[-1]) == ends[series["queue"]]
+        for at, messages in enumerate(held):
+            end_ms = axis["from_ms"] + (at + 1) * axis["step_ms"]
+            if (series["queue"], end_ms) in minutes:
+                compared += 1
+                assert messages == minutes[series["queue"], end_ms]
+    assert compared > 50
+    others = told["depth"][-1]
+    drawn = {series["queue"] for series in told["depth"]}
+    assert others["others"] == len({name for name, _ in minutes}) - LINES_MAX
+    assert others["messages"][-1] == sum(n for name, (n, _) in ends.items() if name not in drawn)
+
+
+def test_what_the_audit_found_stands_on_top(page, browser):
+    shown(browser, page)
+    assert browser.texts("#verdict strong") == ["1 of 18 checks failed"]
+    [finding] = browser.texts("#verdict .finding")
+    assert finding.startswith("one holder ")
+    [message_id] = re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", finding)
+    assert message_id.endswith("000000000001")
+    assert "Claimed claim 2" in finding
+
+
+def test_nothing_that_comes_from_a_lake_is_run(page, browser, tmp_path):
+    def spoil(part):
+        if isinstance(part, dict):
+            return {name: spoil(each) for name, each in part.items()}
+        if isinstance(part, list):
+            return [spoil(each) for each in part]
+        return EVIL + part if isinstance(part, str) else part
+
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(render(spoil(told_by(page))))
+    for each in (page, spoilt):
+        shown(browser, each)
+        assert browser.run("return document.scripts.length") == 2
+        assert browser.run("return document.images.length") == 0
+        assert browser.run("return document.title") != "run"
+        assert any(EVIL in name for name in browser.texts("#queues td:first-child"))
+    # The policy is what stands behind: a script that got in would not run.
+    browser.run("""const made = document.createElement("script");
+        made.textContent = "document.title = 'run'"; document.body.append(made)""")
+    assert browser.run("return document.title") != "run"
+    assert "Content Security Policy" in browser.complaints()[0]
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(page, browser):
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    browser.prefer("light")
+    shown(browser, page)
+    light = browser.run(paper)
+    browser.prefer("dark")
+    dark = browser.run(paper)
+    assert dark != light
+    assert browser.texts("#theme") == ["Light"]
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(paper) == light
+    shown(browser, page)
+    assert browser.run(paper) == light
+    browser.run("document.getElementById('theme').click(); localStorage.clear()")
+    assert browser.run(paper) == dark
+
+
+def test_charts_answer_to_the_keyboard(page, browser):
+    shown(browser, page)
+    press = """const node = document.querySelector(arguments[0]); node.focus();
+        node.dispatchEvent(new KeyboardEvent("keydown", {key: arguments[1]}))"""
+    told = told_by(page)
+    browser.run(press, "#depth .card", "End")
+    lines = browser.texts("#tip div")
+    assert len(lines) == len(told["depth"])
+    series = told["depth"][0]
+    assert f"{series['queue']}{series['messages'][-1]:,}" in lines
+    browser.run(press, "#depth .card", "Escape")
+    assert browser.run("return document.getElementById('tip').hidden")
+    browser.run(press, "#hot-queues .card", "ArrowRight")
+    row = told["hot_queues"]["rows"][0]
+    assert browser.texts("#tip b") == [row["name"]]
+    assert browser.texts("#tip div span:last-child") == [f"{row['cells'][0]:,}"]
+    # A line that is hidden is gone from the chart, and comes back.
+    count = "return document.querySelectorAll('#depth .curve').length"
+    assert browser.run(count) == len(told["depth"])
+    browser.run("document.querySelector('#depth .legend button').click()")
+    assert browser.run(count) == len(told["depth"]) - 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--out", "nowhere/report.html"], 2, "--out: 'nowhere/report.html' cannot be written"),
+        (["--out", "."], 2, "--out: '.' cannot be written"),
+        (["--out", "report.html", "--lake", "."], 6, ".: is no Penstock lake"),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_line(lake, tmp_path, monkeypatch, capsys, words, status, said):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["pipeline", "report", "--lake", str(lake), *words]) == status
+    assert capsys.readouterr().err.startswith(f"penstock: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_steps_of_an_axis_are_handy_and_few():
+    for span_ms in (0, 1, 59_999, 3_600_000, 86_400_000, 400 * 86_400_000):
+        step = step_ms(span_ms, 240)
+        assert span_ms // step + 1 <= 240
+        assert 86_400_000 % step == 0 or step % 86_400_000 == 0
