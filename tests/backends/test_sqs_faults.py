@@ -194,6 +194,23 @@ def test_whatever_an_endpoint_answers_only_our_errors_come_of_it(queues, between
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [
+        ("stats", '{"Attributes": {"ApproximateNumberOfMessages": "few"}}'),
+        ("describe", '{"Attributes": {"VisibilityTimeout": "soon"}}'),
+        ("describe", '{"Attributes": ["VisibilityTimeout"]}'),
+        ("pull", '{"Messages": [{"MessageId": "1"}]}'),
+        ("pull", '{"Messages": [{"Body": 7, "MessageId": "1", "ReceiptHandle": "r"}]}'),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_the_endpoints_fault(queues, between, verb, answer):
+    queues.create("senseless")
+    between.spoil = lambda action, body: (200, answer)
+    with pytest.raises(BackendLost, match="its answer is none of Amazon SQS's"):
+        getattr(queues, verb)("senseless")
+
+
 def test_a_request_that_was_throttled_is_repeated(queues, between):
     queues.create("busy")
     slow = (400, '{"__type": "com.amazonaws.sqs#RequestThrottled", "message": "slow"}')

@@ -53,6 +53,8 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
+# What reading an answer raises that is none of SQS's.
+_NONSENSE: Final = (LookupError, ValueError, TypeError, AttributeError)
 _STATES: Final = ("visible", "delayed", "in_flight")
 _DEPTHS: Final = (
     "ApproximateNumberOfMessages",
@@ -112,7 +114,12 @@ class AsyncSqs:
         handler = self._handlers.get(type(command))
         if handler is None:
             raise InvalidField(f"command: {type(command).__name__} is not one SQS knows")
-        return cast(R, await handler(command))
+        try:
+            return cast(R, await handler(command))
+        except _NONSENSE as error:
+            # Commands are checked before anything is asked: it is the answer that makes no sense.
+            why = f"{type(error).__name__}: {error}"
+            raise self._client.no_answer(why) from error
 
     async def close(self) -> None:
         """Ends every connection; pulls that wait fail with EngineClosed."""

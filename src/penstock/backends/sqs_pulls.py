@@ -101,13 +101,10 @@ class Pulls:
             poll.add_done_callback(lambda done: self._give_back(queue, done))
             raise
         deadline_ms = self._clock.now_ms() + visibility_s * 1_000
-        try:
-            return [
-                decode(queue.name, received, self._book.source_of(queue, received), deadline_ms)
-                for received in answer.get("Messages", [])
-            ]
-        except (KeyError, ValueError) as error:
-            raise self._book.client.no_answer(f"a message lacks {error}") from None
+        return [
+            decode(queue.name, received, self._book.source_of(queue, received), deadline_ms)
+            for received in answer.get("Messages", [])
+        ]
 
     def _start(self, asking: Any) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(asking)

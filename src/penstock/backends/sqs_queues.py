@@ -105,10 +105,7 @@ class QueueBook:
         return self._heard(queue, shown, tags.get("Tags") or {})
 
     def _heard(self, queue: Known, shown: Mapping[str, str], tags: Mapping[str, str]) -> QueueInfo:
-        try:
-            info = info_of(queue.name, shown, tags)
-        except ValueError as error:
-            raise self.client.no_answer(f"an attribute is not what it should be: {error}") from None
+        info = info_of(queue.name, shown, tags)
         queue.hear(info)
         return info
 
