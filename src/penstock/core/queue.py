@@ -110,7 +110,8 @@ class QueueState:
         self.lowest_moved = 1 << 62
         self.retention_check_ms = 0
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
-        self.attempts: Window[list[tuple[int, int]]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
+        # The claims of an attempt: message numbers and their epochs then.
+        self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
         self._deadlines = deadlines
         self._expiries = expiries
 
@@ -240,11 +241,11 @@ class QueueState:
 
     def attempt(self, attempt_id: str, now_ms: int) -> list[Delivery] | None:
         """The claims an earlier pull with this id was given: all of them, or none if any ended."""
-        pairs = self.attempts.find(attempt_id, now_ms)
-        if pairs is None:
+        epochs = self.attempts.find(attempt_id, now_ms)
+        if epochs is None:
             return None
         found = []
-        for number, epoch in pairs:
+        for number, epoch in epochs.items():
             delivery = self.deliveries.get(number)
             if delivery is None or delivery.epoch != epoch or delivery.state != IN_FLIGHT:
                 return []
@@ -298,12 +299,11 @@ class QueueState:
         """The attempt that made this claim is known by its id, with all its claims."""
         if event.attempt_id is None:
             return
-        pair = (event.number, event.epoch)
-        pairs = self.attempts.find(event.attempt_id, event.at_ms)
-        if pairs is None:
-            self.attempts.remember(event.attempt_id, [pair], event.at_ms)
-        elif pair not in pairs:
-            pairs.append(pair)
+        epochs = self.attempts.find(event.attempt_id, event.at_ms)
+        if epochs is None:
+            epochs = {}
+            self.attempts.remember(event.attempt_id, epochs, event.at_ms)
+        epochs[event.number] = event.epoch
 
     def _end_claim(self, number: int) -> Delivery:
         delivery = self.deliveries[number]

@@ -556,7 +556,10 @@ class ShardState:
                     queue.configured_at_ms,
                     [],
                     queue.dedups.entries(),
-                    queue.attempts.entries(),
+                    [
+                        (at_ms, key, list(epochs.items()))
+                        for at_ms, key, epochs in queue.attempts.entries()
+                    ],
                 )
                 for queue in self.queues.values()
             ],
@@ -582,7 +585,7 @@ class ShardState:
             for at_ms, key, number in kept.dedups:
                 queue.dedups.remember(key, number, at_ms)
             for at_ms, key, pairs in kept.attempts:
-                queue.attempts.remember(key, pairs, at_ms)
+                queue.attempts.remember(key, dict(pairs), at_ms)
             queue.restored(kept.deliveries)
             shard._plan_retention(queue, 0)
         return shard
