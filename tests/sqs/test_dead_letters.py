@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from penstock.service import ConfigureQueue
 from tests.sqs.asking import (
     arn,
     bodies,
@@ -240,7 +241,7 @@ def test_a_queue_may_name_itself_and_nothing_moves(local, either):
     url = make(either)
     policy = redrive(arn(either, url), 1)
     either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy})
-    assert json.loads(shown(either, url)["RedrivePolicy"]) == json.loads(policy)
+    assert shown(either, url)["RedrivePolicy"] == policy
     assert either.list_dead_letter_source_queues(QueueUrl=url)["queueUrls"] == [url]
     send(either, url)
     for _ in range(3):
@@ -287,3 +288,17 @@ def test_letters_that_came_from_nowhere_fail_their_move(local, either):
         task["ApproximateNumberOfMessagesToMove"],
     ) == (0, 1)
     assert bodies(either, dead) == ["sent here"]
+
+
+def test_a_redrive_policy_is_shown_as_it_was_given_and_its_count_as_a_number(local, either):
+    dead = make(either, "dead")
+    given = json.dumps({"maxReceiveCount": 7, "deadLetterTargetArn": arn(either, dead)}, indent=1)
+    url = make(either, RedrivePolicy=given)
+    assert shown(either, url)["RedrivePolicy"] == given
+    make(either, RedrivePolicy=given)
+    as_text = json.dumps({"deadLetterTargetArn": arn(either, dead), "maxReceiveCount": "9"})
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": as_text})
+    assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 9
+    changed = ConfigureQueue("q", {"max_receives": 3})
+    local.call(local.running.engine.submit, changed)
+    assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 3

@@ -48,7 +48,7 @@ def test_visibility_can_be_changed_while_a_message_is_in_flight(local, either):
     assert again["Attributes"] == {"ApproximateReceiveCount": "2"}
     local.clock.advance(seconds=30)
     assert refused(either.change_message_visibility, **held, VisibilityTimeout=1)[0] == (
-        "AWS.SimpleQueueService.MessageNotInflight"
+        "InvalidParameterValue"
     )
     (last,) = receive(either, url)
     held["ReceiptHandle"] = last["ReceiptHandle"]

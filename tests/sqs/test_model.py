@@ -249,12 +249,14 @@ def deleted_recently(scene, action):
 
 
 def not_in_flight(scene, action):
-    """The message was received again since: what is in flight is another receive's."""
-    scene.client.change_message_visibility(
-        QueueUrl=scene.queue, ReceiptHandle=scene.receipt, VisibilityTimeout=0
+    client, url = scene.client, scene.fifo
+    client.send_message(
+        QueueUrl=url, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="d"
     )
-    assert receive(scene.client, scene.queue)
-    return scene.ask(action)
+    (message,) = receive(client, url)
+    held = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
+    client.change_message_visibility(**held, VisibilityTimeout=0)
+    return scene.ask(action, **held)
 
 
 def twice_purged(scene, action):

@@ -67,8 +67,11 @@ def test_a_receipt_of_an_earlier_receive_changes_nothing(local, either):
     (message,) = receive(either, url, VisibilityTimeout=30)
     either.delete_message(**old)
     assert refused(either.change_message_visibility, **old, VisibilityTimeout=600) == (
-        "AWS.SimpleQueueService.MessageNotInflight",
-        "The message referred to isn't in flight.",
+        "InvalidParameterValue",
+        (
+            f"Value {old['ReceiptHandle']} for parameter ReceiptHandle is invalid. Reason: Message "
+            "does not exist or is not available for visibility timeout change."
+        ),
     )
     local.clock.advance(seconds=29)
     assert receive(either, url) == []
@@ -87,6 +90,11 @@ def test_a_fifo_queue_says_that_the_time_has_run_out(local, either):
             f"Value {receipt} for parameter ReceiptHandle is invalid. "
             "Reason: The receipt handle has expired."
         ),
+    )
+    held = {"QueueUrl": url, "ReceiptHandle": receipt}
+    assert refused(either.change_message_visibility, **held, VisibilityTimeout=5) == (
+        "AWS.SimpleQueueService.MessageNotInflight",
+        "The message referred to isn't in flight.",
     )
     assert count(either, url) == 1
 

@@ -149,13 +149,6 @@ def test_a_value_of_another_type(plain, body, said):
     assert error == {"__type": "com.amazon.coral.service#SerializationException", "message": said}
 
 
-def test_a_queue_without_a_name(either):
-    assert refused(either.create_queue, QueueName="") == (
-        "InvalidParameterValue",
-        "Queue name cannot be empty",
-    )
-
-
 def test_no_attributes_to_set(plain):
     client = plain.client()
     url = make(client, "words")

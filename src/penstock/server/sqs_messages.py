@@ -393,7 +393,7 @@ class Messages:
         try:
             self._engine.submit(self._changed(queue, receipt, asked.visibility_timeout))
         except PenstockError as error:
-            raise _refused_change(error, receipt) from None
+            raise _refused_change(error, receipt, queue.settings.fifo) from None
 
     def change_batch(
         self, asked: model.ChangeMessageVisibilityBatch, caller: Caller
@@ -409,7 +409,10 @@ class Messages:
                 items.append(self._changed(queue, entry.receipt or "", entry.visibility_timeout))
             except Refusal as refusal:
                 items.append(refusal)
-        return self._batch(entries, items, _refused_change)
+        fifo = queue.settings.fifo
+        return self._batch(
+            entries, items, lambda error, receipt: _refused_change(error, receipt, fifo)
+        )
 
     def _changed(
         self, queue: QueueState, receipt: str, visibility_s: int | None
@@ -521,8 +524,9 @@ def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal |
     return _refused_receipt(error, receipt)
 
 
-def _refused_change(error: PenstockError, receipt: str) -> Refusal:
-    if isinstance(error, MessageGone):
+def _refused_change(error: PenstockError, receipt: str, fifo: bool) -> Refusal:
+    """A receipt is too old once the message is gone or was received again."""
+    if isinstance(error, MessageGone) or (isinstance(error, StaleReceipt) and not fifo):
         return invalid_value(
             receipt,
             "ReceiptHandle",

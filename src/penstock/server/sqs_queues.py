@@ -74,8 +74,6 @@ class Queues:
     def create(self, asked: model.CreateQueue, caller: Caller) -> model.QueueUrlResult:
         """CreateQueue."""
         name = asked.queue_name or ""
-        if not name:
-            raise Refusal(faults.INVALID_PARAMETER_VALUE, "Queue name cannot be empty")
         given = asked.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
@@ -89,15 +87,12 @@ class Queues:
         tags = asked.creation_tags
         if tags:
             annotations[attributes.TAGS] = _tags_text({}, tags, name)
-        redriven, shown = self._redrive(changes, inside, fifo)
-        if shown is not None:
-            annotations[attributes.REDRIVE] = shown
         settings = {
             "fifo": fifo,
             "in_flight_max": attributes.IN_FLIGHT_MAX,
             "annotations": annotations,
             **changes.settings,
-            **redriven,
+            **self._redrive(changes, inside, fifo),
         }
         attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
         self._submit(CreateQueue(inside, settings))
@@ -129,18 +124,17 @@ class Queues:
 
     def _redrive(
         self, changes: attributes.Changes, inside: str, fifo: bool
-    ) -> tuple[dict[str, str | int | None], str | None]:
-        """The settings a redrive policy makes, and the policy if it is only to be shown.
+    ) -> dict[str, str | int | None]:
+        """The settings a redrive policy makes; a queue may name itself, which moves nothing.
 
-        A queue may name itself, which moves nothing. Raises Refusal if the target will not have it.
+        Raises Refusal if the target will not have it.
         """
         redrive = changes.redrive
         if not isinstance(redrive, attributes.Redrive):
-            return ({} if redrive is None else attributes.NO_REDRIVE), None
+            return {} if redrive is None else attributes.NO_REDRIVE
         target = self._store.find(redrive.target.owner, redrive.target.name)
         if redrive.target == self._store.directory.address(inside):
-            policy = attributes.redrive_text(self._store.arn(inside), redrive.receives_max)
-            return attributes.NO_REDRIVE, policy
+            return attributes.NO_REDRIVE
         if target is None:
             raise invalid_value(redrive.text, "RedrivePolicy", "Dead letter target does not exist.")
         if target.settings.fifo != fifo:
@@ -156,27 +150,23 @@ class Queues:
                 "The redrive allow policy of the dead-letter queue does not allow this queue as a "
                 "source queue.",
             )
-        return {"dead_letter": target.name, "max_receives": redrive.receives_max}, None
+        return {"dead_letter": target.name, "max_receives": redrive.receives_max}
 
     def _allow_again(self, target: QueueState) -> None:
         """A queue's allow policy has changed: its sources send it dead letters, or no longer do."""
         arn = self._store.arn(target.name)
         for name in self._store.sources_of(target.name):
-            source = self._store.names[name]
-            held_back = source.settings.annotations.get(attributes.REDRIVE)
+            source = self._store.names[name].settings
             allowed = attributes.allows(target.settings, self._store.arn(name))
-            if name == target.name or allowed == (held_back is None):
+            if name == target.name or allowed == (source.dead_letter is not None):
                 continue
-            annotations = dict(source.settings.annotations)
-            if held_back is not None:
-                del annotations[attributes.REDRIVE]
-                receives_max = attributes.receives_max_of(held_back)
+            policy = attributes.redrive_shown(source, arn)
+            settings: dict[str, Any] = dict(attributes.NO_REDRIVE)
+            if allowed:
+                receives_max = attributes.receives_max_of(policy)
                 settings = {"dead_letter": target.name, "max_receives": receives_max}
-            else:
-                receives_max = source.settings.max_receives or 0
-                annotations[attributes.REDRIVE] = attributes.redrive_text(arn, receives_max)
-                settings = dict(attributes.NO_REDRIVE)
-            self._submit(ConfigureQueue(name, {**settings, "annotations": annotations}))
+            settings["annotations"] = {**source.annotations, attributes.REDRIVE: policy}
+            self._submit(ConfigureQueue(name, settings))
 
     def url(self, asked: model.GetQueueUrl, caller: Caller) -> model.QueueUrlResult:
         """GetQueueUrl."""
@@ -270,13 +260,11 @@ class Queues:
                 )
         changes = attributes.read(given, fifo)
         attributes.check_statements(changes)
-        annotations = attributes.merged(queue.settings, changes)
-        redriven, shown = self._redrive(changes, queue.name, fifo)
-        if changes.redrive is not None:
-            annotations.pop(attributes.REDRIVE, None)
-        if shown is not None:
-            annotations[attributes.REDRIVE] = shown
-        settings = {**changes.settings, "annotations": annotations, **redriven}
+        settings = {
+            **changes.settings,
+            "annotations": attributes.merged(queue.settings, changes),
+            **self._redrive(changes, queue.name, fifo),
+        }
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
         self._submit(ConfigureQueue(queue.name, settings))
         if attributes.ALLOW_POLICY in given:

@@ -30,8 +30,8 @@ KMS_KEY: Final = "KmsMasterKeyId"
 KMS_REUSE: Final = "KmsDataKeyReusePeriodSeconds"
 MANAGED_SSE: Final = "SqsManagedSseEnabled"
 THROUGHPUT: Final = "FifoThroughputLimit"
-# A redrive policy that is shown but moves nothing: of a queue that names itself, or whose target
-# does not allow it any more.
+# Kept as it was given. Without a dead letter among the settings it is shown but moves nothing: the
+# queue names itself, or its target does not allow it any more.
 REDRIVE: Final = "RedrivePolicy"
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
@@ -100,6 +100,7 @@ def read(attributes: dict[str, str], fifo: bool) -> Changes:
             changes.settings[number.setting] = whole * number.factor
         elif name == REDRIVE:
             changes = changes._replace(redrive=_read_redrive(value) if value else False)
+            changes.annotations[REDRIVE] = value or None
         elif name in _READERS:
             if name in FIFO_ONLY and not fifo:
                 raise _only_fifo(name)
@@ -295,14 +296,17 @@ def check_statements(changes: Changes) -> None:
         )
 
 
-def redrive_text(target_arn: str, receives_max: int) -> str:
-    """A redrive policy as it is shown."""
-    policy = {"deadLetterTargetArn": target_arn, "maxReceiveCount": receives_max}
-    return msgspec.json.encode(policy).decode()
+def redrive_shown(settings: QueueSettings, dead_letter_arn: str) -> str:
+    """A queue's redrive policy: as it was given, unless its settings were changed since."""
+    given = settings.annotations.get(REDRIVE, "")
+    if settings.dead_letter is None:
+        return given
+    policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": settings.max_receives}
+    return given if _json(given) == policy else msgspec.json.encode(policy).decode()
 
 
 def receives_max_of(text: str) -> int:
-    """How many receives a policy that `redrive_text` made allows."""
+    """How many receives a policy allows that was found sound."""
     return int(msgspec.json.decode(text)["maxReceiveCount"])
 
 
@@ -336,11 +340,11 @@ def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> 
     }
     for name, number in NUMBERS.items():
         shown[name] = str(getattr(settings, number.setting) // number.factor)
-    for name in (POLICY, ALLOW_POLICY, REDRIVE):
+    for name in (POLICY, ALLOW_POLICY):
         if name in annotations:
             shown[name] = annotations[name]
-    if settings.dead_letter is not None:
-        shown[REDRIVE] = redrive_text(dead_letter_arn, settings.max_receives or 0)
+    if settings.dead_letter is not None or REDRIVE in annotations:
+        shown[REDRIVE] = redrive_shown(settings, dead_letter_arn)
     if KMS_KEY in annotations:
         shown[KMS_KEY] = annotations[KMS_KEY]
         shown[KMS_REUSE] = annotations.get(KMS_REUSE, _KMS_REUSE_DEFAULT)
