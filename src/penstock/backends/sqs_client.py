@@ -206,7 +206,8 @@ class SqsClient:
             return RequestError(f"credentials: {said}")
         if isinstance(error, faults.ParamValidationError | faults.ValidationError | ValueError):
             return InvalidField(f"request: {said}")
-        if isinstance(error, ResponseParserError):
+        if isinstance(error, ResponseParserError | AttributeError | LookupError | TypeError):
+            # What the SDK itself stumbles over.
             return self.no_answer(said)
         return BackendLost(f"{self.shown}: {said}")
 
