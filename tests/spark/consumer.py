@@ -3,7 +3,7 @@
     python -m tests.spark.consumer URL CHECKPOINT LEDGER [WHERE BATCH SIGNAL]
 
 Its sink is idempotent by the number of the batch: rows and number go into one transaction. With
-WHERE and BATCH it stops in that batch, `before` or `after` the transaction, makes the file SIGNAL
+WHERE it stops, `before` or `after` the transaction of BATCH or at the `end`, makes the file SIGNAL
 and waits to be killed.
 """
 
@@ -54,6 +54,7 @@ def run(url, checkpoint, path, where="", batch="-1", signal=""):
     frame = stream.schema("message_id string, body binary").load()
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
+    stand_still("end", -1)
 
 
 if __name__ == "__main__":

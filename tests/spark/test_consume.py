@@ -21,7 +21,7 @@ import penstock
 from penstock.clock import ManualClock
 from penstock.core.queue import ATTEMPTS_MAX
 from penstock.errors import InvalidField
-from penstock.spark.consume import ConsumeStream, Options, check_schema, committed_places, settle
+from penstock.spark.consume import ConsumeStream, Options, committed_places, settle
 from penstock.spark.parts import Part, Settled, Source, claims_of, pull_part, settle_part, take_up
 from penstock.spark.source import PenstockSource
 from tests.spark.consumer import ledger
@@ -170,7 +170,7 @@ def test_what_consuming_cannot_give_is_told():
     with pytest.raises(InvalidField, match="takes a stream; use readStream"):
         PenstockSource(WHERE).reader(StructType())
     with pytest.raises(InvalidField, match="no column 'receipt'; there are message_id, queue"):
-        check_schema(StructType([StructField("receipt", StringType())]))
+        PenstockSource(WHERE).streamReader(StructType([StructField("receipt", StringType())]))
     with pytest.raises(InvalidField, match="'/nowhere' is not the directory of a checkpoint"):
         committed_places("/nowhere")
 
@@ -278,22 +278,27 @@ def killed_when(words, reached, later_s=0.0):
     """Starts a stream, and kills it and all it has started when that file is there, or later."""
     program = [sys.executable, "-m", "tests.spark.consumer", *words]
     process = subprocess.Popen(program, start_new_session=True)
-    while not reached.exists():
+    try:
+        while not reached.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pytest.fail(f"it ended by itself with {process.wait(timeout=0.1)}")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            pytest.fail(f"it ended by itself with {process.wait(timeout=0.1)}")
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=later_s)
+            process.wait(timeout=later_s)
+    finally:
+        kill_session(process.pid)
+        process.wait()
+
+
+def kill_session(leader):
+    """Kills without warning: Spark's Python workers have groups of their own, but this session."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state = stat.read_text().rpartition(")")[2].split()
-            # Spark puts its Python workers into a group of their own, but not into a session.
-            if int(state[3]) == process.pid:
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == leader:
                 os.kill(int(stat.parent.name), signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.service("default-jre-headless")
-@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.timeout(300 * (KILLS + 1))
 def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(url, queues, tmp_path):
     queues.create("orders")
     messages = 600 * KILLS
@@ -316,7 +321,7 @@ def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(url, qu
         quick = queues.pull_many("orders", 5)
         elsewhere += bodies(quick)
         queues.delete_many(quick)
-    subprocess.run([sys.executable, "-m", "tests.spark.consumer", *words], check=True)
+    killed_when([*words, "end", "-1", str(tmp_path / "end")], tmp_path / "end")
     found = [int(body) for (body,) in kept.execute("SELECT body FROM messages")]
     kept.close()
     assert sorted(found + elsewhere) == list(range(messages))

@@ -68,7 +68,7 @@ SCHEMA: Final = (
     "source string, epoch bigint"
 )
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
-_COLUMNS: Final[dict[str, tuple[pa.DataType, Callable[[Claim], Any]]]] = {
+COLUMNS: Final[dict[str, tuple[pa.DataType, Callable[[Claim], Any]]]] = {
     "message_id": (pa.string(), lambda claim: claim.id),
     "queue": (pa.string(), lambda claim: claim.queue),
     "body": (pa.binary(), lambda claim: claim.body),
@@ -87,7 +87,7 @@ _COLUMNS: Final[dict[str, tuple[pa.DataType, Callable[[Claim], Any]]]] = {
     "source": (pa.string(), lambda claim: claim.source),
     "epoch": (pa.int64(), lambda claim: claim.epoch),
 }
-assert [column.split()[0] for column in SCHEMA.split(", ")] == list(_COLUMNS)
+assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
 _warn = logging.getLogger("penstock.spark").warning
 
 
@@ -162,16 +162,6 @@ class Place:
             "lapsed": self.lapsed,
             "parts": [list(part) for part in self.parts],
         }
-
-
-def check_schema(schema: StructType) -> StructType:
-    """The schema, if it asks only for columns there are. Raises InvalidField."""
-    for name in schema.fieldNames():
-        if name not in _COLUMNS:
-            raise InvalidField(
-                f"schema: there is no column {name!r}; there are {', '.join(_COLUMNS)}"
-            )
-    return schema
 
 
 class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -329,7 +319,7 @@ def read_part(partition: PartToRead) -> Iterator[pa.RecordBatch]:
 
 
 def _array(column: pa.Field, claims: list[Claim]) -> pa.Array:
-    natural, value = _COLUMNS[column.name]
+    natural, value = COLUMNS[column.name]
     array = pa.array([value(claim) for claim in claims], natural)
     try:
         return array if array.type == column.type else array.cast(column.type)

@@ -2,10 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from penstock.backends import file_path, read_url
 from penstock.errors import InvalidField
 from penstock.service import check_number
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
@@ -63,6 +67,16 @@ def instant_ms(options: Mapping[str, str], name: str) -> int | None:
     except ValueError:
         raise InvalidField(f"option {name!r}: {text!r} is no ISO time") from None
     return int(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1_000)
+
+
+def check_columns(schema: "StructType", columns: Collection[str]) -> "StructType":
+    """The schema, if it asks only for columns there are. Raises InvalidField."""
+    for name in schema.fieldNames():
+        if name not in columns:
+            raise InvalidField(
+                f"schema: there is no column {name!r}; there are {', '.join(columns)}"
+            )
+    return schema
 
 
 def shared_url(options: Mapping[str, str]) -> str:

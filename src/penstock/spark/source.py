@@ -32,7 +32,15 @@ from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.snapshot import read_snapshot, snapshot_paths
 from penstock.spark.blocks import COLUMNS, KIND_NAMES, Wanted, blocks
-from penstock.spark.options import instant_ms, listed, read_options, required, spelt, whole
+from penstock.spark.options import (
+    check_columns,
+    instant_ms,
+    listed,
+    read_options,
+    required,
+    spelt,
+    whole,
+)
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
@@ -148,15 +156,15 @@ class PenstockSource(DataSource):
                 "option 'mode': to consume a queue takes a stream; use readStream, with "
                 "trigger(availableNow=True) if it is to end"
             )
-        return JournalBatch(Options.of(self.options), _checked(schema))
+        return JournalBatch(Options.of(self.options), check_columns(schema, COLUMNS))
 
     def streamReader(self, schema: StructType) -> "JournalStream | ConsumeStream":  # noqa: N802
         if self._consumes():
             from penstock.spark import consume
 
             options = consume.Options.of(self.options)
-            return consume.ConsumeStream(options, consume.check_schema(schema))
-        return JournalStream(Options.of(self.options), _checked(schema))
+            return consume.ConsumeStream(options, check_columns(schema, consume.COLUMNS))
+        return JournalStream(Options.of(self.options), check_columns(schema, COLUMNS))
 
     def writer(self, schema: StructType, overwrite: bool) -> "QueueWriter":
         from penstock.spark.sink import Plan, QueueWriter
@@ -182,15 +190,6 @@ def _require_append(overwrite: bool) -> None:
         raise InvalidField(
             "mode: rows are added to a queue and never replace what it holds; use 'append'"
         )
-
-
-def _checked(schema: StructType) -> StructType:
-    for name in schema.fieldNames():
-        if name not in COLUMNS:
-            raise InvalidField(
-                f"schema: there is no column {name!r}; there are {', '.join(COLUMNS)}"
-            )
-    return schema
 
 
 class JournalBatch(DataSourceReader):
