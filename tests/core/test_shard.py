@@ -143,3 +143,20 @@ def test_queue_and_message_numbers_are_never_used_again(life):
     assert len(numbers) == len(set(numbers)) == 5
     pushed = [event.number for event in life.journal.events if isinstance(event, Pushed)]
     assert len(pushed) == len(set(pushed))
+
+
+def test_a_deadline_noted_twice_means_nothing_once_the_message_has_gone_on():
+    life = Life()
+    life.submit(CreateQueue("dead.fifo", {"fifo": True}))
+    limited = {"fifo": True, "visibility_ms": 1, "dead_letter": "dead.fifo", "max_receives": 3}
+    life.submit(CreateQueue("q.fifo", limited))
+    life.submit(Push("q.fifo", b"x", group="g"))
+    # The first claim runs out, so that the deadlines to come lie in a bucket that is open.
+    life.submit(Pull("q.fifo"))
+    life.clock.advance(ms=1)
+    (claim,) = life.submit(Pull("q.fifo"))
+    life.submit(Release("q.fifo", claim.receipt))
+    life.submit(Pull("q.fifo"))
+    life.clock.advance(ms=1)
+    assert life.submit(Stats("dead.fifo")).visible == 1
+    assert life.submit(Stats("q.fifo")).messages == 0

@@ -332,7 +332,7 @@ class ShardState:
         events: list[AnyEvent] = []
         if self.deadlines.next_ms <= now_ms:
             for at_ms, delivery in self.deadlines.pop(now_ms, limit):
-                if delivery.due_at_ms == at_ms and delivery.state != VISIBLE:
+                if delivery.due_at_ms == at_ms and delivery.state in (DELAYED, IN_FLIGHT):
                     events += self._settle_deadline(delivery, now_ms)
         if self.expiries.next_ms <= now_ms:
             for at_ms, delivery in self.expiries.pop(now_ms, limit):
