@@ -1,6 +1,7 @@
 """The Query protocol as a script uses it: plain GETs and forms, on a queue's own URL."""
 
 import json
+import socket
 from hashlib import md5
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -147,3 +148,14 @@ def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
         local.clock.advance(seconds=61)
     assert seen["query"] == {"SenderId"}
     assert seen["json"] > {"SenderId", "SentTimestamp"}
+
+
+def test_a_head_is_answered_without_a_body_and_the_connection_goes_on(plain):
+    host, port = plain.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for method in ("HEAD", "GET"):
+            connection.sendall(f"{method} /none HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n" if method == "HEAD" else b"/>\n"):
+                answer += connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 40")

@@ -286,3 +286,20 @@ def test_encryption_taken_away_does_not_become_another(either):
     }
     either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": ""})
     assert shown(either, url, *names) == {"SqsManagedSseEnabled": "false"}
+
+
+def test_truth_may_begin_with_a_capital(either):
+    written = {"FifoQueue": "True", "ContentBasedDeduplication": "TRUE"}
+    url = make(either, "q.fifo", **written)
+    assert make(either, "q.fifo", **written) == url
+    assert make(either, "q.fifo", FifoQueue="true", ContentBasedDeduplication="true") == url
+    either.set_queue_attributes(QueueUrl=url, Attributes={"FifoQueue": "True"})
+    assert shown(either, url, *written) == dict.fromkeys(written, "true")
+    other = {"FifoQueue": "true", "ContentBasedDeduplication": "False"}
+    assert refused(either.create_queue, QueueName="q.fifo", Attributes=other) == (
+        "QueueAlreadyExists",
+        (
+            "A queue already exists with the same name and a different value for attribute "
+            "ContentBasedDeduplication"
+        ),
+    )

@@ -252,7 +252,7 @@ class Queues:
         if "FifoQueue" in given:
             if not fifo:
                 raise Refusal(faults.INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
-            if given["FifoQueue"] != "true":
+            if given["FifoQueue"].lower() != "true":
                 raise Refusal(
                     faults.INVALID_ATTRIBUTE_VALUE,
                     "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is "
@@ -356,7 +356,9 @@ def _wants_fifo(name: str, given: dict[str, str]) -> bool:
 
 
 def _plain(text: str) -> Any:
-    """A policy as data, so that two ways to write it compare equal."""
+    """An attribute as data, so that two ways to write it compare equal."""
+    if text.lower() in ("true", "false"):
+        return text.lower()
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):

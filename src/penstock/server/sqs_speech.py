@@ -103,9 +103,18 @@ class QuerySpeech:
         return response(status, head.encode(), body, loop_time_s)
 
 
+class HeadSpeech(QuerySpeech):
+    """A HEAD, which asks for nothing here, and is never answered with a body."""
+
+    def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
+        head = f"x-amzn-RequestId: {request_id}\r\n"
+        return response(refusal.fault.status, head.encode(), b"", loop_time_s)
+
+
 _JSON: Final = JsonSpeech()
 _XML: Final = QuerySpeech(as_json=False)
 _QUERY_JSON: Final = QuerySpeech(as_json=True)
+_HEAD: Final = HeadSpeech(as_json=False)
 
 
 def speech_of(request: Request) -> Speech:
@@ -117,4 +126,4 @@ def speech_of(request: Request) -> Speech:
         return _JSON
     if request.method == "GET" and "application/json" in headers.get("accept", ""):
         return _QUERY_JSON
-    return _XML
+    return _XML if request.method != "HEAD" else _HEAD
