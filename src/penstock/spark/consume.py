@@ -265,8 +265,8 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         settled = Settled(0, 0)
         for part in done.parts:
-            proofs = self._keep().let_go(part)
-            settled += settle_part(self._open().service, self._source, part, proofs)
+            settled += settle_part(self._open().service, self._source, part)
+            self._keep().let_go(part)
         self._settled = name
         # Spark keeps the count from the next batch on; until then this process does.
         self._lapsed = settled.lapsed

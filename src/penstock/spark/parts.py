@@ -129,29 +129,23 @@ def extend_all(service: QueueService, source: Source, proofs: Sequence[Any]) -> 
         service.execute(Batch(list(extends)))
 
 
-def settle_part(
-    service: QueueService, source: Source, part: Part, proofs: Sequence[Any] | None = None
-) -> Settled:
+def settle_part(service: QueueService, source: Source, part: Part) -> Settled:
     """Ends the messages of a part; a part that was ended before counts as nothing.
 
-    `proofs` saves asking for what the caller has at hand.
+    All of them or none, by the very question that tasks ask: where one claim of a part has ended,
+    tasks may have found it lapsed, and then the others were not read either.
     """
-    if proofs is None:
-        try:
-            _ask(service, source, part)
-        except MessageGone:
-            return Settled(0, 0)
-        except StaleReceipt:
-            return Settled(0, part.size)
-        proofs = [claim.proof for claim in claims_of(service, source, part)]
-    if not proofs:
+    try:
+        _ask(service, source, part)
+    except MessageGone:
+        return Settled(0, 0)
+    except StaleReceipt:
         return Settled(0, part.size)
-    # One append: the part is ended whole, or not at all if we are killed before. A claim that ran
-    # out must not do, even if nobody else has the message: its task may have found it lapsed, and
-    # read nothing.
-    replies = service.execute(Batch([Delete(source.queue, proof) for proof in proofs]))
-    lapsed = sum(isinstance(reply, PenstockError) for reply in replies)
-    return Settled(len(replies) - lapsed, lapsed)
+    claims = claims_of(service, source, part)
+    # One append: if we are killed, either all have happened or none.
+    replies = service.execute(Batch([Delete(source.queue, claim.proof) for claim in claims]))
+    deleted = sum(reply is True for reply in replies)
+    return Settled(deleted, part.size - deleted)
 
 
 class Keeper:
@@ -180,9 +174,9 @@ class Keeper:
         """Whether it has claims of the part to extend."""
         return bool(self._held.get(part.attempt_id))
 
-    def let_go(self, part: Part) -> list[Any] | None:
-        """Gives the part's receipts back, and cares no more; None if it never did."""
-        return self._held.pop(part.attempt_id, None)
+    def let_go(self, part: Part) -> None:
+        """Cares for the part no more."""
+        self._held.pop(part.attempt_id, None)
 
     def stop(self) -> None:
         """Ends the thread."""
