@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sqs.asking import bodies, make_fifo, push, receive
+from tests.sqs.asking import bodies, make_fifo, push, receive, shown
 
 
 def fill(local, client, url, *names):
@@ -86,3 +86,41 @@ def test_after_a_purge_a_message_may_be_sent_again(local, either):
     push(either, url, "one")
     push(either, url, "one")
     assert bodies(either, url) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("queue", "messageGroup"), ("messageGroup", "queue")]
+)
+def test_another_scope_of_duplicates_is_shown_at_once_and_counts_a_minute_later(
+    local, either, before, after
+):
+    def sent():
+        """How many of two messages with one dedup id in two groups arrive."""
+        sent.times += 1
+        for group in ("a", "b"):
+            either.send_message(
+                QueueUrl=url,
+                MessageBody="x",
+                MessageGroupId=group,
+                MessageDeduplicationId=str(sent.times),
+            )
+        messages = receive(either, url, MaxNumberOfMessages=10)
+        for message in messages:
+            delete(either, url, message)
+        return len(messages)
+
+    sent.times = 0
+    arrive = {"queue": 1, "messageGroup": 2}
+    url = make_fifo(either, DeduplicationScope=before)
+    assert sent() == arrive[before]
+    either.set_queue_attributes(QueueUrl=url, Attributes={"DeduplicationScope": after})
+    assert shown(either, url, "DeduplicationScope") == {"DeduplicationScope": after}
+    local.clock.advance(seconds=59)
+    assert sent() == arrive[before]
+    local.clock.advance(seconds=1)
+    assert sent() == arrive[after]
+    assert shown(either, url, "DeduplicationScope") == {"DeduplicationScope": after}
+    for scope in (before, after):
+        either.set_queue_attributes(QueueUrl=url, Attributes={"DeduplicationScope": scope})
+    local.clock.advance(seconds=61)
+    assert sent() == arrive[after]

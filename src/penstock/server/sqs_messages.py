@@ -19,6 +19,7 @@ from penstock.service import (
     Batch,
     BatchItem,
     Claim,
+    ConfigureQueue,
     Delete,
     Extend,
     Pull,
@@ -29,6 +30,7 @@ from penstock.service import (
 from penstock.wire import sqs_errors as faults
 from penstock.wire import sqs_model as model
 from penstock.wire.sqs_attributes import KNOWN as KNOWN_QUEUE_ATTRIBUTES
+from penstock.wire.sqs_attributes import SCOPE, scope_asked
 from penstock.wire.sqs_errors import Refusal, invalid_value, missing
 from penstock.wire.sqs_message import (
     SENDER,
@@ -152,6 +154,8 @@ class Messages:
         if settings.fifo:
             _check_fifo(settings.dedup_by_content, group, dedup_id, delay_ms)
             delay_ms = None
+            if SCOPE in settings.annotations:
+                self._heed_scope(queue)
         elif dedup_id is not None:
             raise invalid_value(
                 dedup_id,
@@ -159,6 +163,15 @@ class Messages:
                 "The request include parameter that is not valid for this queue type.",
             )
         return Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
+
+    def _heed_scope(self, queue: QueueState) -> None:
+        """The scope of deduplication that was asked for a while ago counts from now on."""
+        per_group, from_ms = scope_asked(queue.settings)
+        if from_ms <= self._store.now_ms():
+            annotations = dict(queue.settings.annotations)
+            del annotations[SCOPE]
+            changes = {"dedup_per_group": per_group, "annotations": annotations}
+            self._store.submit(ConfigureQueue(queue.name, changes))
 
     def send_batch(self, asked: model.SendMessageBatch, caller: Caller) -> model.BatchResult:
         """SendMessageBatch."""

@@ -265,6 +265,7 @@ class Queues:
             "annotations": attributes.merged(queue.settings, changes),
             **self._redrive(changes, queue.name, fifo),
         }
+        attributes.defer_scope(queue.settings, settings, self._store.now_ms())
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
         self._submit(ConfigureQueue(queue.name, settings))
         if attributes.ALLOW_POLICY in given:

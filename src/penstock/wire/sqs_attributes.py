@@ -35,6 +35,9 @@ THROUGHPUT: Final = "FifoThroughputLimit"
 REDRIVE: Final = "RedrivePolicy"
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
+# A scope that was asked for and does not count yet, with the instant from which it will.
+SCOPE: Final = "DeduplicationScope"
+SCOPE_DELAY_MS: Final = 60_000
 _KMS_REUSE_DEFAULT: Final = "300"
 
 
@@ -64,7 +67,7 @@ READ_ONLY: Final = frozenset(
         "QueueArn",
     }
 )
-FIFO_ONLY: Final = frozenset({"ContentBasedDeduplication", "DeduplicationScope", THROUGHPUT})
+FIFO_ONLY: Final = frozenset({"ContentBasedDeduplication", SCOPE, THROUGHPUT})
 SETTABLE: Final = frozenset(
     {*NUMBERS, POLICY, REDRIVE, ALLOW_POLICY, KMS_KEY, KMS_REUSE, MANAGED_SSE, *FIFO_ONLY}
 )
@@ -180,7 +183,7 @@ def _read_allow(name: str, value: str, changes: Changes) -> None:
 
 _READERS: Final[dict[str, Callable[[str, str, Changes], None]]] = {
     "ContentBasedDeduplication": _read_content_dedup,
-    "DeduplicationScope": _read_scope,
+    SCOPE: _read_scope,
     THROUGHPUT: _read_throughput,
     POLICY: _read_policy,
     ALLOW_POLICY: _read_allow,
@@ -318,12 +321,31 @@ def target_of(text: str) -> Address | None:
 
 def check_throughput(settings: QueueSettings) -> None:
     """High throughput needs deduplication by group. Raises Refusal."""
-    if settings.annotations.get(THROUGHPUT) == "perMessageGroupId" and not settings.dedup_per_group:
+    per_group, _ = scope_asked(settings)
+    if settings.annotations.get(THROUGHPUT) == "perMessageGroupId" and not per_group:
         raise Refusal(
             INVALID_ATTRIBUTE_VALUE,
             "The perMessageGroupId value is allowed only when the value for DeduplicationScope is "
             "messageGroup.",
         )
+
+
+def defer_scope(settings: QueueSettings, changes: dict[str, Any], now_ms: int) -> None:
+    """Has a change of the deduplication's scope count a minute from now, as Amazon's do."""
+    per_group = changes.pop("dedup_per_group", None)
+    if per_group is None:
+        return
+    annotations = changes["annotations"]
+    annotations.pop(SCOPE, None)
+    if per_group != settings.dedup_per_group:
+        asked = "messageGroup" if per_group else "queue"
+        annotations[SCOPE] = f"{asked} {now_ms + SCOPE_DELAY_MS}"
+
+
+def scope_asked(settings: QueueSettings) -> tuple[bool, int]:
+    """Whether duplicates are to be told by group, and from when on."""
+    asked, _, from_ms = settings.annotations.get(SCOPE, "").partition(" ")
+    return (asked == "messageGroup", int(from_ms)) if asked else (settings.dedup_per_group, 0)
 
 
 def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> dict[str, str]:
@@ -354,6 +376,7 @@ def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> 
     if settings.fifo:
         shown["FifoQueue"] = "true"
         shown["ContentBasedDeduplication"] = "true" if settings.dedup_by_content else "false"
-        shown["DeduplicationScope"] = "messageGroup" if settings.dedup_per_group else "queue"
+        per_group, _ = scope_asked(settings)
+        shown[SCOPE] = "messageGroup" if per_group else "queue"
         shown[THROUGHPUT] = annotations.get(THROUGHPUT, "perQueue")
     return shown
