@@ -7,10 +7,12 @@ STAMP   := $(VENV)/.installed
 PYTHON  ?=
 ARGS    ?=
 NAME    ?= memory
+ROWS    ?=
+FULL    ?=
 WORKERS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix bench services env clean static
+.PHONY: help serve test check fix bench score services env clean static
 
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ fix: env ## format the code and mend what the linter can mend by itself
 
 bench: env ## run one benchmark and print its table (NAME=memory)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures)
+	$(BIN)/python -m tools.score $(ROWS) $(if $(FULL),--full)
 
 services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh

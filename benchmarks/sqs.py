@@ -40,7 +40,7 @@ from benchmarks.sqs_servers import (
     Server,
 )
 
-ROUNDS = 5
+ROUNDS = 4
 ROUND_S = 1
 WARM_S = 2
 BOTO3_ROUNDS = 3

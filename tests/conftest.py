@@ -12,6 +12,8 @@ SERVICES = Path(__file__).parent.parent / "tools" / "services.txt"
 # Debian keeps servers in sbin, which is not on every user's path.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 IN_CI = os.environ.get("CI") == "true"
+# Whether the tests of the scorecard that have larger figures use those: `make score FULL=1`.
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 # Wall-clock deadlines make a slow machine look like a bug. In CI the examples are the same on
 # every run, so a red build is red for what changed.

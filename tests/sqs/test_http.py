@@ -73,6 +73,7 @@ SMUGGLING = {
 
 @pytest.mark.parametrize("trick", SMUGGLING)
 def test_what_could_be_read_in_two_ways_is_refused_and_closed(plain, trick):
+    """Row 20."""
     started_s = time.monotonic()
     follow = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     said = exchange(plain, b"POST / HTTP/1.1\r\nHost: x\r\n" + SMUGGLING[trick] + b"\r\n" + follow)
@@ -106,6 +107,7 @@ STATUSES = {
 
 @pytest.mark.parametrize("case", STATUSES)
 def test_what_is_over_a_limit_is_refused_and_closed(plain, case):
+    """Row 20."""
     sent, status = STATUSES[case]
     said = exchange(plain, sent)
     assert said.startswith(f"HTTP/1.1 {status} ".encode())
@@ -130,6 +132,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_json_bomb_is_refused_at_once(plain, bomb):
+    """Row 20."""
     started_s = time.monotonic()
     said = exchange(plain, post(BOMBS[bomb]))
     assert said.startswith(b"HTTP/1.1 400 ")
@@ -152,6 +155,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bad_form_is_refused_at_once(plain, form):
+    """Row 20."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     started_s = time.monotonic()
     said = exchange(plain, head % len(FORMS[form]) + FORMS[form])

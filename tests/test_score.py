@@ -1,0 +1,64 @@
+"""The scorecard knows which tests belong to it, and tells what came of them."""
+
+import pytest
+
+from tools.score import ROWS, Card, main, rows_named
+
+pytest_plugins = ["pytester"]
+
+MODULE = '''
+"""Rows 3 and 4 of the scorecard: this and that."""
+
+
+def test_holds(record_property):
+    record_property("figure", "0 lost of 12")
+
+
+def test_breaks():
+    """Row 5: of its own."""
+    assert 1 == 2
+'''
+OTHER = """
+def test_that_belongs_to_no_row():
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("Row 13: 1,000 idle ones.", [13]),
+        ("Rows 5 and 6 of the scorecard: a failed sync.", [5, 6]),
+        ("Of row 6: clients beyond the limit.", [6]),
+        ("Rows 1, 2 and 3.", [1, 2, 3]),
+        ("A row of 12 messages.\n\nRow 4 is another matter.", []),
+        ("Tomorrow 3 come.", []),
+        (None, []),
+    ],
+)
+def test_a_docstring_names_its_rows_in_its_first_line(text, rows):
+    assert rows_named(text) == rows
+
+
+def test_only_the_tests_of_the_card_are_run_and_each_row_gets_its_verdict(pytester):
+    pytester.makepyfile(test_some=MODULE, test_other=OTHER)
+    card = Card([3, 4, 5, 7])
+    pytester.inline_run(plugins=[card]).assertoutcome(passed=1, failed=1)
+    assert [card.verdict(row) for row in (3, 4, 5, 7)] == [
+        "passed",
+        "passed",
+        "FAILED (1)",
+        "no test",
+    ]
+    assert card.figures == {3: ["0 lost of 12"], 4: ["0 lost of 12"], 5: [], 7: []}
+    lines = card.text().splitlines()
+    assert len(lines) == 5
+    assert ROWS[3] in lines[1]
+    assert lines[1].endswith("0 lost of 12")
+
+
+def test_a_row_that_is_not_on_the_card_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["26"])
+    assert ended.value.code == 2
+    assert "invalid choice: 26" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""The scorecard: what each promise of reliability is tested by, and what came of it.
+
+`make score` runs the tests that belong to a row and prints the card; `make score ROWS="13 15"` some
+of it. With FULL=1 the tests that have larger figures use those; `tests.conftest.FULL` tells them.
+
+A test belongs to the rows that its docstring names, or else its module's: "Row 13: …", "Rows 5 and
+6 of the scorecard: …". What it measured it tells by `record_property("figure", "1.2 × alone")`.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from penstock.cli.show import table
+
+ROWS: Final = {
+    1: "SIGKILL at random points under load",
+    2: "power cut",
+    3: "tail entry torn or garbled",
+    4: "flipped bits",
+    5: "EIO from fsync",
+    6: "full disk, no more descriptors",
+    7: "wall clock jumps",
+    8: "one state machine over every backend",
+    9: "seeded simulation of the cluster",
+    10: "a shard owner that stops and resumes",
+    11: "partitions of the cluster's log",
+    12: "Redis, RabbitMQ stalled or killed",
+    13: "idle and slow connections",
+    14: "bodies of 1 MiB",
+    15: "120,000 in flight",
+    16: "backlog and restart",
+    17: "poison message",
+    18: "soak",
+    19: "fuzz",
+    20: "HTTP smuggling and bombs",
+    21: "queue names",
+    22: "mutated receipts",
+    23: "SigV4 negatives",
+    24: "console",
+    25: "code named by a message",
+}
+_NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
+
+
+def rows_named(text: str | None) -> list[int]:
+    """The rows that a docstring names."""
+    found = _NAMED.search((text or "").partition("\n")[0])
+    return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
+
+
+def rows_of(item: pytest.Item) -> list[int]:
+    """The rows a test belongs to."""
+    own = rows_named(getattr(getattr(item, "function", None), "__doc__", None))
+    return own or rows_named(getattr(getattr(item, "module", None), "__doc__", None))
+
+
+class Card:
+    """A pytest plugin that runs only what belongs to the card, and keeps what came of it."""
+
+    def __init__(self, wanted: Sequence[int]) -> None:
+        self._wanted = frozenset(wanted)
+        self._rows: dict[str, list[int]] = {}
+        self.passed = dict.fromkeys(wanted, 0)
+        self.failed = dict.fromkeys(wanted, 0)
+        self.skipped = dict.fromkeys(wanted, 0)
+        self.took_s = dict.fromkeys(wanted, 0.0)
+        self.figures: dict[int, list[str]] = {row: [] for row in wanted}
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        chosen: list[pytest.Item] = []
+        others: list[pytest.Item] = []
+        for item in items:
+            rows = [row for row in rows_of(item) if row in self._wanted]
+            (chosen if rows else others).append(item)
+            self._rows[item.nodeid] = rows
+        items[:] = chosen
+        config.hook.pytest_deselected(items=others)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for row in self._rows.get(report.nodeid, []):
+            self.took_s[row] += report.duration
+            if report.failed:
+                self.failed[row] += 1
+            elif report.skipped:
+                self.skipped[row] += 1
+            elif report.when == "call":
+                self.passed[row] += 1
+            if report.when == "call":
+                said = [str(value) for name, value in report.user_properties if name == "figure"]
+                self.figures[row] += said
+
+    def verdict(self, row: int) -> str:
+        """What is to be said of a row."""
+        if self.failed[row]:
+            return f"FAILED ({self.failed[row]})"
+        if self.skipped[row]:
+            return f"skipped ({self.skipped[row]})"
+        return "passed" if self.passed[row] else "no test"
+
+    def text(self) -> str:
+        """The card for people."""
+        lines = [
+            (
+                str(row),
+                ROWS[row],
+                self.verdict(row),
+                str(self.passed[row] + self.failed[row]),
+                f"{self.took_s[row]:.1f}",
+                "; ".join(self.figures[row]),
+            )
+            for row in sorted(self._wanted)
+        ]
+        return table(("#", "row", "", "tests", "s", "figures"), lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the card; the exit status is 1 if a test failed."""
+    parser = argparse.ArgumentParser(prog="score", description="Runs the scorecard's tests.")
+    parser.add_argument("rows", nargs="*", type=int, choices=ROWS, metavar="ROW")
+    parser.add_argument("--full", action="store_true", help="use the larger figures")
+    asked = parser.parse_args(arguments)
+    if asked.full:
+        os.environ["PENSTOCK_FULL"] = "1"
+    card = Card(asked.rows or list(ROWS))
+    # A test at its full figures may take longer than any other test.
+    status = pytest.main(["-q", "--timeout", "3600" if asked.full else "300"], plugins=[card])
+    print(card.text())
+    return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
