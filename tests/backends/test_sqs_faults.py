@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -249,6 +250,22 @@ def test_an_endpoint_with_a_lower_limit_is_sent_smaller_requests(queues, between
     replies = queues.push_many("small", ["x" * 60_000] * 10)
     assert [type(reply) for reply in replies] == [PushReply] * 10
     assert queues.stats("small").visible == 10
+
+
+def test_work_goes_on_when_the_endpoint_was_killed_and_came_back(tmp_path):
+    store = ("--data", str(tmp_path / "store"))
+    with serve(*store) as first:
+        queues = penstock.connect(f"sqs://us-east-1?endpoint={first.url}&timeout=2")
+        queues.create("orders", visibility_timeout=600)
+        queues.push_many("orders", ["a", "b"])
+        (claim,) = queues.pull_many("orders", 1)
+        first.stop(signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            queues.push("orders", "c")
+    with queues, serve(*store, "--port", str(first.port)):
+        assert queues.delete(claim) is True
+        assert [each.body for each in queues.pull_many("orders")] == [b"b"]
+        assert queues.stats("orders").messages == 1
 
 
 def test_keys_are_taken_from_the_environment_and_checked(monkeypatch):
