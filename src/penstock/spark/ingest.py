@@ -75,6 +75,9 @@ def ingest(
 ) -> Lag:
     """Brings in all that is durable now. Raises StoreUnusable, JournalError or LakeUnusable."""
     before = lag(lake, journal, archive)
+    # From here on others look, too: executors, and with Spark Connect the server for each batch.
+    journal = os.path.abspath(journal)
+    archive = None if archive is None else os.path.abspath(archive)
     table = events_table(lake)
     checkpoint = lake.checkpoint(before.store)
 
@@ -88,12 +91,12 @@ def ingest(
         .option("maxBytesPerTrigger", batch_bytes)
     )
     if archive is not None:
-        source = source.option("archive", os.path.abspath(archive))
+        source = source.option("archive", archive)
     if span_bytes is not None:
         source = source.option("spanBytes", span_bytes)
     with our_errors():
         query = (
-            source.load(os.path.abspath(journal))
+            source.load(journal)
             .writeStream.foreachBatch(bring_in)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
