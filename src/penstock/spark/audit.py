@@ -5,9 +5,10 @@ and nothing else. One window pass over each message's events finds what the mess
 before each of them; an event breaks at most one of the checks made there. Groups, dedup ids, the
 balance of each queue, terms and gaps are looked at by themselves.
 
-Rows that travel are narrow: a store and shard are one number, their hash, until a finding is shown.
-What is said of queues is little and is joined as rows: a stretch is a queue's time between two such
-words. The SQL keeps to what other engines understand too; `Runner` is all that it needs of one.
+Rows that travel are narrow: a store and shard are one number, their hash (`home`), until a finding
+is shown; with a queue they are another (`line`). What is said of queues is little and is joined as
+rows by it: a stretch is a queue's time between two such words. The SQL keeps to what other engines
+understand too; `Runner` is all that it needs of one.
 
 A journal whose beginning was dropped tells of messages that were pushed before: what is not known
 of them is not held against them. Where entries are missing in the middle, other findings may follow
@@ -80,7 +81,8 @@ _QUEUES: Final = """
     ), lasting AS (
       SELECT home, name FROM told GROUP BY home, name HAVING count(*) = 1 AND max(removed) = 0
     )
-    SELECT told.*, never_changed AND lasting.name IS NOT NULL AS strict
+    SELECT told.*, xxhash64(told.home, queue) AS line,
+      never_changed AND lasting.name IS NOT NULL AS strict
     FROM told LEFT JOIN lasting ON lasting.home = told.home AND lasting.name = told.dead_letter
 """
 
@@ -95,8 +97,7 @@ _STRETCHES: Final = """
         max(CASE WHEN settled THEN sequence END) OVER line AS settled_at
       FROM {marks} WINDOW line AS (PARTITION BY home, queue ORDER BY sequence)
     )
-    SELECT cut.home, cut.queue, from_sequence, to_sequence, emptied, nth,
-      settings.max_receives, strict
+    SELECT line, from_sequence, to_sequence, emptied, nth, settings.max_receives, strict
     FROM cut
     JOIN {queues} AS queues ON queues.home = cut.home AND queues.queue = cut.queue
     LEFT JOIN {marks} AS settings ON settings.home = cut.home AND settings.queue = cut.queue
@@ -105,16 +106,16 @@ _STRETCHES: Final = """
 
 # One pass that counts everything: a row a queue and stretch, and from these a row a store.
 _TALLY: Final = """
-    SELECT store, shard, events.queue AS queue, coalesce(nth, 0) AS nth, count(*) AS events,
+    SELECT store, shard, queue, coalesce(nth, 0) AS nth, count(*) AS events,
       sum(CASE WHEN kind = 'Pushed' THEN 1
         WHEN kind IN ('Deleted', 'Expired', 'Lost', 'Moved') THEN -1 ELSE 0 END) AS held,
       min(CASE WHEN entry > 0 THEN entry END) AS first_entry, max(entry) AS last_entry,
       sum(CASE WHEN `index` = 0 AND kind <> 'Damaged' THEN 1 ELSE 0 END) AS entries,
       min(CASE WHEN kind <> 'Damaged' THEN term END) AS first_term, max(term) AS last_term
     FROM {events} AS events LEFT JOIN {stretches} AS stretches
-      ON home = xxhash64(store, shard) AND stretches.queue = events.queue
+      ON line = xxhash64(xxhash64(store, shard), queue)
       AND sequence >= from_sequence AND sequence < to_sequence
-    GROUP BY store, shard, events.queue, coalesce(nth, 0)
+    GROUP BY store, shard, queue, coalesce(nth, 0)
 """
 
 _STORES: Final = """
@@ -189,8 +190,7 @@ _BY_MESSAGE: Final = f"""
             OR (strict AND receives > max_receives)) THEN 'dead letter after N'
         END AS `check`
       FROM lives LEFT JOIN {{stretches}} AS stretches
-        ON stretches.home = lives.home AND stretches.queue = lives.queue
-        AND sequence >= from_sequence AND sequence < to_sequence
+        ON line = xxhash64(home, queue) AND sequence >= from_sequence AND sequence < to_sequence
     )
     SELECT `check`, home, message, queue, sequence, at_ms,
       concat(kind, coalesce(' by claim ' || CAST(epoch AS string), ''), ' of a message that ',
@@ -214,7 +214,7 @@ _DEDUP: Final = f"""
     ), beside AS (
       SELECT named.*, lag(at_ms) OVER same AS earlier_ms, lag(message) OVER same AS first
       FROM named LEFT JOIN {{queues}} AS queues
-        ON queues.home = named.home AND queues.queue = named.queue
+        ON line = xxhash64(named.home, named.queue)
       WINDOW same AS (PARTITION BY dedup_id, named.queue, named.home,
         CASE WHEN dedup_per_group THEN coalesce(`group`, '') ELSE '' END ORDER BY sequence)
     )
@@ -232,7 +232,7 @@ _LINES: Final = """
       FROM {events} WHERE message IS NOT NULL AND kind <> 'Carried'
     ), lined AS (
       SELECT told.* FROM told JOIN {queues} AS queues
-        ON queues.home = told.home AND queues.queue = told.queue WHERE fifo
+        ON line = xxhash64(told.home, told.queue) WHERE fifo
     )
     SELECT *,
       last_value(CASE WHEN kind = 'Pushed' THEN message WHEN kind = 'Moved' THEN rank END)
@@ -260,8 +260,7 @@ _GROUPS: Final = """
       FROM arrivals
       LEFT JOIN ways ON ways.home = arrivals.home AND ways.message = arrivals.message
         AND ways.entered = arrivals.entered
-      LEFT JOIN {emptied} AS emptied ON emptied.home = arrivals.home
-        AND emptied.queue = arrivals.queue
+      LEFT JOIN {emptied} AS emptied ON line = xxhash64(arrivals.home, arrivals.queue)
         AND coalesce(last_sequence, arrivals.entered) >= from_sequence
         AND coalesce(last_sequence, arrivals.entered) < to_sequence
     ), behind AS (
@@ -285,19 +284,20 @@ _GROUPS: Final = """
 # The times between two emptyings of a queue.
 _EMPTIED: Final = """
     WITH ends AS (
-      SELECT home, queue, 0 AS sequence FROM {queues}
+      SELECT line, 0 AS sequence FROM {queues}
       UNION ALL
-      SELECT home, queue, sequence FROM {marks} WHERE kind IN ('QueuePurged', 'QueueRemoved')
+      SELECT xxhash64(home, queue), sequence FROM {marks}
+      WHERE kind IN ('QueuePurged', 'QueueRemoved')
     )
-    SELECT home, queue, sequence AS from_sequence, coalesce(lead(sequence) OVER (
-      PARTITION BY home, queue ORDER BY sequence), 9223372036854775807) AS to_sequence
+    SELECT line, sequence AS from_sequence, coalesce(lead(sequence) OVER (
+      PARTITION BY line ORDER BY sequence), 9223372036854775807) AS to_sequence
     FROM ends
 """
 
 _ARRIVED: Final = """
     SELECT store, shard, to_queue AS queue, coalesce(nth, 0) AS nth, count(*) AS held
     FROM {events} LEFT JOIN {stretches} AS stretches
-      ON home = xxhash64(store, shard) AND stretches.queue = to_queue
+      ON line = xxhash64(xxhash64(store, shard), to_queue)
       AND sequence >= from_sequence AND sequence < to_sequence
     WHERE kind = 'Moved' GROUP BY store, shard, to_queue, coalesce(nth, 0)
 """

@@ -58,6 +58,9 @@ LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     # On a busy machine a Python worker may take longer to start than the 15 s it is given.
     "spark.python.authenticate.socketTimeout": "60s",
+    # Spark writes one method for a whole stage; by default Java never compiles a long one.
+    "spark.driver.extraJavaOptions": "-XX:-DontCompileHugeMethods",
+    "spark.executor.extraJavaOptions": "-XX:-DontCompileHugeMethods",
     # The default of 1 GiB fails where a window over a few million events still fits well.
     "spark.driver.memory": f"{driver_memory_mib()}m",
     "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),
