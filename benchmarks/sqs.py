@@ -42,7 +42,7 @@ from benchmarks.sqs_servers import (
 
 ROUNDS = 4
 ROUND_S = 1
-WARM_S = 2
+WARM_S = 1
 BOTO3_ROUNDS = 3
 BOTO3_S = 0.8
 STARTS = 7
@@ -106,7 +106,7 @@ class Contestant:
             try:
                 return run_wrk(self.server, self.queue_url, race.work, race.connections, seconds)
             except RanDry:
-                self.run(Race(Work("send", 10), race.connections), FILL_S)
+                self.run(Race(Work("send", 10), race.connections), seconds)
         raise Void(f"{self.server.name}, {race}: the queue ran dry {TRIES_MAX} times")
 
 
@@ -266,7 +266,7 @@ def main() -> None:
             for contestant in contestants.values():
                 for work in WORKS:
                     # The first requests are slower for all, and for some by far.
-                    contestant.run(Race(work, MANY), WARM_S if work.batch == 1 else ROUND_S)
+                    contestant.run(Race(work, MANY), WARM_S)
             figures = run_races(contestants, ROUNDS, ROUND_S)
             lifecycles = run_boto3(contestants)
     finally:
