@@ -286,6 +286,20 @@ def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
     store.engine.close()
 
 
+def test_shrinking_gets_behind_what_has_left_though_nothing_more_is_pushed(quick_path, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 1_000)
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
+    store(*[Push("q", bytes(3_000))] * 40)
+    end = store.engine.journal.segments.end_offset
+    store(Purge("q"))
+    store.engine.upkeep._shrink()
+    assert store.engine.journal.segments.first_offset > end - 16_384
+    store.reopen()
+    assert store.bodies("keep") == [b"kept"]
+    store.engine.close()
+
+
 def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_forgotten(quick_path):
     store = Store(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("q"), Push("q", b"one"))

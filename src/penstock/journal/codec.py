@@ -86,14 +86,13 @@ _DELETED: Final = 11
 _MOVED: Final = 13
 _CARRIED: Final = 15
 _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
-# Most blocks hold one event of three kinds, plain ones: one call packs block and header, zeroes and
-# all, and the body follows as it is.
+# The headers of the three commonest kinds, of plain ones: what is zero in them is not given.
+_pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
+_pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
+_pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
 # Kind, priority and flags as one number; of the rest what a plain push has, or must not have.
 _PLAIN_PUSH: Final = struct.Struct("<IIQQQQ4xIII8x")
-_pack_one_deleted = struct.Struct("<16sIIQQ16xI12xI4x").pack
-_pack_one_claimed = struct.Struct("<16sIIQQQ8xI12xI4x").pack
-_pack_one_pushed = struct.Struct("<16sHxxIQQQQ4xI8xII").pack
 _pack_event = EVENT.pack
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
@@ -140,67 +139,51 @@ def encode(
     at = BLOCK_BYTES
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
     for event in events:
-        kind = type(event)
-        if kind is Deleted or kind is Claimed:
-            header = _encode_short(event, end - at)
-            if header is not None:
-                headers.append(header)
-                at += EVENT_BYTES
-                continue
-        numbers, parts = _ENCODERS[kind](event)
-        payload = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
-        headers.append(_pack_event(*numbers, end - at, crc32(payload)))
-        payloads.append(payload)
-        if isinstance(event, Pushed):
+        header = _pack_plain(event, end - at)
+        if header:
+            payload = event.body if type(event) is Pushed else b""
+        else:
+            numbers, parts = _ENCODERS[type(event)](event)
+            payload = b"".join(parts)
+            header = _pack_event(*numbers, end - at, crc32(payload))
+        headers.append(header)
+        if type(event) is Pushed:
             messages.append((at, event.size_bytes))
-        elif isinstance(event, Carried):
+        elif type(event) is Carried:
             messages.append((at, event.pushed.size_bytes))
+        if payload:
+            payloads.append(payload)
+            end += len(payload)
         at += EVENT_BYTES
-        end += len(payload)
     return b"".join((*headers, *payloads)), messages
 
 
 def encode_one(event: AnyEvent) -> bytes:
-    """The block of one event of the commonest kinds, if it is as plain as most; empty if not.
+    """The block of one event, if it is plain; empty if not. A message's body goes behind it."""
+    header = _pack_plain(event, EVENT_BYTES)
+    return header and _ONE_EVENT + header
 
-    What a message has for a body goes behind it as it is.
-    """
+
+def _pack_plain(event: AnyEvent, payload_at: int) -> bytes:
+    """The header of an event of the commonest kinds that has no payload but a body; else empty."""
     kind = type(event)
     if kind is Deleted:
         d = cast(Deleted, event)
-        return _pack_one_deleted(
-            _ONE_EVENT, _DELETED, d.queue, d.number, d.at_ms, d.epoch, EVENT_BYTES
-        )
+        return _pack_deleted(_DELETED, d.queue, d.number, d.at_ms, d.epoch, payload_at)
     if kind is Claimed:
         c = cast(Claimed, event)
         if c.attempt_id is None and c.holder is None:
-            return _pack_one_claimed(
-                _ONE_EVENT, _CLAIMED, c.queue, c.number, c.at_ms, c.deadline_ms, c.epoch,
-                EVENT_BYTES,
-            )  # fmt: skip
+            return _pack_claimed(
+                _CLAIMED, c.queue, c.number, c.at_ms, c.deadline_ms, c.epoch, payload_at
+            )
     elif kind is Pushed:
         p = cast(Pushed, event)
         if p.group is None and p.dedup_id is None and p.attributes is None and p.context is None:
-            return _pack_one_pushed(
-                _ONE_EVENT, _PUSHED | p.priority << 8, p.queue, p.number, p.at_ms, p.visible_at_ms,
-                p.expires_at_ms, len(p.body), EVENT_BYTES, crc32(p.body),
+            return _pack_pushed(
+                _PUSHED | p.priority << 8, p.queue, p.number, p.at_ms, p.visible_at_ms,
+                p.expires_at_ms, len(p.body), payload_at, crc32(p.body),
             )  # fmt: skip
     return b""
-
-
-def _encode_short(event: AnyEvent, payload_at: int) -> bytes | None:
-    """The header of a claim or a delete that has no payload, as most have none."""
-    if type(event) is Deleted:
-        return _pack_event(
-            _DELETED, 0, 0, event.queue, event.number, event.at_ms, 0, 0, event.epoch,
-            0, 0, 0, 0, payload_at, 0,
-        )  # fmt: skip
-    if type(event) is Claimed and event.attempt_id is None and event.holder is None:
-        return _pack_event(
-            _CLAIMED, 0, 0, event.queue, event.number, event.at_ms, event.deadline_ms, 0,
-            event.epoch, 0, 0, 0, 0, payload_at, 0,
-        )  # fmt: skip
-    return None
 
 
 Encoded = tuple[tuple[int, ...], tuple[bytes, ...]]

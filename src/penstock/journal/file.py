@@ -78,16 +78,16 @@ class FileJournal:
         self.held: Callable[[], int] = lambda: 0
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
-        event = events[0]
         # Most commands append one plain event, which is written without being copied together.
-        block = codec.encode_one(event) if len(events) == 1 else b""
-        is_message = type(event) is Pushed
+        event = events[0] if len(events) == 1 else None
+        block = b"" if event is None else codec.encode_one(event)
         body = b""
         messages: Sequence[tuple[int, int]] = ()
         if not block:
             block, messages = codec.encode(events)
-        elif is_message:
-            body = cast(Pushed, event).body
+            event = None
+        elif type(event) is Pushed:
+            body = event.body
         # Room was made before the command was decided: what is left may be used to the last byte.
         sequence, data_offset = self._append_data(block, body, codec.VERSION, True)
         self._end_offset = data_offset + len(block) + len(body)
@@ -95,19 +95,18 @@ class FileJournal:
             self.durable_sequence = sequence
         if data_offset > self._next_mark:
             self._mark(data_offset)
-        if messages:
-            places = [codec.place(data_offset + at, size) for at, size in messages]
-            self._keep_at_hand(events, places)
-            return sequence, places
-        if not is_message:
+        if type(event) is Pushed:
+            place = data_offset + codec.BLOCK_BYTES << PLACE_SIZE_BITS | event.size_bytes
+            if event.size_bytes <= _RECENT_BYTES_MAX:
+                if len(self._recent) >= _RECENT_MAX:
+                    self._recent.clear()
+                self._recent[place] = event
+            return sequence, (place,)
+        if not messages:
             return sequence, ()
-        pushed = cast(Pushed, event)
-        place = data_offset + codec.BLOCK_BYTES << PLACE_SIZE_BITS | pushed.size_bytes
-        if pushed.size_bytes <= _RECENT_BYTES_MAX:
-            if len(self._recent) >= _RECENT_MAX:
-                self._recent.clear()
-            self._recent[place] = pushed
-        return sequence, (place,)
+        places = [codec.place(data_offset + at, size) for at, size in messages]
+        self._keep_at_hand(events, places)
+        return sequence, places
 
     def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
         recent = self._recent
