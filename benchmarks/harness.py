@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -281,6 +282,8 @@ def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) ->
 
 def run_benchmark(main: Callable[[], None]) -> None:
     """Runs a benchmark; a void run ends with status 1 and says why."""
+    # Ended from outside, it still ends the servers it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main()
     except Void as void:
