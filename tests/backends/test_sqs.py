@@ -319,6 +319,13 @@ def test_a_queue_that_sqs_cannot_have_is_refused_and_not_made(queues, name, sett
     assert queues.names(name) == []
 
 
+def test_a_dead_letter_queue_is_not_left_behind_by_a_queue_that_is_refused(queues, name):
+    queues.create(name, visibility_timeout=45)
+    with pytest.raises(QueueExists, match="visibility_timeout"):
+        queues.create(name, visibility_timeout=46, dead_letter=f"{name}-dead", max_receives=3)
+    assert queues.names(name) == [name]
+
+
 def test_a_fifo_name_and_a_standard_queue_do_not_go_together(queues, name):
     with pytest.raises(InvalidField, match="fifo"):
         queues.create(f"{name}.fifo", fifo=False)

@@ -10,7 +10,8 @@ for a minute, which is how long Amazon takes to make a change of them known.
 A push is at least once: the SDK repeats what got no answer, and only a FIFO queue can tell.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends import Address
@@ -23,7 +24,13 @@ from penstock.backends.sqs_pulls import Pulls
 from penstock.backends.sqs_queues import Known, QueueBook
 from penstock.backends.sqs_settings import FIFO, attributes_of, check_settings, read_name
 from penstock.clock import Clock, SystemClock
-from penstock.errors import InvalidField, QueueExists, QueueNotFound, UnsupportedOperation
+from penstock.errors import (
+    InvalidField,
+    QueueExists,
+    QueueNotFound,
+    RequestError,
+    UnsupportedOperation,
+)
 from penstock.service import (
     PEEK_LIMIT_MAX,
     Batch,
@@ -156,31 +163,44 @@ class AsyncSqs:
             given = {"fifo": True, **given}
         settings = changed_settings(QueueSettings(), given)
         check_settings(bare, settings, given, LACKS)
-        attributes = attributes_of(given, settings.fifo, await self._dead_letter_arn(settings))
-        if settings.fifo:
-            attributes["FifoQueue"] = "true"
         notes: dict[str, Any] = {"tags": settings.annotations} if settings.annotations else {}
-        self._book.forget(bare)
-        await self._client.call(
-            "create_queue", bare, QueueName=bare, Attributes=attributes, **notes
-        )
-        info = await self._book.described(await self._book.find(bare))
+        async with self._dead_letter(settings) as arn:
+            attributes = attributes_of(given, settings.fifo, arn)
+            if settings.fifo:
+                attributes["FifoQueue"] = "true"
+            answer = await self._client.call(
+                "create_queue", bare, QueueName=bare, Attributes=attributes, **notes
+            )
+        info = await self._book.described(self._book.learn(bare, answer["QueueUrl"]))
         if "annotations" in given and info.settings.annotations != settings.annotations:
             raise QueueExists(
                 f"queue: {bare!r} exists with other settings (annotations); configure it instead"
             )
         return info
 
-    async def _dead_letter_arn(self, settings: QueueSettings) -> str | None:
-        """The ARN of the dead-letter queue, which is made if there is none."""
-        if settings.dead_letter is None:
-            return None
+    @asynccontextmanager
+    async def _dead_letter(self, settings: QueueSettings) -> AsyncIterator[str | None]:
+        """The ARN of the dead-letter queue, which is made if there is none.
+
+        If what it was wanted for is refused, it is not left behind.
+        """
+        name = settings.dead_letter
+        if name is None:
+            yield None
+            return
+        was_there = True
         try:
-            queue = await self._book.find(settings.dead_letter)
+            queue = await self._book.find(name)
         except QueueNotFound:
-            await self._create(CreateQueue(settings.dead_letter, {}))
-            queue = await self._book.find(settings.dead_letter)
-        return await self._book.arn(queue)
+            was_there = False
+            await self._create(CreateQueue(name, {}))
+            queue = await self._book.find(name)
+        try:
+            yield await self._book.arn(queue)
+        except RequestError:
+            if not was_there:
+                await self._remove(DeleteQueue(name))
+            raise
 
     async def _configure(self, command: ConfigureQueue) -> QueueInfo:
         queue = await self._book.find(command.queue)
@@ -189,15 +209,16 @@ class AsyncSqs:
         if settings.fifo != before.fifo:
             raise InvalidField(f"fifo: {queue.name!r} is what it was created as; make a new queue")
         given = dict(command.settings)
-        check_settings(queue.name, settings, given, LACKS)
+        check_settings(queue.name.partition("@")[0], settings, given, LACKS)
         if "dead_letter" in given or "max_receives" in given:
             given |= {"dead_letter": settings.dead_letter, "max_receives": settings.max_receives}
-        dead_letter = settings if "dead_letter" in given else QueueSettings()
-        arn = await self._dead_letter_arn(dead_letter)
-        attributes = attributes_of(given, settings.fifo, arn)
         queue.stale()
-        if attributes:
-            await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
+        async with self._dead_letter(
+            settings if "dead_letter" in given else QueueSettings()
+        ) as arn:
+            attributes = attributes_of(given, settings.fifo, arn)
+            if attributes:
+                await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
         if settings.annotations != before.annotations:
             await self._annotate(queue, before.annotations, settings.annotations)
         return await self._book.described(queue)

@@ -70,6 +70,11 @@ class QueueBook:
         answer = await self.client.call("get_queue_url", name, **asked)
         return self._known.setdefault(name, Known(name, answer["QueueUrl"]))
 
+    def learn(self, name: str, url: str) -> Known:
+        """Takes note of a queue that was made just now: others may not be told of it yet."""
+        self._known[name] = Known(name, url)
+        return self._known[name]
+
     def forget(self, name: str) -> None:
         """The queue of this name is gone, or may be another by now."""
         self._known.pop(name, None)
