@@ -84,7 +84,8 @@ class Claim(Message, frozen=True, gc=False, array_like=True):
 class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything that can be set on a queue; `None` means no limit.
 
-    `annotations` is kept and returned untouched for the protocols in front of us.
+    `annotations` is kept and returned untouched for the protocols in front of us. One whose name
+    begins with a dot is a note: a queue that is noted on has not been configured.
     """
 
     visibility_ms: int = 30 * SECOND_MS

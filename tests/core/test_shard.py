@@ -12,6 +12,7 @@ from penstock.service import (
     CreateQueue,
     Delete,
     DeleteQueue,
+    DescribeQueue,
     Extend,
     Peek,
     Pull,
@@ -160,3 +161,17 @@ def test_a_deadline_noted_twice_means_nothing_once_the_message_has_gone_on():
     life.clock.advance(ms=1)
     assert life.submit(Stats("dead.fifo")).visible == 1
     assert life.submit(Stats("q.fifo")).messages == 0
+
+
+def test_a_note_on_a_queue_does_not_count_as_configuring_it():
+    life = Life()
+    life.submit(CreateQueue("q", {"annotations": {"kind": "test"}}))
+    made = life.submit(DescribeQueue("q"))
+    life.clock.advance(seconds=1)
+    noted = {"kind": "test", ".seen": "1"}
+    info = life.submit(ConfigureQueue("q", {"annotations": noted}))
+    assert (info.settings.annotations, info.configured_at_ms) == (noted, made.created_at_ms)
+    life.submit(ConfigureQueue("q", {"annotations": {"kind": "other", ".seen": "1"}}))
+    changed = life.submit(DescribeQueue("q"))
+    assert changed.configured_at_ms == life.clock.now_ms() > made.created_at_ms
+    assert as_bytes(replay(life.journal.events)) == as_bytes(life.shard)

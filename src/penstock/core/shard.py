@@ -524,8 +524,9 @@ class ShardState:
 
     def _queue_configured(self, event: QueueConfigured) -> None:
         queue = self.queues[event.queue]
+        if _without_notes(queue.settings) != _without_notes(event.settings):
+            queue.configured_at_ms = event.at_ms
         queue.settings = event.settings
-        queue.configured_at_ms = event.at_ms
         self._plan_retention(queue, event.at_ms)
 
     def _queue_removed(self, event: QueueRemoved) -> None:
@@ -597,6 +598,12 @@ def replay(events: Iterable[AnyEvent]) -> ShardState:
     for event in events:
         shard.apply(event)
     return shard
+
+
+def _without_notes(settings: QueueSettings) -> QueueSettings:
+    """The settings but for what is only noted among their annotations."""
+    told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
+    return msgspec.structs.replace(settings, annotations=told)
 
 
 def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:

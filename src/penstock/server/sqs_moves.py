@@ -1,12 +1,14 @@
 """The SQS actions on move tasks: dead letters brought back, a few at a time.
 
 A task steps through its queue with short redrives, so that nobody else waits for it, and no faster
-than it was asked to. How far tasks are is kept in memory: after a restart the messages already
-moved stay moved, and the task is forgotten.
+than it was asked to. What was asked for, and how it ended, is noted with the queue; a task that
+runs when the server stops goes on when it starts again.
 """
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -30,23 +32,23 @@ RUNNING: Final = "RUNNING"
 COMPLETED: Final = "COMPLETED"
 CANCELLED: Final = "CANCELLED"
 FAILED: Final = "FAILED"
+# The note of a queue's tasks.
+NOTE: Final = ".moves"
 NO_SOURCE: Final = "CouldNotDetermineMessageSource"
 
 
-class MoveTask:
+class MoveTask(msgspec.Struct):
     """One task: from where to where, how fast, and how far it is."""
 
-    def __init__(self, source: str, to: str | None, rate: int | None, started_at_ms: int) -> None:
-        self.id = str(uuid4())
-        self.source = source
-        self.to = to
-        self.rate = rate
-        self.started_at_ms = started_at_ms
-        self.status = RUNNING
-        self.moved = 0
-        self.to_move = 0
-        self.failure: str | None = None
-        self.worker: asyncio.Task[None] | None = None
+    id: str
+    source: str
+    to: str | None
+    rate: int | None
+    started_at_ms: int
+    to_move: int
+    status: str = RUNNING
+    moved: int = 0
+    failure: str | None = None
 
 
 class Moves:
@@ -55,8 +57,33 @@ class Moves:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._engine = store.engine
-        # By queue, oldest first.
-        self._tasks: dict[str, list[MoveTask]] = {}
+        # By the queue's number, oldest first.
+        self._tasks: dict[int, list[MoveTask]] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        for queue in store.names.values():
+            for task in self._of(queue):
+                if task.status == RUNNING:
+                    task.moved = max(0, task.to_move - len(queue.deliveries))
+                    self._work(task)
+
+    def _of(self, queue: QueueState) -> list[MoveTask]:
+        """The tasks of a queue, as they run here or were noted."""
+        tasks = self._tasks.get(queue.number)
+        if tasks is None:
+            noted = queue.settings.annotations.get(NOTE)
+            if noted is None:
+                return []
+            tasks = self._tasks[queue.number] = msgspec.json.decode(noted, type=list[MoveTask])
+        return tasks
+
+    def _keep(self, queue: QueueState, tasks: Sequence[MoveTask]) -> None:
+        """Notes the tasks of a queue with it. Raises Refusal."""
+        self._store.note(queue, NOTE, msgspec.json.encode(tasks).decode())
+
+    def _work(self, task: MoveTask) -> None:
+        worker = asyncio.get_running_loop().create_task(self._run(task))
+        self._workers[task.id] = worker
+        worker.add_done_callback(lambda _: self._workers.pop(task.id, None))
 
     def start(self, asked: model.StartMessageMoveTask, caller: Caller) -> model.StartMoveResult:
         """StartMessageMoveTask."""
@@ -76,33 +103,36 @@ class Moves:
             raise _refused("Source queue arn and destination queue arn cannot be the same.")
         if to is not None and to.settings.fifo != source.settings.fifo:
             raise _refused("The source queue and destination queue must be of the same queue type.")
-        tasks = self._tasks.setdefault(source.name, [])
+        tasks = [*self._of(source)]
         if any(task.status == RUNNING for task in tasks):
             raise _refused(
                 "There is already a task running. Only one active task is allowed for a source "
                 "queue arn at a given time."
             )
         to_name = None if to is None else to.name
-        task = MoveTask(source.name, to_name, rate, self._store.now_ms())
-        task.to_move = source.visible + source.delayed + source.in_flight
-        tasks.append(task)
-        del tasks[:-TASKS_KEPT_MAX]
-        task.worker = asyncio.get_running_loop().create_task(self._run(task))
+        to_move = len(source.deliveries)
+        now_ms = self._store.now_ms()
+        task = MoveTask(str(uuid4()), source.name, to_name, rate, now_ms, to_move)
+        tasks = [*tasks, task][-TASKS_KEPT_MAX:]
+        self._keep(source, tasks)
+        self._tasks[source.number] = tasks
+        self._work(task)
         return model.StartMoveResult(self._show_id(task))
 
     def cancel(self, asked: model.CancelMessageMoveTask, caller: Caller) -> model.CancelMoveResult:
         """CancelMessageMoveTask."""
         task_id, arn = _read_id(asked.task or "")
         source = self._queue(arn, "SourceArn", caller)
-        for task in self._tasks.get(source.name, ()):
+        tasks = self._of(source)
+        for task in tasks:
             if task.id == task_id:
                 if task.status != RUNNING:
                     raise Refusal(
                         faults.UNSUPPORTED_OPERATION, "Only active tasks can be cancelled."
                     )
                 task.status = CANCELLED
-                if task.worker is not None:
-                    task.worker.cancel()
+                self._workers[task.id].cancel()
+                self._keep(source, tasks)
                 return model.CancelMoveResult(task.moved)
         raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
 
@@ -115,7 +145,7 @@ class Moves:
                 "Value for parameter MaxResults is invalid. Reason: You must enter a number that's "
                 f"between 1 and {RESULTS_MAX}."
             )
-        latest = list(reversed(self._tasks.get(source.name, [])))[: limit or 1]
+        latest = list(reversed(self._of(source)))[: limit or 1]
         return model.MoveTasksResult([self._shown(task) for task in latest])
 
     def _shown(self, task: MoveTask) -> model.MoveTaskEntry:
@@ -153,13 +183,14 @@ class Moves:
     async def _run(self, task: MoveTask) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
+        moved_before = task.moved
         try:
             while task.status == RUNNING and task.moved < task.to_move:
                 step = min(STEP_MAX, task.to_move - task.moved)
                 if task.rate is not None:
                     # As many as are due by now; the first of them at once.
-                    due = 1 + int((loop.time() - started_s) * task.rate) - task.moved
-                    step = min(step, due)
+                    due = 1 + int((loop.time() - started_s) * task.rate)
+                    step = min(step, due - (task.moved - moved_before))
                 if step > 0 and self._step(task, step) == 0:
                     break
                 await asyncio.sleep(0 if task.rate is None else TICK_S)
@@ -172,8 +203,10 @@ class Moves:
         except PenstockError as error:
             task.status = FAILED
             task.failure = refusal_of(error).fault.query_code
-        except asyncio.CancelledError:
-            task.status = CANCELLED
+        source = self._store.names.get(task.source)
+        if source is not None and task in self._of(source):
+            with suppress(Refusal):
+                self._keep(source, self._of(source))
 
     def _step(self, task: MoveTask, limit: int) -> int:
         moved = self._engine.submit(Redrive(task.source, task.to, limit))
@@ -181,8 +214,8 @@ class Moves:
         return moved
 
     async def close(self) -> None:
-        """Ends the tasks that run."""
-        workers = [task.worker for tasks in self._tasks.values() for task in tasks if task.worker]
+        """Lets go of the tasks that run; they go on when the server starts again."""
+        workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

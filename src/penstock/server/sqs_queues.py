@@ -55,6 +55,8 @@ _OF_THE_OWNER: Final = frozenset(
         "UntagQueue",
     }
 )
+# The note of when a queue was last purged.
+_PURGED: Final = ".purged"
 _BAD_TAG_KEY: Final = "Tag keys must be between 1 and 128 characters in length."
 _BAD_FIFO_NAME: Final = (
     "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
@@ -200,22 +202,22 @@ class Queues:
         self._submit(DeleteQueue(queue.name))
         if self._store.windows.deleted_ms:
             self._store.deleted_at_ms[queue.name] = self._store.now_ms()
-        self._store.purged_at_ms.pop(queue.name, None)
 
     def purge(self, asked: model.OfQueue, caller: Caller) -> None:
         """PurgeQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
-        purged = self._store.purged_at_ms
         now_ms = self._store.now_ms()
         window_ms = self._store.windows.purged_ms
-        if queue.name in purged and purged[queue.name] + window_ms > now_ms:
+        purged_at_ms = int(queue.settings.annotations.get(_PURGED, -window_ms))
+        if purged_at_ms + window_ms > now_ms:
             name = self._store.directory.address(queue.name).name
             raise Refusal(
                 faults.PURGE_QUEUE_IN_PROGRESS,
                 f"Only one PurgeQueue operation on {name} is allowed every 60 seconds.",
             )
         self._submit(Purge(queue.name))
-        purged[queue.name] = now_ms
+        if window_ms:
+            self._store.note(queue, _PURGED, str(now_ms))
 
     # Attributes.
 

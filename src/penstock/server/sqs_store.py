@@ -14,7 +14,7 @@ from penstock.errors import (
     UnavailableError,
     UnsupportedOperation,
 )
-from penstock.service import Command
+from penstock.service import Command, ConfigureQueue
 from penstock.wire import sqs_errors as faults
 from penstock.wire.sqs_address import (
     Address,
@@ -62,9 +62,8 @@ class Store:
         self.names = engine.shard.names
         self._submit = engine.submit
         self._by_url: dict[tuple[str, str], str] = {}
-        # Kept in memory only: a restart ends these windows early.
+        # Kept in memory only: a restart ends this window early.
         self.deleted_at_ms: dict[str, int] = {}
-        self.purged_at_ms: dict[str, int] = {}
 
     def submit(self, command: Command[R]) -> R:
         """Runs a command. Raises Refusal."""
@@ -113,6 +112,11 @@ class Store:
     def arn(self, inside: str) -> str:
         """The ARN of a queue."""
         return self.directory.arn(inside)
+
+    def note(self, queue: QueueState, name: str, text: str) -> None:
+        """Keeps a word with a queue, for this endpoint alone. Raises Refusal."""
+        annotations = {**queue.settings.annotations, name: text}
+        self.submit(ConfigureQueue(queue.name, {"annotations": annotations}))
 
     def sources_of(self, inside: str) -> list[str]:
         """The queues that name this one as their dead-letter queue, in order of name."""
