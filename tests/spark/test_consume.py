@@ -156,15 +156,21 @@ def test_a_checkpoint_of_another_queue_is_refused(near):
     ],
 )
 def test_a_wrong_option_is_named(options, said):
+    source = PenstockSource({**WHERE, **options})
     with pytest.raises(InvalidField, match=said):
-        PenstockSource({**WHERE, **options}).streamReader(StructType())
+        source.schema()
+    # Spark shows no error of a reader that is not there yet.
+    with pytest.raises(InvalidField, match=said):
+        source.streamReader(StructType()).initialOffset()
 
 
 def test_what_consuming_cannot_give_is_told():
+    wrong = StructType([StructField("receipt", StringType())])
+    refused = PenstockSource(WHERE).streamReader(wrong)
     with pytest.raises(InvalidField, match="takes a stream; use readStream"):
         PenstockSource(WHERE).reader(StructType())
     with pytest.raises(InvalidField, match="no column 'receipt'; there are message_id, queue"):
-        PenstockSource(WHERE).streamReader(StructType([StructField("receipt", StringType())]))
+        refused.initialOffset()
     with pytest.raises(InvalidField, match="'/nowhere' is not the directory of a checkpoint"):
         committed_places("/nowhere")
 

@@ -221,6 +221,16 @@ def test_frames_are_cut_by_their_rows_and_by_their_bytes(monkeypatch):
     assert len({name for bulk in found for name in bulk.dedup_ids or ()}) == 7
 
 
+def test_where_there_are_no_bulk_frames_rows_go_as_a_batch():
+    batch = pa.RecordBatch.from_pydict({"body": [b"a", b"b"], "key": ["1", "1"]})
+    (bulk,) = bulks(plan_of("body:binary key:string"), batch, RowIds("task"))
+    with penstock.connect("memory:") as queues:
+        queues.create("orders")
+        replies = sink._push(queues.service, bulk)
+        assert [getattr(reply, "duplicate", reply) for reply in replies] == [False, True]
+        assert [message.body for message in queues.peek("orders", 5)] == [b"a"]
+
+
 def named(scope, rows):
     ids = RowIds(scope)
     made = []

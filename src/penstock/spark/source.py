@@ -44,7 +44,6 @@ from penstock.spark.options import (
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
-    from penstock.spark.consume import ConsumeStream
     from penstock.spark.sink import QueueStreamWriter, QueueWriter
 
 SPAN_BYTES: Final = 32 << 20
@@ -146,9 +145,10 @@ class PenstockSource(DataSource):
     def schema(self) -> str:
         if not self._consumes():
             return SCHEMA
-        from penstock.spark.consume import SCHEMA as CLAIMS
+        from penstock.spark import consume
 
-        return CLAIMS
+        consume.Options.of(self.options)
+        return consume.SCHEMA
 
     def reader(self, schema: StructType) -> "JournalBatch":
         if self._consumes():
@@ -158,13 +158,16 @@ class PenstockSource(DataSource):
             )
         return JournalBatch(Options.of(self.options), check_columns(schema, COLUMNS))
 
-    def streamReader(self, schema: StructType) -> "JournalStream | ConsumeStream":  # noqa: N802
-        if self._consumes():
-            from penstock.spark import consume
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        try:
+            if self._consumes():
+                from penstock.spark import consume
 
-            options = consume.Options.of(self.options)
-            return consume.ConsumeStream(options, check_columns(schema, consume.COLUMNS))
-        return JournalStream(Options.of(self.options), check_columns(schema, COLUMNS))
+                columns = check_columns(schema, consume.COLUMNS)
+                return consume.ConsumeStream(consume.Options.of(self.options), columns)
+            return JournalStream(Options.of(self.options), check_columns(schema, COLUMNS))
+        except InvalidField as error:
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "QueueWriter":
         from penstock.spark.sink import Plan, QueueWriter
@@ -212,6 +215,28 @@ class JournalBatch(DataSourceReader):
     @staticmethod
     def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_span(partition)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A stream that cannot be: what is raised before there is a reader, Spark does not show."""
+
+    def __init__(self, error: InvalidField) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
