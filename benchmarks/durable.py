@@ -278,7 +278,7 @@ class Race:
         return rate
 
     def _raw(self, row: Row, directory: Path) -> float:
-        """The limit for what Penstock's last round did, with as many syncs as calls or as groups."""
+        """The limit for what Penstock's last round did, a sync for each call or each group."""
         done = self.measured[Row(OURS, row.durability)][-1]
         group = self.batch
         if row.store == RAW_GROUPS:

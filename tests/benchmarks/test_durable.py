@@ -90,7 +90,7 @@ def test_with_every_row_there_every_target_is_judged():
     races = durable.races()
     for race in races.values():
         race.rates = {row: [1.0] for row in race.rows}
-    assert len(list(durable.race_targets(races))) == 11
+    assert len(list(durable.race_targets(races))) == 13
 
 
 def test_the_raw_limit_says_how_much_it_synced(tmp_path):
