@@ -38,9 +38,10 @@ GROUPS = 64
 SIZES = (1, 3, 10, 10)
 VISIBILITY_MS = 30_000
 MAX_RECEIVES = 3
-# Out of so many messages one fails whenever it is pulled, and one is never pulled in time.
+# Out of so many messages one fails whenever it is pulled.
 POISON_EVERY = 97
 BODIES = 1_000
+UPSET_EVERY = 2_000
 
 
 class Made(NamedTuple):
@@ -116,7 +117,7 @@ class _Life:
         )
         self.events += len(claims)
         self._work(queue, claims)
-        if self.steps % 2_000 == 0:
+        if self.steps % UPSET_EVERY == 0:
             self._upset()
 
     def _pushes(self, queue: str, count: int) -> Iterator[Push]:
@@ -167,7 +168,7 @@ class _Life:
             self._submit(Redrive(rng.choice(self.dead)))
         elif chance < 0.85:
             self._submit(Purge(rng.choice(self.names)))
-        elif chance < 0.9:
+        elif chance < 0.95:
             name = rng.choice(self.plain)
             self._submit(DeleteQueue(name))
             self._create(name)

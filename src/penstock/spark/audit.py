@@ -332,7 +332,8 @@ _LOST: Final = """
     JOIN {stores} AS stores ON stores.store = met.store
     LEFT JOIN {queues} AS queues ON queues.store = met.store AND queues.shard = met.shard
       AND queues.queue = met.queue
-    LEFT JOIN {engine} AS engine ON engine.name = queues.name
+    -- A queue that is gone may have left its name to another.
+    LEFT JOIN {engine} AS engine ON engine.name = queues.name AND removed = 0
     WHERE first_entry = 1
       AND CASE WHEN kind IS NULL THEN held < 0 OR held <> counted ELSE held <> count END
 """

@@ -1,0 +1,441 @@
+"""The pipeline beside what it could at best be: `make bench NAME=spark`.
+
+The engine itself writes the journals of a busy and unlucky store (`benchmarks.chaos`), one a core:
+a tenth of the events, then all of them. What is timed, each against a contestant of its own:
+
+    source   every column of every event into Spark, which throws it away; beside it one process
+             that decodes the same bytes into the same columns, per core
+    lake     journal to Delta table, and the tables made of it
+    audit    every check, warm; beside it DuckDB, the same queries over the same files
+    sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call
+
+Every count must agree with every other and the audit must find nothing, or the run is void.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import penstock
+from benchmarks import chaos
+from benchmarks.duck import Duck
+from benchmarks.harness import (
+    Child,
+    Target,
+    Void,
+    disk_directory,
+    filesystem_of,
+    finish,
+    install_peer,
+    interleave,
+    machine,
+    print_table,
+    ratio,
+    run_benchmark,
+    timed_in_threads,
+)
+from penstock.backends.daemon import stop_daemon
+
+EVENTS = 10_000_000
+ROUNDS = 3
+ROWS = 200_000
+BATCH = 10
+BODY_BYTES = 256
+CORES = len(os.sched_getaffinity(0))
+DUCKDB = ("duckdb>=1.2,<2",)
+
+
+class Written(NamedTuple):
+    """Journals of one size."""
+
+    stores: list[str]
+    events: int
+    bytes: int
+    held: dict[str, int]
+
+
+def write_journals(directory: Path, events: int) -> Written:
+    """One journal a core, all at once; each in a process of its own."""
+    made: list[chaos.Made | None] = [None] * CORES
+    children = [Child() for _ in made]
+
+    def body(number: int) -> None:
+        path = directory / f"store-{number}"
+        made[number] = children[number].call(chaos.make_store, path, number, events // CORES)
+
+    timed_in_threads(CORES, body)
+    for child in children:
+        child.close()
+    stores = [each for each in made if each is not None]
+    paths = [str(each.path) for each in stores]
+    counted = Child()
+    found = counted.call(count_events, paths)
+    counted.close()
+    held = {name: count for each in stores for name, count in each.messages.items()}
+    return Written(paths, *found, held)
+
+
+def count_events(stores: Sequence[str]) -> tuple[int, int]:
+    """How many events there are, and in how many bytes."""
+    from penstock.spark.blocks import blocks
+    from penstock.spark.stream import Stream
+
+    events = size_bytes = 0
+    for path in stores:
+        stream = Stream(path)
+        size_bytes += stream.end.offset - stream.first.offset
+        for block in blocks(stream.scan, stream.identity, stream.first, stream.end, path):
+            events += len(block.events)
+        stream.close()
+    return events, size_bytes
+
+
+def decode_bare(stores: Sequence[str], expected: int) -> float:
+    """Every column of every event, made here by one thread; events a second. Raises Void."""
+    import pyarrow as pa
+
+    from penstock.spark.blocks import COLUMNS, blocks
+    from penstock.spark.stream import Stream
+
+    pa.set_cpu_count(1)
+    names = list(COLUMNS)
+    events = 0
+    start_s = time.perf_counter()
+    for path in stores:
+        stream = Stream(path)
+        for block in blocks(stream.scan, stream.identity, stream.first, stream.end, path):
+            events += len(block.arrow(names)[0])
+        stream.close()
+    took_s = time.perf_counter() - start_s
+    agree("the bare decode", events, expected)
+    return events / took_s
+
+
+def agree(who: str, found: int, expected: int) -> None:
+    """Raises Void if a count is not what it must be."""
+    if found != expected:
+        raise Void(f"{who} found {found:,} where there are {expected:,}")
+
+
+_spark: dict[str, Any] = {}
+
+
+def start_spark(scratch: str) -> dict[str, float]:
+    """Seconds until there is a session, and until its first query is answered."""
+    os.environ["SPARK_LOCAL_DIRS"] = scratch
+    start_s = time.perf_counter()
+    from penstock.spark.session import make_session
+
+    _spark["session"] = make_session(conf={"spark.sql.warehouse.dir": f"{scratch}/warehouse"})
+    session_s = time.perf_counter() - start_s
+    agree("the first query", _spark["session"].range(1_000).selectExpr("id + 1").count(), 1_000)
+    return {"session_s": session_s, "first_query_s": time.perf_counter() - start_s - session_s}
+
+
+def stop_spark() -> None:
+    """Ends the session."""
+    _spark.pop("session").stop()
+
+
+def _all_of(stores: Sequence[str]) -> Any:
+    frames = [_spark["session"].read.format("penstock").load(path) for path in stores]
+    union = frames[0]
+    for frame in frames[1:]:
+        union = union.union(frame)
+    return union
+
+
+def count_by_source(stores: Sequence[str], expected: int) -> None:
+    """Raises Void unless the source gives every event once."""
+    agree("the source", _all_of(stores).select("entry").count(), expected)
+
+
+def read_source(stores: Sequence[str], events: int) -> float:
+    """All columns into Spark and no further; events a second."""
+    start_s = time.perf_counter()
+    _all_of(stores).write.format("noop").mode("overwrite").save()
+    return events / (time.perf_counter() - start_s)
+
+
+def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, float]:
+    """Seconds from journals to bronze, and from there to every table. Raises Void."""
+    from penstock.spark.ingest import events_table, ingest
+    from penstock.spark.lake import Lake
+    from penstock.spark.tables import derive
+
+    spark = _spark["session"]
+    lake = Lake.open(path, create=True)
+    start_s = time.perf_counter()
+    for store in stores:
+        ingest(spark, lake, store)
+    bronze_s = time.perf_counter() - start_s
+    derive(spark, lake)
+    tables_s = time.perf_counter() - start_s - bronze_s
+    agree("the lake", events_table(lake).rows(), expected)
+    return {"bronze_s": bronze_s, "tables_s": tables_s}
+
+
+def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
+    """The seconds a whole audit takes. Raises Void if it finds anything."""
+    from penstock.spark.audit import audit
+    from penstock.spark.ingest import events_table
+    from penstock.spark.lake import Lake
+
+    start_s = time.perf_counter()
+    events = events_table(Lake.open(path)).frame(_spark["session"])
+    verdict = audit(_spark["session"], events, held)
+    took_s = time.perf_counter() - start_s
+    agree("the audit", verdict.events, expected)
+    if not verdict.holds:
+        raise Void(f"the audit found {verdict.counts}; the first is {verdict.findings[0]}")
+    return took_s
+
+
+def audit_by_duckdb(path: str, held: Mapping[str, int], expected: int) -> float:
+    """The same by DuckDB. Raises Void if it finds anything."""
+    import pyarrow as pa
+
+    from penstock.spark.audit import check_all
+    from penstock.spark.ingest import events_table
+    from penstock.spark.lake import Lake
+
+    start_s = time.perf_counter()
+    delta = events_table(Lake.open(path)).delta()
+    duck = Duck(threads=CORES)
+    engine = pa.table({"name": list(held), "counted": list(held.values())})
+    events = duck.files(delta.file_uris() if delta is not None else [])
+    found, stores = check_all(duck, events, duck.rows(engine))
+    counts = duck.fetch(f'SELECT "check", count(*) FROM {found} GROUP BY ALL')
+    took_s = time.perf_counter() - start_s
+    agree("DuckDB", int(duck.fetch(f"SELECT sum(events) FROM {stores}")[0][0]), expected)
+    if counts:
+        raise Void(f"DuckDB found {counts}")
+    return took_s
+
+
+def push_by_sink(url: str, queue: str, rows: int) -> float:
+    """A DataFrame into a queue; rows a second."""
+    body = f"rpad(CAST(id AS string), {BODY_BYTES}, 'x') AS body"
+    frame = _spark["session"].range(rows).repartition(CORES).selectExpr(body, "id AS key")
+    start_s = time.perf_counter()
+    frame.write.format("penstock").option("url", url).option("queue", queue).mode("append").save()
+    return rows / (time.perf_counter() - start_s)
+
+
+def push_by_client(url: str, queue: str, rows: int) -> float:
+    """The same rows by the blocking client, ten a call; rows a second."""
+    bodies = [f"{number:x<{BODY_BYTES}}" for number in range(rows)]
+    with penstock.connect(url) as queues:
+        start_s = time.perf_counter()
+        for at in range(0, rows, BATCH):
+            queues.push_many(queue, bodies[at : at + BATCH])
+        return rows / (time.perf_counter() - start_s)
+
+
+def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str, list[float]]:
+    """Both push the same rows, each time into a queue of their own. Raises Void."""
+    store = directory / "queues"
+    url = f"file:{store}?durability=os"
+    client = Child()
+    pushed: list[str] = []
+
+    def pushing(child: Child, push: Callable[[str, str, int], float]) -> Callable[[], float]:
+        def run() -> float:
+            queue = f"bench-{len(pushed)}"
+            with penstock.connect(url) as queues:
+                queues.create(queue)
+                pushed.append(queue)
+                rate = child.call(push, url, queue, rows)
+                agree(f"the queue of {push.__name__}", queues.stats(queue).messages, rows)
+                queues.purge(queue)
+            return rate
+
+        return run
+
+    runs = {"sink": pushing(spark, push_by_sink), "client": pushing(client, push_by_client)}
+    try:
+        # The first write pays for the workers that Spark starts.
+        runs["sink"]()
+        return interleave(rounds, runs)
+    finally:
+        client.close()
+        stop_daemon(store)
+
+
+class Run(NamedTuple):
+    """Everything that was measured."""
+
+    small: Written
+    large: Written
+    start: dict[str, float]
+    source: dict[str, list[float]]
+    lake: dict[str, float]
+    audit: dict[str, list[float]]
+    sink: dict[str, list[float]]
+
+
+def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
+    """Runs all of it. Raises Void."""
+    small, large = (
+        write_journals(_made(directory / f"journals-{size}"), size)
+        for size in (events // 10, events)
+    )
+    print(f"{large.events:,} events in {len(large.stores)} journals, {large.bytes / 1e6:,.0f} MB")
+    spark, bare, duck = Child(), Child(), Child(peer="duckdb")
+    lakes = {size: str(directory / f"lake-{size}") for size in ("small", "large")}
+    try:
+        start = spark.call(start_spark, str(_made(directory / "scratch")))
+        spark.call(count_by_source, small.stores, small.events)
+        source = interleave(
+            rounds,
+            {
+                "source": lambda: spark.call(read_source, large.stores, large.events),
+                "bare": lambda: bare.call(decode_bare, large.stores, large.events),
+            },
+        )
+        # What comes first also pays for the compilation of what both run.
+        spark.call(fill_lake, small.stores, lakes["small"], small.events)
+        lake = spark.call(fill_lake, large.stores, lakes["large"], large.events)
+        spark.call(audit_by_spark, lakes["small"], small.held, small.events)
+        audit = interleave(
+            rounds,
+            {
+                f"{who} {size}": _auditing(child, function, lakes[size], journals)
+                for size, journals in (("small", small), ("large", large))
+                for who, child, function in (
+                    ("spark", spark, audit_by_spark),
+                    ("duckdb", duck, audit_by_duckdb),
+                )
+            },
+        )
+        sink = race_sink(directory, spark, rounds, rows)
+        spark.call(stop_spark)
+    finally:
+        for child in (spark, bare, duck):
+            child.close()
+    return Run(small, large, start, source, lake, audit, sink)
+
+
+def _auditing(
+    child: Child, function: Callable[..., float], lake: str, journals: Written
+) -> Callable[[], float]:
+    return lambda: child.call(function, lake, journals.held, journals.events)
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def targets(run: Run) -> list[Target]:
+    """What the project set out to reach."""
+    audit = run.audit
+    grown = ratio(audit["spark large"], audit["spark small"])
+    # The journals come out a little longer or shorter than ordered.
+    grown *= 10 * run.small.events / run.large.events
+    rate = run.large.events / median(audit["spark large"])
+    return [
+        Target("source / bare decode, per core", per_core(run.source), 0.5),
+        Target(
+            "audit / DuckDB, time", ratio(audit["spark large"], audit["duckdb large"]), 5, False
+        ),
+        Target("audit, million events/s", rate / 1e6, 1),
+        Target("audit, time of all / of a tenth", grown, 11, False),
+        Target("sink / client in tens", ratio(run.sink["sink"], run.sink["client"]), 5),
+    ]
+
+
+def per_core(source: Mapping[str, Sequence[float]]) -> float:
+    """How fast the source is beside a bare decode that had every core."""
+    return ratio(source["source"], source["bare"]) / CORES
+
+
+def show(run: Run) -> None:
+    """Prints what was measured."""
+
+    def row(name: str, rates: Sequence[float]) -> tuple[str, ...]:
+        return (name, *(f"{each:,.0f}" for each in (median(rates), min(rates), max(rates))))
+
+    head = ("", "median", "lowest", "highest")
+    events = run.large.events
+    audits = {
+        name: [(events if "large" in name else run.small.events) / took_s for took_s in times]
+        for name, times in run.audit.items()
+    }
+    print_table(
+        f"events a second, {CORES} cores",
+        head,
+        [
+            row("source into Spark", run.source["source"]),
+            row("bare decode, one core", run.source["bare"]),
+            row("journal to lake", [events / run.lake["bronze_s"]]),
+            row("lake to its tables", [events / run.lake["tables_s"]]),
+            *(row(f"audit, {name}", rates) for name, rates in audits.items()),
+        ],
+    )
+    print_table(
+        "rows a second into a queue",
+        head,
+        [
+            row("sink", run.sink["sink"]),
+            row(f"blocking client, {BATCH} a call", run.sink["client"]),
+        ],
+    )
+    print(
+        f"\nstart-up: {run.start['session_s']:.1f} s to a session, "
+        f"{run.start['first_query_s']:.1f} s more to the first answer"
+    )
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """What was measured, for the last line."""
+    return {
+        "events": {"small": run.small.events, "large": run.large.events},
+        "journal_bytes": run.large.bytes,
+        "start": {name: round(value, 2) for name, value in run.start.items()},
+        "source_per_s": {name: list(map(round, rates)) for name, rates in run.source.items()},
+        "lake_s": {name: round(value, 2) for name, value in run.lake.items()},
+        "audit_s": {name: [round(each, 2) for each in times] for name, times in run.audit.items()},
+        "sink_rows_per_s": {name: list(map(round, rates)) for name, rates in run.sink.items()},
+    }
+
+
+def read_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="make bench NAME=spark ARGS=…")
+    parser.add_argument("--events", type=int, default=EVENTS, help="how many events in all")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rows", type=int, default=ROWS, help="how many rows go into a queue")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Runs everything and prints it."""
+    arguments = read_arguments(sys.argv[1:])
+    start_s = time.monotonic()
+    install_peer("duckdb", DUCKDB)
+    line = machine()
+    directory = disk_directory()
+    disk = filesystem_of(directory)
+    print(f"{line}; {disk} in {directory.parent}")
+    try:
+        run = measure(directory, arguments.events, arguments.rounds, arguments.rows)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    show(run)
+    took_s = round(time.monotonic() - start_s)
+    finish(
+        "spark",
+        targets(run),
+        {"machine": line, "filesystem": disk, "took_s": took_s, **figures(run)},
+    )
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

@@ -1,0 +1,80 @@
+"""The journals the benchmark makes are right by every check, and a count that is off voids it."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="service not installed: penstock[spark]")
+spark = pytest.importorskip("benchmarks.spark", reason="the source archive has no benchmarks")
+
+import pyarrow as pa  # noqa: E402
+
+from benchmarks import chaos, duck, harness  # noqa: E402
+from penstock.journal.reader import JournalReader  # noqa: E402
+from penstock.spark.audit import SCHEMA, check_all  # noqa: E402
+from penstock.spark.blocks import blocks  # noqa: E402
+from penstock.spark.stream import Stream  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store as the benchmark makes it, short; operators are busier than they would be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chaos, "UPSET_EVERY", 100)
+        return chaos.make_store(tmp_path_factory.mktemp("chaos") / "store", 3, 12_000)
+
+
+def test_a_chaotic_life_has_everything_that_befalls_messages(made):
+    with JournalReader(made.path / "journal") as reader:
+        kinds = Counter(type(each.event).__name__ for each in reader.events(reader.first_offset))
+    assert {"Pushed", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Expired",
+            "Moved", "DelayEnded", "QueuePurged", "QueueRemoved"} <= set(kinds)  # fmt: skip
+    assert spark.count_events([str(made.path)])[0] == kinds.total()
+    assert kinds.total() > 12_000
+
+
+def audited(made, held):
+    names = [column.split()[0] for column in SCHEMA.split(", ")]
+    stream = Stream(str(made.path))
+    found = blocks(stream.scan, stream.identity, stream.first, stream.end, "here")
+    events = pa.Table.from_batches(
+        [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in found]
+    )
+    stream.close()
+    engine = pa.table({"name": list(held), "counted": list(held.values())})
+    runner = duck.Duck(threads=1)
+    found, _ = check_all(runner, runner.rows(events), runner.rows(engine))
+    return runner.fetch(f'SELECT "check", detail FROM {found}')
+
+
+def test_the_audit_finds_nothing_in_it_and_agrees_with_the_engine(made):
+    assert audited(made, made.messages) == []
+
+
+def test_a_queue_that_the_engine_counts_differently_is_found(made):
+    name, count = next(iter(made.messages.items()))
+    assert audited(made, made.messages | {name: count + 1}) == [
+        ("nothing lost", f"the engine holds {count + 1}, the journal {count}")
+    ]
+
+
+def test_a_decode_that_misses_an_event_voids_the_run(made):
+    events, _ = spark.count_events([str(made.path)])
+    assert spark.decode_bare([str(made.path)], events) > 0
+    with pytest.raises(harness.Void, match="the bare decode found"):
+        spark.decode_bare([str(made.path)], events + 1)
+
+
+def test_every_target_is_judged_by_ratios_within_a_round():
+    journals = spark.Written([], 1_000_000, 0, {}), spark.Written([], 10_000_000, 0, {})
+    audit = {"spark small": [1.0, 2.0], "spark large": [10.0, 20.0], "duckdb large": [4.0, 8.0]}
+    rates = {"source": [6.0, 3.0], "bare": [6.0, 3.0]}
+    run = spark.Run(*journals, {}, rates, {}, audit, {"sink": [12.0], "client": [2.0]})
+    found = {target.name: target.value for target in spark.targets(run)}
+    assert found == {
+        "source / bare decode, per core": 1 / spark.CORES,
+        "audit / DuckDB, time": 2.5,
+        "audit, million events/s": 10 / 15,
+        "audit, time of all / of a tenth": 10,
+        "sink / client in tens": 6,
+    }
