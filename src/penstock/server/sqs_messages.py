@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.queue import QueueState
@@ -68,6 +69,9 @@ _SYSTEM_ATTRIBUTES: Final = frozenset(
         "DeadLetterQueueSourceArn",
     }
 )
+
+
+_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 class Poll(NamedTuple):
@@ -222,7 +226,7 @@ class Messages:
         """ReceiveMessage; a Poll if there is nothing yet and the caller will wait."""
         queue = self._locate(asked.queue_url or "", caller)
         pull = self._pull(queue, asked)
-        finish = self._shower(asked, queue)
+        names = _names_wanted(asked)
         try:
             claims = self._claims(queue, pull)
         except InFlightLimit:
@@ -235,8 +239,8 @@ class Messages:
         if not claims and pull.wait_ms:
             if pull.attempt_id is not None:
                 self._note_attempt(queue, pull.attempt_id)
-            return Poll(pull, finish)
-        return finish(claims)
+            return Poll(pull, partial(self._show, queue, asked.message_attribute_names, names))
+        return self._show(queue, asked.message_attribute_names, names, claims)
 
     def _pull(self, queue: QueueState, asked: model.ReceiveMessage) -> Pull:
         limit = asked.max_number_of_messages
@@ -304,25 +308,15 @@ class Messages:
             self._attempted_at_ms.clear()
         self._attempted_at_ms[queue.number, attempt_id] = self._store.now_ms()
 
-    def _shower(
-        self, asked: model.ReceiveMessage, queue: QueueState
-    ) -> Callable[[list[Claim]], model.ReceiveResult]:
-        names: frozenset[str] = frozenset()
-        if asked.attribute_names or asked.message_system_attribute_names:
-            names = frozenset(
-                (asked.attribute_names or []) + (asked.message_system_attribute_names or [])
-            )
-            for name in names:
-                if name not in _SYSTEM_ATTRIBUTES and name not in KNOWN_QUEUE_ATTRIBUTES:
-                    raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
-        wanted = asked.message_attribute_names
+    def _show(
+        self,
+        queue: QueueState,
+        wanted: list[str] | None,
+        names: frozenset[str],
+        claims: list[Claim],
+    ) -> model.ReceiveResult:
         fifo = queue.settings.fifo
-        shown = self._shown
-
-        def show(claims: list[Claim]) -> model.ReceiveResult:
-            return model.ReceiveResult([shown(claim, names, wanted, fifo) for claim in claims])
-
-        return show
+        return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])
 
     def _shown(
         self, claim: Claim, names: frozenset[str], wanted: list[str] | None, fifo: bool
@@ -335,7 +329,7 @@ class Messages:
             body = text.encode()
         if claim.epoch > 1:
             self._note_receive(claim)
-        received = model.Received(claim.id, claim.receipt, digest(body), text)
+        received = model.Received(claim.id, str(claim.proof), digest(body), text)
         if names:
             received.attributes = self._system_attributes(claim, names, fifo) or None
         if wanted and claim.attributes:
@@ -479,6 +473,17 @@ class Messages:
                     continue
             result.successful.append(model.ResultEntry(entry.id))
         return result
+
+
+def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:
+    """The system attributes a receiver asks for. Raises Refusal."""
+    if not asked.attribute_names and not asked.message_system_attribute_names:
+        return _NO_NAMES
+    names = frozenset((asked.attribute_names or []) + (asked.message_system_attribute_names or []))
+    for name in names:
+        if name not in _SYSTEM_ATTRIBUTES and name not in KNOWN_QUEUE_ATTRIBUTES:
+            raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+    return names
 
 
 def _digests(asked: model.SendMessage | model.SendEntry) -> tuple[str | None, str | None]:
