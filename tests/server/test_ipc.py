@@ -12,7 +12,13 @@ from penstock.backends.engine import Engine
 from penstock.backends.remote import Remote
 from penstock.client import Queues
 from penstock.clock import ManualClock
-from penstock.errors import JournalError, ProtocolError, QueueNotFound, UnavailableError
+from penstock.errors import (
+    JournalError,
+    Overloaded,
+    ProtocolError,
+    QueueNotFound,
+    UnavailableError,
+)
 from penstock.journal import MemoryJournal
 from penstock.server.ipc import Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, Stats
@@ -402,6 +408,27 @@ def test_a_frame_that_is_never_finished_is_not_waited_for(serve):
         assert wire.hears_the_end()
         # One that is merely silent may stay.
         idle.ask(1, CreateQueue("orders"))
+
+
+def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
+    server = serve(limits=Limits(unfinished_bytes_max=1_500_000))
+    frame = encode_command(2, Push("orders", bytes(1_000_000)))
+    with Wire(server) as first, Wire(server) as second, Wire(server) as third:
+        first.ask(1, CreateQueue("orders"))
+        first.link.sendall(frame[:100])
+        until(lambda: server.desk.unfinished_bytes > 1_000_000)
+        second.link.sendall(frame[:100])
+        kind, request, body = second.next()
+        assert request == 0
+        with pytest.raises(Overloaded, match="finds no room: others are being received"):
+            decode_answer(kind, body, bytes)
+        assert second.hears_the_end()
+        first.link.sendall(frame[100:])
+        assert first.next()[:2] == (REPLY, 2)
+        # What was set aside is free again.
+        third.link.sendall(frame)
+        assert third.next()[:2] == (REPLY, 2)
+        until(lambda: server.desk.unfinished_bytes == 0)
 
 
 def test_only_so_many_connections_are_let_in(serve):

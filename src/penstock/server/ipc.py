@@ -26,7 +26,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from penstock.backends.engine import Engine, Waiter
 from penstock.core.due import NEVER_MS
-from penstock.errors import JournalError, PenstockError, ProtocolError, UnavailableError
+from penstock.errors import (
+    JournalError,
+    Overloaded,
+    PenstockError,
+    ProtocolError,
+    UnavailableError,
+)
 from penstock.service import Batch, Claim, ListQueues, Peek, Pull, Release
 from penstock.wire.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.bulk import decode_bulk, encode_bulk_reply
@@ -38,6 +44,7 @@ from penstock.wire.frames import (
     HELLO,
     PEEK,
     PULL,
+    SMALL_BYTES,
     STATUS,
     STRANGER_LIMITS,
     Body,
@@ -58,13 +65,15 @@ _ROW_BYTES: Final = 1_024
 
 
 class Limits(NamedTuple):
-    """What one connection may ask of the server, and how long it may take over it."""
+    """What clients may ask of the server, and how long they may take over it."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     connections_max: int = 10_000
     waits_max: int = 1_024
     deferred_max: int = 4_096
     unsent_bytes_max: int = 1024 * 1024
+    # What large frames that have begun may take of memory, on all connections together.
+    unfinished_bytes_max: int = 512 * 1024 * 1024
     hello_s_max: float = 10.0
     # A frame that has begun, and answers nobody takes, may stand still for so long.
     stall_s_max: float = 30.0
@@ -115,6 +124,7 @@ class Desk:
         self.connections: set[Connection] = set()
         self.connections_seen = 0
         self.requests_seen = 0
+        self.unfinished_bytes = 0
         self.must_plan = False
         self.dirty: list[Connection] = []
         self.failed = failed
@@ -526,6 +536,7 @@ class Connection(asyncio.Protocol):
         self._is_welcome = False
         self._ending = False
         self._out: list[bytes] = []
+        self._unfinished_bytes = 0
         self._reading_paused = False
         self._writing_paused = False
         self._since_s = 0.0
@@ -562,9 +573,22 @@ class Connection(asyncio.Protocol):
         if decoder.error is not None and not self._ending:
             self.send(encode_error(0, decoder.error))
             self.end()
+        if decoder.frame_bytes > SMALL_BYTES or self._unfinished_bytes:
+            self._reserve(decoder.frame_bytes)
         if self.deferred > desk.limits.deferred_max:
             self._pause_reading()
         desk.flush()
+
+    def _reserve(self, frame_bytes: int) -> None:
+        """Sets memory aside for the frame that has begun; there must be enough for all of them."""
+        desk = self._desk
+        wanted = frame_bytes if frame_bytes > SMALL_BYTES else 0
+        desk.unfinished_bytes += wanted - self._unfinished_bytes
+        self._unfinished_bytes = wanted
+        if desk.unfinished_bytes > desk.limits.unfinished_bytes_max and not self._ending:
+            said = f"a frame of {wanted} bytes finds no room: others are being received; try again"
+            self.send(encode_error(0, Overloaded(said)))
+            self.end()
 
     def _greet(self, frame: Frame) -> list[Frame]:
         """Lets the client in or not; gives the frames that came along with its hello."""
@@ -646,6 +670,7 @@ class Connection(asyncio.Protocol):
         self.is_gone = True
         self._ending = True
         self._out = []
+        self._reserve(0)
         self._desk.leave(self)
 
     def check_progress(self, now_s: float) -> None:

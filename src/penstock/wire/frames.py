@@ -165,6 +165,11 @@ class FrameDecoder:
         return self._need - len(self._buffer)
 
     @property
+    def frame_bytes(self) -> int:
+        """The size of the frame that has begun, as far as is known."""
+        return self._need
+
+    @property
     def is_amid_frame(self) -> bool:
         """Whether the peer owes the rest of something it began."""
         return bool(self._buffer)
