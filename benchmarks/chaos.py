@@ -18,6 +18,7 @@ from penstock.clock import ManualClock
 from penstock.errors import RequestError
 from penstock.service import (
     Batch,
+    BatchItem,
     Claim,
     CreateQueue,
     Delete,
@@ -109,7 +110,7 @@ class _Life:
         self.clock.advance(ms=rng.randrange(1, 60))
         queue = self.names[min(rng.randrange(len(self.names)), rng.randrange(len(self.names)))]
         if queue not in self.dead:
-            pushes = list(self._pushes(queue, rng.choice(SIZES)))
+            pushes: list[BatchItem] = list(self._pushes(queue, rng.choice(SIZES)))
             self._submit(Batch(pushes) if len(pushes) > 1 else pushes[0])
             self.events += len(pushes)
         claims = (
@@ -138,7 +139,7 @@ class _Life:
     def _work(self, queue: str, claims: list[Claim]) -> None:
         """What a consumer does with what it pulled."""
         rng = self.rng
-        done: list[Delete | Extend | Release] = []
+        done: list[BatchItem] = []
         for claim in claims:
             chance = rng.random()
             if claim.sequence % POISON_EVERY == 0 and queue not in self.dead:

@@ -36,9 +36,9 @@ def test_a_chaotic_life_has_everything_that_befalls_messages(made):
 def audited(made, held):
     names = [column.split()[0] for column in SCHEMA.split(", ")]
     stream = Stream(str(made.path))
-    found = blocks(stream.scan, stream.identity, stream.first, stream.end, "here")
+    read = blocks(stream.scan, stream.identity, stream.first, stream.end, "here")
     events = pa.Table.from_batches(
-        [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in found]
+        [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in read]
     )
     stream.close()
     engine = pa.table({"name": list(held), "counted": list(held.values())})
