@@ -56,7 +56,7 @@ from penstock.spark.parts import (
 
 VISIBILITY_S: Final = 600
 BATCH_MESSAGES: Final = 10_000
-PART_MESSAGES: Final = 1_000
+PART_MESSAGES: Final = 2_500
 _READER_CHARS_MAX: Final = 64
 _LIMITS: Final = ("visibilityTimeout", "maxMessagesPerTrigger", "messagesPerPartition")
 _KNOWN: Final = spelt(["mode", "url", "queue", "reader", *_LIMITS])
