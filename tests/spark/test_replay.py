@@ -26,7 +26,7 @@ from penstock.spark.lake import Lake, LakeUnusable
 from penstock.spark.replay import backfill, beside, replay, replays_table
 from tests.spark.journals import write_store
 
-pytestmark = pytest.mark.service("default-jre-headless")
+pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(900)]
 DEAD = 2_500
 WHERE = "queue = 'orders' and state = 'dead'"
 
@@ -92,7 +92,6 @@ def bodies(queues, queue):
 ALL_DEAD = Counter(b"order %d" % number for number in range(DEAD))
 
 
-@pytest.mark.timeout(300)
 def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
     told = replay(spark, lake, near, WHERE, "orders", name="whole", dry_run=True)
     assert (told.to_send, told.sent, near.stats("orders").messages) == (DEAD, 0, 0)
@@ -114,7 +113,6 @@ def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
     assert told.bodiless_ids[0].endswith(f"{9:012x}")
 
 
-@pytest.mark.timeout(300)
 def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, monkeypatch):
     """Before a slice is noted, after, and among its moves; then when no dedup id is remembered."""
     monkeypatch.setattr(replaying, "SLICE_MESSAGES", 1_000)
@@ -147,7 +145,6 @@ def replay_words(lake, url, name, *more):
     return [*words, "--url", url, "--name", name, *more]
 
 
-@pytest.mark.timeout(300)
 def test_a_real_kill_loses_and_doubles_nothing(lake, url, queues, capsys):
     queues.create("orders")
     words = replay_words(lake, url, "real", "--rate", "400", "--master", "local[2]")

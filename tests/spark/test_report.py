@@ -6,6 +6,8 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import json
 import re
+import runpy
+import sys
 
 import duckdb
 from deltalake import DeltaTable
@@ -17,11 +19,14 @@ from penstock.spark.report import LINES_MAX, render, step_ms
 from tests.browser import Browser
 from tests.spark.journals import write_store
 from tests.spark.shop import Worker, make_store
+from tools.tidy import ROOT
 
 pytestmark = [
     pytest.mark.service("default-jre-headless"),
     pytest.mark.service("chromium"),
     pytest.mark.service("chromium-driver"),
+    # Making the lake takes a minute, and several on a busy machine.
+    pytest.mark.timeout(900),
 ]
 T = 1_789_459_200_000
 EVIL = "</script><script>document.title='run'</script><img src=x onerror=document.title='run'>"
@@ -77,7 +82,6 @@ def shown(browser, page):
     assert browser.requests() == [page.as_uri()]
 
 
-@pytest.mark.timeout(300)
 def test_the_page_shows_what_the_tables_hold(lake, page, browser):
     shown(browser, page)
     columns = "messages, visible, delayed, in_flight, oldest_age_ms, pushed, deleted, expired"
@@ -220,6 +224,14 @@ def test_charts_answer_to_the_keyboard(page, browser):
     assert browser.run(count) == len(told["depth"])
     browser.run("document.querySelector('#depth .legend button').click()")
     assert browser.run(count) == len(told["depth"]) - 1
+
+
+def test_the_example_of_an_analysis_runs_on_any_lake(spark, lake, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["analysis.py", str(lake)])
+    found = runpy.run_path(str(ROOT / "examples" / "analysis.py"))
+    claims = sum(row["claims"] for row in found["workers"].collect())
+    assert [(claims,)] == rows(lake, "attempts", "SELECT count(*) FROM {table}")
+    assert "p99_hold_ms" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

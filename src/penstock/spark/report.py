@@ -36,7 +36,7 @@ QUEUES_MAX: Final = 200
 FINDINGS_MAX: Final = 5
 BINS_PER_DECADE: Final = 6
 MEASURES: Final = ("wait", "hold", "end to end")
-_OTHERS: Final = "\0others"
+_OTHERS: Final = ""
 _PAGE: Final = Path(__file__).with_name("page")
 _STEPS_MS: Final = (
     *(n * SECOND_MS for n in (1, 2, 5, 10, 15, 30)),

