@@ -2,8 +2,8 @@
 
     child.py DIRECTORY [WHAT:COUNT]
 
-It prints `ready SECONDS` when the store is open, `pushed N` after the answer to a push, `pulled N`
-for a claim it was given, `deleting N` before it asks for a delete and `deleted N` after the answer.
+It prints `ready SECONDS` when the store is open, `pushed N` after the answer to a push, `pulled N
+EPOCH SINCE UNTIL` for a claim it was given, `deleting N` before it asks for a delete and `deleted N` after the answer.
 With WHAT:COUNT it kills itself at the COUNT-th time it does WHAT: write, sync, create, remove or
 archive in the journal, replace (a snapshot takes its name), or open (anything while opening).
 """
@@ -22,6 +22,7 @@ from penstock.errors import QueueExists
 from penstock.journal import file
 from penstock.journal.storage import OsStorage
 
+VISIBILITY_MS = 500
 upkeep.SLICE = 50  # type: ignore[misc]
 upkeep.GROWTH_BYTES_MIN = 60_000  # type: ignore[misc]
 file._MARK_BYTES = 10_000  # type: ignore[misc]
@@ -100,7 +101,8 @@ def consume(queues, step):
         for claim in queues.pull_many("q", step, wait=1):
             number = int(claim.body.split()[0])
             assert claim.body == b"%d " % number * 40
-            say("pulled", number)
+            since_ms = claim.deadline_ms - VISIBILITY_MS
+            say("pulled", number, claim.epoch, since_ms, claim.deadline_ms)
             if number % 10 or queues.stats("q").messages > 200:
                 say("deleting", number)
                 queues.delete(claim)
@@ -128,7 +130,7 @@ def main(path, fate=""):
     say("ready", time.monotonic() - begun)
     queues = Queues(BlockingEngine(engine))
     try:
-        queues.create("q", visibility_timeout=0.5)
+        queues.create("q", visibility_timeout=VISIBILITY_MS / 1_000)
     except QueueExists as error:
         raise AssertionError("the queue is not as it was") from error
     numbers = iter(range(int(time.time() * 1_000_000), 1 << 62))

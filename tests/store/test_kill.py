@@ -26,6 +26,7 @@ class Account:
         self.pushed = set()
         self.deleting = set()
         self.deleted = set()
+        self.deadlines = {}
         self.lives = 0
         self.answers = 0
 
@@ -35,7 +36,7 @@ class Account:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for line in child.stdout:
-                kind, word = line.split()
+                kind, word, *rest = line.split()
                 if kind == "ready":
                     assert float(word) < READY_S_MAX
                     self.lives += 1
@@ -44,12 +45,20 @@ class Account:
                 number = int(word)
                 if kind == "pulled":
                     assert number not in self.deleted, "an answered delete came back"
+                    self.note_claim(number, *map(int, rest))
                 else:
                     getattr(self, kind).add(number)
                 lines_max -= 1
                 if lines_max == 0:
                     child.kill()
         assert child.returncode == -9
+
+    def note_claim(self, number, epoch, since_ms, until_ms):
+        """No two claims of a message under one epoch, and none before the last one's deadline."""
+        claims = self.deadlines.setdefault(number, {})
+        assert epoch not in claims, "a message was claimed twice under one epoch"
+        assert since_ms >= claims.get(epoch - 1, 0), "two claims of a message lived at once"
+        claims[epoch] = until_ms
 
     def verify(self, root, copy):
         """Opens a copy: what a reader finds there must not be mended before the next life."""
@@ -90,3 +99,4 @@ def test_a_killed_engine_loses_no_answer_and_brings_nothing_back(quick_path, gro
             account.verify(quick_path / "life", quick_path / "copy")
     assert account.lives >= 6
     assert len(account.deleted) > 100
+    assert any(len(claims) > 1 for claims in account.deadlines.values())

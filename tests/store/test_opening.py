@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.backends.store import open_engine
-from penstock.errors import StoreUnusable
+from penstock.errors import InvalidField, StoreUnusable
 from penstock.service import CreateQueue, Pull, Push
 from tests.store.test_upkeep import Store
 
@@ -45,6 +45,16 @@ def closed(tmp_path):
     engine.submit(Push("q", b"one"))
     engine.close()
     return path
+
+
+def test_a_batch_larger_than_an_entry_can_be_is_refused_and_nothing_stops(tmp_path):
+    with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
+        queues.create("q")
+        body = bytes(64 * 1024 * 1024)
+        with pytest.raises(InvalidField, match="one may have 1073741824, so push these in several"):
+            queues.push_many("q", [body] * 70)
+        queues.push("q", b"small")
+        assert queues.stats("q").messages == 1
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path):

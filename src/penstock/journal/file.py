@@ -32,6 +32,8 @@ _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
+# An entry says its size in four bytes, and is put together in memory first.
+_BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
 _COMMAND_ROOM_BYTES: Final = 256 * 1_024
 _SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 _AMPLE_BYTES: Final = 1024 * 1024
@@ -135,7 +137,7 @@ class FileJournal:
         return self.segments.first_offset
 
     def make_room(self, command: Command[Any]) -> None:
-        """Sees to it that what the command may append will fit. Raises StoreFull.
+        """Sees to it that what the command may append will fit. Raises StoreFull or InvalidField.
 
         Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
         """
@@ -263,6 +265,11 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
         items = cast(Batch, command).items
         pushes = [item for item in items if type(item) is Push]
         size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
+        if size > _BATCH_BYTES_MAX:
+            raise InvalidField(
+                f"items: a batch of about {size} bytes; one may have {_BATCH_BYTES_MAX}, so push "
+                "these in several"
+            )
         return size + _COMMAND_ROOM_BYTES, not pushes
     if kind is Redrive or kind is Pull:
         limit = cast(Pull | Redrive, command).limit
