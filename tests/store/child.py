@@ -3,7 +3,8 @@
     child.py DIRECTORY [WHAT:COUNT]
 
 It prints `ready SECONDS` when the store is open, `pushed N` after the answer to a push, `pulled N
-EPOCH SINCE UNTIL` for a claim it was given, `deleting N` before it asks for a delete and `deleted N` after the answer.
+EPOCH SINCE UNTIL` for a claim it was given, `deleting N` before it asks for a delete and `deleted
+N` after the answer.
 With WHAT:COUNT it kills itself at the COUNT-th time it does WHAT: write, sync, create, remove or
 archive in the journal, replace (a snapshot takes its name), or open (anything while opening).
 """
