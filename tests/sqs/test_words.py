@@ -314,3 +314,129 @@ def test_a_dead_letter_queue_that_is_none(plain):
     )
     # Nothing was made.
     send(client, make(client, "none"))
+
+
+ALLOW = "Amazon SQS can't create the redrive allow policy."
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"redrivePermission": "byQueue"}, "When you specify the byQueue permission type, you "),
+        (
+            {"redrivePermission": "byQueue", "sourceQueueArns": []},
+            "When you specify the byQueue permission type, you must also specify one or more ",
+        ),
+        (
+            {"redrivePermission": "denyAll", "sourceQueueArns": []},
+            "To specify one or more source queue ARNs, you must set redrivePermission to byQueue.",
+        ),
+    ],
+)
+def test_an_allow_policy_at_odds_with_itself(plain, policy, reason):
+    client = plain.client()
+    url = make(client, "words")
+    text = json.dumps(policy)
+    code, said = refused(
+        client.set_queue_attributes, QueueUrl=url, Attributes={"RedriveAllowPolicy": text}
+    )
+    start = f"Value {text} for parameter RedriveAllowPolicy is invalid. Reason: {ALLOW} {reason}"
+    assert (code, said.startswith(start)) == ("InvalidParameterValue", True)
+
+
+@pytest.mark.parametrize("policy", ["no", "[]", "{}", '{"redrivePermission": "maybe"}'])
+def test_an_allow_policy_that_cannot_be_read(plain, policy):
+    client = plain.client()
+    given = {"RedriveAllowPolicy": policy}
+    url = make(client, "words")
+    assert refused(client.set_queue_attributes, QueueUrl=url, Attributes=given) == (
+        "InvalidParameterValue",
+        (
+            "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create "
+            "the redrive allow policy, as it\u2019s in an unsupported format."
+        ),
+    )
+
+
+def test_a_redrive_policy_with_something_else_in_it(plain):
+    client = plain.client()
+    dead_arn = arn(client, make(client, "words"))
+    policy = json.dumps({"deadLetterTargetArn": dead_arn, "maxReceiveCount": 1, "more": 2})
+    code, said = refused(
+        client.create_queue, QueueName="more", Attributes={"RedrivePolicy": policy}
+    )
+    assert code == "InvalidParameterValue"
+    assert said.endswith(
+        "Reason: Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
+    )
+
+
+@pytest.mark.parametrize("value", ["", " 6", "6 ", "6.0", "-6", "+6", "six", "901"])
+def test_a_number_that_is_none(plain, value):
+    client = plain.client()
+    assert refused(client.create_queue, QueueName="number", Attributes={"DelaySeconds": value}) == (
+        "InvalidAttributeValue",
+        "Invalid value for the parameter DelaySeconds.",
+    )
+
+
+def test_entries_of_a_change_of_visibility(plain):
+    client = plain.client()
+    url = make(client, "words")
+    result = client.change_message_visibility_batch(
+        QueueUrl=url,
+        Entries=[
+            {"Id": "a", "ReceiptHandle": "x"},
+            {"Id": "b", "ReceiptHandle": "", "VisibilityTimeout": 1},
+            {"Id": "c", "ReceiptHandle": "x", "VisibilityTimeout": 43_201},
+        ],
+    )
+    assert "Successful" not in result
+    assert [(each["Code"], each["Message"]) for each in result["Failed"]] == [
+        (
+            "MissingParameter",
+            (
+                "The request must contain the parameter "
+                "ChangeMessageVisibilityBatchRequestEntry.1.VisibilityTimeout."
+            ),
+        ),
+        ("MissingParameter", "The request must contain the parameter ReceiptHandle."),
+        (
+            "InvalidParameterValue",
+            (
+                "Value 43201 for parameter VisibilityTimeout is invalid. Reason: "
+                "VisibilityTimeout must be an integer between 0 and 43200."
+            ),
+        ),
+    ]
+
+
+def test_an_empty_receipt_is_a_missing_one(plain):
+    client = plain.client()
+    url = make(client, "words")
+    said = ("MissingParameter", "The request must contain the parameter ReceiptHandle.")
+    assert refused(client.delete_message, QueueUrl=url, ReceiptHandle="") == said
+    change = {"QueueUrl": url, "ReceiptHandle": "", "VisibilityTimeout": 1}
+    assert refused(client.change_message_visibility, **change) == said
+    result = client.delete_message_batch(QueueUrl=url, Entries=[{"Id": "a", "ReceiptHandle": ""}])
+    assert [each["Code"] for each in result["Failed"]] == ["MissingParameter"]
+
+
+def test_a_permission_may_be_given_twice_but_twenty_are_enough(local, either):
+    url = make(either)
+    allow = {"QueueUrl": url, "AWSAccountIds": ["111122223333"], "Actions": ["SendMessage"]}
+    for number in range(20):
+        for _ in range(2):
+            either.add_permission(**allow, Label=f"l{number}")
+    assert refused(either.add_permission, **{**allow, "Actions": ["*"]}, Label="l0") == (
+        "InvalidParameterValue",
+        "Value l0 for parameter Label is invalid. Reason: Already exists.",
+    )
+    assert refused(either.add_permission, **allow, Label="more") == (
+        "OverLimit",
+        "21 Statements were found, maximum allowed is 20.",
+    )
+    batch = {**allow, "Actions": ["SendMessageBatch"]}
+    assert refused(either.add_permission, **batch, Label="l0")[1].startswith(
+        "Value SQS:SendMessageBatch for parameter ActionName is invalid."
+    )

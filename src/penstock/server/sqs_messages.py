@@ -373,7 +373,7 @@ class Messages:
     def delete(self, asked: model.DeleteMessage, caller: Caller) -> None:
         """DeleteMessage."""
         queue = self._locate(asked.queue_url or "", caller)
-        receipt = asked.receipt or ""
+        receipt = _given(asked.receipt)
         try:
             self._engine.submit(Delete(queue.name, Late(receipt)))
         except PenstockError as error:
@@ -385,9 +385,12 @@ class Messages:
         """DeleteMessageBatch."""
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
-        items: list[BatchItem] = [
-            Delete(queue.name, Late(entry.receipt or "")) for entry in entries
-        ]
+        items: list[BatchItem | Refusal] = []
+        for entry in entries:
+            try:
+                items.append(Delete(queue.name, Late(_given(entry.receipt))))
+            except Refusal as refusal:
+                items.append(refusal)
         fifo = queue.settings.fifo
         return self._batch(
             entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
@@ -396,7 +399,7 @@ class Messages:
     def change(self, asked: model.ChangeMessageVisibility, caller: Caller) -> None:
         """ChangeMessageVisibility."""
         queue = self._locate(asked.queue_url or "", caller)
-        receipt = asked.receipt or ""
+        receipt = _given(asked.receipt)
         try:
             self._engine.submit(self._changed(queue, receipt, asked.visibility_timeout))
         except PenstockError as error:
@@ -409,11 +412,15 @@ class Messages:
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "ChangeMessageVisibilityBatchRequestEntry")
         items: list[BatchItem | Refusal] = []
-        for entry in entries:
+        for place, entry in enumerate(entries, 1):
             try:
                 if entry.visibility_timeout is None:
-                    raise missing("VisibilityTimeout")
-                items.append(self._changed(queue, entry.receipt or "", entry.visibility_timeout))
+                    raise missing(
+                        f"ChangeMessageVisibilityBatchRequestEntry.{place}.VisibilityTimeout"
+                    )
+                items.append(
+                    self._changed(queue, _given(entry.receipt), entry.visibility_timeout, place)
+                )
             except Refusal as refusal:
                 items.append(refusal)
         fifo = queue.settings.fifo
@@ -422,10 +429,12 @@ class Messages:
         )
 
     def _changed(
-        self, queue: QueueState, receipt: str, visibility_s: int | None
+        self, queue: QueueState, receipt: str, visibility_s: int | None, place: int = 0
     ) -> Extend | Release:
         """The command that changes how long a message stays hidden. Raises Refusal."""
         reason = f"Must be between 0 and {VISIBILITY_S_MAX}."
+        if place:
+            reason = f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_S_MAX}."
         visibility_ms = _visibility_ms(visibility_s or 0, reason)
         if visibility_ms == 0:
             return Release(queue.name, Late(receipt))
@@ -493,6 +502,12 @@ def _digests(asked: model.SendMessage | model.SendEntry) -> tuple[str | None, st
         attributes_digest(given) if given else None,
         attributes_digest(system) if system else None,
     )
+
+
+def _given(receipt: str | None) -> str:
+    if not receipt:
+        raise missing("ReceiptHandle")
+    return receipt
 
 
 def _delay_ms(delay_s: int) -> int:

@@ -15,6 +15,7 @@ from penstock.wire.sqs_address import Address, read_arn
 from penstock.wire.sqs_errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
+    INVALID_PARAMETER_VALUE,
     OVER_LIMIT,
     Refusal,
     invalid_value,
@@ -33,6 +34,7 @@ THROUGHPUT: Final = "FifoThroughputLimit"
 # Kept as it was given. Without a dead letter among the settings it is shown but moves nothing: the
 # queue names itself, or its target does not allow it any more.
 REDRIVE: Final = "RedrivePolicy"
+_REDRIVE_FIELDS: Final = ("deadLetterTargetArn", "maxReceiveCount")
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
 # A scope that was asked for and does not count yet, with the instant from which it will.
@@ -126,12 +128,11 @@ def _bad_value(name: str) -> Refusal:
 
 
 def _whole(name: str, value: str, low: int, high: int) -> int:
-    digits = value.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
+    if not (value.isascii() and value.isdigit() and len(value) <= 10):
         raise _bad_value(name)
-    if not low <= int(digits) <= high:
+    if not low <= int(value) <= high:
         raise _bad_value(name)
-    return int(digits)
+    return int(value)
 
 
 def _truth(name: str, value: str) -> bool:
@@ -204,10 +205,13 @@ def _read_redrive(text: str) -> Redrive:
     policy = _json(text)
     if not isinstance(policy, dict):
         raise invalid_value(text, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
-    for name in ("deadLetterTargetArn", "maxReceiveCount"):
+    for name in _REDRIVE_FIELDS:
         if name not in policy:
             reason = f"Redrive policy does not contain mandatory attribute: {name}."
             raise invalid_value(text, "RedrivePolicy", reason)
+    if len(policy) > len(_REDRIVE_FIELDS):
+        reason = f"Only following attributes are supported: [{', '.join(_REDRIVE_FIELDS)}]."
+        raise invalid_value(text, REDRIVE, reason)
     arn = policy["deadLetterTargetArn"]
     if isinstance(arn, str) and arn.count(":") == 5 and arn.split(":")[2] != "sqs":
         reason = "Only SQS queues are valid resources for deadLetterTargetArn."
@@ -229,28 +233,38 @@ def _read_redrive(text: str) -> Redrive:
 
 def _check_allow(text: str) -> None:
     policy = _json(text)
-    permission = policy.get("redrivePermission") if isinstance(policy, dict) else None
-    sources = policy.get("sourceQueueArns") if isinstance(policy, dict) else None
-    if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise invalid_value(
-            text,
-            ALLOW_POLICY,
-            "Invalid value for redrivePermission. Valid values are allowAll, denyAll and byQueue.",
+    known = isinstance(policy, dict) and policy.keys() <= {"redrivePermission", "sourceQueueArns"}
+    permission = policy.get("redrivePermission") if known else None
+    sources = policy.get("sourceQueueArns") if known else None
+    if permission not in ("allowAll", "denyAll", "byQueue") or not _are_arns(sources):
+        raise Refusal(
+            INVALID_PARAMETER_VALUE,
+            f"Invalid value for the parameter {ALLOW_POLICY}. Reason: Amazon SQS can't create the "
+            "redrive allow policy, as it\u2019s in an unsupported format.",
         )
-    if (permission == "byQueue") != bool(sources):
-        raise invalid_value(
-            text,
-            ALLOW_POLICY,
-            "sourceQueueArns must be given when redrivePermission is byQueue, and only then.",
+    reason = None
+    if permission == "byQueue":
+        if not sources:
+            reason = (
+                "When you specify the byQueue permission type, you must also specify one or more "
+                "sourceQueueArns values."
+            )
+        elif len(sources) > SOURCES_MAX:
+            reason = f"The maximum number of source queue ARNs you can specify is {SOURCES_MAX}."
+    elif sources is not None:
+        reason = (
+            "To specify one or more source queue ARNs, you must set redrivePermission to byQueue."
         )
+    if reason is not None:
+        raise invalid_value(
+            text, ALLOW_POLICY, f"Amazon SQS can't create the redrive allow policy. {reason}"
+        )
+
+
+def _are_arns(sources: Any) -> bool:
     if sources is None:
-        return
-    if not isinstance(sources, list) or len(sources) > SOURCES_MAX:
-        raise invalid_value(
-            text, ALLOW_POLICY, f"sourceQueueArns can name at most {SOURCES_MAX} queues."
-        )
-    if any(read_arn(source) is None for source in sources):
-        raise invalid_value(text, ALLOW_POLICY, "Invalid value for sourceQueueArns.")
+        return True
+    return isinstance(sources, list) and all(read_arn(source) is not None for source in sources)
 
 
 def allows(settings: QueueSettings, source_arn: str) -> bool:
