@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show who reads a store's journal, or forget one",
-    "pipeline": "bring journals into tables with Spark, and audit them",
+    "pipeline": "make tables of journals with Spark, audit them, report and replay",
     "shell": "run commands from stdin, one a line, in one process",
 }
 
