@@ -16,7 +16,8 @@ from penstock.backends.daemon import connect_socket, running_pid, stop_daemon
 from penstock.backends.engine import Engine
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
-from penstock.server.ipc import Desk, Limits, listen_unix
+from penstock.server.desk import Desk, Limits
+from penstock.server.ipc import listen_unix
 from penstock.server.tcp import TcpAddress, listen_tcp
 
 PATIENCE_S = 30.0

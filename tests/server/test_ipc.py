@@ -20,7 +20,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.journal import MemoryJournal
-from penstock.server.ipc import Limits
+from penstock.server.desk import Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, Stats
 from penstock.wire.bodies import DECODE_REPLY, encode_command
 from penstock.wire.frames import (

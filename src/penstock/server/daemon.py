@@ -38,7 +38,8 @@ from penstock.errors import (
     StoreUnusable,
     UnavailableError,
 )
-from penstock.server.ipc import Desk, listen_unix
+from penstock.server.desk import Desk
+from penstock.server.ipc import listen_unix
 from penstock.server.tcp import (
     TcpAddress,
     check_exposure,

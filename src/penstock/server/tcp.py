@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidField
-from penstock.server.ipc import Connection, Desk
+from penstock.server.connection import Connection
+from penstock.server.desk import Desk
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16
