@@ -20,6 +20,7 @@ from penstock.server.sqs_access import Access
 from penstock.server.sqs_messages import Messages, Poll
 from penstock.server.sqs_moves import Moves
 from penstock.server.sqs_queues import Queues
+from penstock.server.sqs_receipts import Receipts
 from penstock.server.sqs_speech import Speech, speech_of
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.server.sqs_waits import Answers, Waits
@@ -44,15 +45,16 @@ class Endpoint:
         # Done once the engine has stopped because its storage cannot be trusted.
         self.failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._waits = Waits(store.engine)
-        messages, queues, self._moves = Messages(store), Queues(store), Moves(store)
+        receipts, queues, self._moves = Receipts(store), Queues(store), Moves(store)
+        messages = Messages(store, receipts)
         self._operations: dict[str, Operation] = {
             "AddPermission": queues.permit,
             "CancelMessageMoveTask": self._moves.cancel,
-            "ChangeMessageVisibility": messages.change,
-            "ChangeMessageVisibilityBatch": messages.change_batch,
+            "ChangeMessageVisibility": receipts.change,
+            "ChangeMessageVisibilityBatch": receipts.change_batch,
             "CreateQueue": queues.create,
-            "DeleteMessage": messages.delete,
-            "DeleteMessageBatch": messages.delete_batch,
+            "DeleteMessage": receipts.delete,
+            "DeleteMessageBatch": receipts.delete_batch,
             "DeleteQueue": queues.delete,
             "GetQueueAttributes": queues.attributes,
             "GetQueueUrl": queues.url,

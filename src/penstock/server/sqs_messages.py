@@ -1,32 +1,24 @@
-"""The SQS actions on messages: send, receive, delete, change visibility, each alone or by ten."""
+"""The SQS actions by which messages come and are lent: send, alone or by ten, and receive."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from penstock.core.queue import QueueState
-from penstock.core.receipts import Late
-from penstock.errors import (
-    AttemptLapsed,
-    InFlightLimit,
-    MessageGone,
-    PenstockError,
-    StaleReceipt,
-)
-from penstock.server.sqs_store import Caller, Store, no_such_queue, refusal_of
+from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
+from penstock.server.sqs_batches import ENTRIES_MAX, check_entries, failure
+from penstock.server.sqs_receipts import VISIBILITY_S_MAX, Receipts, hidden_ms
+from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.service import (
     DEDUP_WINDOW_MS,
     Batch,
     BatchItem,
     Claim,
     ConfigureQueue,
-    Delete,
     Extend,
     Pull,
     Push,
     PushReply,
-    Release,
 )
 from penstock.wire import sqs_errors as faults
 from penstock.wire import sqs_model as model
@@ -46,15 +38,10 @@ from penstock.wire.sqs_message import (
     show_attributes,
 )
 
-ENTRIES_MAX: Final = 10
 BATCH_BYTES_MAX: Final = 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
-VISIBILITY_S_MAX: Final = 43_200
 ATTEMPTS_MAX: Final = 100_000
-RECEIVES_NOTED_MAX: Final = 100_000
-_ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
-_ENTRY_IDS: Final = re.compile(r"(?:[A-Za-z0-9_-]{1,80},)+", re.ASCII)
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
         "All",
@@ -81,24 +68,17 @@ class Poll(NamedTuple):
     finish: Callable[[list[Claim]], model.ReceiveResult]
 
 
-class Entry(Protocol):
-    """What every entry of a batch has."""
-
-    id: str | None
-
-
 class Messages:
     """The actions on messages."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, receipts: Receipts) -> None:
         self._store = store
         self._engine = store.engine
         self._locate = store.locate
+        self._note_receive = receipts.note_receive
         self._default_account = store.directory.default.account
         # When each attempt id was first used; in memory only.
         self._attempted_at_ms: dict[tuple[int, str], int] = {}
-        # When messages were last received that had been received before; in memory only.
-        self._received_again_at_ms: dict[tuple[int, int], int] = {}
 
     # Sending.
 
@@ -253,7 +233,7 @@ class Messages:
         visibility_ms = None
         if asked.visibility_timeout is not None:
             reason = f"Must be >= 0 and <= {VISIBILITY_S_MAX}, if provided."
-            visibility_ms = _visibility_ms(asked.visibility_timeout, reason)
+            visibility_ms = hidden_ms(asked.visibility_timeout, reason)
         wait_s = asked.wait_time_seconds
         if wait_s is None:
             wait_ms = queue.settings.wait_ms
@@ -339,12 +319,6 @@ class Messages:
                 received.md5_of_message_attributes = attributes_digest(shown)
         return received
 
-    def _note_receive(self, claim: Claim) -> None:
-        """The first receive is kept with the message; of later ones only this process knows."""
-        if len(self._received_again_at_ms) >= RECEIVES_NOTED_MAX:
-            self._received_again_at_ms.clear()
-        self._received_again_at_ms[claim.proof.queue, claim.proof.number] = self._store.now_ms()
-
     def _system_attributes(self, claim: Claim, names: frozenset[str], fifo: bool) -> dict[str, str]:
         context = claim.context or {}
         everything = {
@@ -368,121 +342,6 @@ class Messages:
             return everything
         return {name: value for name, value in everything.items() if name in names}
 
-    # Ending a receive.
-
-    def delete(self, asked: model.DeleteMessage, caller: Caller) -> None:
-        """DeleteMessage."""
-        queue = self._locate(asked.queue_url or "", caller)
-        receipt = _given(asked.receipt)
-        try:
-            self._engine.submit(Delete(queue.name, Late(receipt)))
-        except PenstockError as error:
-            refusal = _refused_delete(error, receipt, queue.settings.fifo)
-            if refusal is not None:
-                raise refusal from None
-
-    def delete_batch(self, asked: model.DeleteMessageBatch, caller: Caller) -> model.BatchResult:
-        """DeleteMessageBatch."""
-        queue = self._locate(asked.queue_url or "", caller)
-        entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
-        items: list[BatchItem | Refusal] = []
-        for entry in entries:
-            try:
-                items.append(Delete(queue.name, Late(_given(entry.receipt))))
-            except Refusal as refusal:
-                items.append(refusal)
-        fifo = queue.settings.fifo
-        return self._batch(
-            entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
-        )
-
-    def change(self, asked: model.ChangeMessageVisibility, caller: Caller) -> None:
-        """ChangeMessageVisibility."""
-        queue = self._locate(asked.queue_url or "", caller)
-        receipt = _given(asked.receipt)
-        try:
-            self._engine.submit(self._changed(queue, receipt, asked.visibility_timeout))
-        except PenstockError as error:
-            raise _refused_change(error, receipt, queue.settings.fifo) from None
-
-    def change_batch(
-        self, asked: model.ChangeMessageVisibilityBatch, caller: Caller
-    ) -> model.BatchResult:
-        """ChangeMessageVisibilityBatch."""
-        queue = self._locate(asked.queue_url or "", caller)
-        entries = check_entries(asked.entries, "ChangeMessageVisibilityBatchRequestEntry")
-        items: list[BatchItem | Refusal] = []
-        for place, entry in enumerate(entries, 1):
-            try:
-                if entry.visibility_timeout is None:
-                    raise missing(
-                        f"ChangeMessageVisibilityBatchRequestEntry.{place}.VisibilityTimeout"
-                    )
-                items.append(
-                    self._changed(queue, _given(entry.receipt), entry.visibility_timeout, place)
-                )
-            except Refusal as refusal:
-                items.append(refusal)
-        fifo = queue.settings.fifo
-        return self._batch(
-            entries, items, lambda error, receipt: _refused_change(error, receipt, fifo)
-        )
-
-    def _changed(
-        self, queue: QueueState, receipt: str, visibility_s: int | None, place: int = 0
-    ) -> Extend | Release:
-        """The command that changes how long a message stays hidden. Raises Refusal."""
-        reason = f"Must be between 0 and {VISIBILITY_S_MAX}."
-        if place:
-            reason = f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_S_MAX}."
-        visibility_ms = _visibility_ms(visibility_s or 0, reason)
-        if visibility_ms == 0:
-            return Release(queue.name, Late(receipt))
-        self._check_total(queue, receipt, visibility_ms)
-        return Extend(queue.name, Late(receipt), visibility_ms)
-
-    def _check_total(self, queue: QueueState, receipt: str, visibility_ms: int) -> None:
-        """A message is hidden for twelve hours at most, counted from its receive."""
-        try:
-            delivery = self._engine.held(queue.name, receipt)
-        except PenstockError:
-            return
-        if delivery is None:
-            return
-        received_at_ms = delivery.first_claimed_at_ms
-        if delivery.epoch > 1:
-            key = (queue.number, delivery.number)
-            received_at_ms = self._received_again_at_ms.get(key, self._store.now_ms())
-        total_ms = self._store.now_ms() + visibility_ms - received_at_ms
-        if total_ms > VISIBILITY_S_MAX * 1_000:
-            raise invalid_value(
-                visibility_ms // 1_000,
-                "VisibilityTimeout",
-                "Total VisibilityTimeout for the message is beyond the limit "
-                f"[{VISIBILITY_S_MAX} seconds].",
-            )
-
-    def _batch(
-        self,
-        entries: Sequence[Any],
-        items: Sequence[BatchItem | Refusal],
-        refused: Callable[[PenstockError, str], Refusal | None],
-    ) -> model.BatchResult:
-        sound = [item for item in items if not isinstance(item, Refusal)]
-        replies = iter(self._store.submit(Batch(sound)))
-        result = model.BatchResult([], [])
-        for entry, item in zip(entries, items, strict=True):
-            reply = item if type(item) is Refusal else next(replies)
-            # Most replies are plain values: True, a deadline, nothing.
-            if isinstance(reply, Exception):
-                if isinstance(reply, PenstockError):
-                    reply = refused(reply, entry.receipt or "")
-                if reply is not None:
-                    result.failed.append(failure(entry.id, reply))
-                    continue
-            result.successful.append(model.ResultEntry(entry.id))
-        return result
-
 
 def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:
     """The system attributes a receiver asks for. Raises Refusal."""
@@ -504,24 +363,12 @@ def _digests(asked: model.SendMessage | model.SendEntry) -> tuple[str | None, st
     )
 
 
-def _given(receipt: str | None) -> str:
-    if not receipt:
-        raise missing("ReceiptHandle")
-    return receipt
-
-
 def _delay_ms(delay_s: int) -> int:
     if not 0 <= delay_s <= DELAY_S_MAX:
         raise invalid_value(
             delay_s, "DelaySeconds", f"DelaySeconds must be >= 0 and <= {DELAY_S_MAX}."
         )
     return delay_s * 1_000
-
-
-def _visibility_ms(visibility_s: int, reason: str) -> int:
-    if not 0 <= visibility_s <= VISIBILITY_S_MAX:
-        raise invalid_value(visibility_s, "VisibilityTimeout", reason)
-    return visibility_s * 1_000
 
 
 def _check_fifo(
@@ -548,67 +395,6 @@ def _needs_dedup() -> Refusal:
     )
 
 
-def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
-    """An old receipt deletes nothing: a standard queue does not say so, a FIFO queue does."""
-    if isinstance(error, StaleReceipt):
-        if not fifo:
-            return None
-        return invalid_value(receipt, "ReceiptHandle", "The receipt handle has expired.")
-    return _refused_receipt(error, receipt)
-
-
-def _refused_change(error: PenstockError, receipt: str, fifo: bool) -> Refusal:
-    """A receipt is too old once the message is gone or was received again."""
-    if isinstance(error, MessageGone) or (isinstance(error, StaleReceipt) and not fifo):
-        return invalid_value(
-            receipt,
-            "ReceiptHandle",
-            "Message does not exist or is not available for visibility timeout change.",
-        )
-    if isinstance(error, StaleReceipt):
-        return Refusal(faults.MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
-    return _refused_receipt(error, receipt)
-
-
-def _refused_receipt(error: PenstockError, receipt: str) -> Refusal:
-    refusal = refusal_of(error)
-    if refusal.fault is faults.RECEIPT_IS_INVALID:
-        refusal.message = f'The input receipt handle "{receipt}" is not a valid receipt handle.'
-    return refusal
-
-
-def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
-    """The entries of a batch, if there are one to ten of them with ids of their own."""
-    if not entries:
-        raise Refusal(
-            faults.EMPTY_BATCH_REQUEST, f"There should be at least one {name} in the request."
-        )
-    if len(entries) > ENTRIES_MAX:
-        raise Refusal(
-            faults.TOO_MANY_ENTRIES,
-            f"Maximum number of entries per request are {ENTRIES_MAX}. "
-            f"You have sent {len(entries)}.",
-        )
-    ids = {entry.id for entry in entries}
-    if len(ids) == len(entries) and None not in ids and _ENTRY_IDS.fullmatch(",".join(ids) + ","):
-        return entries
-    # Something is wrong with one of them: the first decides.
-    seen: set[str] = set()
-    for number, entry in enumerate(entries, 1):
-        if entry.id is None:
-            raise missing(f"{name}.{number}.Id")
-        if _ENTRY_ID.fullmatch(entry.id) is None:
-            raise Refusal(
-                faults.INVALID_BATCH_ENTRY_ID,
-                "A batch entry id can only contain alphanumeric characters, hyphens and "
-                "underscores. It can be at most 80 letters long.",
-            )
-        if entry.id in seen:
-            raise Refusal(faults.BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
-        seen.add(entry.id)
-    return entries
-
-
 def _check_batch_bytes(entries: Sequence[model.SendEntry]) -> None:
     total_bytes = 0
     for entry in entries:
@@ -627,16 +413,3 @@ def _check_batch_bytes(entries: Sequence[model.SendEntry]) -> None:
             f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes. "
             f"You have sent {total_bytes} bytes.",
         )
-
-
-def failure(entry_id: str, error: Exception) -> model.ErrorEntry:
-    """What a batch says of an entry that was refused."""
-    refusal = error if isinstance(error, Refusal) else refusal_of_any(error)
-    return model.ErrorEntry(
-        entry_id, refusal.fault.status < 500, refusal.fault.query_code, refusal.message
-    )
-
-
-def refusal_of_any(error: Exception) -> Refusal:
-    """The refusal that stands for an item's error."""
-    return refusal_of(error) if isinstance(error, PenstockError) else no_such_queue()
