@@ -1,5 +1,7 @@
 """Which messages of a FIFO queue are received next: as Amazon's queues do it."""
 
+from itertools import count
+
 import pytest
 
 from tests.sqs.asking import bodies, make_fifo, push, receive, shown
@@ -96,20 +98,20 @@ def test_another_scope_of_duplicates_is_shown_at_once_and_counts_a_minute_later(
 ):
     def sent():
         """How many of two messages with one dedup id in two groups arrive."""
-        sent.times += 1
+        dedup_id = str(next(dedup_ids))
         for group in ("a", "b"):
             either.send_message(
                 QueueUrl=url,
                 MessageBody="x",
                 MessageGroupId=group,
-                MessageDeduplicationId=str(sent.times),
+                MessageDeduplicationId=dedup_id,
             )
         messages = receive(either, url, MaxNumberOfMessages=10)
         for message in messages:
             delete(either, url, message)
         return len(messages)
 
-    sent.times = 0
+    dedup_ids = count()
     arrive = {"queue": 1, "messageGroup": 2}
     url = make_fifo(either, DeduplicationScope=before)
     assert sent() == arrive[before]
