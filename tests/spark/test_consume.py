@@ -22,7 +22,16 @@ from penstock.clock import ManualClock
 from penstock.core.queue import ATTEMPTS_MAX
 from penstock.errors import InvalidField
 from penstock.spark.consume import ConsumeStream, Options, committed_places, settle
-from penstock.spark.parts import Part, Settled, Source, claims_of, pull_part, settle_part, take_up
+from penstock.spark.parts import (
+    Part,
+    Settled,
+    Source,
+    claims_of,
+    pull_part,
+    settle_part,
+    shared_out,
+    take_up,
+)
 from penstock.spark.source import PenstockSource
 from tests.spark.consumer import ledger
 
@@ -124,6 +133,13 @@ def test_nothing_is_pulled_where_as_much_is_in_flight_as_may_be(near):
     near.configure("orders", max_in_flight=2)
     assert bodies(pulled(near.service)[1]) == [0, 1]
     assert pull_part(near.service, SOURCE, "reader:1:1", 4) is None
+
+
+def test_small_parts_share_a_task():
+    parts = [Part(str(number), size, "") for number, size in enumerate([3, 4, 4, 9, 1, 1, 8])]
+    shares = shared_out(parts, 8)
+    assert [[part.size for part in share] for share in shares] == [[3, 4], [4], [9], [1, 1], [8]]
+    assert [part for share in shares for part in share] == parts
 
 
 def test_a_checkpoint_of_another_queue_is_refused(near):

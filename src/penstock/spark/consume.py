@@ -51,6 +51,7 @@ from penstock.spark.parts import (
     claims_of,
     pull_part,
     settle_part,
+    shared_out,
     take_up,
 )
 
@@ -124,12 +125,12 @@ class Options:
 
 
 @dataclass
-class PartToRead(InputPartition):
-    """All that a task needs to know."""
+class Share(InputPartition):
+    """What one task reads: all that it needs to know."""
 
     url: str
     source: Source
-    part: Part
+    parts: tuple[Part, ...]
     schema: str
 
 
@@ -222,7 +223,7 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             most -= part.size
         return parts
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[PartToRead]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Share]:
         place = self._place(end)
         alive = [part for part in place.parts if self._is_held(part)]
         lapsed = sum(part.size for part in place.parts) - sum(part.size for part in alive)
@@ -234,8 +235,9 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lapsed,
                 place.batch,
             )
+        shares = shared_out(alive, self._options.part_messages_max)
         url, source, schema = self._options.url, self._source, self._schema
-        return [PartToRead(url, source, part, schema) for part in alive]
+        return [Share(url, source, parts, schema) for parts in shares]
 
     def _is_held(self, part: Part) -> bool:
         """Whether the part's claims live; one that another process made is taken up."""
@@ -246,8 +248,8 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PartToRead)
-        return read_part(partition)
+        assert isinstance(partition, Share)
+        return read_share(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(self._place(end))
@@ -307,15 +309,15 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._keeper
 
 
-def read_part(partition: PartToRead) -> Iterator[pa.RecordBatch]:
-    """The messages of a part as one Arrow batch of exactly its schema; none if they lapsed."""
-    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
-    with penstock.connect(partition.url) as queues:
-        claims = claims_of(queues.service, partition.source, partition.part)
-    if claims:
-        yield pa.RecordBatch.from_arrays(
-            [_array(column, claims) for column in schema], schema=schema
-        )
+def read_share(share: Share) -> Iterator[pa.RecordBatch]:
+    """The messages of each part as an Arrow batch of exactly the schema; none if they lapsed."""
+    schema = to_arrow_schema(StructType.fromJson(json.loads(share.schema)), timezone="UTC")
+    with penstock.connect(share.url) as queues:
+        for part in share.parts:
+            claims = claims_of(queues.service, share.source, part)
+            if claims:
+                arrays = [_array(column, claims) for column in schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _array(column: pa.Field, claims: list[Claim]) -> pa.Array:

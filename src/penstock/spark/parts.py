@@ -86,13 +86,13 @@ def claims_of(service: QueueService, source: Source, part: Part) -> list[Claim]:
     """The claims of a part; none if they have lapsed."""
     try:
         claims = _pull(service, source, part.attempt_id, part.size)
-    except AttemptLapsed:
+    except (AttemptLapsed, InFlightLimit):
         return []
-    if claims and claims[0].receipt == part.first_receipt:
-        return claims
-    # The queue has forgotten the attempt and taken it for a new one: these are other messages.
-    service.execute(Batch([Release(source.queue, claim.proof) for claim in claims]))
-    return []
+    if claims and claims[0].receipt != part.first_receipt:
+        # The queue has forgotten the attempt and taken it for a new one: these are others.
+        service.execute(Batch([Release(source.queue, claim.proof) for claim in claims]))
+        return []
+    return claims
 
 
 def take_up(service: QueueService, source: Source, part: Part) -> list[Claim]:
@@ -142,10 +142,29 @@ def settle_part(service: QueueService, source: Source, part: Part) -> Settled:
     except StaleReceipt:
         return Settled(0, part.size)
     claims = claims_of(service, source, part)
+    if not claims:
+        return Settled(0, part.size)
     # One append: if we are killed, either all have happened or none.
     replies = service.execute(Batch([Delete(source.queue, claim.proof) for claim in claims]))
     deleted = sum(reply is True for reply in replies)
     return Settled(deleted, part.size - deleted)
+
+
+def shared_out(parts: Sequence[Part], most: int) -> list[tuple[Part, ...]]:
+    """Neighbouring parts together, as long as they have no more messages than `most`.
+
+    A server gives fewer messages than asked for when larger ones would not fit into its answer, and
+    a task is too much for a few.
+    """
+    shares: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        if part.size > room:
+            shares.append([])
+            room = most
+        shares[-1].append(part)
+        room -= part.size
+    return [tuple(share) for share in shares]
 
 
 class Keeper:
