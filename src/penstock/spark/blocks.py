@@ -345,10 +345,12 @@ def _text(which: str, *kinds: str) -> Any:
     """A column of texts from the payloads, null where empty and for events of other kinds."""
 
     def column(block: Block) -> pa.Array:
+        sizes = np.where(block.having(*kinds), block.events[which], 0)
+        if not sizes.any():
+            return pa.nulls(len(sizes), pa.string())
         begins = block.payloads + block.events["body_bytes"]
         if which == "second_bytes":
             begins = begins + block.events["first_bytes"]
-        sizes = np.where(block.having(*kinds), block.events[which], 0)
         cut = _cut(block, begins, sizes, sizes == 0)
         try:
             return cut.cast(pa.string())
