@@ -132,3 +132,35 @@ def test_what_cannot_be_read_is_refused(target, body, name):
     with pytest.raises(Refusal) as caught:
         decode(target, body)
     assert caught.value.fault.name == name
+
+
+def test_numbers_and_truths_are_taken_where_text_is_wanted():
+    body = (
+        b'{"QueueUrl":"u","MessageBody":0,"DelaySeconds":3,"MessageAttributes":'
+        b'{"a":{"DataType":"String","StringValue":true},"b":{"DataType":"Number","StringValue":1.5}}}'
+    )
+    _, asked = decode("AmazonSQS.SendMessage", body)
+    assert isinstance(asked, model.SendMessage)
+    assert (asked.message_body, asked.delay_seconds) == ("0", 3)
+    assert asked.message_attributes is not None
+    values = {name: value.string_value for name, value in asked.message_attributes.items()}
+    assert values == {"a": "true", "b": "1.5"}
+    body = b'{"QueueName":"q","Attributes":{"DelaySeconds":400,"Policy":null},"more":[1]}'
+    _, asked = decode("AmazonSQS.CreateQueue", body)
+    assert isinstance(asked, model.CreateQueue)
+    assert asked.attributes == {"DelaySeconds": "400"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"MessageBody":1,"DelaySeconds":"x"}', "Expected `str | null`, got `int`"),
+        (b'{"MessageBody":{"a":1}}', "Start of structure or map found where not expected."),
+        (b'{"MessageBody":1,"MessageAttributes":{"a":[]}}', "Expected `str | null`, got `int`"),
+        (b'{"MessageBody":1,"deep":' + b"[" * 100_000, "Expected `str | null`, got `int`"),
+    ],
+)
+def test_what_is_of_another_kind_altogether_is_refused(body, said):
+    with pytest.raises(Refusal) as caught:
+        decode("AmazonSQS.SendMessage", body)
+    assert caught.value.message.startswith(said)

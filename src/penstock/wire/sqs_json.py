@@ -7,9 +7,13 @@ X-Amz-Target: AmazonSQS.SendMessage
 {"QueueUrl": "…", "MessageBody": "…"}
 """
 
-from typing import Final
+import re
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final
 
 import msgspec
+from msgspec import inspect
 
 from penstock.wire.sqs_errors import SERIALIZATION, UNKNOWN_OPERATION, Refusal
 from penstock.wire.sqs_model import ACTIONS, Action, Shape
@@ -21,6 +25,8 @@ _DECODERS: Final = {
     TARGET_PREFIX + name: (action, msgspec.json.Decoder(action.parameters))
     for name, action in ACTIONS.items()
 }
+# What is said of a number, a truth or nothing where text was expected.
+_SCALAR: Final = re.compile("Expected `str[^`]*`, got `(int|float|bool|null)`")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,8 +39,37 @@ def decode(target: str, body: bytes) -> tuple[Action, Shape]:
     try:
         return action, decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if isinstance(error, msgspec.ValidationError) and _SCALAR.match(str(error)):
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                told = _as_text(msgspec.json.decode(body), _kinds(action.parameters))
+                return action, msgspec.convert(told, action.parameters)
         # A body nested a hundred thousand deep ends here too.
         raise Refusal(SERIALIZATION, _reason(error)) from None
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """The same with numbers and truths as text where text is wanted, which Amazon takes too.
+
+    A map's nulls are left out.
+    """
+    if isinstance(kind, inspect.UnionType):
+        kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    if isinstance(kind, inspect.StrType) and isinstance(value, bool | int | float):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, list) and isinstance(kind, inspect.ListType):
+        return [_as_text(item, kind.item_type) for item in value]
+    if isinstance(value, dict) and isinstance(kind, inspect.DictType):
+        pairs = value.items()
+        return {name: _as_text(each, kind.value_type) for name, each in pairs if each is not None}
+    if isinstance(value, dict) and isinstance(kind, inspect.StructType):
+        kinds = {field.encode_name: field.type for field in kind.fields}
+        return {name: _as_text(value[name], kinds[name]) for name in value.keys() & kinds.keys()}
+    return value
+
+
+@cache
+def _kinds(parameters: type[Shape]) -> Any:
+    return inspect.type_info(parameters)
 
 
 def _reason(error: Exception) -> str:
