@@ -302,3 +302,6 @@ def test_a_redrive_policy_is_shown_as_it_was_given_and_its_count_as_a_number(loc
     changed = ConfigureQueue("q", {"max_receives": 3})
     local.call(local.running.engine.submit, changed)
     assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 3
+    ended = ConfigureQueue("q", {"max_receives": None, "dead_letter": None})
+    local.call(local.running.engine.submit, ended)
+    assert "RedrivePolicy" not in shown(either, url)

@@ -94,7 +94,7 @@ class Queues:
             "in_flight_max": attributes.IN_FLIGHT_MAX,
             "annotations": annotations,
             **changes.settings,
-            **self._redrive(changes, inside, fifo),
+            **self._redrive(changes, inside, fifo, annotations),
         }
         attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
         self._submit(CreateQueue(inside, settings))
@@ -125,7 +125,7 @@ class Queues:
             )
 
     def _redrive(
-        self, changes: attributes.Changes, inside: str, fifo: bool
+        self, changes: attributes.Changes, inside: str, fifo: bool, annotations: dict[str, str]
     ) -> dict[str, str | int | None]:
         """The settings a redrive policy makes; a queue may name itself, which moves nothing.
 
@@ -136,6 +136,7 @@ class Queues:
             return {} if redrive is None else attributes.NO_REDRIVE
         target = self._store.find(redrive.target.owner, redrive.target.name)
         if redrive.target == self._store.directory.address(inside):
+            annotations[attributes.WITHHELD] = annotations.pop(attributes.REDRIVE)
             return attributes.NO_REDRIVE
         if target is None:
             raise invalid_value(redrive.text, "RedrivePolicy", "Dead letter target does not exist.")
@@ -163,11 +164,14 @@ class Queues:
             if name == target.name or allowed == (source.dead_letter is not None):
                 continue
             policy = attributes.redrive_shown(source, arn)
+            kept, dropped = attributes.WITHHELD, attributes.REDRIVE
             settings: dict[str, Any] = dict(attributes.NO_REDRIVE)
             if allowed:
+                kept, dropped = dropped, kept
                 receives_max = attributes.receives_max_of(policy)
                 settings = {"dead_letter": target.name, "max_receives": receives_max}
-            settings["annotations"] = {**source.annotations, attributes.REDRIVE: policy}
+            settings["annotations"] = {**source.annotations, kept: policy}
+            settings["annotations"].pop(dropped, None)
             self._submit(ConfigureQueue(name, settings))
 
     def url(self, asked: model.GetQueueUrl, caller: Caller) -> model.QueueUrlResult:
@@ -262,10 +266,11 @@ class Queues:
                 )
         changes = attributes.read(given, fifo)
         attributes.check_statements(changes)
+        annotations = attributes.merged(queue.settings, changes)
         settings = {
             **changes.settings,
-            "annotations": attributes.merged(queue.settings, changes),
-            **self._redrive(changes, queue.name, fifo),
+            "annotations": annotations,
+            **self._redrive(changes, queue.name, fifo, annotations),
         }
         attributes.defer_scope(queue.settings, settings, self._store.now_ms())
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))

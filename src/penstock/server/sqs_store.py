@@ -24,7 +24,7 @@ from penstock.wire.sqs_address import (
     is_standard_name,
     read_url,
 )
-from penstock.wire.sqs_attributes import REDRIVE, target_of
+from penstock.wire.sqs_attributes import WITHHELD, target_of
 from penstock.wire.sqs_errors import Refusal
 
 R = TypeVar("R")
@@ -128,7 +128,7 @@ class Store:
         dead = queue.settings.dead_letter
         if dead is not None:
             return self.directory.address(dead) == meant
-        policy = queue.settings.annotations.get(REDRIVE)
+        policy = queue.settings.annotations.get(WITHHELD)
         return policy is not None and target_of(policy) == meant
 
     def now_ms(self) -> int:

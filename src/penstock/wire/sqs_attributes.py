@@ -31,9 +31,10 @@ KMS_KEY: Final = "KmsMasterKeyId"
 KMS_REUSE: Final = "KmsDataKeyReusePeriodSeconds"
 MANAGED_SSE: Final = "SqsManagedSseEnabled"
 THROUGHPUT: Final = "FifoThroughputLimit"
-# Kept as it was given. Without a dead letter among the settings it is shown but moves nothing: the
-# queue names itself, or its target does not allow it any more.
+# A redrive policy as it was given; and one that is shown but moves nothing, because the queue names
+# itself, or its target does not allow it any more.
 REDRIVE: Final = "RedrivePolicy"
+WITHHELD: Final = ".redrive"
 _REDRIVE_FIELDS: Final = ("deadLetterTargetArn", "maxReceiveCount")
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
@@ -106,6 +107,7 @@ def read(attributes: dict[str, str], fifo: bool) -> Changes:
         elif name == REDRIVE:
             changes = changes._replace(redrive=_read_redrive(value) if value else False)
             changes.annotations[REDRIVE] = value or None
+            changes.annotations[WITHHELD] = None
         elif name in _READERS:
             if name in FIFO_ONLY and not fifo:
                 raise _only_fifo(name)
@@ -315,9 +317,9 @@ def check_statements(changes: Changes) -> None:
 
 def redrive_shown(settings: QueueSettings, dead_letter_arn: str) -> str:
     """A queue's redrive policy: as it was given, unless its settings were changed since."""
-    given = settings.annotations.get(REDRIVE, "")
     if settings.dead_letter is None:
-        return given
+        return settings.annotations.get(WITHHELD, "")
+    given = settings.annotations.get(REDRIVE, "")
     policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": settings.max_receives}
     return given if _json(given) == policy else msgspec.json.encode(policy).decode()
 
@@ -379,7 +381,7 @@ def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> 
     for name in (POLICY, ALLOW_POLICY):
         if name in annotations:
             shown[name] = annotations[name]
-    if settings.dead_letter is not None or REDRIVE in annotations:
+    if settings.dead_letter is not None or WITHHELD in annotations:
         shown[REDRIVE] = redrive_shown(settings, dead_letter_arn)
     if KMS_KEY in annotations:
         shown[KMS_KEY] = annotations[KMS_KEY]
