@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 from penstock import cli
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.service import QueueSettings
-from penstock.spark.report import LINES_MAX, render, step_ms
+from penstock.spark.lake import Lake
+from penstock.spark.report import LINES_MAX, make_report, render, step_ms
 from tests.browser import Browser
 from tests.spark.journals import write_store
 from tests.spark.shop import Worker, make_store
@@ -151,6 +152,16 @@ def test_depth_and_age_over_time_agree_with_the_tables(lake, page):
     drawn = {series["queue"] for series in told["depth"]}
     assert others["others"] == len({name for name, _ in minutes}) - LINES_MAX
     assert others["messages"][-1] == sum(n for name, (n, _) in ends.items() if name not in drawn)
+
+
+def test_an_empty_lake_has_an_empty_page(spark, browser, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(make_report(spark, Lake.open(tmp_path / "lake", create=True))[0])
+    shown(browser, page)
+    assert browser.texts("#verdict strong") == ["Every check holds"]
+    assert browser.texts("#span") == ["No events yet"]
+    assert browser.texts("#figures b") == ["0"] * 6
+    assert browser.texts("#depth .empty") == ["Nothing happened yet."]
 
 
 def test_what_the_audit_found_stands_on_top(page, browser):

@@ -181,7 +181,11 @@
     atEveryWidth(frame, paint);
   }
 
-  // Rows of cells, each as dark as it was busy.
+  // Names that are alike differ at their ends, so the middle goes.
+  const shorten = (name, chars) => name.length <= chars ? name
+    : name.slice(0, Math.ceil(chars / 3)) + "…" + name.slice(name.length - (chars - Math.ceil(chars / 3) - 1));
+
+  // Rows of cells, each as strongly coloured as it was busy.
   function heatMap(node, map, what) {
     const frame = make("div", { class: "card", tabindex: 0, role: "group",
       "aria-label": `${what}: ${map.rows.length} rows; the arrow keys move among the cells` });
@@ -200,7 +204,7 @@
         "aria-label": `${what}: ` + map.rows.map((r) => `${r.name} ${count(r.total)}`).join(", ") });
       const chars = Math.floor(left / 7.2);
       map.rows.forEach((row, j) => {
-        const label = row.name.length > chars ? row.name.slice(0, chars - 1) + "…" : row.name;
+        const label = shorten(row.name, chars);
         root.append(draw("text", { x: 0, y: j * rowHeight + 15, text: label }));
         root.append(draw("text", { x: width, y: j * rowHeight + 15, "text-anchor": "end", text: few(row.total) }));
         row.cells.forEach((v, i) => root.append(draw("rect", { class: `h${shade(v)}`, x: (left + i * size).toFixed(2),
