@@ -28,6 +28,7 @@ MODULES = [
     "service.py",
     "errors.py",
     "clock.py",
+    "forked.py",
 ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.engine import Engine, Waiter
+from penstock.forked import start_over_when_forked
 from penstock.service import Command, Pull
 
 R = TypeVar("R")
@@ -19,13 +20,18 @@ class BlockingEngine:
         self._engine = engine
         self._submit = engine.submit
         self._journal = engine.journal
-        self._lock = threading.Lock()
-        self._acquire = self._lock.acquire
-        self._release = self._lock.release
+        self.start_over()
         self._answers_at_once = engine.journal.keeps_nothing
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
+        start_over_when_forked(self)
+
+    def start_over(self) -> None:
+        """Takes a new lock: in the child of a fork nobody is left to let go of the old one."""
+        self._lock = threading.Lock()
+        self._acquire = self._lock.acquire
+        self._release = self._lock.release
 
     def _exclusively(self, step: Callable[[], object]) -> object:
         with self._lock:

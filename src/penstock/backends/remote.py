@@ -14,12 +14,10 @@ done twice without harm (`is_repeatable`). For the rest nobody knows whether it 
 `BackendLost`. docs/daemon.md is the contract.
 """
 
-import os
 import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -32,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     StaleReceipt,
 )
+from penstock.forked import start_over_when_forked
 from penstock.service import (
     Batch,
     Command,
@@ -517,7 +516,7 @@ class Remote:
         self._opening = threading.Lock()
         self._closed = False
         self._channel: Channel | None = self._open(0)
-        _remotes.add(self)
+        start_over_when_forked(self)
 
     def _open(self, patience_s: float) -> Channel:
         deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
@@ -606,21 +605,9 @@ class Remote:
         if channel is not None:
             channel.close("it was closed here")
 
-    def _start_over(self) -> None:
-        # In the child of a fork: the connection is the parent's, and so were the locks' holders.
+    def start_over(self) -> None:
+        """In the child of a fork: the connection is the parent's, as the locks' holders were."""
         self._opening = threading.Lock()
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.forsake()
-
-
-_remotes: "weakref.WeakSet[Remote]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for remote in list(_remotes):
-        remote._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -198,6 +198,7 @@ class Upkeep:
         return self._exclusive(step)  # type: ignore[return-value]
 
     def _begin(self) -> tuple[Outline, dict[int, Sequence[int]]]:
+        self._segments.require_usable()
         shard = self._engine.shard
         shard.moves = {}
         outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast, get_args
 from penstock.core.delivery import PLACE_SIZE_BITS
 from penstock.core.events import AnyEvent, Pushed
 from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
+from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES, StoredEntry
@@ -73,11 +74,17 @@ class FileJournal:
         self._syncing = threading.Lock()
         period_ms = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0)
         self._commit = GroupCommit(self.sync, period_ms / 1_000)
+        start_over_when_forked(self)
         # Called once when the stream passes `growth_limit`; set by whoever keeps house.
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
         # How many messages live in the journal; told by whoever knows.
         self.held: Callable[[], int] = lambda: 0
+
+    def start_over(self) -> None:
+        """In the child of a fork: nobody is left to let go of a lock, nor to sync."""
+        self._syncing = threading.Lock()
+        self._commit = GroupCommit(self.sync)
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         # Most commands append one plain event, which is written without being copied together.

@@ -133,9 +133,9 @@ class Files:
             if file.size_bytes >= at + size:
                 return file.map()[at : at + size]
             return self._scan_piece(number, at, size)
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise JournalError(
-                f"{self.directory.path}: {name_of(number)} is missing or was dropped"
+                f"{self.directory.path}: {name_of(number)} was dropped or cannot be read"
             ) from error
 
     def _scan_piece(self, number: int, at: int, size: int) -> bytes:

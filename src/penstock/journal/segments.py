@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
+from penstock.forked import start_over_when_forked
 from penstock.journal.entry import (
     HEADER_BYTES,
     StoredEntry,
@@ -124,6 +125,8 @@ class Segments:
             except OSError as error:
                 raise StoreUnusable(_why_unusable(path, error)) from error
             undo.pop_all()
+        if writable:
+            start_over_when_forked(segments)
         return segments
 
     @classmethod
@@ -356,19 +359,19 @@ class Segments:
             self._make_room(end, reserved)
 
     def _make_room(self, end: int, reserved: bool) -> None:
-        self._require_usable()
+        self.require_usable()
         needed = end if reserved else end + self._reserve_bytes
         if needed > self._files.allocated_end:
             self._prepare(needed)
             # Making files ends early if a sync failed meanwhile.
-            self._require_usable()
+            self.require_usable()
 
     def prepare(self) -> None:
         """Make the spare files that are wanted; off the hot path, from any thread.
 
         Raises StoreFull if there is no room; appends go on until the reserve is reached.
         """
-        self._require_usable()
+        self.require_usable()
         self._prepare(self._wanted_end())
 
     def _prepare(self, needed_end: int) -> None:
@@ -404,7 +407,7 @@ class Segments:
         Raises JournalError if the disk refuses; from then on every append and sync does.
         """
         with self._syncing:
-            self._require_usable()
+            self.require_usable()
             tip = self._tip
             end = tip[0]
             if self._first != (self._slot.first_offset, self._slot.first_id):
@@ -423,7 +426,7 @@ class Segments:
     def settle_watermark(self) -> None:
         """Make the last statement of the watermark durable too, when there is time for it."""
         with self._syncing:
-            self._require_usable()
+            self.require_usable()
             if self._slot_pending is not None:
                 stated_first = self._slot.first_offset
                 self._sync_files(self._durable[0])
@@ -435,7 +438,7 @@ class Segments:
         Readers see it and it survives the process, but not a power cut.
         """
         with self._syncing:
-            self._require_usable()
+            self.require_usable()
             self._state()
 
     def _sync_files(self, end: int) -> None:
@@ -549,7 +552,7 @@ class Segments:
         before any file goes. Raises JournalError, StoreFull or InvalidField, with nothing dropped.
         """
         with self._syncing:
-            self._require_usable()
+            self.require_usable()
             before = self._first
             if offset > before[0]:
                 self.advance(offset)
@@ -602,6 +605,15 @@ class Segments:
                 self._preparer.join()
             self._files.close()
 
+    def start_over(self) -> None:
+        """In the child of a fork: the stream has one writer, and that is the parent."""
+        self._failure = "it was opened by the process that forked this one; open it here again"
+        self._fast_end = -1
+        self._syncing = threading.RLock()
+        self._preparing = threading.Lock()
+        # Its lock, too, must not outlive the parent in this copy of the descriptor.
+        self._files.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -613,7 +625,8 @@ class Segments:
     ) -> None:
         self.close()
 
-    def _require_usable(self) -> None:
+    def require_usable(self) -> None:
+        """Raises JournalError if the stream can no longer be written."""
         if self._failure:
             raise JournalError(f"{self.path}: {self._failure}")
 
