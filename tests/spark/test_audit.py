@@ -26,6 +26,7 @@ from penstock.spark.audit import CHECKS, SCHEMA, audit, check_all
 from penstock.spark.blocks import blocks
 from penstock.spark.stream import Stream
 from tests.spark.journals import flip, write_store
+from tests.store.life import Life, exact_replay, small_slices
 
 T = 1_700_000_000_000
 UNTIL = T + 30_000
@@ -60,6 +61,8 @@ FAULTS = {
             push(6, 3, group="g"), push(7, 3, group="g"), push(8, 3, group="h"),
             claim(8, queue=3), claim(6, queue=3), Deleted(T, 3, 6, 1), claim(7, queue=3),
             QueuePurged(T, 1, 2, 9), push(9), claim(9),
+            push(20, 3, group="i", dedup_id="b"), QueuePurged(T, 3, 3, 21),
+            push(21, 3, group="i", dedup_id="b"),
         ],
         {},
     ),
@@ -137,6 +140,15 @@ def with_a_hole(store):
         flip(store, starts[at] + 40)
 
 
+def with_a_file_missing(store):
+    """What stood in it changed nothing, so the gap is all there is to find."""
+    carried = [[Carried(T, 1, 1, push(1))] for _ in range(1500)]
+    write_store(store, [QUEUES, [push(1)], *carried])
+    files = sorted((store / "journal").glob("*.seg"))
+    assert len(files) > 3
+    files[1].unlink()
+
+
 def without_its_beginning(store):
     """Files were dropped: nobody can say of the messages in them what went before."""
     many = [[push(n)] for n in range(1, 600)]
@@ -146,12 +158,12 @@ def without_its_beginning(store):
         segments.drop_before([entry.offset for entry in segments.entries()][900])
 
 
-def all_events(stores):
+def all_events(stores, archive=None):
     """What the source gives for all of these, read here: planning twenty reads takes minutes."""
     names = [column.split()[0] for column in SCHEMA.split(", ")]
     batches = []
     for store in stores:
-        stream = Stream(str(store))
+        stream = Stream(str(store), None if archive is None else str(archive))
         found = blocks(stream.scan, stream.identity, stream.first, stream.end, str(store))
         batches += [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in found]
         stream.close()
@@ -162,6 +174,7 @@ MADE = {
     "in one pull": (in_one_pull, {"order in the group": 2}),
     "replaced owner": (from_a_replaced_owner, {"terms rise": 2}),
     "hole": (with_a_hole, {"no gaps": 3}),
+    "missing": (with_a_file_missing, {"no gaps": 1}),
     "no beginning": (without_its_beginning, {}),
 }
 
@@ -209,18 +222,31 @@ def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, planted)
     assert stale.message_id.endswith("-9000-000000000001")
 
 
-def test_another_engine_finds_the_same_by_the_same_queries(planted):
-    """What `make bench NAME=spark` compares Spark with does the same work."""
+def audited_elsewhere(events, counted):
+    """How often each check fails in each store by DuckDB's account, and how many events it saw."""
     duck = pytest.importorskip("benchmarks.duck", reason="the source archive has no benchmarks")
-    events, expected = planted
     runner = duck.Duck()
-    nobody = pa.table({"name": pa.array([], pa.string()), "counted": pa.array([], pa.int64())})
-
-    found, stores = check_all(runner, runner.rows(events), runner.rows(nobody))
-
+    names, counts = pa.array(counted.keys(), pa.string()), pa.array(counted.values(), pa.int64())
+    engine = runner.rows(pa.table({"name": names, "counted": counts}))
+    found, stores = check_all(runner, runner.rows(events), engine)
     by_store: dict[str, dict[str, int]] = {}
     query = f'SELECT store, "check", count(*) FROM {found} GROUP BY ALL'
     for store, check, count in runner.fetch(query):
         by_store.setdefault(store, {})[check] = count
-    assert by_store == expected
-    assert runner.fetch(f"SELECT sum(events) FROM {stores}") == [(len(events),)]
+    return by_store, runner.fetch(f"SELECT sum(events) FROM {stores}")[0][0]
+
+
+def test_another_engine_finds_the_same_by_the_same_queries(planted):
+    """What `make bench NAME=spark` compares Spark with does the same work."""
+    events, expected = planted
+    assert audited_elsewhere(events, {}) == (expected, len(events))
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])
+def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatch, seed):
+    small_slices(monkeypatch)
+    life = Life(tmp_path, seed)
+    life.run(rounds=12)
+    events = all_events([life.root / "store"], life.root / "archive")
+    held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
+    assert audited_elsewhere(events, held) == ({}, len(events))

@@ -97,7 +97,8 @@ _STRETCHES: Final = """
         max(CASE WHEN settled THEN sequence END) OVER line AS settled_at
       FROM {marks} WINDOW line AS (PARTITION BY home, queue ORDER BY sequence)
     )
-    SELECT line, from_sequence, to_sequence, emptied, nth, settings.max_receives, strict
+    SELECT line, from_sequence, to_sequence, emptied, nth, settings.max_receives, strict,
+      queues.fifo, queues.dedup_per_group
     FROM cut
     JOIN {queues} AS queues ON queues.home = cut.home AND queues.queue = cut.queue
     LEFT JOIN {marks} AS settings ON settings.home = cut.home AND settings.queue = cut.queue
@@ -212,10 +213,11 @@ _DEDUP: Final = f"""
       SELECT xxhash64(store, shard) AS home, queue, dedup_id, `group`, sequence, at_ms, message
       FROM {{events}} WHERE kind = 'Pushed' AND dedup_id IS NOT NULL
     ), beside AS (
+      -- A FIFO queue that was purged has forgotten what it was given before.
       SELECT named.*, lag(at_ms) OVER same AS earlier_ms, lag(message) OVER same AS first
-      FROM named LEFT JOIN {{queues}} AS queues
-        ON line = xxhash64(named.home, named.queue)
-      WINDOW same AS (PARTITION BY dedup_id, named.queue, named.home,
+      FROM named LEFT JOIN {{stretches}} AS stretches ON line = xxhash64(home, queue)
+        AND sequence >= from_sequence AND sequence < to_sequence
+      WINDOW same AS (PARTITION BY dedup_id, queue, home, CASE WHEN fifo THEN nth ELSE 0 END,
         CASE WHEN dedup_per_group THEN coalesce(`group`, '') ELSE '' END ORDER BY sequence)
     )
     SELECT 'one message per dedup id' AS `check`, home, message, queue, sequence, at_ms,
@@ -456,7 +458,7 @@ def check_all(runner: Runner[T], events: T, engine: T) -> tuple[T, T]:
     arrived = ask(_ARRIVED, events=events, stretches=stretches)
     parts = {
         "lives": ask(_BY_MESSAGE, events=events, stretches=stretches),
-        "dedup": ask(_DEDUP, events=events, queues=queues),
+        "dedup": ask(_DEDUP, events=events, stretches=stretches),
         "lost": ask(
             _LOST, tally=tally, arrived=arrived, marks=marks, stores=stores, queues=queues,
             engine=engine,
