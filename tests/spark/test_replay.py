@@ -19,7 +19,7 @@ from penstock import cli
 from penstock.backends.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.events import Claimed, Deleted, QueueCreated
-from penstock.errors import InvalidField
+from penstock.errors import InvalidField, UnavailableError
 from penstock.service import CreateQueue, Pull, Push, QueueSettings, Release
 from penstock.spark import replay as replaying
 from penstock.spark.lake import Lake, LakeUnusable
@@ -83,6 +83,10 @@ class Killed(BaseException):
     """Stands for a kill: nothing of the run goes on."""
 
 
+def killed(*_):
+    raise Killed
+
+
 def bodies(queues, queue):
     """How often each body stands in a queue."""
     found = queues.pull_many(queue, 10_000, visibility=0) if queues.stats(queue).visible else []
@@ -118,9 +122,6 @@ def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, 
     monkeypatch.setattr(replaying, "SLICE_MESSAGES", 1_000)
     target = replaying._Target
 
-    def killed(*_):
-        raise Killed
-
     def killed_amid(self, moved):
         self._queues.redrive(self._beside, to=self._to, limit=300)
         raise Killed
@@ -138,6 +139,21 @@ def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, 
     assert (told.sent, told.sent_before) == (DEAD - 1_000, 1_000)
     assert bodies(near, "orders") == ALL_DEAD
     assert near.names() == ["orders"]
+
+
+def test_messages_that_somebody_pulled_on_their_way_are_not_lost(spark, lake, near, monkeypatch):
+    where = "queue = 'line.fifo'"
+    near.create("again.fifo", fifo=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(replaying._Target, "_move", killed)
+        with pytest.raises(Killed):
+            replay(spark, lake, near, where, "again.fifo", name="pulled")
+    claim = near.pull(beside("again.fifo"))
+    with pytest.raises(UnavailableError, match="claimed by somebody who should not pull from it"):
+        replay(spark, lake, near, where, "again.fifo", name="pulled")
+    near.release(claim)
+    told = replay(spark, lake, near, where, "again.fifo", name="pulled")
+    assert (told.sent, told.sent_before, near.stats("again.fifo").messages) == (0, 40, 40)
 
 
 def replay_words(lake, url, name, *more):

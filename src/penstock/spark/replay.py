@@ -31,7 +31,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.errors import PySparkException
 
 from penstock.client import Queues
-from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
+from penstock.errors import InvalidField, QueueNotFound, RequestError, UnavailableError
 from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, Table, our_errors
@@ -172,6 +172,8 @@ def _bad_condition() -> Iterator[None]:
         yield
     except PySparkException as error:
         said = (error.getMessage() or str(error)).strip().partition("\n")[0].split(" SQLSTATE")[0]
+        if (error.getCondition() or "").startswith("FAILED_READ_FILE"):
+            raise LakeUnusable(f"a table of the lake cannot be read: {said}") from error
         raise InvalidField(f"where: is no condition on messages: {said}") from None
 
 
@@ -336,7 +338,7 @@ class _Target:
                     accepted.append(row)
         held = self._queues.stats(self._beside).messages
         if held != len(accepted):
-            raise PenstockError(
+            raise UnavailableError(
                 f"the queue {self._beside!r} holds {held} messages where {len(accepted)} were "
                 "pushed: somebody else uses it; nothing of this slice was sent"
             )
@@ -372,7 +374,13 @@ class _Target:
             done += count
             moved(done)
             if not count:
-                return
+                break
+        held = self._queues.stats(self._beside).messages
+        if held:
+            raise UnavailableError(
+                f"{held} messages in {self._beside!r} are claimed by somebody who should not pull "
+                "from it; run the replay again when they have come back"
+            )
 
     def _pace(self, step: int) -> None:
         if self._rate is None:
