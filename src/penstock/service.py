@@ -182,6 +182,15 @@ class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
     holder: str | None = None
 
 
+class PullWithin(Pull, frozen=True, gc=False, array_like=True, tag=2):
+    """A pull for a server whose answer must not get too large: never on a wire.
+
+    It ends before the message with which all would have more than `bytes_max`, but gives one.
+    """
+
+    bytes_max: int = 1 << 62
+
+
 class Delete(Command[bool], frozen=True, gc=False, array_like=True, tag=3):
     """Ends a claim and its message; false if the message was gone already.
 

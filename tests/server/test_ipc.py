@@ -384,6 +384,21 @@ def test_many_small_messages_come_in_one_answer_whatever_the_limit_of_their_queu
         assert len(queues.pull_many("orders", 1_000)) == 1_000
 
 
+def test_a_pull_of_many_ends_before_its_answer_is_too_large_and_not_sooner(serve):
+    server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
+    with Queues(Remote(server.endpoint)) as queues:
+        queues.create("orders", max_body_bytes=100_000)
+        # All together would never fit; a few hundred small ones do, and few of the large.
+        queues.push_many("orders", [b"x"] * 400)
+        for _ in range(8):
+            queues.push_many("orders", [bytes(90_000)] * 10)
+        first = queues.pull_many("orders", 500)
+        assert [claim.body for claim in first[:400]] == [b"x"] * 400
+        assert 20 < len(first) - 400 < 30
+        sizes = [len(claim.body) for claim in queues.pull_many("orders", 500)]
+        assert 20 < len(sizes) < 30
+
+
 def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
     server = serve(limits=Limits(unsent_bytes_max=65_536, stall_s_max=0.4))
     with Wire(server) as wire, Wire(server) as other:

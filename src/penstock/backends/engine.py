@@ -67,6 +67,7 @@ from penstock.service import (
     Message,
     Peek,
     Pull,
+    PullWithin,
     Purge,
     Push,
     PushReply,
@@ -161,6 +162,7 @@ class Engine:
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
             Push: self._push,
             Pull: self._pull,
+            PullWithin: self._pull,
             Delete: self._delete,
             Extend: self._extend,
             Release: self._release,

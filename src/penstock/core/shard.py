@@ -21,6 +21,7 @@ from penstock.core.delivery import (
     Content,
     Delivery,
     expiry_ms,
+    size_bytes,
 )
 from penstock.core.due import NEVER_MS, Alarm, Due
 from penstock.core.events import (
@@ -61,6 +62,7 @@ from penstock.service import (
     CreateQueue,
     Peek,
     Pull,
+    PullWithin,
     Push,
     QueueInfo,
     QueueSettings,
@@ -240,6 +242,7 @@ class ShardState:
                 return earlier
         if queue.settings.in_flight_max is not None:
             limit = min(limit, self._room_in_flight(queue, queue.settings.in_flight_max))
+        room_bytes = command.bytes_max if type(command) is PullWithin else None
         order = queue.order
         if queue.settings.fifo:
             order.begin_pull()
@@ -255,6 +258,11 @@ class ShardState:
                     events.append(self._move(delivery, target, now_ms, dead=True))
                     self.apply(events[-1])
                     continue
+            if room_bytes is not None:
+                room_bytes -= size_bytes(delivery)
+                if room_bytes < 0 and claims:
+                    order.come_back(delivery)
+                    break
             event = Claimed(
                 now_ms,
                 queue.number,

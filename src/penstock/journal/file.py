@@ -278,13 +278,12 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
                 "these in several"
             )
         return size + _COMMAND_ROOM_BYTES, not pushes
-    if kind is Redrive or kind is Pull:
-        limit = cast(Pull | Redrive, command).limit
+    if isinstance(command, Pull | Redrive):
+        limit = command.limit
         count = limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 0
         texts = 0
-        if kind is Pull:
-            pull = cast(Pull, command)
-            texts = len(str(pull.attempt_id)) + len(str(pull.holder))
+        if isinstance(command, Pull):
+            texts = len(str(command.attempt_id)) + len(str(command.holder))
         return count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
     return _COMMAND_ROOM_BYTES, True
 

@@ -28,7 +28,7 @@ from penstock.errors import (
     ProtocolError,
     UnavailableError,
 )
-from penstock.service import Batch, Claim, ListQueues, Peek, Pull, Release
+from penstock.service import Batch, Claim, ListQueues, Peek, Pull, PullWithin, Release
 from penstock.wire.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.bulk import decode_bulk, encode_bulk_reply
 from penstock.wire.frames import (
@@ -157,8 +157,10 @@ class Desk:
         command: Any = None
         try:
             command = decode(body)
-            if kind in (PULL, PEEK):
-                command = self._within_frame(command)
+            if kind == PULL:
+                command = self._pull_within_frame(command)
+            elif kind == PEEK:
+                command = self._peek_within_frame(command)
             reply = self._engine.submit(command)
             if kind == BATCH and BadItem in map(type, command.items):
                 reply = _with_faults(command.items, reply)
@@ -205,11 +207,27 @@ class Desk:
         elif kind == STATUS:
             connection.send(encode_reply(request, self.status()))
 
-    def _within_frame(self, command: Pull | Peek) -> Pull | Peek:
-        """Lowers the limit of a pull or peek whose answer might not fit into a frame.
+    def _pull_within_frame(self, command: Pull) -> Pull:
+        """Sees to it that the answer to a pull of many fits into a frame: it may give fewer.
 
-        Whoever asks for up to so many must be content with fewer, and asks again.
+        Whoever asks for up to so many must be content with that, and asks again.
         """
+        limit = command.limit
+        if type(limit) is not int or limit <= 1:
+            return command
+        room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
+        return PullWithin(
+            command.queue,
+            limit,
+            command.visibility_ms,
+            command.wait_ms,
+            command.attempt_id,
+            command.holder,
+            room_bytes,
+        )
+
+    def _peek_within_frame(self, command: Peek) -> Peek:
+        """Lowers the limit of a peek whose answer might not fit into a frame."""
         limit = command.limit
         queue = self._engine.shard.names.get(command.queue)
         if type(limit) is not int or queue is None:
@@ -221,17 +239,7 @@ class Desk:
         stored = queue.visible + queue.delayed + queue.in_flight
         if stored and queue.stored_bytes + stored * _ROW_BYTES <= room_bytes:
             return command
-        limit = max(1, room_bytes // row_bytes)
-        if isinstance(command, Pull):
-            return Pull(
-                command.queue,
-                limit,
-                command.visibility_ms,
-                command.wait_ms,
-                command.attempt_id,
-                command.holder,
-            )
-        return Peek(command.queue, limit, command.state)
+        return Peek(command.queue, max(1, room_bytes // row_bytes), command.state)
 
     def _refuse(self, connection: "Connection", request: int, error: PenstockError) -> None:
         connection.send(encode_error(request, error))
