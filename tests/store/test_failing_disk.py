@@ -2,6 +2,7 @@
 
 import random
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.errors import JournalError, PenstockError, StoreFull
 from penstock.journal.snapshot import snapshot_paths
-from tests.journal.disk import Disk
+from penstock.service import Batch, Extend
+from tests.journal.disk import Disk, PowerCut
 from tests.store.life import small_slices
 
 FILE_BYTES = 131_072
@@ -136,6 +138,59 @@ def test_pulls_that_wait_are_told_when_the_disk_fails(quick_path):
     waiting.join(20)
     assert not waiting.is_alive()
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("ahead", ["push", "pull", "settle"])
+def test_an_engine_that_is_interrupted_before_its_journal_has_it_answers_nothing_more(
+    quick_path, ahead
+):
+    machine = Machine(quick_path, background=False)
+    queues = machine.queues
+    queues.create("q", visibility_timeout=5)
+    queues.push("q", bytes(100))
+    if ahead == "settle":
+        assert queues.pull("q") is not None
+        machine.clock.advance(seconds=4)
+    # What comes out of the disk here is no error of ours: it stands for Ctrl-C.
+    machine.disk.steps_left = 0
+    doing = {
+        "push": lambda: queues.push("q", b"never kept"),
+        "pull": lambda: queues.pull("q"),
+        "settle": lambda: machine.clock.advance(seconds=2),
+    }
+    with pytest.raises(PowerCut):
+        doing[ahead]()
+    machine.disk.steps_left = None
+    for later in (lambda: queues.stats("q"), lambda: queues.pull("q", wait=60)):
+        with pytest.raises(JournalError, match="was stopped by PowerCut"):
+            later()
+    queues.close()
+    assert not snapshot_paths(machine.path / "store")
+    queues = machine.open()
+    assert len(everything(queues)) == 1
+    queues.close()
+
+
+def test_what_is_due_on_a_full_disk_keeps_nobody_busy(quick_path):
+    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    queues = machine.queues
+    queues.create("q", visibility_timeout=5)
+    push_until(StoreFull, queues, bytes(200))
+    claims = queues.pull_many("q", 1_000)
+    # The last room goes to extensions of claims, over and over.
+    extensions = Batch([Extend("q", claim.receipt, 5_000) for claim in claims[:50]])
+    with suppress(StoreFull):
+        for _ in range(10_000):
+            machine.engine.submit(extensions)
+    with pytest.raises(StoreFull):
+        machine.engine.submit(extensions)
+    machine.clock.advance(seconds=6)
+    now_ms = machine.clock.now_ms()
+    assert machine.engine.next_wake_ms > now_ms, "a pull that waits would look again at once"
+    machine.disk.room_bytes *= 2
+    machine.clock.advance(seconds=1)
+    assert queues.stats("q").in_flight == 0
+    queues.close()
 
 
 @pytest.mark.parametrize("body_bytes", [10, 3_000])

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.engine import Engine
 from penstock.core.due import NEVER_MS
+from penstock.errors import JournalError
 from penstock.service import Command, Pull
 
 R = TypeVar("R")
@@ -93,7 +95,9 @@ class AsyncEngine:
 
     def _tick(self) -> None:
         self._timer = None
-        self._engine.tick()
+        # An engine that stops here has told all who wait.
+        with suppress(JournalError):
+            self._engine.tick()
         if self._engine.has_waiters:
             self._plan()
 

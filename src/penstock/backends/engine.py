@@ -43,6 +43,7 @@ from penstock.errors import (
     EngineClosed,
     InFlightLimit,
     InvalidField,
+    JournalError,
     MessageNotFound,
     PenstockError,
     QueueDeleted,
@@ -80,8 +81,10 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-# Commands whose answer promises nothing, so that nobody need wait for the disk.
+# How long what is due waits on a full disk before room is looked for again.
+_NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
+# Commands whose answer promises nothing, so that nobody need wait for the disk.
 _LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
 
 
@@ -195,18 +198,25 @@ class Engine:
         if self._make_room is not None:
             self._make_room(command)
         now_ms = self._now_ms()
-        if now_ms >= self._alarm.next_ms:
-            self._settle(now_ms)
-        # A handler raises before it changes anything.
-        reply: R = handler(command, now_ms)
-        if not self._events:
-            # Even an answer that changed nothing may rest on a change that is not durable yet: "a
-            # duplicate of this message", "gone already", "the claims you hold".
-            self.answer_sequence = 0 if type(command) in _LOOKS else self._sequence
-        elif self._keeps_nothing and not self._waiting:
-            self._events = []
-        else:
-            self.answer_sequence = self._append()
+        try:
+            if now_ms >= self._alarm.next_ms:
+                self._settle(now_ms)
+            # A handler raises before it changes anything.
+            reply: R = handler(command, now_ms)
+            if not self._events:
+                # Even an answer that changed nothing may rest on a change that is not durable yet:
+                # "a duplicate of this message", "gone already", "the claims you hold".
+                self.answer_sequence = 0 if type(command) in _LOOKS else self._sequence
+            elif self._keeps_nothing and not self._waiting:
+                self._events = []
+            else:
+                self.answer_sequence = self._append()
+        except PenstockError:
+            raise
+        except BaseException as error:
+            # An interrupt, or what nobody expected: memory may be ahead of the journal.
+            self._fail(error)
+            raise
         return reply
 
     def _refuse(self, command: object) -> NoReturn:
@@ -222,7 +232,7 @@ class Engine:
             sequence, places = self._journal_append(events)
         except PenstockError as error:
             # Memory is ahead of the journal now: nothing may be answered from it any more.
-            self._stop(error)
+            self._fail(error)
             raise
         self._sequence = sequence
         if places:
@@ -241,10 +251,18 @@ class Engine:
 
     def _settle(self, now_ms: int) -> None:
         """Lets happen what is due, in entries of a bounded size, as long as there is room."""
-        while self._alarm.next_ms <= now_ms and self.journal.has_room(2 * SETTLE_MAX):
-            self._events += self.shard.settle(now_ms)
-            if self._events:
-                self._append()
+        try:
+            while self._alarm.next_ms <= now_ms:
+                if not self.journal.has_room(2 * SETTLE_MAX):
+                    # Whoever waits would do nothing but look again at once.
+                    self._alarm.next_ms = now_ms + _NO_ROOM_MS
+                    return
+                self._events += self.shard.settle(now_ms)
+                if self._events:
+                    self._append()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def held(self, queue: str, receipt: object) -> Delivery | None:
         """The message whose last claim this receipt is for, to be looked at; None if it is gone.
@@ -464,7 +482,8 @@ class Engine:
                 self._keep_time()
             return
         for claim in waiter.claims:
-            if self._stopped is None:
+            # What cannot be given back now comes back when its claim runs out.
+            with suppress(PenstockError):
                 self.submit(Release(claim.queue, claim.proof))
 
     @property
@@ -526,7 +545,7 @@ class Engine:
                 except InFlightLimit:
                     # Room comes with the next delete or return, and that serves the line again.
                     break
-                except RequestError as refused:
+                except PenstockError as refused:
                     waiter.finish([], 0, refused)
                     continue
                 sequence = self._append() if self._events else 0
@@ -570,6 +589,19 @@ class Engine:
         if self._stopped is None:
             self._stop(EngineClosed("the engine was closed"))
         self.journal.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Stops the engine for good, unless there is no journal that it could be ahead of."""
+        if self._stopped is None and not self._keeps_nothing:
+            if not isinstance(error, JournalError):
+                said = " ".join(f"{type(error).__name__} {error}".split())
+                error = JournalError(f"the engine was stopped by {said}; open it again")
+            self._stop(error)
+
+    def check(self) -> None:
+        """Raises what has stopped the engine, if anything has."""
+        if self._stopped is not None:
+            raise self._stopped
 
     def _stop(self, error: PenstockError) -> None:
         self._stopped = error

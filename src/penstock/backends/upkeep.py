@@ -70,7 +70,8 @@ class Upkeep:
         self._cutoff = 0
         # What lived when last the journal was shrunk, or the most seen since; at first, anything.
         self._shrunk_from = 1 << 62
-        self.last_error: PenstockError | None = None
+        # What the last pass failed of; None when it was well.
+        self.last_error: Exception | None = None
         self._journal.grown = self._woken.set
         self._journal.held = self._count_messages
         newest = snapshot_paths(store)
@@ -111,7 +112,7 @@ class Upkeep:
                 else:
                     continue
                 self.last_error = None
-            except PenstockError as error:
+            except Exception as error:
                 # A full disk, most likely. The engine goes on; so does this, a little later.
                 self.last_error = error
                 if not self._ending.wait(_RETRY_S):
@@ -166,9 +167,9 @@ class Upkeep:
         shard = self._engine.shard
         before = snapshot_paths(self._store)
         previous_offset = offset_of(before[0]) if before else self._segments.first_offset
-        outline, numbers = self._in_turn(self._begin)
         writer: SnapshotWriter | None = None
         try:
+            outline, numbers = self._in_turn(self._begin)
             self._cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
             writer = SnapshotWriter(self._store, outline)
             for queue, listed in numbers.items():
@@ -195,10 +196,15 @@ class Upkeep:
         self._drop_before(self._cutoff)
 
     def _in_turn(self, step: Callable[[], T]) -> T:
-        return self._exclusive(step)  # type: ignore[return-value]
+        def unless_stopped() -> T:
+            # The memory of an engine that has stopped may be ahead of its journal.
+            self._engine.check()
+            self._segments.require_usable()
+            return step()
+
+        return self._exclusive(unless_stopped)  # type: ignore[return-value]
 
     def _begin(self) -> tuple[Outline, dict[int, Sequence[int]]]:
-        self._segments.require_usable()
         shard = self._engine.shard
         shard.moves = {}
         outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())
