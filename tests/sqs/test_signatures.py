@@ -1,7 +1,7 @@
 """Row 23 of the scorecard: 300 requests that are nearly signed well, and none that gets in."""
 
 import hmac
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from http.client import HTTPConnection
@@ -288,9 +288,8 @@ def guarded(query_data):
 @contextmanager
 def connected(server):
     host = server.url.removeprefix("http://")
-    connection = HTTPConnection(host, timeout=10)
-    yield connection, host
-    connection.close()
+    with closing(HTTPConnection(host, timeout=10)) as connection:
+        yield connection, host
 
 
 def queues(server):
