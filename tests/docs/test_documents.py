@@ -83,7 +83,7 @@ class Terminal:
             env=self.environment,
             input=typed.encode(),
             capture_output=True,
-            timeout=60,
+            timeout=110,
         )
         said = (done.stdout + done.stderr).decode(errors="replace")
         assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {said}"
