@@ -1,7 +1,8 @@
 """`format("penstock")`: a journal's events as a DataFrame, in batch and as a stream.
 
 Spark finds it through the module `pyspark_penstock`. What reads is static and stateless; what it
-needs travels in a `Span`. Other modes of the format join in `PenstockSource.reader` and its like.
+needs travels in a `Span`. `consume` has the mode that takes messages from a queue, and `sink` what
+writes into one.
 """
 
 import json
@@ -121,6 +122,7 @@ class PenstockSource(DataSource):
         spark.read.format("penstock").load("STORE")
         spark.readStream.format("penstock").option("reader", "mine").load("STORE")
 
+    mode                "journal", or "consume": a queue's messages, see docs/spark-queues.md
     path                the store, an archive directory, or any directory of segment files
     archive             where files went that the journal has dropped
     queue               names or numbers of queues, comma-separated: events of these only
