@@ -73,7 +73,9 @@ class AsyncEngine:
         done = self._loop.create_future()
 
         def finish() -> None:
-            self._loop.call_soon_threadsafe(_resolve, done)
+            # The loop may be closed already when the last entry becomes durable.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_resolve, done)
 
         self._journal.notify(sequence, finish)
         await done

@@ -61,6 +61,7 @@ def open_engine(
         undo.callback(segments.close)
         key = _read_key(store)
         journal = FileJournal(segments, durability, interval_ms)
+        undo.callback(journal.close)
         shard, last_ms = _recover(store, journal)
         engine = Engine(
             journal,

@@ -7,7 +7,8 @@ sync in the same breath, so that the disk works while they do.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from penstock.errors import JournalError
@@ -32,24 +33,33 @@ class GroupCommit:
         self._handed_over = threading.Condition(self._turn)
         self._closing = False
         self._thread: threading.Thread | None = None
-        if period_s:
-            self._start()
+
+    def start(self) -> None:
+        """Starts the thread: here and not when it is needed, which is too late to be refused."""
+        self._thread = threading.Thread(
+            target=self._keep_syncing, name="penstock-sync", daemon=True
+        )
+        self._thread.start()
 
     def wait(self, sequence: int) -> None:
         """Blocks until a sync has reached that sequence or failed, or the end has come."""
-        with self._turn:
-            if self._closing:
-                return
-            woken = self._lie_down(sequence) if self._under_way else None
-            self._under_way = True
-        if woken is not None:
-            woken.acquire()
-            return
         durable = _EVERYTHING
+        is_ours = False
+        # An interrupt may come at any point: whoever has begun must let the others go on.
         try:
+            with self._turn:
+                if self._closing:
+                    return
+                woken = self._lie_down(sequence) if self._under_way else None
+                if woken is None:
+                    self._under_way = is_ours = True
+            if woken is not None:
+                woken.acquire()
+                return
             durable = self._sync()
         finally:
-            self._wake(durable)
+            if is_ours:
+                self._wake(durable)
 
     def _lie_down(self, sequence: int) -> threading.Lock:
         """A lock that is taken, and let go when that sequence is durable."""
@@ -92,29 +102,26 @@ class GroupCommit:
             else:
                 self._waiting = [each for each in waiting if each[0] > durable]
                 self._hand_over()
-        for wake in served:
-            wake()
+        waking = iter(served)
+        try:
+            _wake_all(waking)
+        finally:
+            # An interrupt may have come between two of them.
+            _wake_all(waking)
 
     def _hand_over(self) -> None:
         self._by_thread = True
-        if self._thread is None:
-            self._start()
         self._handed_over.notify()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=self._keep_syncing, name="penstock-sync", daemon=True
-        )
-        self._thread.start()
 
     def _keep_syncing(self) -> None:
         while self._take_turn():
             durable = _EVERYTHING
             try:
                 durable = self._sync()
-            except JournalError:
-                # It will not get better: everyone who waits is woken, and finds out.
-                self._period_s = None
+            except Exception as error:
+                # Everyone who waits is woken, and finds out.
+                if isinstance(error, JournalError):
+                    self._period_s = None  # it will not get better
             self._wake(durable)
 
     def _take_turn(self) -> bool:
@@ -125,3 +132,10 @@ class GroupCommit:
                 if not asked and not self._under_way:
                     self._under_way = self._by_thread = True
             return not self._closing
+
+
+def _wake_all(waking: Iterator[Callable[[], object]]) -> None:
+    for wake in waking:
+        # One who cannot be told, its event loop being gone, keeps nobody else from being told.
+        with suppress(Exception):
+            wake()

@@ -74,6 +74,7 @@ class FileJournal:
         self._syncing = threading.Lock()
         period_ms = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0)
         self._commit = GroupCommit(self.sync, period_ms / 1_000)
+        self._commit.start()
         start_over_when_forked(self)
         # Called once when the stream passes `growth_limit`; set by whoever keeps house.
         self.growth_limit = 1 << 62

@@ -391,10 +391,13 @@ class Segments:
         if not self._background:
             self._prepare_quietly()
         elif self._preparer is None or not self._preparer.is_alive():
-            self._preparer = threading.Thread(
+            preparer = threading.Thread(
                 target=self._prepare_quietly, name="penstock-spare", daemon=True
             )
-            self._preparer.start()
+            # If the system has no thread for us now, the next append asks again.
+            with contextlib.suppress(RuntimeError):
+                preparer.start()
+                self._preparer = preparer
 
     def _prepare_quietly(self) -> None:
         # The append that cannot do without the room tries again, and says what is wrong.
@@ -471,7 +474,10 @@ class Segments:
         serial = self._slot.serial + 1
         self._slot = Slot(serial, self._files.identity, *self._durable, *self._first)
         at = SLOT_OFFSETS[place]
-        self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
+        try:
+            self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
+        except (OSError, ValueError) as error:
+            self._fail(f"the watermark in {name_of(number)} cannot be written: {error}")
         self._slot_pending = (number, place)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
