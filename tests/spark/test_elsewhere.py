@@ -21,7 +21,7 @@ from penstock.backends.daemon import stop_daemon
 from penstock.clock import ManualClock
 from penstock.spark.session import prepare_environment
 
-pytestmark = pytest.mark.service("default-jre-headless")
+pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(900)]
 SPARK = Path(pyspark.__file__).parent
 PENSTOCK = Path(sys.executable).with_name("penstock")
 DEAD = 30
@@ -99,7 +99,6 @@ def arrived(place):
     return found
 
 
-@pytest.mark.timeout(900)
 def test_a_standalone_cluster_ingests_audits_and_replays(place, tmp_path):
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
     with started(
@@ -125,7 +124,6 @@ def test_a_standalone_cluster_ingests_audits_and_replays(place, tmp_path):
     assert list(tmp_path.glob("app-*/0"))
 
 
-@pytest.mark.timeout(900)
 def test_a_connect_server_does_the_batch_work(place, tmp_path):
     port = free_port()
     server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
