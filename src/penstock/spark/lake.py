@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,11 @@ from penstock.errors import JournalError, PenstockError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION: Final = 1
+VERSION: Final = 2
 MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
+# The column by which a table in parts tells them apart; only Delta has it, the files do not.
+PART: Final = "part"
 
 
 class LakeUnusable(JournalError):
@@ -76,9 +78,9 @@ class Lake:
         # Executors may stand in other directories than we do.
         return cls(root.absolute(), str(found["id"]))
 
-    def table(self, name: str, schema: str) -> "Table":
+    def table(self, name: str, schema: str, *, in_parts: bool = False) -> "Table":
         """The table of this name, whether or not it was ever written."""
-        return Table(self.path / name, schema)
+        return Table(self.path / name, schema, in_parts)
 
     def checkpoint(self, store: str) -> Path:
         """Where the stream of one journal keeps its offsets."""
@@ -94,10 +96,14 @@ def _make(root: Path) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """One Delta table: what it holds, and the two ways to change it."""
+    """One Delta table: what it holds, and the two ways to change it.
+
+    A table in parts is given its rows with one more column, `part`, and can be replaced in part.
+    """
 
     path: Path
     schema: str
+    in_parts: bool = False
 
     def delta(self) -> DeltaTable | None:
         """The table as it is now, None if it was never written."""
@@ -146,28 +152,47 @@ class Table:
         self._commit(added, "append", settled)
         return settled
 
-    def replace(self, frame: "DataFrame", directory: str, application: str, version: int) -> None:
-        """Makes these rows all that the table holds, in one commit."""
-        self._commit(self._write(frame, directory), "overwrite", {application: version})
+    def replace(
+        self,
+        frame: "DataFrame",
+        directory: str,
+        transactions: Mapping[str, int],
+        parts: Sequence[str] | None = None,
+    ) -> None:
+        """Makes these rows all that the table holds, or holds in these parts, in one commit."""
+        added = self._write(frame, directory) if parts is None or parts else []
+        self._commit(added, "append" if parts == [] else "overwrite", transactions, parts)
 
     def _write(self, frame: "DataFrame", directory: str) -> list["_Added"]:
         """Has executors write Parquet files below the table; nobody reads them yet."""
         target = self.path / directory
         # Left behind by a run that was killed before it could commit.
         shutil.rmtree(target, ignore_errors=True)
-        frame.write.mode("overwrite").parquet(str(target))
-        paths = sorted(target.glob("*.parquet"))
+        writer = frame.write.mode("overwrite")
+        if self.in_parts:
+            writer = writer.partitionBy(PART)
+        writer.parquet(str(target))
+        paths = sorted(target.rglob("*.parquet"))
         return [added for path in paths if (added := _Added.of(self.path, path)).rows]
 
-    def _commit(self, added: list["_Added"], mode: str, transactions: Mapping[str, int]) -> None:
+    def _commit(
+        self,
+        added: list["_Added"],
+        mode: str,
+        transactions: Mapping[str, int],
+        parts: Sequence[str] | None = None,
+    ) -> None:
         schema = self._delta_schema()
+        parted_by = [PART] if self.in_parts else None
         delta = self.delta()
         if delta is None:
-            delta = DeltaTable.create(str(self.path), schema, mode="ignore")
+            delta = DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=parted_by)
         delta.create_write_transaction(
             [each.action() for each in added],
             mode,
             schema,
+            parted_by,
+            [(PART, "in", list(parts))] if parts else None,
             commit_properties=CommitProperties(
                 app_transactions=[Transaction(name, at) for name, at in transactions.items()]
             ),
@@ -176,6 +201,8 @@ class Table:
     def _delta_schema(self) -> Schema:
         parsed = StructType.fromDDL(self.schema)
         assert isinstance(parsed, StructType)
+        if self.in_parts:
+            parsed = parsed.add(PART, "string")
         return Schema.from_arrow(to_arrow_schema(parsed, timezone="UTC"))
 
     def compact(self, keep_hours: int) -> dict[str, int]:
@@ -201,6 +228,7 @@ class _Added:
     rows: int
     smallest: dict[str, int]
     largest: dict[str, int]
+    part: str | None
 
     @classmethod
     def of(cls, table: Path, file: Path) -> "_Added":
@@ -217,6 +245,7 @@ class _Added:
                 smallest[name] = min(stats.min, smallest.get(name, stats.min))
                 largest[name] = max(stats.max, largest.get(name, stats.max))
         found = file.stat()
+        name, _, value = file.parent.name.partition("=")
         return cls(
             file.relative_to(table).as_posix(),
             found.st_size,
@@ -224,6 +253,7 @@ class _Added:
             footer.num_rows,
             smallest,
             largest,
+            value if name == PART else None,
         )
 
     def action(self) -> AddAction:
@@ -232,7 +262,9 @@ class _Added:
             "minValues": self.smallest,
             "maxValues": self.largest,
         }
-        return AddAction(self.path, self.size_bytes, {}, self.modified_ms, True, json.dumps(stats))
+        of_part = {} if self.part is None else {PART: self.part}
+        said = json.dumps(stats)
+        return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, said)
 
 
 _OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")

@@ -1,8 +1,12 @@
 """Silver and gold: what the events mean, as batch SQL over bronze.
 
-A table is a name, a schema and a query over tables made before it. Each is replaced whole, in one
+A table is a name, a schema and a query over tables made before it. Each is brought level in one
 commit that carries the version of `events` it was made from: a run that finds that version there
 already has nothing to do, and one that was killed leaves tables that are whole but older.
+
+Those with a row a message or a claim are kept in parts, each a stretch of a shard's messages. Only
+parts that new events touch are made anew, by the same query over the events of just these messages,
+so the work follows what is new. The others are small and made anew whole.
 
 A purge or a removal ends messages without naming them. Each queue's such ends are few, so they ride
 along as one array a queue, and a message's own end is the first of them behind its last event.
@@ -11,12 +15,14 @@ Large groupings name the column first that tells most rows apart: Spark sorts by
 and the text of a store's identity, the same in every row, is the dearest of all to compare.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from deltalake import DeltaTable
+
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import Lake, our_errors
+from penstock.spark.lake import PART, Lake, Table, our_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +44,8 @@ class Derived:
     schema: str
     query: str
     inputs: tuple[str, ...]
+    # Of a table in parts: which of its rows a purge or removal changes, `gone` being the queue's.
+    swept: str | None = None
 
 
 QUEUES: Final = Derived(
@@ -156,6 +164,7 @@ MESSAGES: Final = Derived(
     FROM judged
     """,
     ("events", "queues"),
+    swept="standing IS NOT NULL AND held_in_number = gone.queue",
 )
 
 _CLAIM_ENDS: Final = "kind IN ('Deleted', 'Released', 'ClaimExpired', 'Lost')"
@@ -198,6 +207,7 @@ ATTEMPTS: Final = Derived(
     FROM placed
     """,
     ("events", "queues"),
+    swept="ended = 'open' AND queue_number = gone.queue",
 )
 
 QUEUE_STATUS: Final = Derived(
@@ -400,14 +410,18 @@ TABLES: Final = (
     HOT_GROUPS,
     HOT_SHARDS,
 )
-# These have a row a message or a claim; the others fit into one file.
-_LARGE: Final = frozenset({"messages", "attempts"})
+# How many messages a part of a table holds, and how many stretches of parts one query names.
+PART_MESSAGES: Final = 1 << 18
+_STRETCHES_MAX: Final = 100
 
 
 def derive(
-    spark: "SparkSession", lake: Lake, made: Callable[[str], None] = lambda name: None
+    spark: "SparkSession",
+    lake: Lake,
+    made: Callable[[str], None] = lambda name: None,
+    tables: Sequence[Derived] = TABLES,
 ) -> list[str]:
-    """Makes every table that is older than `events`; their names. Raises LakeUnusable."""
+    """Brings every table level with `events`; the names of those changed. Raises LakeUnusable."""
     events = events_table(lake)
     delta = events.delta()
     if delta is None:
@@ -416,14 +430,15 @@ def derive(
     version = delta.version()
     frames = {"events": events.frame(spark, delta)}
     done = []
-    for each in TABLES:
-        table = lake.table(each.name, each.schema)
+    for each in tables:
+        table = lake.table(each.name, each.schema, in_parts=each.swept is not None)
         if table.committed(_SOURCE) != version:
             with our_errors():
-                frame = select(spark, each, frames)
-                if each.name not in _LARGE:
-                    frame = frame.repartition(1)
-                table.replace(frame, f"data/from-{version:08d}", _SOURCE, version)
+                if table.in_parts:
+                    _refresh(spark, table, each, frames, delta)
+                else:
+                    frame = select(spark, each, frames).repartition(1)
+                    table.replace(frame, f"data/from-{version:08d}", {_SOURCE: version})
             done.append(each.name)
             made(each.name)
         frames[each.name] = table.frame(spark)
@@ -434,3 +449,76 @@ def select(spark: "SparkSession", table: Derived, frames: "dict[str, DataFrame]"
     """The table's rows, from the frames of those it names."""
     inputs: dict[str, Any] = {name: frames[name] for name in table.inputs}
     return spark.sql(table.query, **inputs)
+
+
+def _refresh(
+    spark: "SparkSession",
+    table: Table,
+    derived: Derived,
+    frames: "dict[str, DataFrame]",
+    events: DeltaTable,
+) -> None:
+    """Makes those parts anew that events behind the table's last commit touch."""
+    stores = [row["store"] for row in frames["queues"].select("store").distinct().collect()]
+    marks = {store: f"offset/{store}" for store in stores}
+    seen = {store: table.committed(mark) for store, mark in marks.items()}
+    touched = None if table.delta() is None else _touched(spark, table, derived, frames, seen)
+    if touched is not None:
+        frames = frames | {"events": frames["events"].where(_within(touched))}
+    part = _part_of("message")
+    frame = select(spark, derived, frames).selectExpr("*", f"{part} AS {PART}")
+    version = events.version()
+    reached = {mark: events.transaction_version(mark) for mark in marks.values()}
+    transactions = {_SOURCE: version, **{m: at for m, at in reached.items() if at is not None}}
+    parts = None if touched is None else [f"{a}-{b}-{nth}" for a, b, nth in touched]
+    table.replace(frame, f"data/from-{version:08d}", transactions, parts)
+
+
+def _part_of(message: str) -> str:
+    return f"concat(store, '-', shard, '-', {message} div {PART_MESSAGES})"
+
+
+def _touched(
+    spark: "SparkSession",
+    table: Table,
+    derived: Derived,
+    frames: "dict[str, DataFrame]",
+    seen: Mapping[str, int | None],
+) -> list[tuple[str, int, int]] | None:
+    """Which parts are no longer what they should be: (store, shard, nth); None for all."""
+    known = " OR ".join(
+        f"(store = '{store}' AND offset < {offset})" for store, offset in seen.items() if offset
+    )
+    query = f"""
+        WITH new AS (SELECT * FROM {{events}} WHERE NOT ({known or "false"})),
+        gone AS (SELECT store, shard, queue FROM new WHERE kind IN ('QueuePurged', 'QueueRemoved'))
+        SELECT DISTINCT store, shard, message div {PART_MESSAGES} AS nth FROM new
+        WHERE message IS NOT NULL
+        UNION
+        SELECT DISTINCT store, shard, message div {PART_MESSAGES}
+        FROM {{table}} AS old JOIN gone USING (store, shard) WHERE {derived.swept}
+        """
+    found = spark.sql(query, events=frames["events"], table=table.frame(spark)).collect()
+    parts = sorted((row["store"], row["shard"], row["nth"]) for row in found)
+    return parts if len(_runs(parts)) <= _STRETCHES_MAX else None
+
+
+def _runs(parts: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
+    """Neighbouring parts together: (store, shard, first, last)."""
+    runs: list[tuple[str, int, int, int]] = []
+    for store, shard, nth in parts:
+        if runs and runs[-1] == (store, shard, runs[-1][2], nth - 1):
+            runs[-1] = (store, shard, runs[-1][2], nth)
+        else:
+            runs.append((store, shard, nth, nth))
+    return runs
+
+
+def _within(parts: Sequence[tuple[str, int, int]]) -> str:
+    """The condition that an event is of a message in these parts; Parquet's statistics help."""
+    stretches = [
+        f"(store = '{store}' AND shard = {shard} AND message >= {first * PART_MESSAGES} "
+        f"AND message < {(last + 1) * PART_MESSAGES})"
+        for store, shard, first, last in _runs(parts)
+    ]
+    return " OR ".join(stretches) or "false"
