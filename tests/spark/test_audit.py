@@ -242,7 +242,7 @@ def test_another_engine_finds_the_same_by_the_same_queries(planted):
     assert audited_elsewhere(events, {}) == (expected, len(events))
 
 
-@pytest.mark.parametrize("seed", [8, 9, 10])
+@pytest.mark.parametrize("seed", [8, 9])
 def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatch, seed):
     small_slices(monkeypatch)
     life = Life(tmp_path, seed)

@@ -491,8 +491,9 @@ class _Spark:
 
     def keep(self, table: "DataFrame", *, small: bool) -> "DataFrame":
         if small:
-            # As local rows they are broadcast, and made only once.
-            return self.session.createDataFrame(table.collect(), table.schema)
+            # Spark does not know how few rows these are: untold, it sorts all events to join them.
+            rows = self.session.createDataFrame(table.collect(), table.schema)
+            return rows.hint("broadcast")
         self.kept.append(table.cache())
         return table
 
