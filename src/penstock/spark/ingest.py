@@ -50,12 +50,16 @@ def reader_name(lake: Lake) -> str:
     return f"lake-{lake.id}"
 
 
-def lag(lake: Lake, journal: str, archive: str | None = None) -> Lag:
-    """Where a journal and the lake stand. Raises StoreUnusable."""
+def lag(lake: Lake, journal: str, archive: str | None = None, *, batch: int | None = None) -> Lag:
+    """Where a journal and the lake stand, or stand once Spark has `batch` behind it.
+
+    Raises StoreUnusable.
+    """
     stream = Stream(journal, archive)
     try:
         store = stream.identity.hex()
-        read = committed_offset(lake.checkpoint(store))
+        checkpoint = lake.checkpoint(store)
+        read = committed_offset(checkpoint) if batch is None else _end_of(checkpoint, batch)
         return Lag(
             journal, store, stream.first.offset, stream.end.offset, read or stream.first.offset
         )
@@ -83,7 +87,7 @@ def ingest(
 
     def bring_in(frame: "DataFrame", batch: int) -> None:
         _bring_in(table, before.store, checkpoint, frame, batch)
-        progress(lag(lake, journal, archive))
+        progress(lag(lake, journal, archive, batch=batch))
 
     source = (
         spark.readStream.format("penstock")
@@ -131,7 +135,11 @@ def committed_offset(checkpoint: Path) -> int | None:
     batches = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
     if not batches:
         return None
-    lines = (checkpoint / "offsets" / str(max(batches))).read_text().splitlines()
+    return _end_of(checkpoint, max(batches))
+
+
+def _end_of(checkpoint: Path, batch: int) -> int:
+    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
     return int(json.loads(lines[-1])["offset"])
 
 

