@@ -5,7 +5,7 @@ import pytest
 
 from penstock.core.events import Pushed, QueueCreated
 from penstock.core.shard import ShardState, replay
-from penstock.errors import InvalidField, QueueNotFound
+from penstock.errors import AttemptLapsed, InvalidField, QueueNotFound
 from penstock.service import (
     Batch,
     ConfigureQueue,
@@ -175,3 +175,22 @@ def test_a_note_on_a_queue_does_not_count_as_configuring_it():
     changed = life.submit(DescribeQueue("q"))
     assert changed.configured_at_ms == life.clock.now_ms() > made.created_at_ms
     assert as_bytes(replay(life.journal.events)) == as_bytes(life.shard)
+
+
+def test_of_attempts_that_are_over_only_the_ids_are_kept():
+    life = Life()
+    life.submit(CreateQueue("q"))
+    for number in range(20):
+        life.submit(Batch([Push("q", b"x")] * 10))
+        claims = life.submit(Pull("q", 10, attempt_id=f"attempt-{number}"))
+        if number != 7:
+            life.submit(Batch([Delete("q", claim.receipt) for claim in claims[number % 2 :]]))
+    queue = life.engine.shard.names["q"]
+    kept = [len(epochs) for _, _, epochs in queue.attempts.entries()]
+    assert sum(kept) < 60
+    assert len(life.submit(Pull("q", 10, attempt_id="attempt-7"))) == 10
+    for number in (0, 1, 19):
+        with pytest.raises(AttemptLapsed):
+            life.submit(Pull("q", 10, attempt_id=f"attempt-{number}"))
+    shown = queue.known_attempts()
+    assert [key for _, key, pairs in shown if pairs] == ["attempt-7"]

@@ -14,6 +14,7 @@ choose is to take out of line, so a pull takes and lends at once, and `claimed` 
 """
 
 import hashlib
+from collections import deque
 from typing import Final
 
 from penstock.core.delivery import (
@@ -68,6 +69,7 @@ class QueueState:
     """A queue's messages, their order and their counts."""
 
     __slots__ = (
+        "_attempts_open",
         "_deadlines",
         "_expiries",
         "attempts",
@@ -112,6 +114,8 @@ class QueueState:
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
         # The claims of an attempt: message numbers and their epochs then.
         self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
+        # Those that may not be over yet: of the others only the id need be remembered.
+        self._attempts_open: deque[dict[int, int]] = deque()
         self._deadlines = deadlines
         self._expiries = expiries
 
@@ -244,13 +248,27 @@ class QueueState:
         epochs = self.attempts.find(attempt_id, now_ms)
         if epochs is None:
             return None
-        found = []
+        if self._is_over(epochs):
+            return []
+        found = [self.deliveries[number] for number in epochs]
+        return found if all(each.state == IN_FLIGHT for each in found) else []
+
+    def _is_over(self, epochs: dict[int, int]) -> bool:
+        """Whether one of these claims has ended for good, so that they never all live again."""
         for number, epoch in epochs.items():
             delivery = self.deliveries.get(number)
-            if delivery is None or delivery.epoch != epoch or delivery.state != IN_FLIGHT:
-                return []
-            found.append(delivery)
-        return found
+            if delivery is None or delivery.epoch != epoch:
+                return True
+            if delivery.move is not None and delivery.move.epoch >= epoch:
+                return True
+        return False
+
+    def known_attempts(self) -> list[tuple[int, Key, list[tuple[int, int]]]]:
+        """The attempts that are remembered, oldest first; of those that are over, only the id."""
+        return [
+            (at_ms, key, [] if self._is_over(epochs) else list(epochs.items()))
+            for at_ms, key, epochs in self.attempts.entries()
+        ]
 
     # Changing: each method below is one event taking effect.
 
@@ -302,8 +320,23 @@ class QueueState:
         epochs = self.attempts.find(event.attempt_id, event.at_ms)
         if epochs is None:
             epochs = {}
-            self.attempts.remember(event.attempt_id, epochs, event.at_ms)
+            self._forget_claims_of_old_attempts()
+            self.know_attempt(event.attempt_id, epochs, event.at_ms)
         epochs[event.number] = event.epoch
+
+    def know_attempt(self, attempt_id: Key, epochs: dict[int, int], at_ms: int) -> None:
+        """Lets the id stand for these claims."""
+        self.attempts.remember(attempt_id, epochs, at_ms)
+        self._attempts_open.append(epochs)
+
+    def _forget_claims_of_old_attempts(self) -> None:
+        """Two are looked at for each that comes, so that few claims are kept that have ended."""
+        for _ in range(min(2, len(self._attempts_open))):
+            epochs = self._attempts_open.popleft()
+            if not epochs or self._is_over(epochs):
+                epochs.clear()
+            else:
+                self._attempts_open.append(epochs)
 
     def _end_claim(self, number: int) -> Delivery:
         delivery = self.deliveries[number]

@@ -565,10 +565,7 @@ class ShardState:
                     queue.configured_at_ms,
                     [],
                     queue.dedups.entries(),
-                    [
-                        (at_ms, key, list(epochs.items()))
-                        for at_ms, key, epochs in queue.attempts.entries()
-                    ],
+                    queue.known_attempts(),
                 )
                 for queue in self.queues.values()
             ],
@@ -594,7 +591,7 @@ class ShardState:
             for at_ms, key, number in kept.dedups:
                 queue.dedups.remember(key, number, at_ms)
             for at_ms, key, pairs in kept.attempts:
-                queue.attempts.remember(key, dict(pairs), at_ms)
+                queue.know_attempt(key, dict(pairs), at_ms)
             queue.restored(kept.deliveries)
             shard._plan_retention(queue, 0)
         return shard
