@@ -270,6 +270,14 @@ def test_a_daemon_that_cannot_even_begin_is_told_with_its_last_words(store, monk
         connect(store)
 
 
+def test_a_daemon_that_cannot_listen_says_why(store):
+    connect(store).close()
+    end_daemon(store)
+    (socket_path(store) / "in the way").mkdir(parents=True)
+    with pytest.raises(UnavailableError, match=r"its daemon failed: .*daemon/socket"):
+        connect(store)
+
+
 # Ending.
 
 

@@ -5,11 +5,13 @@ import random
 import socket
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 from penstock.backends.engine import Engine
 from penstock.backends.remote import Remote
+from penstock.backends.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.errors import (
@@ -21,11 +23,13 @@ from penstock.errors import (
 )
 from penstock.journal import MemoryJournal
 from penstock.server.desk import Limits
-from penstock.service import CreateQueue, Peek, Pull, Push, Stats
+from penstock.service import Batch, CreateQueue, Peek, Pull, Push, Stats
 from penstock.wire.bodies import DECODE_REPLY, encode_command
+from penstock.wire.bulk import BulkPush, encode_bulk
 from penstock.wire.frames import (
     CANCEL,
     ERROR,
+    FRAME_BYTES_MAX,
     GOODBYE,
     HEADER,
     PRELUDE,
@@ -320,9 +324,17 @@ def test_when_the_journal_fails_everyone_is_told_and_the_server_ends(slow):
     assert str(failure) == "the disk is gone"
 
 
-def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd):
-    server.engine._handlers[Peek] = lambda command, now_ms: 1 / 0
-    wire.send((2, Peek("orders")))
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode_command(2, Peek("orders")),
+        encode_bulk(2, BulkPush(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
+    ],
+)
+def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd, frame):
+    for kind in (Peek, Batch):
+        server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
+    wire.link.sendall(frame)
     kind, request, _ = wire.next()
     assert (kind, request) == (ERROR, 0)
     assert wire.hears_the_end()
@@ -331,6 +343,19 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, cap
     assert "Traceback" in capfd.readouterr().err
     with Wire(server, hello=False) as late:
         assert late.next()[0] == ERROR
+
+
+def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tmp_path):
+    engine: Any = open_engine(tmp_path / "store", durability="os")
+    (tmp_path / "store" / "readers").mkdir()
+    (tmp_path / "store" / "readers" / "lake.json").write_text("nonsense")
+    server = serve(engine=engine)
+    assert server.call(server.desk.status)["housekeeping_error"] is None
+    engine.submit(CreateQueue("q"))
+    engine.journal.grown()
+    said = until(lambda: server.call(server.desk.status)["housekeeping_error"])
+    assert said.startswith("StoreUnusable: ")
+    assert "lake.json" in said
 
 
 # Stopping.

@@ -390,3 +390,26 @@ def test_a_store_goes_on_when_its_journal_has_passed_four_gigabytes(quick_path, 
     odd, even = range(7, 40, 2), range(0, 40, 2)
     assert store.bodies("q") == [b"%d" % count for count in (*odd, *even)]
     store.engine.close()
+
+
+def test_housekeeping_outlives_what_it_did_not_expect_and_says_what_that_was(
+    quick_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep_module, "_RETRY_S", 0)
+    engine: Any = open_engine(quick_path / "store")
+    troubles = [RuntimeError("the event loop is closed")]
+    seen, passed = [], threading.Event()
+
+    def exclusive(step):
+        if troubles:
+            raise troubles.pop()
+        seen.append(engine.upkeep.last_error)
+        passed.set()
+        return step()
+
+    engine.upkeep.start(exclusive)
+    engine.journal.grown()
+    assert passed.wait(20)
+    assert str(seen[0]) == "the event loop is closed"
+    engine.upkeep.stop()
+    engine.close()

@@ -123,6 +123,9 @@ class Waiter:
 class Housekeeping(Protocol):
     """What keeps an engine's storage in order while it lives."""
 
+    # What it failed of last; None when all is well.
+    last_error: Exception | None
+
     def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
         """Begins; `exclusive` runs a function while nobody else touches the engine."""
         ...

@@ -82,6 +82,7 @@ def _tell_none(session: Session, arguments: Namespace) -> int:
 
 
 def _as_text(path: str, status: dict[str, Any]) -> str:
+    trouble = status.get("housekeeping_error")
     return labelled(
         [
             ("daemon", f"runs as process {status['pid']}"),
@@ -92,5 +93,6 @@ def _as_text(path: str, status: dict[str, Any]) -> str:
             ("connections", f"{status['connections'] - 1:,}"),
             ("requests", f"{status['requests_seen']:,}"),
             ("waiting pulls", f"{status['waiting_pulls']:,}"),
+            *([("housekeeping", f"failed, and is tried again: {trouble}")] if trouble else []),
         ]
     )

@@ -169,6 +169,10 @@ def run_daemon(
     except PenstockError as error:
         starter.tell_failure(error)
         return next((status for kind, status in _STATUS_OF if isinstance(error, kind)), 1)
+    except Exception as error:
+        # The starter waits for a word, and what is written now may have nowhere to go.
+        starter.tell_failure(UnavailableError(f"{arguments.path}: its daemon failed: {error}"))
+        raise
     return 0
 
 
@@ -329,7 +333,8 @@ async def _serve(
     finally:
         for server in servers:
             server.close()
-        own.socket.unlink(missing_ok=True)
+        with suppress(OSError):
+            own.socket.unlink()
         await desk.stop(reason)
     return failures[0] if failures else None
 

@@ -193,6 +193,9 @@ class Desk:
             except PenstockError as error:
                 self._refuse(connection, request, error)
                 return
+            except Exception as fault:
+                self._give_up(fault)
+                return
             sequence = self._engine.answer_sequence
             answer = encode_bulk_reply(request, replies)
             if sequence > self._journal.durable_sequence:
@@ -349,6 +352,8 @@ class Desk:
             self._engine.tick()
         except JournalError as error:
             self._fail(error)
+        except Exception as fault:
+            self._give_up(fault)
         self.must_plan = self._engine.has_waiters
         self.flush()
 
@@ -456,6 +461,8 @@ class Desk:
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself to whoever may connect."""
+        upkeep = self._engine.upkeep
+        error = None if upkeep is None else upkeep.last_error
         return {
             "pid": os.getpid(),
             "up_s": round(self._loop.time() - self._started_s, 3),
@@ -464,6 +471,7 @@ class Desk:
             "requests_seen": self.requests_seen,
             "waiting_pulls": sum(len(each.polls) for each in self.connections),
             "answers_waiting_for_disk": len(self._deferred),
+            "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
 
     def _sweep(self) -> None:
