@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.backends.store import open_engine
 from penstock.errors import InvalidField, StoreUnusable
-from penstock.service import CreateQueue, Pull, Push
+from penstock.service import Batch, CreateQueue, Pull, Push
 from tests.store.test_upkeep import Store
 
 FILE_BYTES = 65_536
@@ -55,6 +55,15 @@ def test_a_batch_larger_than_an_entry_can_be_is_refused_and_nothing_stops(tmp_pa
             queues.push_many("q", [body] * 70)
         queues.push("q", b"small")
         assert queues.stats("q").messages == 1
+
+
+@pytest.mark.parametrize("items", [None, 5, "ab", {}])
+def test_a_batch_of_what_is_no_list_is_refused(closed, items):
+    engine = open_engine(closed)
+    with pytest.raises(InvalidField, match="items: expected a list"):
+        engine.submit(Batch(items))
+    assert len(engine.submit(Pull("q"))) == 1
+    engine.close()
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path):
@@ -196,6 +205,9 @@ def test_only_the_owner_may_look_into_a_store(closed):
         ("file:{path}?embedded=1&speed=11", "has no option 'speed'"),
         ("file:{path}?interval_ms=-1", "interval_ms='-1'"),
         ("file:{path}?interval_ms=soon", "interval_ms='soon'"),
+        ("file:{path}?interval_ms=0", "interval_ms: 0 is outside 1 to 3600000"),
+        ("file:{path}?embedded=1&interval_ms=0", "interval_ms: 0 is outside 1 to 3600000"),
+        ("file:{path}?timeout=999999999999", "timeout: 999999999999 is outside 1 to 86400"),
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused_before_anything_is_made(tmp_path, url, field):

@@ -10,12 +10,13 @@ from penstock.backends.daemon import IDLE_S, DaemonEndpoint
 from penstock.backends.remote import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
-from penstock.service import AsyncQueueService, QueueService
+from penstock.service import AsyncQueueService, QueueService, check_number
 
 if TYPE_CHECKING:
     import ssl
 
 PORT: Final = 7420
+_TIMEOUT_S_MAX: Final = 24 * 60 * 60
 _STORE_OPTIONS: Final[tuple[str, ...]] = ("durability", "interval_ms", "archive")
 
 
@@ -50,7 +51,8 @@ def read_endpoint(address: Address, clock: Clock | None = None) -> Endpoint:
 
 
 def _timeout_s(address: Address) -> float:
-    return float(address.whole_number("timeout", round(TIMEOUT_S)) or 1)
+    timeout_s = address.whole_number("timeout", round(TIMEOUT_S)) or 1
+    return float(check_number("timeout", timeout_s, 1, _TIMEOUT_S_MAX))
 
 
 def _daemon(address: Address) -> DaemonEndpoint:
@@ -61,7 +63,9 @@ def _daemon(address: Address) -> DaemonEndpoint:
 
         check_durability(options["durability"])
     if "interval_ms" in options:
-        options["interval_ms"] = str(address.whole_number("interval_ms", 0))
+        from penstock.journal.file import check_interval
+
+        options["interval_ms"] = str(check_interval(address.whole_number("interval_ms", 0)))
     if "archive" in options:
         options["archive"] = os.path.abspath(options["archive"])
     idle_s = address.whole_number("idle", IDLE_S)

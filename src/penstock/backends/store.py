@@ -26,7 +26,7 @@ from penstock.core.shard import ShardState
 from penstock.errors import StoreUnusable
 from penstock.journal.codec import EVENT_BYTES, decode, plain_arrivals
 from penstock.journal.entry import StoredEntry
-from penstock.journal.file import Durability, FileJournal
+from penstock.journal.file import Durability, FileJournal, check_interval
 from penstock.journal.segments import FILE_BYTES, Segments
 from penstock.journal.snapshot import Taken, offset_of, read_snapshot, snapshot_paths
 from penstock.journal.storage import Storage
@@ -48,8 +48,10 @@ def open_engine(
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
     Without `background` the journal's spare files are made where they are needed, by no thread.
-    Raises StoreUnusable, in one sentence that says what and where, having touched nothing.
+    Raises StoreUnusable, in one sentence that says what and where, having touched nothing; or
+    InvalidField.
     """
+    check_interval(interval_ms)
     store = Path(path)
     with ExitStack() as undo:
         _claim_directory(store, undo)

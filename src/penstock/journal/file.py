@@ -23,10 +23,20 @@ from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES, StoredEntry
 from penstock.journal.segments import Segments
-from penstock.service import PULL_LIMIT_MAX, Batch, Command, Delete, Pull, Push, Redrive
+from penstock.service import (
+    PULL_LIMIT_MAX,
+    Batch,
+    Command,
+    Delete,
+    Pull,
+    Push,
+    Redrive,
+    check_number,
+)
 
 Durability = Literal["sync", "interval", "os"]
 
+_INTERVAL_MS_MAX: Final = 60 * 60 * 1_000
 # Under `os` a sync now and then lets readers of the files see how far the stream has come.
 _OS_SYNC_MS: Final = 1_000
 _RECENT_MAX: Final = 1_024
@@ -47,6 +57,11 @@ def check_durability(text: str) -> Durability:
     if text not in get_args(Durability):
         raise InvalidField(f"durability: {text!r} is none of {', '.join(get_args(Durability))}")
     return text  # type: ignore[return-value]
+
+
+def check_interval(interval_ms: int) -> int:
+    """The interval, if one can keep its promise by it. Raises InvalidField."""
+    return check_number("interval_ms", interval_ms, 1, _INTERVAL_MS_MAX)
 
 
 class FileJournal:
@@ -271,6 +286,8 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
         return _message_bytes(cast(Push, command)) + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items
+        if type(items) is not list:
+            return _COMMAND_ROOM_BYTES, True
         pushes = [item for item in items if type(item) is Push]
         size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
         if size > _BATCH_BYTES_MAX:
