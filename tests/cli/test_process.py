@@ -32,6 +32,12 @@ def test_the_version_is_that_of_the_package(process):
     assert process("--version").out == f"penstock {penstock.__version__}\n"
 
 
+def test_the_module_is_the_command_line_too():
+    command = [sys.executable, "-m", "penstock", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"penstock {penstock.__version__}\n"
+
+
 def test_help_names_every_command_and_every_exit_status(process):
     done = process("--help")
     assert done.status == 0

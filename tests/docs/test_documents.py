@@ -110,7 +110,7 @@ class Terminal:
             server.wait(timeout=20)
         for store in self.directory.rglob("store"):
             subprocess.run(
-                [sys.executable, "-m", "penstock.cli", "daemon", "stop", str(store.parent)],
+                [sys.executable, "-m", "penstock", "daemon", "stop", str(store.parent)],
                 capture_output=True,
                 check=False,
             )
