@@ -366,6 +366,7 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
     assert [count for _, count in found] == [10, 20_000]
 
 
+@pytest.mark.timeout(600)
 def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
     spark, tmp_path, monkeypatch, capsys
 ):
@@ -387,6 +388,7 @@ def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
     assert rows(tmp_path / "lake" / "messages", "SELECT count(*) FROM {table}") == [(30,)]
 
 
+@pytest.mark.timeout(600)
 def test_an_audit_counts_with_a_running_engine(spark, tmp_path, capsys):
     store, url = tmp_path / "store", f"file:{tmp_path / 'store'}"
     another = f"file:{tmp_path / 'another'}?embedded=1"
