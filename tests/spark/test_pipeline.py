@@ -19,9 +19,7 @@ from pathlib import Path
 import duckdb
 from deltalake import DeltaTable
 
-import penstock
 from penstock import cli
-from penstock.backends.daemon import stop_daemon
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
@@ -364,51 +362,6 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
         lake.path / "messages", "SELECT store, count(*) FROM {table} GROUP BY 1 ORDER BY 2"
     )
     assert [count for _, count in found] == [10, 20_000]
-
-
-@pytest.mark.timeout(600)
-def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
-    spark, tmp_path, monkeypatch, capsys
-):
-    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 31)]
-    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes[:10]])
-    slept = []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise KeyboardInterrupt
-        write_store(store, pushes[10:])
-
-    monkeypatch.setattr("penstock.cli.lake.run.time.sleep", sleep)
-    words = ["pipeline", "run", "--watch", "--every", "7s", "--lake", str(tmp_path / "lake")]
-    assert cli.main([*words, "--journal", str(store)]) == 130
-    assert slept == [7, 7]
-    assert capsys.readouterr().out.count("0 B behind") == 2
-    assert rows(tmp_path / "lake" / "messages", "SELECT count(*) FROM {table}") == [(30,)]
-
-
-@pytest.mark.timeout(600)
-def test_an_audit_counts_with_a_running_engine(spark, tmp_path, capsys):
-    store, url = tmp_path / "store", f"file:{tmp_path / 'store'}"
-    another = f"file:{tmp_path / 'another'}?embedded=1"
-    with penstock.connect(another) as queues:
-        queues.create("orders")
-        queues.push("orders", "one")
-    audit = ["pipeline", "audit", "--journal", str(store), "--url"]
-    try:
-        with penstock.connect(url) as queues:
-            queues.create("orders")
-            queues.push_many("orders", ["one", "two", "three"])
-            queues.delete(queues.pull_many("orders", 1)[0])
-        assert cli.main([*audit, url]) == 0
-        capsys.readouterr()
-        assert cli.main([*audit, another]) == 1
-    finally:
-        stop_daemon(store)
-    told = capsys.readouterr().out
-    assert "nothing lost: orders" in told
-    assert "the engine holds 1, the journal 2" in told
 
 
 def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
