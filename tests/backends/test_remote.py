@@ -44,6 +44,7 @@ from penstock.service import (
 )
 from penstock.wire.bulk import BulkPush
 from penstock.wire.frames import Frame, FrameDecoder, Welcome, client_limits, encode_welcome, pack
+from tests.interrupts import ends_in_time, points
 from tests.server.conftest import PATIENCE_S, UnixEndpoint, until
 
 
@@ -588,3 +589,13 @@ def test_a_closed_portal_says_so_and_ends_its_thread(portal):
     with pytest.raises(EngineClosed):
         portal.execute(Stats("orders"))
     assert "penstock-portal" not in {thread.name for thread in threading.enumerate()}
+
+
+# A socket that somebody may be reading is shut, and closed when it is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_point_leaves_a_connection_or_makes_a_new_one(remote, queues):
+    seen = 0
+    for point in points(lambda: queues.push("orders", b"x")):
+        seen = point
+        assert ends_in_time(lambda: queues.stats("orders")), f"stuck, interrupted at {point}"
+    assert seen > 10

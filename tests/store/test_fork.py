@@ -55,15 +55,18 @@ def test_a_child_that_lives_on_does_not_keep_the_store_locked(quick_path):
     path = quick_path / "store"
     queues = connect(path)
     heard, go = os.pipe()
+    ready, say = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(go)
+        os.write(say, b"here")
         os.read(heard, 1)
         os._exit(0)
+    assert os.read(ready, 4) == b"here"
     queues.close()
     connect(path).close()
-    os.close(go)
-    os.close(heard)
+    for each in (go, heard, ready, say):
+        os.close(each)
     os.waitpid(pid, 0)
 
 

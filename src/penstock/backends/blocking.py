@@ -30,7 +30,7 @@ class BlockingEngine:
     def start_over(self) -> None:
         """Takes a new lock: in the child of a fork nobody is left to let go of the old one."""
         self._lock = threading.Lock()
-        self._acquire = self._lock.acquire
+        self._taking = iter(self._lock.acquire, False)
         self._release = self._lock.release
 
     def _exclusively(self, step: Callable[[], object]) -> object:
@@ -39,13 +39,16 @@ class BlockingEngine:
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
-        # Spelt out, because `with` costs as much again as the lock itself.
-        self._acquire()
-        try:
-            reply = self._submit(command)
-            sequence = 0 if self._answers_at_once else self._engine.answer_sequence
-        finally:
-            self._release()
+        # `with` costs as much again as the lock itself. A plain call to acquire it may be followed
+        # by an interrupt before `try` is reached, and then nobody lets go of the lock any more;
+        # between an iterator and the body of its loop there is no such gap.
+        for _ in self._taking:
+            try:
+                reply = self._submit(command)
+                sequence = 0 if self._answers_at_once else self._engine.answer_sequence
+                break
+            finally:
+                self._release()
         if type(command) is Pull and not reply:
             return cast(R, self._pull_later(command))
         if sequence and sequence > self._journal.durable_sequence:

@@ -311,30 +311,33 @@ class Channel:
         call = _Call()
         sent = False
         self._pending[request] = call
-        self._sending.acquire()
-        try:
-            if started_s - self._used_s > _FRESH_S:
-                self._look_for_end()
-            self._used_s = started_s
-            if self.lost is None:
-                self._link.sendall(frame)
-                sent = True
-        except OSError as error:
-            # An incomplete frame was not obeyed, and what follows it would not be understood.
-            self._drop(f"the connection broke: {error.strerror or error}", "sender")
-        except BaseException:
-            self._drop("a caller was interrupted while it wrote", "sender")
-            raise
-        finally:
-            self._sending.release()
+        with self._sending:
+            try:
+                if started_s - self._used_s > _FRESH_S:
+                    self._look_for_end()
+                self._used_s = started_s
+                if self.lost is None:
+                    self._link.sendall(frame)
+                    sent = True
+            except OSError as error:
+                # An incomplete frame was not obeyed, and what follows would not be understood.
+                self._drop(f"the connection broke: {error.strerror or error}", "sender")
+            except BaseException:
+                self._drop("a caller was interrupted while it wrote", "sender")
+                raise
         if not sent:
             self._pending.pop(request, None)
             raise Lost(self, False, cast(str, self.lost), started_s)
-        # Nearly always nobody else is reading; the rest of the dance is for many threads.
-        if self._reading.acquire(False):
-            self._lead(call)
-        else:
-            self._follow(request, call)
+        try:
+            # Nearly always nobody else is reading; the rest of the dance is for many threads.
+            if self._reading.acquire(False):
+                self._lead(call)
+            else:
+                self._follow(request, call)
+        except BaseException:
+            # It may have been about to read, or to hand that on: nobody else knows.
+            self._drop("a caller was interrupted", "other")
+            raise
         if call.kind == _LOST:
             if self.refused is not None:
                 raise self.refused

@@ -7,8 +7,7 @@ sync in the same breath, so that the disk works while they do.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import JournalError
@@ -59,7 +58,11 @@ class GroupCommit:
             durable = self._sync()
         finally:
             if is_ours:
-                self._wake(durable)
+                try:
+                    self._wake(durable)
+                except BaseException:
+                    self._wake(_EVERYTHING)
+                    raise
 
     def _lie_down(self, sequence: int) -> threading.Lock:
         """A lock that is taken, and let go when that sequence is durable."""
@@ -90,24 +93,28 @@ class GroupCommit:
         self._wake(_EVERYTHING)
 
     def _wake(self, durable: int) -> None:
-        """Wakes those whose sequence is durable; for the others the thread goes on."""
+        """Wakes those whose sequence is durable; for the others the thread goes on.
+
+        To wake somebody twice does no harm, so whoever was interrupted here may begin again.
+        """
         with self._turn:
-            waiting = self._waiting
             if self._closing:
                 durable = _EVERYTHING
-            served = [wake for sequence, wake in waiting if sequence <= durable]
-            if len(served) == len(waiting):
-                self._waiting = []
-                self._under_way = self._by_thread = False
-            else:
-                self._waiting = [each for each in waiting if each[0] > durable]
+            later = []
+            for each in self._waiting:
+                if each[0] > durable:
+                    later.append(each)
+                    continue
+                try:
+                    each[1]()
+                except Exception:
+                    # One who cannot be told, its event loop being gone, keeps nobody from it.
+                    continue
+            self._waiting = later
+            if later:
                 self._hand_over()
-        waking = iter(served)
-        try:
-            _wake_all(waking)
-        finally:
-            # An interrupt may have come between two of them.
-            _wake_all(waking)
+            else:
+                self._under_way = self._by_thread = False
 
     def _hand_over(self) -> None:
         self._by_thread = True
@@ -132,10 +139,3 @@ class GroupCommit:
                 if not asked and not self._under_way:
                     self._under_way = self._by_thread = True
             return not self._closing
-
-
-def _wake_all(waking: Iterator[Callable[[], object]]) -> None:
-    for wake in waking:
-        # One who cannot be told, its event loop being gone, keeps nobody else from being told.
-        with suppress(Exception):
-            wake()

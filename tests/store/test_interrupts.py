@@ -1,0 +1,45 @@
+"""A caller that is interrupted, wherever it is then, leaves nobody else waiting for ever."""
+
+from contextlib import suppress
+
+import penstock
+from penstock.errors import JournalError
+from tests.interrupts import ends_in_time, interrupted, points
+
+
+def test_an_interrupt_never_leaves_the_engine_locked():
+    queues = penstock.connect("memory:")
+    queues.create("q")
+    seen = 0
+    for point in points(lambda: queues.push("q", b"x")):
+        seen = point
+        assert ends_in_time(lambda: queues.stats("q")), f"locked by an interrupt at point {point}"
+    assert seen > 10
+    queues.close()
+
+
+def test_an_interrupt_leaves_a_store_that_can_be_closed_and_holds_what_was_answered(quick_path):
+    url = f"file:{quick_path / 'store'}?embedded=1"
+    answered = 0
+    point = 0
+    was_interrupted = True
+    while was_interrupted:
+        point += 1
+        queues = penstock.connect(url)
+        queues.create("q")
+        queues.push("q", b"answered")
+        answered += 1
+        was_interrupted = interrupted(lambda: queues.push("q", b"perhaps"), point)  # noqa: B023
+
+        def push():
+            with suppress(JournalError):
+                queues.push("q", b"perhaps")  # noqa: B023
+
+        assert ends_in_time(push), f"stuck after an interrupt at point {point}"
+        assert ends_in_time(queues.close), f"not closed after an interrupt at point {point}"
+    assert point > 20
+    with penstock.connect(url) as queues:
+        bodies = []
+        while claims := queues.pull_many("q", 100):
+            bodies += [claim.body for claim in claims]
+    assert bodies.count(b"answered") == answered
