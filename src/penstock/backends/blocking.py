@@ -49,7 +49,7 @@ class BlockingEngine:
                 break
             finally:
                 self._release()
-        if type(command) is Pull and not reply:
+        if not reply and type(command) is Pull:
             return cast(R, self._pull_later(command))
         if sequence and sequence > self._journal.durable_sequence:
             self._journal.wait(sequence)

@@ -226,25 +226,28 @@ class ShardState:
             queue = self.names[command.queue]
         except (KeyError, TypeError):
             queue = self.queue(command.queue)
+        settings = queue.settings
         limit = command.limit
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
-            visibility_ms = queue.settings.visibility_ms
+            visibility_ms = settings.visibility_ms
         else:
             check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
+        room_bytes: int | None = None
         if type(limit) is not int or limit != 1:
             check_number("limit", limit, 1, PULL_LIMIT_MAX)
+            if type(command) is PullWithin:
+                room_bytes = command.bytes_max
         if command.holder is not None:
             check_id("holder", command.holder)
         if command.attempt_id is not None:
             earlier = self._attempt(queue, command.attempt_id, now_ms)
             if earlier is not None:
                 return earlier
-        if queue.settings.in_flight_max is not None:
-            limit = min(limit, self._room_in_flight(queue, queue.settings.in_flight_max))
-        room_bytes = command.bytes_max if type(command) is PullWithin else None
+        if settings.in_flight_max is not None:
+            limit = min(limit, self._room_in_flight(queue, settings.in_flight_max))
         order = queue.order
-        if queue.settings.fifo:
+        if settings.fifo:
             order.begin_pull()
         claims: list[Delivery] = []
         while len(claims) < limit and len(events) < limit + SETTLE_MAX:
@@ -252,7 +255,7 @@ class ShardState:
             if delivery is None:
                 break
             # A message may be over its limit here if the limit was lowered while it waited.
-            if queue.settings.max_receives is not None and queue.is_dead(delivery):
+            if settings.max_receives is not None and queue.is_dead(delivery):
                 target = self._dead_letter_of(queue)
                 if target is not None:
                     events.append(self._move(delivery, target, now_ms, dead=True))
