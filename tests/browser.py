@@ -7,6 +7,29 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+TRIES = 10
+"""It picks a port that is free on IPv6 and gives up if another has it on IPv4."""
+
+
+def _chromedriver() -> tuple["subprocess.Popen[str]", str]:
+    """A running driver, and the port at which it listens."""
+    said = ""
+    for _ in range(TRIES):
+        driver = subprocess.Popen(
+            ["chromedriver", "--port=0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            said += line
+            found = re.search(r"started successfully on port (\d+)", line)
+            if found:
+                return driver, found[1]
+        driver.communicate()
+    raise AssertionError(f"chromedriver did not start in {TRIES} tries: {said}")
+
 
 class Browser:
     """One window without a screen. Use it as a context manager."""
@@ -16,22 +39,8 @@ class Browser:
         self._size = width, height
 
     def __enter__(self) -> "Browser":
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self._driver.stdout is not None
-        said = ""
-        for line in self._driver.stdout:
-            said += line
-            found = re.search(r"started successfully on port (\d+)", line)
-            if found:
-                break
-        else:
-            raise AssertionError(f"chromedriver did not start: {said}")
-        self._session = f"http://127.0.0.1:{found[1]}/session"
+        self._driver, port = _chromedriver()
+        self._session = f"http://127.0.0.1:{port}/session"
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         flags += [
             f"--user-data-dir={self._profile}",
