@@ -30,9 +30,9 @@ bodies are read one by one, long after the entry as a whole was verified.
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
-from zlib import crc32
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from penstock.core.delivery import PLACE_SIZE_BITS, Delivery
 from penstock.core.events import (

@@ -14,7 +14,8 @@ All integers are little-endian. Nothing here touches a file.
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from penstock.errors import CorruptEntry, InvalidField
 

@@ -28,7 +28,8 @@ Nothing here touches a file.
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 PAGE_BYTES = 4096
 FORMAT = 1

@@ -14,7 +14,8 @@ the stream has no more.
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from penstock.journal.entry import HEADER_BYTES, Header, StoredEntry, unpack_header
 

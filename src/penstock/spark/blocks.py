@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
-from zlib import crc32
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from isal.isal_zlib import crc32
 
 from penstock.core.receipts import MessageIds
 from penstock.errors import StoreUnusable
