@@ -4,31 +4,24 @@ It is synchronous and never blocks: `submit` settles what is due, decides, appli
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
 be shown. The two faces in `blocking` and `asynchronous` do the waiting.
 
-A pull that finds nothing may wait. Waiters stand in line per queue and are served, first come
-first, by whichever command made a message visible; nobody polls, and no message has a timer.
+A pull that finds nothing may wait (`waiting`): nobody polls, and no message has a timer.
 """
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from heapq import heappop, heappush
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
+from penstock.backends.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core.delivery import IN_FLIGHT, Delivery, receives
-from penstock.core.due import NEVER_MS
 from penstock.core.events import (
     AnyEvent,
-    Claimed,
     Deleted,
-    Extended,
     Lost,
     Moved,
     Pushed,
-    QueueRemoved,
 )
-from penstock.core.queue import QueueState
 from penstock.core.receipts import (
     IDENTITY_BYTES,
     KEY_BYTES,
@@ -41,12 +34,10 @@ from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
     EngineClosed,
-    InFlightLimit,
     InvalidField,
     JournalError,
     MessageNotFound,
     PenstockError,
-    QueueDeleted,
     RequestError,
 )
 from penstock.journal import Journal, MemoryJournal
@@ -88,38 +79,6 @@ _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
 _LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
 
 
-class Waiter:
-    """A pull that waits: served with claims, timed out with none, or failed."""
-
-    __slots__ = ("_wake", "claims", "command", "deadline_ms", "done", "error", "queue", "sequence")
-
-    def __init__(
-        self, command: Pull, queue: int, deadline_ms: int, wake: Callable[[], None]
-    ) -> None:
-        self.command = command
-        self.queue = queue
-        self.deadline_ms = deadline_ms
-        self.claims: list[Claim] = []
-        self.sequence = 0
-        self.error: PenstockError | None = None
-        self.done = False
-        self._wake = wake
-
-    def finish(
-        self, claims: list[Claim], sequence: int, error: PenstockError | None = None
-    ) -> None:
-        """Gives the waiter its answer and wakes it."""
-        self.claims = claims
-        self.sequence = sequence
-        self.error = error
-        self.done = True
-        self._wake()
-
-    def nudge(self) -> None:
-        """Wakes the waiter without an answer: it should look at the clock again."""
-        self._wake()
-
-
 class Housekeeping(Protocol):
     """What keeps an engine's storage in order while it lives."""
 
@@ -158,12 +117,9 @@ class Engine:
         self._make_room = None if self._keeps_nothing else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
-        self._waiting: dict[int, deque[Waiter]] = {}
-        self._timeouts: list[tuple[int, int, Waiter]] = []
-        self._waiters_seen = 0
-        # Who promised to call `tick`, and by when.
-        self._keeper: Waiter | None = None
-        self._promised_ms = NEVER_MS
+        self._line = WaitingLine(self._alarm, self._pull_now)
+        # The line's own dict: whether it is empty is asked with every command.
+        self._waiting = self._line.queues
         self._stopped: PenstockError | None = None
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
             Push: self._push,
@@ -241,7 +197,7 @@ class Engine:
         if places:
             self._place(events, places)
         if self._waiting:
-            self._serve(events)
+            self._line.serve(events)
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
@@ -441,7 +397,6 @@ class Engine:
     def _stats(self, command: Stats, now_ms: int) -> QueueStats:
         queue = self.shard.queue(command.queue)
         oldest = next(iter(queue.deliveries.values()), None)
-        waiting = self._waiting.get(queue.number, ())
         return QueueStats(
             queue.name,
             queue.visible,
@@ -449,7 +404,7 @@ class Engine:
             queue.in_flight,
             queue.stored_bytes,
             None if oldest is None else now_ms - oldest.pushed_at_ms,
-            sum(not waiter.done for waiter in waiting),
+            self._line.count(queue.number),
         )
 
     # Waiting.
@@ -464,10 +419,7 @@ class Engine:
             return None
         queue = self.shard.queue(command.queue)
         waiter = Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake)
-        self._waiting.setdefault(queue.number, deque()).append(waiter)
-        self._waiters_seen += 1
-        heappush(self._timeouts, (waiter.deadline_ms, self._waiters_seen, waiter))
-        self._keep_time()
+        self._line.join(waiter)
         return waiter
 
     def wait_ms(self, command: Pull) -> int:
@@ -479,10 +431,7 @@ class Engine:
     def forget(self, waiter: Waiter) -> None:
         """Takes back a wait; claims it was given meanwhile return to their places."""
         if not waiter.done:
-            waiter.done = True
-            self._drop_finished(waiter.queue)
-            if self._waiting:
-                self._keep_time()
+            self._line.leave(waiter)
             return
         for claim in waiter.claims:
             # What cannot be given back now comes back when its claim runs out.
@@ -497,8 +446,7 @@ class Engine:
     @property
     def next_wake_ms(self) -> int:
         """When `tick` should next be called, if anyone waits."""
-        timeout_ms = self._timeouts[0][0] if self._timeouts else NEVER_MS
-        return min(timeout_ms, self._alarm.next_ms)
+        return self._line.next_wake_ms
 
     def tick(self) -> None:
         """Lets happen what is due; serves those who waited for it, or long enough."""
@@ -506,84 +454,12 @@ class Engine:
             return
         now_ms = self.clock.now_ms()
         self._settle(now_ms)
-        while self._timeouts and self._timeouts[0][0] <= now_ms:
-            _, _, waiter = heappop(self._timeouts)
-            if not waiter.done:
-                waiter.finish([], 0)
-                self._drop_finished(waiter.queue)
-        self._promised_ms = self.next_wake_ms
-        if self._waiting:
-            self._keep_time()
+        self._line.tick(now_ms)
 
-    def _keep_time(self) -> None:
-        """Sees to it that one of those who wait will call `tick` in time.
-
-        The promise ends when the waiter who made it goes home, or when something falls due
-        before anyone planned to look.
-        """
-        keeper = self._keeper
-        if keeper is None or keeper.done or self.next_wake_ms < self._promised_ms:
-            self._promised_ms = self.next_wake_ms
-            self._keeper = keeper = next(iter(self._waiting.values()))[0]
-            keeper.nudge()
-
-    def _serve(self, events: Sequence[AnyEvent]) -> None:
-        for event in events:
-            if isinstance(event, QueueRemoved):
-                self._fail_waiters_of(event.queue)
-            elif not isinstance(event, Claimed | Extended):
-                number = event.to if isinstance(event, Moved) else event.queue
-                if number in self._waiting:
-                    self._serve_queue(self.shard.queues[number])
-        if self._waiting:
-            self._keep_time()
-
-    def _serve_queue(self, queue: QueueState) -> None:
-        waiters = self._waiting.get(queue.number)
-        while waiters:
-            waiter = waiters[0]
-            if not waiter.done:
-                try:
-                    claims = self._pull(waiter.command, self.clock.now_ms())
-                except InFlightLimit:
-                    # Room comes with the next delete or return, and that serves the line again.
-                    break
-                except PenstockError as refused:
-                    waiter.finish([], 0, refused)
-                    continue
-                sequence = self._append() if self._events else 0
-                if not claims:
-                    break
-                waiter.finish(claims, sequence)
-                self._answer_alike(waiter, waiters)
-            waiters.popleft()
-        self._drop_finished(queue.number)
-
-    def _answer_alike(self, served: Waiter, waiters: deque[Waiter]) -> None:
-        """Whoever waits under the same attempt id is given the same claims."""
-        attempt_id = served.command.attempt_id
-        if attempt_id is None:
-            return
-        for waiter in waiters:
-            if not waiter.done and waiter.command.attempt_id == attempt_id:
-                waiter.finish(served.claims, served.sequence)
-
-    def _fail_waiters_of(self, number: int) -> None:
-        for waiter in self._waiting.pop(number, ()):
-            if not waiter.done:
-                name = waiter.command.queue
-                waiter.finish([], 0, QueueDeleted(f"queue: {name!r} was deleted during the wait"))
-
-    def _drop_finished(self, number: int) -> None:
-        waiters = self._waiting.get(number)
-        if waiters is None:
-            return
-        while waiters and waiters[0].done:
-            waiters.popleft()
-        if not waiters:
-            del self._waiting[number]
-        while self._timeouts and self._timeouts[0][2].done:
-            heappop(self._timeouts)
+    def _pull_now(self, command: Pull) -> tuple[list[Claim], int]:
+        """A waiter's pull, tried again: its claims, and what must be durable to show them."""
+        claims = self._pull(command, self.clock.now_ms())
+        return claims, self._append() if self._events else 0
 
     # Ending.
 
@@ -609,11 +485,7 @@ class Engine:
     def _stop(self, error: PenstockError) -> None:
         self._stopped = error
         self._handlers = {}
-        waiting, self._waiting = self._waiting, {}
-        for waiters in waiting.values():
-            for waiter in waiters:
-                if not waiter.done:
-                    waiter.finish([], 0, error)
+        self._line.fail(error)
 
     # Replies.
 

@@ -1,0 +1,179 @@
+"""The waiting line of an engine: pulls that found nothing, and who keeps time for them.
+
+Waiters stand in line per queue and are served, first come first, by whichever command made a
+message visible. One of them has promised to look at the clock when the next thing falls due; the
+others sleep.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from penstock.core.due import NEVER_MS, Alarm
+from penstock.core.events import AnyEvent, Claimed, Extended, Moved, QueueRemoved
+from penstock.errors import InFlightLimit, PenstockError, QueueDeleted
+from penstock.service import Claim, Pull
+
+
+class Waiter:
+    """A pull that waits: served with claims, timed out with none, or failed."""
+
+    __slots__ = ("_wake", "claims", "command", "deadline_ms", "done", "error", "queue", "sequence")
+
+    def __init__(
+        self, command: Pull, queue: int, deadline_ms: int, wake: Callable[[], None]
+    ) -> None:
+        self.command = command
+        self.queue = queue
+        self.deadline_ms = deadline_ms
+        self.claims: list[Claim] = []
+        self.sequence = 0
+        self.error: PenstockError | None = None
+        self.done = False
+        self._wake = wake
+
+    def finish(
+        self, claims: list[Claim], sequence: int, error: PenstockError | None = None
+    ) -> None:
+        """Gives the waiter its answer and wakes it."""
+        self.claims = claims
+        self.sequence = sequence
+        self.error = error
+        self.done = True
+        self._wake()
+
+    def nudge(self) -> None:
+        """Wakes the waiter without an answer: it should look at the clock again."""
+        self._wake()
+
+
+class WaitingLine:
+    """All who wait on one engine.
+
+    `pull` tries a waiter's command again: its claims, and the sequence that must be durable before
+    they are shown. `queues` has the waiters of each queue by its number; it is empty, and the same
+    dict, whenever nobody waits.
+    """
+
+    def __init__(self, alarm: Alarm, pull: Callable[[Pull], tuple[list[Claim], int]]) -> None:
+        self.queues: dict[int, deque[Waiter]] = {}
+        self._alarm = alarm
+        self._pull = pull
+        self._timeouts: list[tuple[int, int, Waiter]] = []
+        self._seen = 0
+        # Who promised to call `tick`, and by when.
+        self._keeper: Waiter | None = None
+        self._promised_ms = NEVER_MS
+
+    def join(self, waiter: Waiter) -> None:
+        """Puts a waiter at the end of its queue's line."""
+        self.queues.setdefault(waiter.queue, deque()).append(waiter)
+        self._seen += 1
+        heappush(self._timeouts, (waiter.deadline_ms, self._seen, waiter))
+        self._keep_time()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Takes a waiter out of line who has no answer yet, and wants none."""
+        waiter.done = True
+        self._drop_finished(waiter.queue)
+        if self.queues:
+            self._keep_time()
+
+    def count(self, number: int) -> int:
+        """How many wait on a queue."""
+        return sum(not waiter.done for waiter in self.queues.get(number, ()))
+
+    @property
+    def next_wake_ms(self) -> int:
+        """When someone should next look at the clock, if anyone waits."""
+        timeout_ms = self._timeouts[0][0] if self._timeouts else NEVER_MS
+        return min(timeout_ms, self._alarm.next_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Sends home who has waited for long enough; what was due has been settled."""
+        while self._timeouts and self._timeouts[0][0] <= now_ms:
+            _, _, waiter = heappop(self._timeouts)
+            if not waiter.done:
+                waiter.finish([], 0)
+                self._drop_finished(waiter.queue)
+        self._promised_ms = self.next_wake_ms
+        if self.queues:
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Sees to it that one of those who wait will call for a `tick` in time.
+
+        The promise ends when the waiter who made it goes home, or when something falls due
+        before anyone planned to look.
+        """
+        keeper = self._keeper
+        if keeper is None or keeper.done or self.next_wake_ms < self._promised_ms:
+            self._promised_ms = self.next_wake_ms
+            self._keeper = keeper = next(iter(self.queues.values()))[0]
+            keeper.nudge()
+
+    def serve(self, events: Sequence[AnyEvent]) -> None:
+        """Serves whoever waited for what has just happened."""
+        for event in events:
+            if isinstance(event, QueueRemoved):
+                self._fail_queue(event.queue)
+            elif not isinstance(event, Claimed | Extended):
+                number = event.to if isinstance(event, Moved) else event.queue
+                if number in self.queues:
+                    self._serve_queue(number)
+        if self.queues:
+            self._keep_time()
+
+    def _serve_queue(self, number: int) -> None:
+        waiters = self.queues.get(number)
+        while waiters:
+            waiter = waiters[0]
+            if not waiter.done:
+                try:
+                    claims, sequence = self._pull(waiter.command)
+                except InFlightLimit:
+                    # Room comes with the next delete or return, and that serves the line again.
+                    break
+                except PenstockError as refused:
+                    waiter.finish([], 0, refused)
+                    continue
+                if not claims:
+                    break
+                waiter.finish(claims, sequence)
+                self._answer_alike(waiter, waiters)
+            waiters.popleft()
+        self._drop_finished(number)
+
+    def _answer_alike(self, served: Waiter, waiters: deque[Waiter]) -> None:
+        """Whoever waits under the same attempt id is given the same claims."""
+        attempt_id = served.command.attempt_id
+        if attempt_id is None:
+            return
+        for waiter in waiters:
+            if not waiter.done and waiter.command.attempt_id == attempt_id:
+                waiter.finish(served.claims, served.sequence)
+
+    def _fail_queue(self, number: int) -> None:
+        for waiter in self.queues.pop(number, ()):
+            if not waiter.done:
+                name = waiter.command.queue
+                waiter.finish([], 0, QueueDeleted(f"queue: {name!r} was deleted during the wait"))
+
+    def _drop_finished(self, number: int) -> None:
+        waiters = self.queues.get(number)
+        if waiters is None:
+            return
+        while waiters and waiters[0].done:
+            waiters.popleft()
+        if not waiters:
+            del self.queues[number]
+        while self._timeouts and self._timeouts[0][2].done:
+            heappop(self._timeouts)
+
+    def fail(self, error: PenstockError) -> None:
+        """Sends everyone home: there is nothing left to wait for."""
+        waiting = [waiter for waiters in self.queues.values() for waiter in waiters]
+        self.queues.clear()
+        for waiter in waiting:
+            if not waiter.done:
+                waiter.finish([], 0, error)
