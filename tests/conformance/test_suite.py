@@ -4,11 +4,13 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+import penstock
 import penstock.testing.conformance as conformance
-from penstock.testing.conformance import BEHAVIOURS, ConformanceSuite, behaviour
+from penstock.testing.conformance import BEHAVIOURS, ConformanceSuite, Contract, behaviour
 
 BACKEND = """
 import penstock
@@ -111,6 +113,44 @@ def test_lacking_something_without_a_reason_fails(tmp_path):
     status, said = run_suite(tmp_path, {"dedup": ""}, "-k", "lacks")
     assert status == 1
     assert "reason" in said
+
+
+class InRealTime(Contract):
+    """Fails each time, after so many seconds of the suite's time and so many of its own."""
+
+    def __init__(self, passes, takes_s):
+        self.store = penstock.connect("memory:")
+        self.tried = []
+        self._clock, self._made = None, []
+        self._passes, self._takes_s = passes, takes_s
+
+    @behaviour("timeout")
+    def fails(self):
+        self.tried.append((self.seconds(1), self.queue()))
+        if self._passes:
+            self.pass_time(self._passes)
+        until_s = time.monotonic() + self._takes_s
+        while time.monotonic() < until_s:
+            pass
+        raise AssertionError("at a deadline")
+
+
+@pytest.mark.parametrize(
+    ("scale", "passes", "takes_s", "scales"),
+    [
+        (0.001, 1, 0.1, [0.001, 0.004, 0.016]),
+        (15, 0.001, 0, [15]),
+        (0.001, 0, 0.1, [0.001]),
+    ],
+    ids=["late", "in time", "of no time"],
+)
+def test_only_what_real_time_got_away_from_is_tried_again(scale, passes, takes_s, scales):
+    suite = type("Scaled", (InRealTime,), {"SCALE": scale})(passes, takes_s)
+    with suite.store, pytest.raises(AssertionError, match="at a deadline"):
+        suite.fails()
+    assert [scale for scale, _ in suite.tried] == pytest.approx(scales)
+    # Each try has queues of its own.
+    assert suite._made == [suite.tried[-1][1]]
 
 
 def test_without_pytest_the_suite_says_so_in_one_sentence():

@@ -15,8 +15,9 @@ In a test module of the backend:
 A backend that cannot give a behaviour names it in its `LACKS` table, with the reason; those tests
 skip with that reason, and nothing else skips. Without a clock the suite really waits, `SCALE`
 seconds for each of its own, so choose one that the backend's answers stay well below: a multiple of
-0.2 if the backend counts in whole seconds. `RETENTION_MIN` is the shortest retention that a queue
-of the backend may have.
+0.2 if the backend counts in whole seconds. A test that fails while its own steps take longer than
+that is tried again more slowly. `RETENTION_MIN` is the shortest retention that a queue of the
+backend may have.
 """
 
 from pathlib import Path

@@ -108,13 +108,13 @@ class QueueContract(Contract):
     def test_what_was_due_in_a_removed_queue_does_not_happen(self) -> None:
         queue, other = self.queue(), self.queue()
         self.push_all(queue, "claimed")
-        self.claim(queue, visibility=self.seconds(0.5))
-        self.store.push(queue, "delayed", delay=self.seconds(0.5))
-        self.store.push(queue, "short", ttl=self.seconds(0.5))
+        self.claim(queue, visibility=self.seconds(3))
+        self.store.push(queue, "delayed", delay=self.seconds(3))
+        self.store.push(queue, "short", ttl=self.seconds(3))
         assert self.counts(queue) == (1, 1, 1)
         self.store.remove(queue)
         self.store.create(queue, visibility_timeout=600)
-        self.pass_time(2)
+        self.pass_time(4)
         self.push_all(other, "others go on")
         assert self.drain(other) == ["others go on"]
         assert self.is_empty(queue)
@@ -141,12 +141,12 @@ class QueueContract(Contract):
     def test_what_was_due_before_a_purge_does_not_happen_after_it(self) -> None:
         queue = self.queue()
         self.push_all(queue, "claimed")
-        self.claim(queue, visibility=self.seconds(0.5))
-        self.store.push(queue, "delayed", delay=self.seconds(0.5))
-        self.store.push(queue, "short", ttl=self.seconds(0.5))
+        self.claim(queue, visibility=self.seconds(3))
+        self.store.push(queue, "delayed", delay=self.seconds(3))
+        self.store.push(queue, "short", ttl=self.seconds(3))
         assert self.counts(queue) == (1, 1, 1)
         assert self.store.purge(queue) == 3
-        self.pass_time(2)
+        self.pass_time(4)
         assert self.is_empty(queue)
 
     @behaviour("purge", "fifo")
