@@ -4,13 +4,15 @@ The files hold a name and bytes in hexadecimal a line. They are never edited, on
 that fails here means that stores written before can no longer be read.
 """
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Delivery, Move
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Delivery, Move
 from penstock.core.events import (
+    AnyEvent,
     Carried,
     Claimed,
     ClaimExpired,
@@ -27,7 +29,8 @@ from penstock.core.events import (
     QueueRemoved,
     Released,
 )
-from penstock.core.shard import QueueSnapshot, ShardSnapshot
+from penstock.core.replay import heed, heed_arrivals
+from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
 from penstock.errors import CorruptEntry
 from penstock.journal import codec
 from penstock.journal.columns import pack_columns, unpack_columns
@@ -193,12 +196,85 @@ def test_a_snapshot_of_another_version_is_none(tmp_path):
     assert read_outline(path) is None
 
 
+def plain_deliveries(numbers, queue=2):
+    return [Delivery(queue, n, n, n << 40 | 5, AT_MS + n // 70) for n in numbers]
+
+
 def test_columns_give_back_what_they_were_given():
-    plain = [Delivery(2, 9 * n, 9 * n, n << 40 | 5, AT_MS + n // 7) for n in range(1, 50)]
+    plain = plain_deliveries(range(9, 450, 9))
     _, slices = the_snapshot()
-    for deliveries in ([], plain, plain[:1], *slices, [*plain, *slices[0], *slices[1]]):
+    for deliveries in ([], *slices, [*plain, *slices[0], *slices[1]], plain[::-1]):
         assert unpack_columns(pack_columns(deliveries)) == deliveries
-    shared = unpack_columns(pack_columns(plain))
-    assert shared[0].pushed_at_ms is shared[5].pushed_at_ms
+    found = unpack_columns(pack_columns(plain))
+    assert found == Arrivals(2, [each.number for each in plain], plain, 5 * len(plain))
+    assert found.deliveries[0].pushed_at_ms is found.deliveries[4].pushed_at_ms
     with pytest.raises(ValueError, match="1 messages of 2"):
         unpack_columns(pack_columns(plain[:1]).replace(b"\x9f\x01", b"\x9f\x02", 1))
+
+
+@pytest.mark.parametrize("field", ["state", "priority", "group", "expires_at_ms", "move"])
+def test_messages_that_share_what_is_not_plain_are_no_arrivals(field):
+    values = {"state": DELAYED, "group": "g", "move": Move(AT_MS, 3, 1, False)}
+    deliveries = plain_deliveries(range(1, 9))
+    for each in deliveries:
+        setattr(each, field, values.get(field, 4))
+    assert unpack_columns(pack_columns(deliveries)) == deliveries
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_parts_of_a_snapshot_come_together_in_order_of_rank(tmp_path, moved):
+    outline, _ = the_snapshot()
+    held = Delivery(2, 1, 1, 8 << 32, AT_MS, IN_FLIGHT, 1, AT_MS + 9)
+    later = Delivery(2, 30, 70 if moved else 30, 9 << 32, AT_MS)
+    slices = [
+        [held, *plain_deliveries(range(2, 5))],
+        plain_deliveries(range(5, 20)),
+        [*plain_deliveries(range(20, 30)), later],
+        plain_deliveries(range(31, 60)),
+    ]
+    writer = SnapshotWriter(tmp_path, outline)
+    for each in slices:
+        writer.add(pack_slice(each))
+    writer.finish()
+    taken = read_snapshot(snapshot_paths(tmp_path)[0])
+    assert taken is not None
+    queue = taken.shard.queues[2]
+    everything = sorted((each for part in slices for each in part), key=attrgetter("rank"))
+    assert list(queue.deliveries.values()) == everything
+    assert (queue.in_flight, queue.stored_bytes) == (1, 5 * (len(everything) - 2))
+    shown = [queue.order.take(0) for _ in everything[1:]]
+    assert shown == everything[1:]
+    assert shown[-1] == (later if moved else slices[-1][-1])
+
+
+def test_many_plain_pushes_of_a_block_are_taken_up_as_if_one_by_one():
+    pushes = [Pushed(AT_MS + n, 2, 40 + n, b"x" * n, size_bytes=n) for n in range(5)]
+    block = codec.encode(pushes)[0]
+    arrivals = codec.plain_arrivals(block, 1_000)
+    assert arrivals is not None
+    shards = [replay([QueueCreated(AT_MS, 2, "orders", SETTINGS)]) for _ in range(2)]
+    assert heed_arrivals(shards[0], arrivals)
+    for event, place in codec.decode(block, 1_000, bodies=False):
+        assert heed(shards[1], event, place)
+    assert shards[0].snapshot() == shards[1].snapshot()
+    assert shards[0].queues[2].stored_bytes == shards[1].queues[2].stored_bytes == 10
+    assert not heed_arrivals(shards[0], arrivals), "what is known is not taken up again"
+
+
+def test_pushes_of_which_one_is_not_plain_are_taken_up_one_by_one():
+    others: list[AnyEvent] = [
+        Pushed(AT_MS, 3, 41, b"another queue", size_bytes=13),
+        Pushed(AT_MS, 2, 42, b"a number left out", size_bytes=17),
+        Pushed(AT_MS, 2, 41, b"a priority", priority=1, size_bytes=10),
+        Pushed(AT_MS, 2, 41, b"a group", group="g", size_bytes=7),
+        Pushed(AT_MS, 2, 41, b"a dedup id", dedup_id="d", size_bytes=10),
+        Pushed(AT_MS, 2, 41, b"an attribute", {"a": "b"}, size_bytes=14),
+        Pushed(AT_MS, 2, 41, b"a delay", visible_at_ms=AT_MS + 1, size_bytes=7),
+        Pushed(AT_MS, 2, 41, b"a ttl", expires_at_ms=AT_MS + 1, size_bytes=5),
+        Deleted(AT_MS, 2, 41, 1),
+    ]
+    first = Pushed(AT_MS, 2, 40, b"plain", size_bytes=5)
+    for other in others:
+        assert codec.plain_arrivals(codec.encode([first, other])[0], 0) is None
+    assert codec.plain_arrivals(codec.encode([first])[0], 0) is None
+    assert codec.plain_arrivals(codec.encode([first, first])[0][:100], 0) is None

@@ -232,8 +232,8 @@ class Recovery:
     def heed_entry(self, entry: StoredEntry) -> None:
         """Takes up the events of the next entry."""
         arrivals = plain_arrivals(entry.data, entry.data_offset)
-        if arrivals and heed_arrivals(self.shard, arrivals):
-            self.last_ms = max(self.last_ms, arrivals[-1].pushed_at_ms)
+        if arrivals is not None and heed_arrivals(self.shard, arrivals):
+            self.last_ms = max(self.last_ms, arrivals.deliveries[-1].pushed_at_ms)
             return
         for event, place in decode(entry.data, entry.data_offset, bodies=False):
             self.heed(event, place)

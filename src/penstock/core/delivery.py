@@ -5,7 +5,8 @@ it: the `Pushed` event itself (memory), or a number by which the journal finds i
 collector does not track them (`gc=False`): they refer to nothing that could refer back.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -56,20 +57,22 @@ class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):
     move: Move | None = None
 
 
+class Arrivals(NamedTuple):
+    """Plain messages of one queue, in order: what a store takes up at once when it opens.
+
+    All are visible, ranked by number, without group, priority, TTL or a past elsewhere.
+    """
+
+    queue: int
+    numbers: Sequence[int]
+    deliveries: list[Delivery]
+    size_bytes: int
+
+
 def size_bytes(delivery: Delivery) -> int:
     """What the message counts for against a queue's byte limit."""
     content = delivery.content
     return content & _SIZE_MASK if isinstance(content, int) else content.size_bytes
-
-
-def total_bytes(deliveries: list[Delivery]) -> int:
-    """What many messages count for together; written for millions of them."""
-    return sum(
-        [
-            content & _SIZE_MASK if type(content := each.content) is int else size_bytes(each)
-            for each in deliveries
-        ]
-    )
 
 
 def not_plain(deliveries: list[Delivery]) -> list[Delivery]:

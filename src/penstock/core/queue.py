@@ -22,13 +22,13 @@ from penstock.core.delivery import (
     GONE,
     IN_FLIGHT,
     VISIBLE,
+    Arrivals,
     Delivery,
     Move,
     expiry_ms,
     not_plain,
     receives,
     size_bytes,
-    total_bytes,
 )
 from penstock.core.due import Due
 from penstock.core.events import (
@@ -497,23 +497,19 @@ class QueueState:
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
-        others = not_plain(deliveries)
-        if not others and isinstance(self.order, StandardOrder):
-            self.arrived(deliveries)
-            return
         self.deliveries.update({each.number: each for each in deliveries})
-        self.stored_bytes += total_bytes(deliveries)
+        self.stored_bytes += sum(map(size_bytes, deliveries))
         for delivery in deliveries:
             self.order.join(delivery)
-        for delivery in others:
+        for delivery in not_plain(deliveries):
             self._resume(delivery)
 
-    def arrived(self, deliveries: list[Delivery]) -> None:
-        """Plain messages arrived in a standard queue, one after another: written for millions."""
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Messages arrived in a standard queue, one after another: written for millions."""
         assert isinstance(self.order, StandardOrder)
-        self.deliveries.update({each.number: each for each in deliveries})
-        self.stored_bytes += total_bytes(deliveries)
-        self.order.join_plain(deliveries)
+        self.deliveries.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
+        self.stored_bytes += arrivals.size_bytes
+        self.order.join_plain(arrivals.deliveries)
 
     def _resume(self, delivery: Delivery) -> None:
         if delivery.move is not None:

@@ -7,7 +7,7 @@ move by its rank, an ending by the message being gone. `heed` applies what is ne
 the rest. Over an exact state it does what `ShardState.apply` does.
 """
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Content, Delivery
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Content
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -63,13 +63,12 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
     return True
 
 
-def heed_arrivals(shard: ShardState, deliveries: list[Delivery]) -> bool:
-    """Applies the pushes of plain messages of one queue if all are news; says whether they were."""
-    first = deliveries[0]
-    queue = shard.queues.get(first.queue)
-    if queue is None or queue.settings.fifo or first.number < shard.next_number:
+def heed_arrivals(shard: ShardState, arrivals: Arrivals) -> bool:
+    """Applies the pushes of plain messages if all are news; says whether they were."""
+    queue = shard.queues.get(arrivals.queue)
+    if queue is None or queue.settings.fifo or arrivals.numbers[0] < shard.next_number:
         return False
-    shard.arrived(queue, deliveries)
+    shard.arrived(queue, arrivals)
     return True
 
 

@@ -18,6 +18,7 @@ from penstock.core.delivery import (
     DELAYED,
     IN_FLIGHT,
     VISIBLE,
+    Arrivals,
     Content,
     Delivery,
     expiry_ms,
@@ -500,12 +501,13 @@ class ShardState:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
-    def arrived(self, queue: QueueState, deliveries: list[Delivery]) -> None:
+    def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""
-        self.next_number = deliveries[-1].number + 1
+        self.next_number = arrivals.numbers[-1] + 1
         if not queue.retention_check_ms:
-            self._look_at(queue, deliveries[0].pushed_at_ms + queue.settings.retention_ms)
-        queue.arrived(deliveries)
+            first = arrivals.deliveries[0]
+            self._look_at(queue, first.pushed_at_ms + queue.settings.retention_ms)
+        queue.arrived(arrivals)
 
     def place(self, queue: int, number: int, content: Content) -> None:
         """Says where a live message's content is kept; this is no part of the state."""
@@ -595,9 +597,17 @@ class ShardState:
                 queue.dedups.remember(key, number, at_ms)
             for at_ms, key, pairs in kept.attempts:
                 queue.know_attempt(key, dict(pairs), at_ms)
-            queue.restored(kept.deliveries)
-            shard._plan_retention(queue, 0)
+            shard.restored(queue, [kept.deliveries])
         return shard
+
+    def restored(self, queue: QueueState, parts: Iterable[Arrivals | list[Delivery]]) -> None:
+        """Takes up a queue's messages as a snapshot has them, in order of rank."""
+        for part in parts:
+            if isinstance(part, Arrivals):
+                queue.arrived(part)
+            else:
+                queue.restored(part)
+        self._plan_retention(queue, 0)
 
 
 def replay(events: Iterable[AnyEvent]) -> ShardState:

@@ -29,12 +29,13 @@ bodies are read one by one, long after the entry as a whole was verified.
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from isal.isal_zlib import crc32
 
-from penstock.core.delivery import PLACE_SIZE_BITS, Delivery
+from penstock.core.delivery import PLACE_SIZE_BITS, Arrivals, Delivery
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -54,6 +55,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.errors import CorruptEntry
+from penstock.journal.columns import words
 from penstock.service import Attributes, QueueSettings
 
 VERSION: Final = b"PENSTK01"
@@ -91,8 +93,6 @@ _pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
 _pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
 _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
-# Kind, priority and flags as one number; of the rest what a plain push has, or must not have.
-_PLAIN_PUSH: Final = struct.Struct("<IIQQQQ4xIII8x")
 _pack_event = EVENT.pack
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
@@ -283,29 +283,40 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
         at += EVENT_BYTES
 
 
-def plain_arrivals(data: bytes, data_offset: int) -> list[Delivery]:
-    """What a block stands for that pushes many plain messages to one queue; nothing if it does not.
+def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
+    """What a block stands for that pushes many plain messages to one queue; None if it does not.
 
     For opening a store, where a million events are told one after another otherwise.
     """
     count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0
-    end = BLOCK_BYTES + EVENT_BYTES * count
     if not 1 < count <= (len(data) - BLOCK_BYTES) // EVENT_BYTES:
-        return []
-    queue = EVENT.unpack_from(data, BLOCK_BYTES)[3]
-    arrivals: list[Delivery] = []
-    number = 0
-    rows = _PLAIN_PUSH.iter_unpack(memoryview(data)[BLOCK_BYTES:end])
+        return None
+    # A header is eight words, so that a field of all of them is every eighth word.
+    header_words = words(data[BLOCK_BYTES : BLOCK_BYTES + EVENT_BYTES * count])
+    first, first_number = header_words[:2]
+    of_one_kind_and_queue = header_words[::8].count(first) == count
+    if not of_one_kind_and_queue or first & 0xFFFFFFFF != _PUSHED:
+        return None
+    delays, ttls, texts = header_words[3::8], header_words[4::8], header_words[6::8]
+    numbers = header_words[1::8].tolist()
+    in_order = numbers == list(range(first_number, first_number + count))
+    if not in_order or any(delays) or any(ttls) or any(texts):
+        return None
+    queue = first >> 32
+    sizes = [word >> 32 for word in header_words[5::8]]
     at = data_offset + BLOCK_BYTES
-    for kind, to, following, at_ms, when_ms, expires_at_ms, size, texts, extra in rows:
-        if kind != _PUSHED or to != queue or when_ms or expires_at_ms or texts or extra:
-            return []
-        if following <= number:
-            return []
-        number = following
-        arrivals.append(Delivery(queue, number, number, at << PLACE_SIZE_BITS | size, at_ms))
-        at += EVENT_BYTES
-    return arrivals
+    headers_at = range(at, at + EVENT_BYTES * count, EVENT_BYTES)
+    deliveries = list(
+        map(
+            Delivery,
+            repeat(queue),
+            numbers,
+            numbers,
+            map(place, headers_at, sizes),
+            header_words[2::8],
+        )
+    )
+    return Arrivals(queue, numbers, deliveries, sum(sizes))
 
 
 def _decode_event(

@@ -8,13 +8,13 @@ format.
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import attrgetter, lshift, or_
 from typing import Any, Final
 
 import msgspec
 
-from penstock.core.delivery import PLACE_SIZE_BITS, Delivery, Move
+from penstock.core.delivery import PLACE_SIZE_BITS, Arrivals, Delivery, Move, not_plain
 
 _SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
 # In the order of `Delivery`'s own fields, which are given by position when they are read back.
@@ -54,20 +54,22 @@ def pack_columns(deliveries: Sequence[Delivery]) -> bytes:
     return _encode([len(deliveries), *columns])
 
 
-def unpack_columns(data: bytes) -> list[Delivery]:
+def unpack_columns(data: bytes) -> Arrivals | list[Delivery]:
     """The deliveries that `pack_columns` packed. Raises ValueError if it did not pack this."""
     count, *columns = _decode(data)
     if not count:
         return []
-    queues, numbers, ranks, offsets, sizes, *others, moves = columns
-    known = _numbers(numbers)
-    places = map(or_, map(lshift, _numbers(offsets), repeat(PLACE_SIZE_BITS)), _unpack(sizes))
+    queues, packed_numbers, packed_ranks, offsets, packed_sizes, *others, moves = columns
+    numbers = _numbers(packed_numbers)
+    ranks = numbers if packed_ranks is None else _numbers(packed_ranks)
+    sizes = list(islice(_unpack(packed_sizes), count))
+    places = map(or_, map(lshift, _numbers(offsets), repeat(PLACE_SIZE_BITS)), sizes)
     deliveries = list(
         map(
             Delivery,
             _unpack(queues),
-            known,
-            known if ranks is None else _numbers(ranks),
+            numbers,
+            ranks,
             places,
             *map(_unpack, others),
             _unpack(_moves(moves)),
@@ -75,6 +77,10 @@ def unpack_columns(data: bytes) -> list[Delivery]:
     )
     if len(deliveries) != count:
         raise ValueError(f"a slice has {len(deliveries)} messages of {count}")
+    # If all share a value, it is one that a plain message has, or none of them is plain.
+    alike = all(len(column) == 1 for column in (queues, *others[1:], moves))
+    if alike and ranks == sorted(numbers) and not not_plain(deliveries[:1]):
+        return Arrivals(deliveries[0].queue, numbers, deliveries, sum(sizes))
     return deliveries
 
 
@@ -107,9 +113,14 @@ def _unpack(column: Any) -> Iterable[Any]:
 
 
 def _numbers(column: bytes) -> list[int]:
+    return words(column).tolist()
+
+
+def words(data: bytes) -> "array[int]":
+    """Little-endian integers of eight bytes each."""
     numbers = array("Q")
-    numbers.frombytes(column)
-    return _little(numbers).tolist()
+    numbers.frombytes(data)
+    return _little(numbers)
 
 
 def _moves(column: list[Any]) -> list[Any]:

@@ -7,16 +7,17 @@ still is. Two are kept.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.delivery import Delivery
+from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.shard import ShardSnapshot, ShardState
 from penstock.errors import StoreFull
 from penstock.journal.columns import pack_columns, unpack_columns
@@ -29,7 +30,7 @@ _NAME: Final = "snapshot-{:016x}"
 _encode = msgspec.msgpack.Encoder().encode
 # How to read a slice of each version; the first one cannot say where a message stands that lies
 # four gigabytes or more into the stream.
-_SLICES: Final[dict[bytes, Callable[[bytes], list[Delivery]]]] = {
+_SLICES: Final[dict[bytes, Callable[[bytes], Arrivals | list[Delivery]]]] = {
     b"PSNAPS01": msgspec.msgpack.Decoder(list[Delivery]).decode,
     VERSION: unpack_columns,
 }
@@ -186,23 +187,51 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
     if not first or not held:
         raise _NotWhole
     outline = _decode_outline(first)
-    by_queue: dict[int, list[Delivery]] = {kept.number: [] for kept in outline.shard.queues}
-    is_ordered = True
+    by_queue: defaultdict[int, _Held] = defaultdict(_Held)
     slices = 0
     for following, data in entries:
         slices += 1
-        deliveries = _SLICES[version](held)
-        for queue, mates in groupby(deliveries, attrgetter("queue")):
-            by_queue.setdefault(queue, []).extend(mates)
-        highest = max(map(attrgetter("rank"), deliveries), default=0)
-        is_ordered = is_ordered and highest < outline.shard.next_number
+        found = _SLICES[version](held)
+        if isinstance(found, Arrivals):
+            by_queue[found.queue].add(found, found.numbers)
+        else:
+            for queue, mates in groupby(found, attrgetter("queue")):
+                of_queue = list(mates)
+                by_queue[queue].add(of_queue, [each.rank for each in of_queue])
         version, held = following, data
     if _decode_end(held).slices != slices:
         raise _NotWhole
-    for kept in outline.shard.queues:
-        kept.deliveries = by_queue.pop(kept.number)
-        kept.deliveries.sort(key=attrgetter("rank"))
-    return Taken(outline, ShardState.restore(outline.shard), by_queue, is_ordered)
+    shard = ShardState.restore(outline.shard)
+    is_ordered = all(each.highest_rank < shard.next_number for each in by_queue.values())
+    for number, queue in shard.queues.items():
+        if number in by_queue:
+            shard.restored(queue, by_queue.pop(number).in_order())
+    early = {number: each.sorted() for number, each in by_queue.items()}
+    return Taken(outline, shard, early, is_ordered)
+
+
+class _Held:
+    """The messages of one queue, part by part as the slices bring them."""
+
+    def __init__(self) -> None:
+        self._parts: list[Arrivals | list[Delivery]] = []
+        self._is_ordered = True
+        self.highest_rank = 0
+
+    def add(self, part: Arrivals | list[Delivery], ranks: Sequence[int]) -> None:
+        self._parts.append(part)
+        # Slices go by number; a message that moved has a rank that is higher.
+        self._is_ordered &= ranks[0] > self.highest_rank and ranks == sorted(ranks)
+        self.highest_rank = max(self.highest_rank, max(ranks))
+
+    def in_order(self) -> list[Arrivals | list[Delivery]]:
+        """All of them in order of rank, in parts."""
+        return self._parts if self._is_ordered else [self.sorted()]
+
+    def sorted(self) -> list[Delivery]:
+        """All of them in order of rank."""
+        lists = (part.deliveries if isinstance(part, Arrivals) else part for part in self._parts)
+        return sorted(chain.from_iterable(lists), key=attrgetter("rank"))
 
 
 def _sync_directory(path: Path) -> None:
