@@ -268,3 +268,29 @@ def test_a_web_page_cannot_use_a_server_without_keys(plain, headers, status):
         )
         expected = 403 if status == 404 and path == "/metrics" else status
         assert said.startswith(f"HTTP/1.1 {expected} ".encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "told"),
+    [
+        (b"1.0", b"Connection: Keep-Alive\r\n", b"\r\nConnection: keep-alive\r\n"),
+        (b"1.0", b"", b"\r\nConnection: close\r\n"),
+        (b"1.1", b"Connection: close\r\n", b"\r\nConnection: close\r\n"),
+        (b"1.1", b"Connection: keep-alive\r\n", None),
+        (b"1.1", b"", None),
+    ],
+)
+def test_a_client_is_told_what_becomes_of_its_connection(plain, version, asked, told):
+    """Clients of HTTP/1.0 close a connection that is not said to stay, and open another."""
+    ask = b"GET /health HTTP/" + version + b"\r\nHost: x\r\n" + asked + b"\r\n"
+    with connect(plain) as wire:
+        stays = told is None or b"keep-alive" in told
+        for _ in range(2 if stays else 1):
+            wire.sendall(ask)
+            head, _, body = wire.recv(65_536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert f"Content-Length: {len(body)}".encode() in head
+            assert told is None or told in head + b"\r\n"
+            assert told is not None or b"\nConnection:" not in head
+        if not stays:
+            assert wire.recv(1) == b""

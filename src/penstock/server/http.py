@@ -57,9 +57,10 @@ class Request:
     """One request, complete.
 
     Header names are in lower case; one that came several times has its values joined by commas.
+    A client of HTTP/1.0 that asks for the connection to stay must be told that it does.
     """
 
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
+    __slots__ = ("body", "headers", "keep_alive", "method", "must_tell", "path", "query")
 
     def __init__(self, method: str, path: str, query: str, headers: dict[str, str]) -> None:
         self.method = method
@@ -68,6 +69,7 @@ class Request:
         self.headers = headers
         self.body = b""
         self.keep_alive = True
+        self.must_tell = False
 
 
 Answer = Callable[[Request, "Connection"], bytes | None]
@@ -110,6 +112,12 @@ def response(status: int, headers: bytes, body: bytes, loop_time_s: float) -> by
     )
 
 
+def _saying(what: bytes, answer: bytes) -> bytes:
+    """A response that also says what becomes of the connection."""
+    status_line, _, rest = answer.partition(b"\r\n")
+    return b"%s\r\nConnection: %s\r\n%s" % (status_line, what, rest)
+
+
 def _lower(name: bytes) -> str:
     """A header's name in lower case; the names everybody sends are remembered."""
     lowered = name.decode("latin-1").lower()
@@ -139,6 +147,7 @@ class Connection(asyncio.Protocol):
         "_in_message",
         "_loop",
         "_more",
+        "_must_tell",
         "_parser",
         "_repeated",
         "_request",
@@ -176,6 +185,7 @@ class Connection(asyncio.Protocol):
         self._seen_idle = 0
         self._idle_sweeps = 0
         self._busy = False
+        self._must_tell = False
         self._closing = False
         self._writable = True
         self._waiting: deque[Request] = deque()
@@ -336,6 +346,8 @@ class Connection(asyncio.Protocol):
             return
         request.body = b"".join(self._more) if self._more else self._body
         request.keep_alive = self._parser.should_keep_alive()
+        if "connection" in request.headers:
+            request.must_tell = self._parser.get_http_version() == "1.0"
         self._seen += 1
         self._in_message = False
         self._in_head = True
@@ -359,6 +371,7 @@ class Connection(asyncio.Protocol):
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True
+        self._must_tell = request.must_tell
         answer = self._answer(request, self)
         if answer is not None:
             self.finish(answer)
@@ -370,10 +383,12 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        transport.write(answer)
         if self._closing:
+            transport.write(_saying(b"close", answer))
             transport.close()
-        elif self._waiting:
+            return
+        transport.write(_saying(b"keep-alive", answer) if self._must_tell else answer)
+        if self._waiting:
             self._next()
         elif self._server.stopping:
             transport.close()
