@@ -14,6 +14,7 @@ from tests.sqs.asking import (
     make,
     make_fifo,
     make_pair,
+    push,
     receive,
     redrive,
     refused,
@@ -38,6 +39,43 @@ def test_a_message_received_too_often_is_dead_lettered(local, either):
     assert not either.list_dead_letter_source_queues(QueueUrl=source).get("queueUrls")
     either.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": ""})
     assert "RedrivePolicy" not in shown(either, source)
+
+
+def test_a_dead_letter_of_a_fifo_queue_is_deduplicated_by_its_message_id(local, either):
+    source, dead = make_pair(either, suffix=".fifo", FifoQueue="true")
+    sent = push(either, source, "poison", MessageDeduplicationId="shared")
+    assert bodies(either, source) == ["poison"]
+    local.clock.advance(seconds=30)
+    assert bodies(either, source) == []
+    push(either, dead, "stranger", MessageDeduplicationId="shared")
+    letters = receive(either, dead, MaxNumberOfMessages=10, AttributeNames=["All"])
+    ids = {letter["Body"]: letter["Attributes"]["MessageDeduplicationId"] for letter in letters}
+    assert ids == {"poison": sent["MessageId"], "stranger": "shared"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "reason"),
+    [
+        ({"region_name": "eu-west-1"}, "Dead-letter target must be in same region as the source."),
+        (
+            {"aws_access_key_id": "111122223333"},
+            "Dead-letter target owner should be same as the source.",
+        ),
+    ],
+    ids=["region", "account"],
+)
+def test_dead_letters_stay_with_the_owner_and_in_the_region(local, either, owner, reason):
+    away = local.client(**owner)
+    policy = redrive(arn(away, make(away, "dead")))
+    said = f"Value {policy} for parameter RedrivePolicy is invalid. Reason: {reason}"
+    attributes = {"RedrivePolicy": policy}
+    assert refused(either.create_queue, QueueName="q", Attributes=attributes) == (
+        "InvalidParameterValue",
+        said,
+    )
+    url = make(either)
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes=attributes)[1] == said
+    assert "RedrivePolicy" not in shown(either, url)
 
 
 def test_sources_of_dead_letters_are_listed_by_page(either):

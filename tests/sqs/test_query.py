@@ -91,6 +91,15 @@ def test_an_error_is_told_in_xml(url, parameters, code, message):
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("form", "code"),
+    [(b"", "MissingAction"), (b"a=b", "MissingAction"), (b"Action=", "InvalidAction")],
+)
+def test_a_form_must_say_what_it_asks_for(plain, form, code):
+    status, text = ask(f"{plain.url}/queue/q", form)
+    assert (status, f"<Code>{code}</Code>" in text) == (400, True)
+
+
 def test_a_queue_that_is_not_there_is_told_in_older_words(plain):
     status, text = ask(f"{plain.url}/000000000000/none", Action="PurgeQueue")
     assert status == 400

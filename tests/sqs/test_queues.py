@@ -191,6 +191,39 @@ def test_the_url_of_a_queue_is_found_by_name_and_owner(either):
     assert code == "AWS.SimpleQueueService.NonExistentQueue"
 
 
+def test_a_queue_is_found_by_every_address_it_may_have(either):
+    url = make(either)
+    send(either, url)
+    account = url.rsplit("/", 2)[1]
+    for address in (
+        "q",
+        "http://q",
+        "http://localhost/queue/q",
+        f"http://localhost:1/{account}/q",
+        f"http://sqs.us-east-1.localhost:1/{account}/q",
+        f"https://queue.amazonaws.com/{account}/q",
+        f"http://localhost:1/queue/us-east-1/{account}/q",
+    ):
+        count = shown(either, address, "ApproximateNumberOfMessages")
+        assert count == {"ApproximateNumberOfMessages": "1"}, address
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("http://nowhere", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("http://localhost/queue/nowhere", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("http://localhost/nowhere", "InvalidAddress"),
+        ("http://localhost/queue/no where", "InvalidAddress"),
+        ("http://[", "InvalidAddress"),
+        ("/q", "InvalidAddress"),
+    ],
+)
+def test_an_address_without_a_queue_is_refused(either, address, code):
+    make(either)
+    assert refused(either.purge_queue, QueueUrl=address)[0] == code
+
+
 def test_tags_are_kept_changed_and_removed(either):
     url = make(either, tags={"tag1": "value1"})
     either.tag_queue(QueueUrl=url, Tags={"tag2": "value2", "tag3": ""})

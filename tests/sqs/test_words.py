@@ -138,15 +138,33 @@ def test_an_entry_of_a_batch_is_refused_in_words_of_its_own(either):
 )
 def test_a_value_of_another_type(plain, body, said):
     url = make(plain.client(), "words")
-    host, port = plain.url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port))
-    asked = json.dumps({"QueueUrl": url, "MessageBody": "x", **body})
-    connection.request("POST", "/", asked, {"X-Amz-Target": "AmazonSQS.SendMessage"})
-    answer = connection.getresponse()
-    error = json.loads(answer.read())
-    connection.close()
+    asked = {"QueueUrl": url, "MessageBody": "x", **body}
+    answer, error = post(plain, "SendMessage", asked)
     assert (answer.status, answer.headers["x-amzn-query-error"]) == (400, "MalformedInput;Sender")
     assert error == {"__type": "com.amazon.coral.service#SerializationException", "message": said}
+
+
+def post(server, action, asked):
+    """The answer to JSON that no SDK would send, and what it says."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    connection.request("POST", "/", json.dumps(asked), {"X-Amz-Target": f"AmazonSQS.{action}"})
+    answer = connection.getresponse()
+    said = json.loads(answer.read())
+    connection.close()
+    return answer, said
+
+
+def test_a_tag_without_a_value(plain):
+    client = plain.client()
+    url = make(client, "words")
+    asked = {"QueueUrl": url, "Tags": {"sound": "x", "empty": None}}
+    answer, error = post(plain, "TagQueue", asked)
+    assert answer.status == 400
+    assert error["message"] == (
+        "Value null for parameter Tags is invalid. Reason: The tag empty must have a value."
+    )
+    assert client.list_queue_tags(QueueUrl=url).get("Tags", {}) == {}
 
 
 def test_no_attributes_to_set(plain):

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from penstock.backends.waiting import Waiter
-from penstock.errors import InFlightLimit, JournalError, PenstockError
+from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
 from penstock.server.http import Connection, Request
 from penstock.server.sqs_access import Access
 from penstock.server.sqs_messages import Messages, Poll
@@ -146,7 +146,8 @@ class Endpoint:
         connection: Connection,
         waiter: Waiter,
     ) -> None:
-        if waiter.error is not None and not isinstance(waiter.error, InFlightLimit):
+        # A queue that was deleted meanwhile had nothing for whoever waited there.
+        if waiter.error is not None and not isinstance(waiter.error, InFlightLimit | QueueNotFound):
             refusal = refusal_of(waiter.error)
             connection.finish(self._refused(action.name, refusal, speech, request_id))
             return

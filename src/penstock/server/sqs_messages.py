@@ -96,7 +96,7 @@ class Messages:
                 asked
             )
         if queue.settings.fifo:
-            result.sequence_number = f"{reply.sequence:020d}"
+            result.sequence_number = _sequence_number(reply.sequence)
         return result
 
     def _push(
@@ -196,7 +196,7 @@ class Messages:
                     sent.md5_of_message_system_attributes,
                 ) = _digests(entry)
             if fifo:
-                sent.sequence_number = f"{reply.sequence:020d}"
+                sent.sequence_number = _sequence_number(reply.sequence)
             result.successful.append(sent)
         return result
 
@@ -330,8 +330,10 @@ class Messages:
             "SentTimestamp": str(claim.pushed_at_ms),
         }
         if fifo:
-            everything["SequenceNumber"] = f"{claim.sequence:020d}"
-            everything["MessageDeduplicationId"] = claim.dedup_id or ""
+            everything["SequenceNumber"] = _sequence_number(claim.sequence)
+            # A dead letter's is its message id: two that shared one must not seem the same there.
+            dedup_id = claim.dedup_id if claim.source is None else claim.id
+            everything["MessageDeduplicationId"] = dedup_id or ""
         if claim.group is not None:
             everything["MessageGroupId"] = claim.group
         if TRACE in context:
@@ -341,6 +343,11 @@ class Messages:
         if "All" in names:
             return everything
         return {name: value for name, value in everything.items() if name in names}
+
+
+def _sequence_number(sequence: int) -> str:
+    """Twenty digits that grow, as numbers and as text; zeros in front could be lost on the way."""
+    return f"1{sequence:019d}"
 
 
 def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:

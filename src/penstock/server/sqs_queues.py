@@ -134,8 +134,10 @@ class Queues:
         redrive = changes.redrive
         if not isinstance(redrive, attributes.Redrive):
             return {} if redrive is None else attributes.NO_REDRIVE
+        source = self._store.directory.address(inside)
+        attributes.check_near(redrive, source)
         target = self._store.find(redrive.target.owner, redrive.target.name)
-        if redrive.target == self._store.directory.address(inside):
+        if redrive.target == source:
             annotations[attributes.WITHHELD] = annotations.pop(attributes.REDRIVE)
             return attributes.NO_REDRIVE
         if target is None:
@@ -430,10 +432,12 @@ def _tags(queue: QueueState) -> dict[str, str]:
     return msgspec.json.decode(text, type=dict[str, str]) if text else {}
 
 
-def _tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:
+def _tags_text(have: dict[str, str], given: dict[str, str | None], name: str) -> str:
     for key, value in given.items():
         if not 1 <= len(key) <= TAG_KEY_CHARS_MAX:
             raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
+        if value is None:
+            raise invalid_value("null", "Tags", f"The tag {key} must have a value.")
         if len(value) > TAG_VALUE_CHARS_MAX:
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,

@@ -20,8 +20,6 @@ from penstock.wire.sqs_address import (
     Address,
     Directory,
     Owner,
-    is_fifo_name,
-    is_standard_name,
     read_url,
 )
 from penstock.wire.sqs_attributes import WITHHELD, target_of
@@ -78,16 +76,13 @@ class Store:
             return self.names[self._by_url[url, caller.suffix]]
         except KeyError:
             pass
-        if is_standard_name(url) or is_fifo_name(url):
-            # The name alone will do for a queue of one's own.
-            account, name = caller.owner.account, url
-        elif (found := read_url(url)) is not None:
-            account, name = found
-        else:
+        found = read_url(url)
+        if found is None:
             raise Refusal(
                 faults.INVALID_ADDRESS, f"The address {url} is not valid for this endpoint."
             )
-        owner = Owner(account, caller.owner.region)
+        account, name = found
+        owner = Owner(account or caller.owner.account, caller.owner.region)
         if not caller.anonymous and owner != caller.owner:
             raise no_such_queue()
         inside = self.directory.inside(Address(owner, name))

@@ -93,24 +93,33 @@ def is_fifo_name(name: str) -> bool:
     return _FIFO_NAME.fullmatch(name) is not None
 
 
-def read_path(path: str) -> tuple[str, str] | None:
-    """The account and the queue that a URL's path names, or None if it names none."""
+def read_path(path: str) -> tuple[str | None, str] | None:
+    """The account and the queue that a URL's path names, or None if it names none.
+
+    `/queue/NAME`, as other local endpoints have it, names a queue of one's own: no account.
+    """
     parts = path.split("/")
-    if len(parts) < 3 or not is_account(parts[-2]):
+    if len(parts) < 3 or not (is_account(parts[-2]) or parts[-2] == "queue"):
         return None
     name = parts[-1]
     if not (is_standard_name(name) or is_fifo_name(name)):
         return None
-    return parts[-2], name
+    return None if parts[-2] == "queue" else parts[-2], name
 
 
-def read_url(url: str) -> tuple[str, str] | None:
-    """The account and the queue that a queue URL names, or None if it names none."""
+def read_url(url: str) -> tuple[str | None, str] | None:
+    """The account and the queue that a queue URL names, or None if it names none.
+
+    A name alone will do for a queue of one's own; Amazon takes a host without a path for one, too.
+    """
     try:
-        path = urlsplit(url).path
+        parts = urlsplit(url)
     except ValueError:
         return None
-    return read_path(path)
+    name = parts.netloc if parts.netloc and not parts.path else url
+    if is_standard_name(name) or is_fifo_name(name):
+        return None, name
+    return read_path(parts.path)
 
 
 def read_arn(arn: object) -> Address | None:

@@ -233,6 +233,17 @@ def _read_redrive(text: str) -> Redrive:
     return Redrive(target, count, text)
 
 
+def check_near(redrive: Redrive, source: Address) -> None:
+    """Dead letters stay in the region and with the owner. Raises Refusal."""
+    reason = None
+    if redrive.target.owner.region != source.owner.region:
+        reason = "Dead-letter target must be in same region as the source."
+    elif redrive.target.owner != source.owner:
+        reason = "Dead-letter target owner should be same as the source."
+    if reason is not None:
+        raise invalid_value(redrive.text, REDRIVE, reason)
+
+
 def _check_allow(text: str) -> None:
     policy = _json(text)
     known = isinstance(policy, dict) and policy.keys() <= {"redrivePermission", "sourceQueueArns"}

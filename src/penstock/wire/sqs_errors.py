@@ -67,6 +67,7 @@ INVALID_PARAMETER_VALUE: Final = Fault(
 MISSING_PARAMETER: Final = Fault(
     "MissingRequiredParameterException", "MissingParameter", 400, _GENERAL
 )
+MISSING_ACTION: Final = Fault("MissingActionException", "MissingAction", 400, _GENERAL)
 SERIALIZATION: Final = Fault("SerializationException", "MalformedInput", 400, _GENERAL)
 UNKNOWN_OPERATION: Final = Fault("UnknownOperationException", "InvalidAction", 400, _GENERAL)
 NO_OPERATION: Final = Fault("UnknownOperationException", "UnknownOperation", 404, _GENERAL)

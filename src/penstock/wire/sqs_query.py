@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.wire.sqs_errors import (
     INVALID_PARAMETER_VALUE,
+    MISSING_ACTION,
     SERIALIZATION,
     UNKNOWN_OPERATION,
     Refusal,
-    missing,
 )
 from penstock.wire.sqs_model import ACTIONS, Action, Shape
 
@@ -84,7 +84,7 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
         _plant(tree, name.split("."), value)
     asked = tree.get("Action")
     if not isinstance(asked, str):
-        raise missing("Action")
+        raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
     action = ACTIONS.get(asked)
     if action is None or (default_url is not None and asked in _NOT_OF_A_QUEUE):
         raise Refusal(UNKNOWN_OPERATION, f"The action {asked} is not valid for this endpoint.")
