@@ -154,6 +154,50 @@ def test_a_path_too_long_for_a_socket_has_its_socket_elsewhere(tmp_path):
     assert not place.exists()
 
 
+def test_a_daemon_started_by_a_short_path_is_found_by_a_long_one(tmp_path, store):
+    long = tmp_path / ("x" * 100) / "store"
+    long.mkdir(parents=True)
+    store.symlink_to(long)
+    with connect(store) as queues:
+        queues.create("orders")
+        with connect(long) as other:
+            assert other.names() == ["orders"]
+        assert running_pid(long) == running_pid(store)
+        assert stop_daemon(long) is not None
+
+
+def test_a_daemon_in_a_container_is_stopped_by_the_number_it_has_here(store):
+    with in_a_container("-m", "penstock.server.daemon", store) as daemon:
+        until(lambda: connectable(store))
+        assert running_pid(store) == 1, "the number it has in there"
+        stopped = stop_daemon(store)
+        assert stopped is not None
+        assert stopped > 1
+        assert daemon.wait(PATIENCE_S) == 0
+
+
+def test_a_daemon_outside_of_a_container_is_not_taken_for_a_process_in_it(store):
+    with connect(store):
+        code = f"from penstock.backends.daemon import stop_daemon; stop_daemon({str(store)!r})"
+        with in_a_container("-c", code, stderr=subprocess.PIPE, text=True) as process:
+            _, said = process.communicate(timeout=PATIENCE_S)
+        assert said.strip().endswith("its daemon runs in another container; stop it from there")
+        assert live_pid(store)
+
+
+def in_a_container(*words, **options):
+    """A Python process that sees no processes but its own and those it starts."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    return subprocess.Popen([*apart, sys.executable, *map(str, words)], **options)
+
+
+def connectable(store):
+    link = connect_socket(store)
+    if link is not None:
+        link.close()
+    return link is not None
+
+
 def test_what_a_crash_left_behind_is_no_obstacle(store):
     with connect(store) as queues:
         queues.create("orders")

@@ -128,12 +128,10 @@ def _locked_pid(store: str | os.PathLike[str]) -> int | None:
 
 def connect_socket(store: str | os.PathLike[str]) -> socket.socket | None:
     """A socket to the daemon of a store, if one listens. Raises StoreUnusable."""
-    place = socket_path(store)
-    with suppress(OSError):
-        place = Path((daemon_directory(store) / "elsewhere").read_text().strip() or place)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        link.connect(str(place))
+        with _reachable_socket(store) as place:
+            link.connect(str(place))
         _check_owner(link, store)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, ConnectionResetError):
         link.close()
@@ -148,14 +146,41 @@ def connect_socket(store: str | os.PathLike[str]) -> socket.socket | None:
     return link
 
 
+@contextmanager
+def _reachable_socket(store: str | os.PathLike[str]) -> Iterator[Path]:
+    """By which path the daemon's socket can be reached, whatever path it was started by."""
+    directory = daemon_directory(store)
+    pointer = directory / "elsewhere"
+    if pointer.exists():
+        yield Path(pointer.read_text().strip())
+        return
+    place = directory / "socket"
+    fits = len(os.fsencode(place)) < _SOCKET_BYTES_MAX
+    if fits or sys.platform != "linux" or not place.exists():
+        yield socket_path(store)
+        return
+    # It was started by a shorter path than this one.
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{fd}/socket")
+    finally:
+        os.close(fd)
+
+
+def _peer(link: socket.socket) -> tuple[int, int] | None:
+    """Process number and user of whoever listens at the other end, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
+
+
 def _check_owner(link: socket.socket, store: str | os.PathLike[str]) -> None:
     """Makes sure that the daemon is our own: anybody may have put a socket there."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(found)
-    if uid != os.geteuid():
-        raise StoreUnusable(f"{store}: its daemon belongs to user {uid}, not to this one")
+    peer = _peer(link)
+    if peer is not None and peer[1] != os.geteuid():
+        raise StoreUnusable(f"{store}: its daemon belongs to user {peer[1]}, not to this one")
 
 
 class DaemonEndpoint:
@@ -285,18 +310,40 @@ def stop_daemon(store: str | os.PathLike[str], patience_s: float = 30.0) -> int 
 
     Raises UnavailableError if it has not ended when the patience is over.
     """
-    pid = running_pid(store)
-    if pid is None:
-        return None
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
     deadline_s = time.monotonic() + patience_s
-    while running_pid(store) == pid:
+    first = locked = _locked_pid(store)
+    told: int | None = None
+    while locked is not None and (told is None or locked == first):
+        if told is None and (listener := _listening_pid(store, locked)):
+            first, told = locked, listener
+            with suppress(ProcessLookupError):
+                os.kill(listener, signal.SIGTERM)
         if time.monotonic() > deadline_s:
             raise UnavailableError(
-                f"file:{store}: its daemon, process {pid}, has not ended within {patience_s:g} s"
+                f"file:{store}: its daemon, process {told or locked}, has not ended within "
+                f"{patience_s:g} s"
             )
         time.sleep(_POLL_S)
+        locked = _locked_pid(store)
+    return told or first
+
+
+def _listening_pid(store: str | os.PathLike[str], said: int) -> int | None:
+    """The process that listens for the store, by the number it has here; None if none does yet.
+
+    It `said` a number of its own, which means another process, or none, outside its container.
+    Raises UnavailableError if it has no number here.
+    """
+    link = connect_socket(store)
+    if link is None:
+        return None
+    with link:
+        peer = _peer(link)
+    pid = said if peer is None else peer[0]
+    if not pid and peer is not None:
+        raise UnavailableError(
+            f"file:{store}: its daemon runs in another container; stop it from there"
+        )
     return pid
 
 
