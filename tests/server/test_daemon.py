@@ -422,13 +422,12 @@ with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
     while True:
         claims = queues.pull_many("orders", 5, wait=60, visibility=2)
         for claim in claims:
-            if claim.body == b"stop":
-                queues.delete(claim)
-                sys.exit()
             try:
                 queues.delete(claim)
             except penstock.StaleReceipt:
                 continue
+            if claim.body == b"stop":
+                sys.exit()
             print(claim.body.decode(), flush=True)
 """
 
