@@ -82,9 +82,9 @@ def pack_header(
 
 def join(version: bytes, entry_id: int, head: bytes, body: bytes) -> bytes:
     """Return a whole entry that lives for ever, its data in two parts; all is known to fit."""
-    data_crc = crc32(body, crc32(head))
-    rest = _pack_rest(version, len(head) + len(body), 0, entry_id, data_crc)
-    return b"".join((_pack_crc(crc32(rest)), rest, head, body))
+    data = head + body
+    rest = _pack_rest(version, len(data), 0, entry_id, crc32(data))
+    return _pack_crc(crc32(rest)) + rest + data
 
 
 def pack(version: bytes, ttl_s: int, entry_id: int, data: bytes) -> bytes:
