@@ -6,12 +6,15 @@ directory through the rounds; at the end it is closed, opened again and emptied,
 pushed must have come out exactly once.
 
 The raw limits are loops that write the same bytes to a file whose blocks are there already. One
-calls fdatasync once for as many messages as a call pushes; the other once for as many as Penstock's
-group commit took together just before, which no program can beat that syncs as seldom.
+calls fdatasync once for as many messages as a call pushes; the next once for as many as Penstock's
+group commit took together just before, which no program can beat that syncs as seldom. The third
+has as many threads as the race and shares its syncs as Penstock does, with no queue behind it: what
+is left of the limit when the callers are Python's threads.
 """
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +41,7 @@ from benchmarks.harness import (
     timed_in_threads,
 )
 from benchmarks.stores import PEER_OF, STORES, Store
+from penstock.journal.commit import GroupCommit
 
 BODY_BYTES = 256
 ROUNDS = 5
@@ -53,6 +57,8 @@ PEERS = {"litequeue": ["litequeue==0.9"], "persist-queue": ["persist-queue>=1.1,
 DURABILITIES = ("os", "interval", "sync")
 OURS, DAEMON = "penstock embedded", "penstock daemon"
 RAW_CALLS, RAW_GROUPS = "raw, a sync a call", "raw, our groups"
+RAW_THREADS = "raw, in threads"
+RAWS = (RAW_CALLS, RAW_GROUPS, RAW_THREADS)
 LIBRARIES = ("litequeue", "persist-queue SQLite")
 
 
@@ -198,6 +204,42 @@ def raw(path: Path, message_bytes: int, group: int, seconds: float) -> Measured:
     return Measured(took_s, groups * group, written, groups, written)
 
 
+def raw_in_threads(
+    path: Path, call_bytes: int, batch: int, threads: int, seconds: float
+) -> Measured:
+    """Threads write a call's bytes each, and wait for a sync that they share."""
+    data = bytes(call_bytes)
+    calls = syncs = 0
+    writing = threading.Lock()
+    with open(path, "w+b", buffering=0) as file:
+        fd = file.fileno()
+        os.pwrite(fd, bytes(RAW_FILE_BYTES), 0)
+        os.fsync(fd)
+
+        def sync() -> int:
+            nonlocal syncs
+            syncs += 1
+            written = calls
+            os.fdatasync(fd)
+            return written
+
+        def push_until(end_s: float) -> None:
+            nonlocal calls
+            while time.perf_counter() < end_s:
+                with writing:
+                    os.pwrite(fd, data, calls * call_bytes % (RAW_FILE_BYTES - call_bytes))
+                    calls += 1
+                    own = calls
+                commit.wait(own)
+
+        commit = GroupCommit(sync)
+        commit.start()
+        end_s = time.perf_counter() + seconds
+        took_s = timed_in_threads(threads, lambda _: push_until(end_s))
+        commit.close()
+    return Measured(took_s, calls * batch, calls * call_bytes, syncs, calls * call_bytes)
+
+
 def sync_us(directory: Path) -> float:
     """Microseconds of a small write and its fdatasync: how quick the disk is, and how busy."""
     measured = raw(directory / "probe", 512, 1, ROUND_S)
@@ -231,7 +273,7 @@ class Race:
                 row: self._sized(row, child) for row, child in children.items()
             }
             for row in self.rows:
-                if row.store in (RAW_CALLS, RAW_GROUPS):
+                if row.store in RAWS:
                     runs[row] = lambda row=row: self._raw(row, directory)  # type: ignore[misc]
             for seen in self.measured.values():
                 seen.clear()
@@ -246,7 +288,7 @@ class Race:
         children: dict[Row, Child] = {}
         try:
             for number, row in enumerate(self.rows):
-                if row.store in (RAW_CALLS, RAW_GROUPS):
+                if row.store in RAWS:
                     continue
                 child = Child(PEER_OF.get(row.store))
                 lack = child.call(start, row.store, directory / str(number), row.durability)
@@ -280,10 +322,16 @@ class Race:
     def _raw(self, row: Row, directory: Path) -> float:
         """The limit for what Penstock's last round did, a sync for each call or each group."""
         done = self.measured[Row(OURS, row.durability)][-1]
-        group = self.batch
-        if row.store == RAW_GROUPS:
-            group = max(1, round(done.messages / max(1, done.syncs)))
-        found = raw(directory / "raw", round(done.appended_bytes / done.messages), group, ROUND_S)
+        message_bytes = round(done.appended_bytes / done.messages)
+        path = directory / "raw"
+        if row.store == RAW_THREADS:
+            call_bytes = message_bytes * self.batch
+            found = raw_in_threads(path, call_bytes, self.batch, self.threads, ROUND_S)
+        else:
+            group = self.batch
+            if row.store == RAW_GROUPS:
+                group = max(1, round(done.messages / max(1, done.syncs)))
+            found = raw(path, message_bytes, group, ROUND_S)
         self.measured.setdefault(row, []).append(found)
         return found.rate
 
@@ -361,7 +409,7 @@ def races() -> dict[str, Race]:
         "pushes": Race(
             "pushes a second, 16 producers, one a call",
             push,
-            rows("sync", *served, *LIBRARIES, RAW_CALLS, RAW_GROUPS),
+            rows("sync", *served, *LIBRARIES, *RAWS),
             PRODUCERS,
         ),
         "pushes_in_tens": Race(
@@ -369,7 +417,7 @@ def races() -> dict[str, Race]:
             push,
             rows("interval", *served)
             + rows("sync", *served, *LIBRARIES, "litequeue, own transactions")
-            + rows("sync", RAW_CALLS, RAW_GROUPS),
+            + rows("sync", *RAWS),
             PRODUCERS,
             BATCH,
         ),
