@@ -118,13 +118,33 @@ def test_regions_and_accounts_do_not_see_each_other(server, sqs, queue_name):
     assert theirs.endswith(f"/111122223333/{queue_name}")
     elsewhere.send_message(QueueUrl=there, MessageBody="there")
     assert "Messages" not in sqs.receive_message(QueueUrl=here)
-    assert refused(sqs.receive_message, QueueUrl=theirs)["Error"]["QueryErrorCode"] == (
-        "QueueDoesNotExist"
-    )
     arn = elsewhere.get_queue_attributes(QueueUrl=there, AttributeNames=["QueueArn"])
     assert arn["Attributes"]["QueueArn"] == f"arn:aws:sqs:eu-central-1:000000000000:{queue_name}"
     elsewhere.close()
     other.close()
+
+
+def test_without_keys_the_url_of_another_accounts_queue_opens_it(server, sqs, queue_name):
+    url = sqs.create_queue(QueueName=queue_name)["QueueUrl"]
+    other = server.client(aws_access_key_id="111122223333")
+    owner = {"QueueName": queue_name, "QueueOwnerAWSAccountId": "000000000000"}
+    assert other.get_queue_url(**owner)["QueueUrl"] == url
+    other.send_message(QueueUrl=url, MessageBody="from another")
+    received = sqs.receive_message(
+        QueueUrl=url, VisibilityTimeout=0, MessageSystemAttributeNames=["SenderId"]
+    )
+    assert received["Messages"][0]["Attributes"] == {"SenderId": "111122223333"}
+    (message,) = other.receive_message(QueueUrl=url)["Messages"]
+    other.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    other.purge_queue(QueueUrl=url)
+    assert "QueueUrls" not in other.list_queues(QueueNamePrefix=queue_name)
+    elsewhere = server.client(aws_access_key_id="111122223333", region_name="eu-central-1")
+    for call, asked in (
+        (elsewhere.send_message, {"QueueUrl": url, "MessageBody": "lost"}),
+        (elsewhere.get_queue_url, owner),
+    ):
+        error = refused(call, **asked)
+        assert error["Error"]["QueryErrorCode"] == "QueueDoesNotExist"
 
 
 def test_everything_is_there_again_after_a_restart(tmp_path):

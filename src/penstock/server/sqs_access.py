@@ -64,7 +64,8 @@ class Access:
         self.check_no_page(request)
         found = _CREDENTIAL.search(credential)
         if found is None:
-            return self._caller(self._directory.default, host, anonymous=True)
+            # Nothing is signed: the URL alone says whose queue is meant.
+            return self._caller(self._directory.default, host)
         caller = self._caller(self._owner(found[1], found[2]), host)
         if authorization:
             if len(self._callers) >= _CALLERS_MAX:
@@ -76,8 +77,10 @@ class Access:
         account = access_key if is_account(access_key) else self._directory.default.account
         return Owner(account, region)
 
-    def _caller(self, owner: Owner, host: str, anonymous: bool = False) -> Caller:
-        return Caller(owner, self._directory.suffix(owner), f"{self._scheme}://{host}", anonymous)
+    def _caller(self, owner: Owner, host: str) -> Caller:
+        base_url = f"{self._scheme}://{host}"
+        confined = self._verifier is not None
+        return Caller(owner, self._directory.suffix(owner), base_url, confined)
 
     def _verified(self, request: Request, verifier: Verifier) -> Caller:
         headers = request.headers

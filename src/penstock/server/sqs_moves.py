@@ -64,7 +64,7 @@ class Moves:
             for task in self._of(queue):
                 if task.status == RUNNING:
                     task.moved = max(0, task.to_move - len(queue.deliveries))
-                    self._work(task)
+                    self._work(task, queue)
 
     def _of(self, queue: QueueState) -> list[MoveTask]:
         """The tasks of a queue, as they run here or were noted."""
@@ -80,8 +80,9 @@ class Moves:
         """Notes the tasks of a queue with it. Raises Refusal."""
         self._store.note(queue, NOTE, msgspec.json.encode(tasks).decode())
 
-    def _work(self, task: MoveTask) -> None:
-        worker = asyncio.get_running_loop().create_task(self._run(task))
+    def _work(self, task: MoveTask, source: QueueState) -> None:
+        name = f"move {task.id}"
+        worker = asyncio.get_running_loop().create_task(self._run(task, source), name=name)
         self._workers[task.id] = worker
         worker.add_done_callback(lambda _: self._workers.pop(task.id, None))
 
@@ -116,7 +117,7 @@ class Moves:
         tasks = [*tasks, task][-TASKS_KEPT_MAX:]
         self._keep(source, tasks)
         self._tasks[source.number] = tasks
-        self._work(task)
+        self._work(task, source)
         return model.StartMoveResult(self._show_id(task))
 
     def cancel(self, asked: model.CancelMessageMoveTask, caller: Caller) -> model.CancelMoveResult:
@@ -169,7 +170,7 @@ class Moves:
                 "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
             )
         queue = self._store.find(address.owner, address.name)
-        if queue is None or (address.owner != caller.owner and not caller.anonymous):
+        if queue is None or not caller.may_reach(address.owner):
             raise Refusal(
                 faults.RESOURCE_NOT_FOUND,
                 f"The resource that you specified for the {parameter} parameter doesn't exist.",
@@ -180,12 +181,15 @@ class Moves:
         told = {"taskId": task.id, "sourceArn": self._store.arn(task.source)}
         return urlsafe_b64encode(msgspec.json.encode(told)).decode()
 
-    async def _run(self, task: MoveTask) -> None:
+    async def _run(self, task: MoveTask, source: QueueState) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         moved_before = task.moved
         try:
             while task.status == RUNNING and task.moved < task.to_move:
+                if self._store.names.get(task.source) is not source:
+                    # Deleted; another queue that has its name by now is none of ours.
+                    return
                 step = min(STEP_MAX, task.to_move - task.moved)
                 if task.rate is not None:
                     # As many as are due by now; the first of them at once.
@@ -203,8 +207,7 @@ class Moves:
         except PenstockError as error:
             task.status = FAILED
             task.failure = refusal_of(error).fault.query_code
-        source = self._store.names.get(task.source)
-        if source is not None and task in self._of(source):
+        if self._store.names.get(task.source) is source:
             with suppress(Refusal):
                 self._keep(source, self._of(source))
 

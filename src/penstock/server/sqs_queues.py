@@ -181,7 +181,7 @@ class Queues:
         account = asked.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
         queue = self._store.find(owner, asked.queue_name or "")
-        if queue is None or (owner != caller.owner and not caller.anonymous):
+        if queue is None or not caller.may_reach(owner):
             raise no_such_queue()
         return model.QueueUrlResult(self._store.url(caller, queue.name))
 

@@ -32,15 +32,23 @@ _KNOWN_URLS_MAX: Final = 10_000
 class Caller(NamedTuple):
     """Who asks, and by which address they reach us.
 
-    An anonymous caller has signed nothing: the URL alone says whose queue is meant. `trace` is the
-    X-Ray header that came with the request.
+    A caller that is confined holds a key of this server, and reaches the queues of its own account
+    alone. `trace` is the X-Ray header that came with the request.
     """
 
     owner: Owner
     suffix: str
     base_url: str
-    anonymous: bool = False
+    confined: bool = False
     trace: str | None = None
+
+    def may_reach(self, owner: Owner) -> bool:
+        """Whether this caller may use an owner's queues.
+
+        Policies are not heeded. Without keys anybody may say to be anybody, so nobody is kept out;
+        but a region is never left.
+        """
+        return owner == self.owner or (owner.region == self.owner.region and not self.confined)
 
 
 class Windows(NamedTuple):
@@ -83,16 +91,15 @@ class Store:
             )
         account, name = found
         owner = Owner(account or caller.owner.account, caller.owner.region)
-        if not caller.anonymous and owner != caller.owner:
+        if not caller.may_reach(owner):
             raise no_such_queue()
         inside = self.directory.inside(Address(owner, name))
         queue = self.names.get(inside)
         if queue is None:
             raise no_such_queue()
-        if not caller.anonymous:
-            if len(self._by_url) >= _KNOWN_URLS_MAX:
-                self._by_url.clear()
-            self._by_url[url, caller.suffix] = inside
+        if len(self._by_url) >= _KNOWN_URLS_MAX:
+            self._by_url.clear()
+        self._by_url[url, caller.suffix] = inside
         return queue
 
     def find(self, owner: Owner, name: str) -> QueueState | None:
