@@ -1,5 +1,6 @@
 """Dead letters over both protocols, and the tasks that move them back."""
 
+import asyncio
 import base64
 import json
 import uuid
@@ -231,6 +232,29 @@ def test_a_task_fails_when_its_destination_goes_away(local, either):
     either.delete_queue(QueueUrl=other)
     task = wait_for(either, dead_arn, "FAILED")
     assert task["FailureReason"] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_task_ends_with_its_queue_and_leaves_the_next_of_that_name_alone(local, either):
+    _, dead = make_pair(either)
+    other = make(either, "other")
+    for body in ("a", "b", "c"):
+        send(either, dead, body)
+    either.start_message_move_task(
+        SourceArn=arn(either, dead),
+        DestinationArn=arn(either, other),
+        MaxNumberOfMessagesPerSecond=1,
+    )
+    either.delete_queue(QueueUrl=dead)
+    local.clock.advance(seconds=60)
+    send(either, make(either, "dead"), "new")
+    while local.call(lambda: any(map(is_move, asyncio.all_tasks()))):
+        pass
+    assert bodies(either, dead) == ["new"]
+    assert "new" not in bodies(either, other)
+
+
+def is_move(task):
+    return task.get_name().startswith("move ")
 
 
 def test_a_task_that_makes_no_sense_is_refused(either):
