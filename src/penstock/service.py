@@ -294,6 +294,27 @@ class Batch(Command[list[Any]], frozen=True, gc=False, array_like=True, tag=16):
     items: list[BatchItem]
 
 
+class RunReply(msgspec.Struct, frozen=True, gc=False):
+    """What many pushes made: messages of their own, with numbers one after another.
+
+    An id is what all ids begin with and the number in twelve hexadecimal digits.
+    """
+
+    id_start: str
+    numbers: range
+
+
+class PushRun(Command[RunReply | list[Any]], frozen=True, gc=False, array_like=True):
+    """Pushes with nothing but a body, and perhaps a dedup id, each: for servers, never on a wire.
+
+    It is the `Batch` of these pushes, and is answered like it, or at once by a `RunReply`.
+    """
+
+    queue: str
+    bodies: list[bytes]
+    dedup_ids: list[str] | None = None
+
+
 class QueueService(Protocol):
     """What every backend is to a caller who may block.
 
@@ -375,6 +396,20 @@ def check_id(field: str, value: object) -> str:
             + ("" if value.isprintable() else " with an unprintable one among them")
         )
     return value
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Whether `check_id` would let every one of these pass; written for many."""
+    try:
+        sizes = set(map(len, values))
+        return (
+            bool(sizes)
+            and min(sizes) >= 1
+            and max(sizes) <= ID_CHARS_MAX
+            and ("".join(values).isprintable())
+        )
+    except TypeError:
+        return False
 
 
 def check_pairs(

@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.journal import MemoryJournal
 from penstock.server.desk import Limits
-from penstock.service import Batch, CreateQueue, Peek, Pull, Push, Stats
+from penstock.service import CreateQueue, Peek, Pull, Push, PushRun, Stats
 from penstock.wire.bodies import DECODE_REPLY, encode_command
 from penstock.wire.bulk import BulkPush, encode_bulk
 from penstock.wire.frames import (
@@ -334,7 +334,7 @@ def test_when_the_journal_fails_everyone_is_told_and_the_server_ends(slow):
     ],
 )
 def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd, frame):
-    for kind in (Peek, Batch):
+    for kind in (Peek, PushRun):
         server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
     wire.link.sendall(frame)
     kind, request, _ = wire.next()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.runs import pushes_of
 from penstock.errors import InvalidField, PenstockError, ProtocolError, QueueFull
-from penstock.service import BATCH_ITEMS_MAX, Push, PushReply
+from penstock.service import BATCH_ITEMS_MAX, Batch, Push, PushReply, PushRun, RunReply
 from penstock.wire.bulk import (
     BulkPush,
     decode_bulk,
@@ -71,7 +72,21 @@ def meant(bulk):
 
 @given(bulks())
 def test_a_bulk_push_arrives_as_the_pushes_it_stands_for(bulk):
-    assert decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:]).items == meant(bulk)
+    found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
+    items = pushes_of(found) if isinstance(found, PushRun) else found.items
+    assert items == meant(bulk)
+
+
+@pytest.mark.parametrize("dedup_ids", [None, ["1", "2"]])
+def test_bodies_with_nothing_but_ids_arrive_as_a_run(dedup_ids):
+    bulk = BulkPush(queue="q", bodies=[b"a", b"bc"], dedup_ids=dedup_ids)
+    found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
+    assert found == PushRun("q", [b"a", b"bc"], dedup_ids)
+
+
+def test_a_body_without_an_id_among_others_is_no_run():
+    bulk = BulkPush(queue="q", bodies=[b"a", b"bc"], dedup_ids=["1", None])
+    assert isinstance(decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:]), Batch)
 
 
 REPLIES = st.builds(PushReply, TEXTS, st.integers(0, 2**63), st.booleans()) | st.builds(
@@ -88,6 +103,14 @@ def test_each_message_has_its_own_reply_or_error(replies):
             assert (type(one), str(one)) == (type(other), str(other))
         else:
             assert one == other
+
+
+@given(st.integers(1, 2**40), st.integers(1, 300))
+def test_the_reply_to_a_run_names_each_message(first, count):
+    numbers = range(first, first + count)
+    start = "b3c1917d-5eb2-8bb0-9000-"
+    found = decode_bulk_reply(encode_bulk_reply(1, RunReply(start, numbers))[HEADER_BYTES:])
+    assert found == [PushReply(f"{start}{number:012x}", number, False) for number in numbers]
 
 
 def test_ids_that_share_their_start_take_little_room():

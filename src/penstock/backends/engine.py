@@ -10,7 +10,8 @@ A pull that finds nothing may wait (`waiting`): nobody polls, and no message has
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from itertools import repeat
+from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 from penstock.backends.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
@@ -30,6 +31,7 @@ from penstock.core.receipts import (
     Receipts,
     Ticket,
 )
+from penstock.core.runs import as_run, pushes_of
 from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
@@ -63,10 +65,12 @@ from penstock.service import (
     Purge,
     Push,
     PushReply,
+    PushRun,
     QueueInfo,
     QueueStats,
     Redrive,
     Release,
+    RunReply,
     Stats,
     check_number,
 )
@@ -139,13 +143,16 @@ class Engine:
             ListQueues: self._list,
             History: self._history,
             Batch: self._batch,
+            PushRun: self._push_run,
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
         self._sequence = 0
         self.answer_sequence = 0
-        # The message pushed last, whose content gets its place when it is in the journal.
+        # The message pushed last, and those of the batch under way: their content gets its place
+        # when it is in the journal.
         self._arrival: Delivery | None = None
+        self._arrivals: list[Delivery] = []
         self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
@@ -204,9 +211,9 @@ class Engine:
         if len(events) == 1 and self._arrival is not None:
             self._arrival.content = places[0]
             return
-        pushed = [event for event in events if isinstance(event, Pushed)]
-        for event, place in zip(pushed, places, strict=True):
-            self.shard.place(event.queue, event.number, place)
+        for delivery, place in zip(self._arrivals, places, strict=True):
+            delivery.content = place
+        self._arrivals = []
 
     def _settle(self, now_ms: int) -> None:
         """Lets happen what is due, in entries of a bounded size, as long as there is room."""
@@ -312,17 +319,62 @@ class Engine:
             self._events.append(event)
 
     def _batch(self, command: Batch, now_ms: int) -> list[Any]:
-        if type(command.items) is not list or len(command.items) > BATCH_ITEMS_MAX:
+        items: list[Any] = command.items
+        if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
             raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
+        run = as_run(items) if len(items) > 1 else None
+        numbers = None if run is None else self._take_run(run, now_ms)
+        if numbers is None:
+            return self._one_by_one(items, now_ms)
+        return list(map(PushReply, self._ids.show_all(numbers), numbers, repeat(False)))
+
+    def _push_run(self, command: PushRun, now_ms: int) -> RunReply | list[Any]:
+        count = len(command.bodies)
+        if count > BATCH_ITEMS_MAX:
+            raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
+        numbers = self._take_run(command, now_ms) if count > 1 else None
+        if numbers is None:
+            return self._one_by_one(pushes_of(command), now_ms)
+        return RunReply(self._ids.prefix, numbers)
+
+    def _take_run(self, command: PushRun, now_ms: int) -> range | None:
+        """The numbers of the messages of a run, if all of it can be taken at once; else None."""
+        shard = self.shard
+        try:
+            queue = shard.names[command.queue]
+        except (KeyError, TypeError):
+            return None
+        run = queue.decide_run(command, now_ms, shard.next_number)
+        if run is None:
+            return None
+        arrivals = shard.run_pushed(queue, run)
+        if not self._keeps_nothing:
+            self._arrivals = arrivals
+        self._events = cast(list[AnyEvent], run)
+        return run.numbers
+
+    def _one_by_one(self, items: list[Any], now_ms: int) -> list[Any]:
+        handlers = self._handlers
+        arrivals: list[Delivery] = []
         replies: list[Any] = []
-        for number, item in enumerate(command.items):
+        for number, item in enumerate(items):
+            kind = type(item)
             try:
-                if type(item) not in _BATCHABLE:
-                    kind = type(item).__name__
-                    raise InvalidField(f"items[{number}]: {kind} cannot be part of a batch")
-                replies.append(self._handlers[type(item)](item, now_ms))
+                if kind is Push:
+                    reply = self._push(item, now_ms)
+                    if not reply.duplicate and self._arrival is not None:
+                        arrivals.append(self._arrival)
+                elif kind in _BATCHABLE:
+                    reply = handlers[kind](item, now_ms)
+                else:
+                    raise InvalidField(
+                        f"items[{number}]: {kind.__name__} cannot be part of a batch"
+                    )
+                replies.append(reply)
             except RequestError as refused:
                 replies.append(refused)
+        if not self._keeps_nothing:
+            self._arrivals = arrivals
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:

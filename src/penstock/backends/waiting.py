@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 
 from penstock.core.due import NEVER_MS, Alarm
 from penstock.core.events import AnyEvent, Claimed, Extended, Moved, QueueRemoved
+from penstock.core.runs import Run
 from penstock.errors import InFlightLimit, PenstockError, QueueDeleted
 from penstock.service import Claim, Pull
 
@@ -114,7 +115,8 @@ class WaitingLine:
 
     def serve(self, events: Sequence[AnyEvent]) -> None:
         """Serves whoever waited for what has just happened."""
-        for event in events:
+        # One look serves for all messages of a run: they are of one queue.
+        for event in events[:1] if type(events) is Run else events:
             if isinstance(event, QueueRemoved):
                 self._fail_queue(event.queue)
             elif not isinstance(event, Claimed | Extended):

@@ -44,6 +44,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.core.receipts import Ticket
+from penstock.core.runs import Run
 from penstock.core.visible import FifoOrder, StandardOrder
 from penstock.core.window import Key, Window
 from penstock.errors import InvalidField, InvalidReceipt, MessageTooLarge, QueueFull, StaleReceipt
@@ -54,7 +55,9 @@ from penstock.service import (
     PRIORITY_MAX,
     TTL_MS_MAX,
     Push,
+    PushRun,
     QueueSettings,
+    are_ids,
     check_id,
     check_number,
     check_pairs,
@@ -63,6 +66,7 @@ from penstock.service import (
 ATTEMPT_WINDOW_MS: Final = 14 * DAY_MS
 ATTEMPTS_MAX: Final = 10_000
 DEDUPS_MAX: Final = 10_000_000
+_BYTES: Final = {bytes}
 
 
 class QueueState:
@@ -188,6 +192,27 @@ class QueueState:
             size,
         )
 
+    def decide_run(self, run: PushRun, now_ms: int, number: int) -> Run | None:
+        """The events of a run, if every push of it is sure to make a message; None if not.
+
+        What may be refused, and why, is for `decide_push` to say, of each push by itself.
+        """
+        settings = self.settings
+        bodies = run.bodies
+        if settings.fifo or settings.delay_ms or settings.dedup_by_content:
+            return None
+        if set(map(type, bodies)) != _BYTES:
+            return None
+        sizes = list(map(len, bodies))
+        if max(sizes) > settings.body_bytes_max or not self._has_room(len(sizes), sum(sizes)):
+            return None
+        ids = run.dedup_ids
+        if ids is not None and not (
+            len(ids) == len(bodies) and are_ids(ids) and self.dedups.is_new(ids)
+        ):
+            return None
+        return Run(now_ms, self.number, number, bodies, ids, sizes)
+
     def _check_pairs(self, command: Push) -> int:
         if command.context is not None:
             check_pairs("context", command.context, allow_bytes=False)
@@ -195,18 +220,26 @@ class QueueState:
             return 0
         return check_pairs("attributes", command.attributes, allow_bytes=True)
 
+    def _has_room(self, count: int, size: int) -> bool:
+        settings = self.settings
+        most, most_bytes = settings.messages_max, settings.bytes_max
+        return (most is None or len(self.deliveries) + count <= most) and (
+            most_bytes is None or self.stored_bytes + size <= most_bytes
+        )
+
     def _check_room(self, size: int) -> None:
+        if self._has_room(1, size):
+            return
         settings = self.settings
         if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
             raise QueueFull(
                 f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
                 f"(messages_max={settings.messages_max}); delete some, or raise the limit"
             )
-        if settings.bytes_max is not None and self.stored_bytes + size > settings.bytes_max:
-            raise QueueFull(
-                f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
-                f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
-            )
+        raise QueueFull(
+            f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
+            f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
+        )
 
     def _dedup_key(self, dedup_id: str, group: str | None) -> Key:
         return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id

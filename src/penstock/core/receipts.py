@@ -77,6 +77,14 @@ class MessageIds:
             self._block_prefix = f"{self.prefix}{block:09x}"
         return self._block_prefix + _LAST_DIGITS[number & 0xFFF]
 
+    def show_all(self, numbers: range) -> list[str]:
+        """The ids of neighbours, as `show` has them one by one."""
+        low, high = numbers[0], numbers[-1]
+        if low >> 12 != high >> 12:
+            return list(map(self.show, numbers))
+        start = self.show(low)[:-3]
+        return [start + digits for digits in _LAST_DIGITS[low & 0xFFF : (high & 0xFFF) + 1]]
+
     def read(self, message_id: object) -> int:
         """The number of the message with this id. Raises MessageNotFound."""
         if isinstance(message_id, str) and message_id.startswith(self.prefix):

@@ -45,6 +45,7 @@ from penstock.core.events import (
 )
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
+from penstock.core.runs import Run
 from penstock.core.window import Key
 from penstock.errors import (
     AttemptLapsed,
@@ -500,6 +501,14 @@ class ShardState:
         if not queue.retention_check_ms and not event.expires_at_ms:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
+
+    def run_pushed(self, queue: QueueState, run: Run) -> list[Delivery]:
+        """The messages of a run arrived in a standard queue; their deliveries are returned."""
+        arrivals = run.arrivals()
+        self.arrived(queue, arrivals)
+        if run.dedup_ids is not None:
+            queue.dedups.remember_all(run.dedup_ids, run.numbers, run.at_ms)
+        return arrivals.deliveries
 
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""

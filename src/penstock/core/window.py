@@ -5,7 +5,8 @@ replay forgets exactly what the living engine forgot.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -15,13 +16,15 @@ Key = str | tuple[str, str]
 class Window(Generic[V]):
     """What each id stood for, if it was remembered within the window; at most `count_max` ids."""
 
-    __slots__ = ("_by_key", "_count_max", "_order", "_window_ms")
+    __slots__ = ("_by_key", "_count_max", "_keys", "_times", "_window_ms")
 
     def __init__(self, window_ms: int, count_max: int) -> None:
         self._window_ms = window_ms
         self._count_max = count_max
         self._by_key: dict[Key, tuple[int, V]] = {}
-        self._order: deque[tuple[int, Key]] = deque()
+        # In order of time, side by side.
+        self._times: deque[int] = deque()
+        self._keys: deque[Key] = deque()
 
     def find(self, key: Key, now_ms: int) -> V | None:
         """What the id stands for now, if anything."""
@@ -32,26 +35,47 @@ class Window(Generic[V]):
 
     def remember(self, key: Key, value: V, at_ms: int) -> None:
         """Lets the id stand for the value from this instant on."""
-        order = self._order
+        times = self._times
+        if times and (times[0] + self._window_ms <= at_ms or len(times) >= self._count_max):
+            self._forget(at_ms, 1)
+        self._by_key[key] = (at_ms, value)
+        times.append(at_ms)
+        self._keys.append(key)
+
+    def is_new(self, keys: Sequence[Key]) -> bool:
+        """Whether no id of these is known, be it from long ago, and none comes twice."""
+        return self._by_key.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
+
+    def remember_all(self, keys: Sequence[Key], values: Iterable[V], at_ms: int) -> None:
+        """Lets many new ids stand for a value each, as `remember` would one after another."""
+        self._forget(at_ms, len(keys))
+        self._by_key.update(zip(keys, zip(repeat(at_ms), values, strict=False), strict=True))
+        self._times.extend(repeat(at_ms, len(keys)))
+        self._keys.extend(keys)
+
+    def _forget(self, at_ms: int, coming: int) -> None:
+        """Lets go of what is too old, and of the oldest where there is no room for those coming."""
+        times = self._times
         by_key = self._by_key
-        while order and (order[0][0] + self._window_ms <= at_ms or len(order) >= self._count_max):
-            oldest_ms, oldest = order.popleft()
+        while times and (
+            times[0] + self._window_ms <= at_ms or len(times) + coming > self._count_max
+        ):
+            oldest_ms, oldest = times.popleft(), self._keys.popleft()
             found = by_key.get(oldest)
             if found is not None and found[0] == oldest_ms:
                 del by_key[oldest]
-        by_key[key] = (at_ms, value)
-        order.append((at_ms, key))
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
         """Forgets every id but those that stand for something wanted."""
         kept = [entry for entry in self.entries() if wanted(entry[2])]
         self._by_key = {key: (at_ms, value) for at_ms, key, value in kept}
-        self._order = deque((at_ms, key) for at_ms, key, _ in kept)
+        self._times = deque(at_ms for at_ms, _, _ in kept)
+        self._keys = deque(key for _, key, _ in kept)
 
     def entries(self) -> list[tuple[int, Key, V]]:
         """Everything remembered, oldest first, for a snapshot."""
         return [
             (at_ms, key, self._by_key[key][1])
-            for at_ms, key in self._order
+            for at_ms, key in zip(self._times, self._keys, strict=True)
             if key in self._by_key and self._by_key[key][0] == at_ms
         ]

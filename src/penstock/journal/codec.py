@@ -28,8 +28,10 @@ bodies are read one by one, long after the entry as a whole was verified.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, repeat
+from operator import add, or_, sub
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -54,8 +56,9 @@ from penstock.core.events import (
     QueueRemoved,
     Released,
 )
+from penstock.core.runs import Run
 from penstock.errors import CorruptEntry
-from penstock.journal.columns import words
+from penstock.journal.columns import little, words
 from penstock.service import Attributes, QueueSettings
 
 VERSION: Final = b"PENSTK01"
@@ -94,6 +97,13 @@ _pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
 _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
 _pack_event = EVENT.pack
+# A field of all headers of a block, which is an array of integers of the field's size.
+_NUMBER: Final = slice((BLOCK_BYTES + 8) // 8, None, EVENT_BYTES // 8)
+_BODY_BYTES: Final = slice((BLOCK_BYTES + 44) // 4, None, EVENT_BYTES // 4)
+_SECOND_BYTES: Final = slice((BLOCK_BYTES + 50) // 2, None, EVENT_BYTES // 2)
+_PAYLOAD_AT: Final = slice((BLOCK_BYTES + 56) // 4, None, EVENT_BYTES // 4)
+_PAYLOAD_CRC: Final = slice((BLOCK_BYTES + 60) // 4, None, EVENT_BYTES // 4)
+
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
 _to_msgpack = msgspec.msgpack.Encoder().encode
@@ -156,6 +166,44 @@ def encode(
             end += len(payload)
         at += EVENT_BYTES
     return b"".join((*headers, *payloads)), messages
+
+
+def encode_run(run: Run) -> bytes:
+    """The block of a run: the same bytes as `encode` makes of its events, made column by column."""
+    bodies = run.bodies
+    count = len(bodies)
+    alike = _pack_event(_PUSHED, 0, 0, run.queue, 0, run.at_ms, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    head = bytearray(BLOCK.pack(count, 0, 0) + alike * count)
+    pairs, fours = memoryview(head).cast("H"), memoryview(head).cast("I")
+    crcs: Iterable[int] = map(crc32, bodies)
+    sizes: Iterable[int] = run.sizes
+    payloads: Iterable[bytes] = bodies
+    if run.dedup_ids is not None:
+        texts = [dedup_id.encode() for dedup_id in run.dedup_ids]
+        text_sizes = list(map(len, texts))
+        pairs[_SECOND_BYTES] = _column("H", text_sizes)
+        crcs = map(crc32, texts, crcs)
+        sizes = map(add, sizes, text_sizes)
+        payloads = chain.from_iterable(zip(bodies, texts, strict=True))
+    # From one header to the next, its payload comes nearer by a header and farther by a payload.
+    steps = map(sub, sizes, repeat(EVENT_BYTES, count - 1))
+    memoryview(head).cast("Q")[_NUMBER] = _column("Q", run.numbers)
+    fours[_BODY_BYTES] = _column("I", run.sizes)
+    fours[_PAYLOAD_AT] = _column("I", accumulate(steps, initial=EVENT_BYTES * count))
+    fours[_PAYLOAD_CRC] = _column("I", crcs)
+    return b"".join((head, *payloads))
+
+
+def _column(kind: str, values: Iterable[int]) -> memoryview:
+    """One field of many headers; its type is named as `array` has it."""
+    return memoryview(little(array(kind, values)))
+
+
+def places_of(run: Run, data_offset: int) -> list[int]:
+    """The places of a run's messages, whose block stands at `data_offset` in the stream."""
+    first = place(data_offset + BLOCK_BYTES, 0)
+    step = place(EVENT_BYTES, 0)
+    return list(map(or_, range(first, first + step * len(run), step), run.sizes))
 
 
 def encode_one(event: AnyEvent) -> bytes:

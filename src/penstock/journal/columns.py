@@ -100,7 +100,7 @@ def _pack(values: list[Any]) -> Any:
 
 
 def _pack_numbers(values: list[int]) -> bytes:
-    return _little(array("Q", values)).tobytes()
+    return little(array("Q", values)).tobytes()
 
 
 def _unpack(column: Any) -> Iterable[Any]:
@@ -120,7 +120,7 @@ def words(data: bytes) -> "array[int]":
     """Little-endian integers of eight bytes each."""
     numbers = array("Q")
     numbers.frombytes(data)
-    return _little(numbers)
+    return little(numbers)
 
 
 def _moves(column: list[Any]) -> list[Any]:
@@ -135,7 +135,8 @@ def _move(value: list[Any] | None) -> Move | None:
     return None if value is None else Move(*value)
 
 
-def _little(numbers: "array[int]") -> "array[int]":
+def little(numbers: "array[int]") -> "array[int]":
+    """Integers as they stand in a file, or taken from there."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

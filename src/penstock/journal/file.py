@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from penstock.core.delivery import PLACE_SIZE_BITS
 from penstock.core.events import AnyEvent, Pushed
+from penstock.core.runs import Run
 from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
 from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
@@ -30,6 +31,7 @@ from penstock.service import (
     Delete,
     Pull,
     Push,
+    PushRun,
     Redrive,
     check_number,
 )
@@ -109,8 +111,11 @@ class FileJournal:
         body = b""
         messages: Sequence[tuple[int, int]] = ()
         if not block:
-            block, messages = codec.encode(events)
             event = None
+            if type(events) is Run:
+                block = codec.encode_run(events)
+            else:
+                block, messages = codec.encode(events)
         elif type(event) is Pushed:
             body = event.body
         # Room was made before the command was decided: what is left may be used to the last byte.
@@ -127,19 +132,22 @@ class FileJournal:
                     self._recent.clear()
                 self._recent[place] = event
             return sequence, (place,)
+        if type(events) is Run:
+            places = codec.places_of(events, data_offset)
+            self._keep_at_hand(events, places)
+            return sequence, places
         if not messages:
             return sequence, ()
         places = [codec.place(data_offset + at, size) for at, size in messages]
-        self._keep_at_hand(events, places)
+        self._keep_at_hand([event for event in events if type(event) is Pushed], places)
         return sequence, places
 
-    def _keep_at_hand(self, events: Sequence[AnyEvent], places: list[int]) -> None:
+    def _keep_at_hand(self, pushed: list[Pushed], places: list[int]) -> None:
         recent = self._recent
         if len(recent) + len(places) > _RECENT_MAX:
             recent.clear()
-        pushed = [event for event in events if type(event) is Pushed]
-        for place, event in zip(places, pushed, strict=False):
-            if event.size_bytes <= _RECENT_BYTES_MAX and len(recent) < _RECENT_MAX:
+        for place, event in zip(places[: _RECENT_MAX - len(recent)], pushed, strict=False):
+            if event.size_bytes <= _RECENT_BYTES_MAX:
                 recent[place] = event
 
     def _mark(self, data_offset: int) -> None:
@@ -284,6 +292,10 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
     kind = type(command)
     if kind is Push:
         return _message_bytes(cast(Push, command)) + _COMMAND_ROOM_BYTES, False
+    if kind is PushRun:
+        bodies = cast(PushRun, command).bodies
+        size = sum(map(len, bodies)) + _EVENT_ROOM_BYTES * len(bodies)
+        return size + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items
         if type(items) is not list:

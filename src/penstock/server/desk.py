@@ -29,7 +29,7 @@ from penstock.errors import (
     ProtocolError,
     UnavailableError,
 )
-from penstock.service import Batch, Claim, ListQueues, Peek, Pull, PullWithin, Release
+from penstock.service import Claim, ListQueues, Peek, Pull, PullWithin, Release
 from penstock.wire.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.bulk import decode_bulk, encode_bulk_reply
 from penstock.wire.frames import (
@@ -189,8 +189,7 @@ class Desk:
     def _take_other(self, connection: "Connection", kind: int, request: int, body: Body) -> None:
         if kind == BULK_PUSH:
             try:
-                batch: Batch = decode_bulk(body)
-                replies = self._engine.submit(batch)
+                replies = self._engine.submit(decode_bulk(body))
             except PenstockError as error:
                 self._refuse(connection, request, error)
                 return

@@ -9,7 +9,8 @@
              each with the numbers of the messages it refused
 
 Where a column is given, its value stands for the shared one, nil meaning the shared one after all.
-The whole is one `Batch` to the engine: one append, and each message accepted or refused alone.
+The whole is one `Batch` to the engine, or a `PushRun` if it has nothing but bodies and dedup ids:
+one append, and each message accepted or refused alone.
 """
 
 import struct
@@ -17,12 +18,21 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
 from penstock.errors import InvalidField, PenstockError, ProtocolError
-from penstock.service import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, Attributes, Batch, Push, PushReply
+from penstock.service import (
+    ATTRIBUTES_MAX,
+    BATCH_ITEMS_MAX,
+    Attributes,
+    Batch,
+    Push,
+    PushReply,
+    PushRun,
+    RunReply,
+)
 from penstock.wire.bodies import read_attributes
 from penstock.wire.frames import (
     BULK_PUSH,
@@ -89,6 +99,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 _decode_reply: Final = msgspec.msgpack.Decoder(_Reply).decode
+_NUMBER_DIGITS: Final = 12
 _COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", "each_attributes")
 
 
@@ -126,8 +137,8 @@ def encode_bulk(request: int, bulk: BulkPush, frame_bytes_max: int = FRAME_BYTES
     return b"".join(parts)
 
 
-def decode_bulk(body: Body) -> Batch:
-    """The batch that a bulk push stands for. Raises InvalidField or ProtocolError."""
+def decode_bulk(body: Body) -> Batch | PushRun:
+    """The command that a bulk push stands for. Raises InvalidField or ProtocolError."""
     view = memoryview(body)
     if len(view) < _SIZE_BYTES:
         raise ProtocolError("the client sent a bulk push without a head")
@@ -140,10 +151,15 @@ def decode_bulk(body: Body) -> Batch:
         raise InvalidField(f"bulk: {str(fault).replace('`', '')}") from None
     except DECODE_FAULTS as fault:
         raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
+    bodies = _split(view[head_end:], head.count)
+    ids = head.dedup_ids
+    is_run = head == _Head(head.queue, head.count, dedup_ids=ids)
+    if is_run and (ids is None or (len(ids) == head.count and None not in ids)):
+        return PushRun(head.queue, bodies, cast("list[str] | None", ids))
     return to_batch(
         BulkPush(
             queue=head.queue,
-            bodies=_split(view[head_end:], head.count),
+            bodies=bodies,
             delay_ms=head.delay_ms,
             priority=head.priority,
             ttl_ms=head.ttl_ms,
@@ -210,8 +226,12 @@ def _read_each(head: _Head) -> list[dict[str, Any] | None] | None:
     return [None if row is None else read_attributes(row) for row in head.each_attributes]
 
 
-def encode_bulk_reply(request: int, replies: Sequence[PushReply | PenstockError]) -> bytes:
+def encode_bulk_reply(
+    request: int, replies: RunReply | Sequence[PushReply | PenstockError]
+) -> bytes:
     """The frame that answers a bulk push."""
+    if isinstance(replies, RunReply):
+        return _encode_run_reply(request, replies)
     ids: list[str] = []
     sequences = array("Q")
     duplicates: list[int] = []
@@ -241,6 +261,25 @@ def encode_bulk_reply(request: int, replies: Sequence[PushReply | PenstockError]
             list(refused.items()),
         )
     )
+    return HEADER.pack(len(body), REPLY, request) + body
+
+
+def _encode_run_reply(request: int, reply: RunReply) -> bytes:
+    numbers = reply.numbers
+    sequences = array("Q", numbers)
+    if _IS_BIG_ENDIAN:
+        sequences.byteswap()
+    packed = sequences.tobytes()
+    # Of the digits, those in which the first and the last of them differ, in whole bytes.
+    width = max(1, ((numbers[0] ^ numbers[-1]).bit_length() + 7) // 8)
+    rests = bytearray(width * len(numbers))
+    for place in range(width):
+        rests[width - 1 - place :: width] = packed[place :: sequences.itemsize]
+    start = f"{numbers[0]:0{_NUMBER_DIGITS}x}"[: _NUMBER_DIGITS - 2 * width]
+    fields = (
+        len(numbers), reply.id_start + start, rests.hex().encode(), packed, (), (),
+    )  # fmt: skip
+    body = _encode(fields)
     return HEADER.pack(len(body), REPLY, request) + body
 
 

@@ -1,0 +1,100 @@
+"""Runs: many plain pushes to one queue at one instant.
+
+A push is plain if it has a body, perhaps a dedup id, and nothing else. Where many come together,
+what they share is looked at once and the rest goes by columns, without a step in Python for each.
+A run does exactly what its pushes would do one after another.
+"""
+
+from itertools import repeat
+from typing import Any, Final
+
+from penstock.core.delivery import Arrivals, Delivery
+from penstock.core.events import Pushed
+from penstock.service import Push, PushRun
+
+# What is not this very object is left to those who look at each push by itself.
+_ZERO: Final = 0
+
+
+class Run(list[Pushed]):
+    """The events of a run, in order, with their columns beside them."""
+
+    __slots__ = ("at_ms", "bodies", "dedup_ids", "numbers", "queue", "sizes")
+
+    def __init__(
+        self,
+        at_ms: int,
+        queue: int,
+        first: int,
+        bodies: list[bytes],
+        dedup_ids: list[str] | None,
+        sizes: list[int],
+    ) -> None:
+        self.at_ms = at_ms
+        self.queue = queue
+        self.numbers = range(first, first + len(bodies))
+        self.bodies = bodies
+        self.dedup_ids = dedup_ids
+        self.sizes = sizes
+        none, zero = repeat(None), repeat(0)
+        super().__init__(
+            map(
+                Pushed,
+                repeat(at_ms),
+                repeat(queue),
+                self.numbers,
+                bodies,
+                none,
+                zero,
+                none,
+                none if dedup_ids is None else dedup_ids,
+                zero,
+                zero,
+                none,
+                sizes,
+            )
+        )
+
+    def arrivals(self) -> Arrivals:
+        """The messages, where they stand at first."""
+        numbers = self.numbers
+        deliveries = list(
+            map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
+        )
+        return Arrivals(self.queue, numbers, deliveries, sum(self.sizes))
+
+
+def as_run(items: list[Any]) -> PushRun | None:
+    """What a batch is if it has nothing but plain pushes to one queue; None if it has."""
+    first = items[0]
+    if type(first) is not Push:
+        return None
+    queue = first.queue
+    bodies = [
+        item.body
+        for item in items
+        if type(item) is Push
+        and item.delay_ms is None
+        and item.group is None
+        and item.attributes is None
+        and item.context is None
+        and item.ttl_ms is None
+        and item.priority is _ZERO
+        and item.queue == queue
+    ]
+    if len(bodies) != len(items):
+        return None
+    dedup_ids = [item.dedup_id for item in items]
+    without = dedup_ids.count(None)
+    if without == len(items):
+        return PushRun(queue, bodies)
+    return None if without else PushRun(queue, bodies, dedup_ids)
+
+
+def pushes_of(run: PushRun) -> list[Push]:
+    """The pushes a run stands for."""
+    ids = repeat(None, len(run.bodies)) if run.dedup_ids is None else run.dedup_ids
+    return [
+        Push(run.queue, body, dedup_id=dedup_id)
+        for body, dedup_id in zip(run.bodies, ids, strict=True)
+    ]

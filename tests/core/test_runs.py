@@ -1,0 +1,223 @@
+"""Runs: what many plain pushes do together is what they do one by one."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.store import open_engine
+from penstock.clock import ManualClock
+from penstock.core.runs import Run
+from penstock.core.shard import replay
+from penstock.core.window import Window
+from penstock.errors import InvalidField, PenstockError
+from penstock.journal import codec
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    Batch,
+    CreateQueue,
+    Delete,
+    Pull,
+    Push,
+    PushRun,
+    RunReply,
+    are_ids,
+    check_id,
+)
+from tests.core.life import Life, as_bytes
+
+IDS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+BAD_IDS: list[Any] = ["", "x" * 129, "line\n", 7, None]
+BODIES = st.binary(max_size=12)
+PLAIN = st.builds(lambda body: Push("q", body), BODIES)
+NAMED = st.builds(lambda body, name: Push("q", body, dedup_id=name), BODIES, IDS)
+ODD_ONES = [
+    Push("q", b"later", delay_ms=5),
+    Push("q", b"first", priority=9),
+    Push("q", b"soon gone", ttl_ms=5),
+    Push("q", b"of many", group="g"),
+    Push("q", b"told", attributes={"a": "b"}),
+    Push("q", b"kept", context={"a": "b"}),
+    Push("q", b"too large" * 9),
+    Push("q", "text"),  # type: ignore[arg-type]
+    Push("q", b"no", priority=False),
+    Push("q", b"", dedup_id="line\n"),
+    Push("q", b"", dedup_id=7),  # type: ignore[arg-type]
+    Push("p", b"elsewhere"),
+    Push("nowhere", b""),
+]
+ODD = st.sampled_from(ODD_ONES)
+
+
+@st.composite
+def batches(draw):
+    """Mostly runs; and runs but for one push, with which something is amiss."""
+    items = draw(st.lists(PLAIN, max_size=4) | st.lists(NAMED, max_size=4))
+    if draw(st.booleans()):
+        items.insert(draw(st.integers(0, len(items))), draw(NAMED | PLAIN | ODD))
+    return items
+
+
+SETTINGS = st.sampled_from(
+    [
+        {},
+        {"messages_max": 7},
+        {"bytes_max": 60},
+        {"delay_ms": 50},
+        {"fifo": True},
+        {"dedup_by_content": True},
+    ]
+)
+
+
+def shown(replies):
+    return [
+        (type(reply), str(reply)) if isinstance(reply, PenstockError) else reply
+        for reply in replies
+    ]
+
+
+def assert_alike(chosen, steps):
+    together, one_by_one = Life(), Life()
+    lives = together, one_by_one
+    for life in lives:
+        life.engine._ids = together.engine._ids
+        life.submit(CreateQueue("q", {"body_bytes_max": 40, **chosen}))
+        life.submit(CreateQueue("p"))
+    for items, passed_ms in steps:
+        replies = together.submit(Batch(items))
+        # What is not a push to the same queue keeps a batch from being a run.
+        *alone, refused = one_by_one.submit(Batch([*items, Delete("q", "no receipt")]))
+        assert shown(replies) == shown(alone)
+        assert isinstance(refused, PenstockError)
+        assert together.journal.events == one_by_one.journal.events
+        assert as_bytes(together.shard) == as_bytes(one_by_one.shard)
+        for life in lives:
+            life.clock.advance(ms=passed_ms)
+    assert as_bytes(replay(together.journal.events)) == as_bytes(together.shard)
+    pulled = [life.submit(Pull("q", 100)) for life in lives]
+    assert [claim.body for claim in pulled[0]] == [claim.body for claim in pulled[1]]
+
+
+@pytest.mark.parametrize("odd", ODD_ONES, ids=repr)
+def test_one_push_that_is_not_plain_is_heeded_among_others(odd):
+    assert_alike({}, [([Push("q", b"one"), odd, Push("q", b"two")], 0)])
+
+
+@given(
+    SETTINGS, st.lists(st.tuples(batches(), st.sampled_from([0, 1, 299_000, 400_000])), max_size=6)
+)
+def test_a_batch_does_what_its_pushes_do_one_by_one(chosen, steps):
+    assert_alike(chosen, steps)
+
+
+RUNS = st.integers(2, 40).flatmap(
+    lambda count: st.builds(
+        lambda first, bodies, names: Run(
+            1_700_000_000_123, 3, first, bodies, names, list(map(len, bodies))
+        ),
+        st.integers(1, 2**48),
+        st.lists(st.binary(max_size=300), min_size=count, max_size=count),
+        st.none() | st.lists(st.text(min_size=1, max_size=9), min_size=count, max_size=count),
+    )
+)
+
+
+@given(RUNS, st.integers(0, 2**33))
+def test_the_block_of_a_run_is_that_of_its_events(run, data_offset):
+    block, messages = codec.encode([*run])
+    assert codec.encode_run(run) == block
+    places = [codec.place(data_offset + at, size) for at, size in messages]
+    assert codec.places_of(run, data_offset) == places
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_is_taken_as_one_and_found_again(tmp_path, named):
+    """By its effect on a store: the entry, the places of its messages, and a later life."""
+    bodies = [b"%d" % number * 50 for number in range(3_000)]
+    names = [f"{number}" for number in range(3_000)] if named else None
+    clock = ManualClock()
+    engine = open_engine(tmp_path / "store", durability="os", clock=clock)
+    engine.submit(CreateQueue("q"))
+    before = engine.answer_sequence
+    reply = engine.submit(PushRun("q", bodies, names))
+    assert reply == RunReply(engine._ids.prefix, range(1, 3_001))
+    assert engine.answer_sequence == before + 1
+    assert [claim.body for claim in engine.submit(Pull("q", 1_500))] == bodies[:1_500]
+    engine.close()
+    engine = open_engine(tmp_path / "store", durability="os", clock=clock)
+    assert [claim.body for claim in engine.submit(Pull("q", 3_000))] == bodies[1_500:]
+    again = engine.submit(Batch([Push("q", b"", dedup_id=name) for name in names or ()]))
+    assert [each.sequence for each in again] == ([*range(1, 3_001)] if named else [])
+    assert all(each.duplicate for each in again)
+    engine.close()
+
+
+def test_the_replies_to_a_batch_and_to_a_run_name_the_same_messages():
+    life = Life()
+    life.submit(CreateQueue("q"))
+    ran = life.submit(PushRun("q", [b"a", b"b"]))
+    replies = life.submit(Batch([Push("q", b"c"), Push("q", b"d")]))
+    assert [reply.sequence for reply in replies] == [3, 4]
+    assert all(reply.id.startswith(ran.id_start) for reply in replies)
+    assert [int(reply.id[len(ran.id_start) :], 16) for reply in replies] == [3, 4]
+
+
+def test_ids_of_neighbours_are_right_where_the_table_of_digits_ends():
+    life = Life()
+    life.submit(CreateQueue("q"))
+    replies = life.submit(Batch([Push("q", b"")] * 5_000))
+    assert [reply.id for reply in replies] == [life.engine._ids.show(n) for n in range(1, 5_001)]
+
+
+def test_a_run_that_cannot_be_one_is_answered_push_by_push():
+    life = Life()
+    life.submit(CreateQueue("q", {"messages_max": 2}))
+    full = life.submit(PushRun("q", [b"a", b"b", b"c"], ["1", "1", "2"]))
+    assert [reply.sequence for reply in full] == [1, 1, 2]
+    assert [reply.duplicate for reply in full] == [False, True, False]
+    (refused,) = life.submit(PushRun("q", [b"d"]))
+    assert "is full with 2 messages" in str(refused)
+    missing = life.submit(PushRun("none", [b"a", b"b"]))
+    assert [str(each) for each in missing] == 2 * [
+        "queue: there is no queue 'none'; create it first"
+    ]
+
+
+def test_a_run_of_too_many_is_refused_whole():
+    life = Life()
+    life.submit(CreateQueue("q"))
+    with pytest.raises(InvalidField, match="at most 10000"):
+        life.submit(PushRun("q", [b""] * (BATCH_ITEMS_MAX + 1)))
+    assert life.shard.names["q"].deliveries == {}
+
+
+@given(st.lists(st.text(max_size=3) | st.sampled_from(BAD_IDS), min_size=1, max_size=4))
+def test_many_ids_are_good_if_each_is(values):
+    def is_good(value):
+        try:
+            check_id("dedup_id", value)
+        except InvalidField:
+            return False
+        return True
+
+    assert are_ids(values) == all(map(is_good, values))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 700), st.lists(IDS, min_size=1, max_size=4)), max_size=12),
+    st.sampled_from([4, 6, 100]),
+)
+def test_a_window_remembers_many_as_it_remembers_each(batches, count_max):
+    many: Window[int] = Window(1_000, count_max)
+    each: Window[int] = Window(1_000, count_max)
+    now_ms = 0
+    for passed_ms, keys in batches:
+        now_ms += passed_ms
+        if many.is_new(keys):
+            assert all(many.find(key, now_ms) is None for key in keys)
+            many.remember_all(keys, range(now_ms, now_ms + len(keys)), now_ms)
+            for place, key in enumerate(keys):
+                each.remember(key, now_ms + place, now_ms)
+        assert many.entries() == each.entries()
