@@ -192,7 +192,7 @@ class TestFileThroughAsyncioInSync(WaitingContract):
 class TestFileInRealTime(WaitingContract):
     """As people open it, with files of the ordinary size."""
 
-    SCALE = 0.1
+    SCALE = 0.05
 
     @pytest.fixture
     def queues(self, tmp_path):

@@ -36,7 +36,7 @@ class TestMemoryThroughAsyncio(ConformanceSuite):
 
 
 class TestMemoryInRealTime(WaitingContract):
-    SCALE = 0.1
+    SCALE = 0.05
 
     @pytest.fixture
     def queues(self):
@@ -45,7 +45,7 @@ class TestMemoryInRealTime(WaitingContract):
 
 
 class TestMemoryThroughAsyncioInRealTime(WaitingContract):
-    SCALE = 0.1
+    SCALE = 0.05
 
     @pytest.fixture
     def queues(self):

@@ -60,7 +60,7 @@ class TestFramesThroughAsyncio(ConformanceSuite):
 class TestDaemon(ConformanceSuite):
     """The whole suite against a real daemon, started as a user would start it, in real time."""
 
-    SCALE = 0.1
+    SCALE = 0.05
     LACKS = IN_REAL_TIME
 
     @pytest.fixture
@@ -73,7 +73,7 @@ class TestDaemon(ConformanceSuite):
 class TestDaemonOverTcp(ConformanceSuite):
     """The whole suite against a real daemon at penstock://, in real time, waiting for the disk."""
 
-    SCALE = 0.1
+    SCALE = 0.05
     LACKS = IN_REAL_TIME
 
     @pytest.fixture
