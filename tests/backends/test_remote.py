@@ -45,6 +45,7 @@ from penstock.service import (
 from penstock.wire.bulk import BulkPush
 from penstock.wire.frames import Frame, FrameDecoder, Welcome, client_limits, encode_welcome, pack
 from tests.interrupts import ends_in_time, points
+from tests.ports import deaf_port
 from tests.server.conftest import PATIENCE_S, UnixEndpoint, until
 
 
@@ -336,10 +337,7 @@ def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(deaf):
 
 
 def test_nobody_listening_is_told_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(BackendLost, match="Connection refused"):
+    with deaf_port() as port, pytest.raises(BackendLost, match="Connection refused"):
         penstock.connect(f"penstock://127.0.0.1:{port}")
 
 
@@ -572,10 +570,7 @@ def test_the_portal_gives_answers_and_errors_as_they_are(portal):
 
 
 def test_the_portal_fails_as_opening_the_service_fails():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(BackendLost):
+    with deaf_port() as port, pytest.raises(BackendLost):
         Portal(lambda: AsyncRemote.open(TcpEndpoint("127.0.0.1", port)))
 
 

@@ -23,6 +23,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import PushReply
+from tests.ports import deaf_port, lasting_port
 from tests.sqs.conftest import serve
 
 KEYS = ("AKIDSHOP", "a-long-secret")
@@ -160,17 +161,17 @@ def test_an_endpoint_that_does_not_answer_is_given_up_in_time(between):
         began_s = time.monotonic()
         with pytest.raises(BackendLost, match="no answer within 1 s"):
             queues.names()
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 20
 
 
-def test_an_endpoint_that_is_not_there_is_told_in_one_sentence(between):
-    gone = between.url
-    between.end()
-    with (
-        penstock.connect(f"sqs://us-east-1?endpoint={gone}&timeout=10") as queues,
-        pytest.raises(BackendLost, match=gone) as caught,
-    ):
-        queues.names()
+def test_an_endpoint_that_is_not_there_is_told_in_one_sentence():
+    with deaf_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with (
+            penstock.connect(f"sqs://us-east-1?endpoint={url}&timeout=10") as queues,
+            pytest.raises(BackendLost, match=url) as caught,
+        ):
+            queues.names()
     assert "\n" not in str(caught.value)
 
 
@@ -253,16 +254,16 @@ def test_an_endpoint_with_a_lower_limit_is_sent_smaller_requests(queues, between
 
 
 def test_work_goes_on_when_the_endpoint_was_killed_and_came_back(tmp_path):
-    store = ("--data", str(tmp_path / "store"))
+    store = ("--data", str(tmp_path / "store"), "--port", str(lasting_port()))
     with serve(*store) as first:
-        queues = penstock.connect(f"sqs://us-east-1?endpoint={first.url}&timeout=2")
+        queues = penstock.connect(f"sqs://us-east-1?endpoint={first.url}&timeout=5")
         queues.create("orders", visibility_timeout=600)
         queues.push_many("orders", ["a", "b"])
         (claim,) = queues.pull_many("orders", 1)
         first.stop(signal.SIGKILL)
         with pytest.raises(UnavailableError):
             queues.push("orders", "c")
-    with queues, serve(*store, "--port", str(first.port)):
+    with queues, serve(*store):
         assert queues.delete(claim) is True
         assert [each.body for each in queues.pull_many("orders")] == [b"b"]
         assert queues.stats("orders").messages == 1
