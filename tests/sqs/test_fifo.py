@@ -95,8 +95,9 @@ def test_a_group_is_in_order_and_blocked_while_one_is_in_flight(local, either):
     ]
     numbers = [answer["SequenceNumber"] for answer in sent]
     assert numbers == sorted(numbers)
-    # No zeros in front, which whoever takes it for a number would lose.
+    # Twenty digits also for whoever takes it for a number; nor may it look like an account's.
     assert {len(str(int(number))) for number in numbers} == {20}
+    assert "000000" not in numbers[0]
     (first,) = receive(either, url, AttributeNames=["All"])
     assert first["Body"] == "a1"
     assert first["Attributes"]["SequenceNumber"] == numbers[0]

@@ -42,6 +42,8 @@ BATCH_BYTES_MAX: Final = 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 ATTEMPTS_MAX: Final = 100_000
+# Twenty digits whatever is added, and no run of zeros that could be taken for an account's number.
+_SEQUENCE_BEGINNING: Final = 3 * 2**62
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
         "All",
@@ -346,8 +348,8 @@ class Messages:
 
 
 def _sequence_number(sequence: int) -> str:
-    """Twenty digits that grow, as numbers and as text; zeros in front could be lost on the way."""
-    return f"1{sequence:019d}"
+    """Twenty digits, as Amazon's have, that grow, as numbers and as text."""
+    return str(_SEQUENCE_BEGINNING + sequence)
 
 
 def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """Whose queue is meant: URLs, ARNs and callers, and the names their queues have inside.
 
-Two accounts, or two regions of one account, never see each other's queues. Inside, a queue of the
+Two accounts, or two regions of one account, each have their own queues. Inside, a queue of the
 default account and region has its bare name, and any other carries both after an `@`:
 
     http://HOST/000000000000/orders     in us-east-1    orders
