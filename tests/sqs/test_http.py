@@ -164,6 +164,14 @@ def test_a_bad_form_is_refused_at_once(plain, form):
     assert time.monotonic() - started_s < 1
 
 
+def test_what_is_not_utf_8_is_told_so(plain):
+    assert b'"message":"the request is not UTF-8"' in exchange(plain, post(BOMBS["not utf-8"]))
+    form = FORMS["not utf-8"]
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    said = exchange(plain, head % len(form) + form)
+    assert b"<Message>The form cannot be read: it is not UTF-8</Message>" in said
+
+
 def test_pipelined_requests_are_answered_in_order_even_behind_a_long_poll(plain):
     client = plain.client()
     url = make(client, "pipeline")

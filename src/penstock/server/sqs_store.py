@@ -20,6 +20,8 @@ from penstock.wire.sqs_address import (
     Address,
     Directory,
     Owner,
+    is_fifo_name,
+    is_standard_name,
     read_url,
 )
 from penstock.wire.sqs_attributes import WITHHELD, target_of
@@ -104,6 +106,9 @@ class Store:
 
     def find(self, owner: Owner, name: str) -> QueueState | None:
         """An owner's queue of this name, if there is one."""
+        if not (is_standard_name(name) or is_fifo_name(name)):
+            # What looks like the name inside of another's queue is none of this owner's.
+            return None
         return self.names.get(self.directory.inside(Address(owner, name)))
 
     def url(self, caller: Caller, inside: str) -> str:

@@ -76,6 +76,8 @@ def _reason(error: Exception) -> str:
     """What is wrong with the bytes, in Amazon's words where it has some."""
     if isinstance(error, RecursionError):
         return "the request is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "the request is not UTF-8"
     said = str(error)
     if isinstance(error, msgspec.ValidationError):
         if "got `object`" in said:

@@ -77,6 +77,8 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
     """What the form asks for; a request to a queue's own URL need not name it. Raises Refusal."""
     try:
         pairs = parse_qsl(form, keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
+    except UnicodeDecodeError:
+        raise Refusal(SERIALIZATION, "The form cannot be read: it is not UTF-8") from None
     except ValueError as error:
         raise Refusal(SERIALIZATION, f"The form cannot be read: {error}") from None
     tree: Tree = {}
