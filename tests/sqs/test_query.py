@@ -168,3 +168,41 @@ def test_a_head_is_answered_without_a_body_and_the_connection_goes_on(plain):
             while not answer.endswith(b"\r\n\r\n" if method == "HEAD" else b"/>\n"):
                 answer += connection.recv(65_536)
             assert answer.startswith(b"HTTP/1.1 40")
+
+
+def test_one_item_of_a_list_or_a_map_needs_no_number(plain):
+    url = make(plain.client(), "unnumbered")
+    ask(url, Action="SendMessage", MessageBody="x")
+    status, text = ask(url, Action="ReceiveMessage", AttributeName="ApproximateReceiveCount")
+    assert "<Attribute><Name>ApproximateReceiveCount</Name><Value>1</Value></Attribute>" in text
+    setting = {"Attribute.Name": "VisibilityTimeout", "Attribute.Value": "35"}
+    assert ask(url, Action="SetQueueAttributes", **setting)[0] == 200
+    status, text = ask(url, Action="GetQueueAttributes", AttributeName="VisibilityTimeout")
+    assert "<Attribute><Name>VisibilityTimeout</Name><Value>35</Value></Attribute>" in text
+    tag = {"Tag.Key": "kind", "Tag.Value": "test"}
+    assert ask(url, Action="TagQueue", **tag)[0] == 200
+    assert "<Tag><Key>kind</Key><Value>test</Value></Tag>" in ask(url, Action="ListQueueTags")[1]
+    assert ask(url, Action="UntagQueue", TagKey="kind")[0] == 200
+    assert "<Tag>" not in ask(url, Action="ListQueueTags")[1]
+    message = {
+        "MessageAttribute.Name": "a",
+        "MessageAttribute.Value.DataType": "String",
+        "MessageAttribute.Value.StringValue": "b",
+    }
+    status, text = ask(url, Action="SendMessage", MessageBody="x", **message)
+    assert (status, "<MD5OfMessageAttributes>" in text) == (200, True)
+
+
+def test_a_number_that_is_none_is_named(url):
+    status, text = ask(url, Action="ReceiveMessage", MaxNumberOfMessages="many")
+    assert status == 400
+    assert "<Code>InvalidParameterValue</Code>" in text
+    reason = "is invalid. Reason: Must be an integer."
+    assert f"Value many for parameter MaxNumberOfMessages {reason}" in text
+    entry = "SendMessageBatchRequestEntry.1"
+    form = {f"{entry}.Id": "a", f"{entry}.MessageBody": "x", f"{entry}.DelaySeconds": "soon"}
+    status, text = ask(url, Action="SendMessageBatch", **form)
+    assert (status, f"Value soon for parameter Entries[0].DelaySeconds {reason}" in text) == (
+        400,
+        True,
+    )

@@ -1,10 +1,11 @@
 """Amazon SQS over the Query protocol: forms in, XML out (or JSON, to a GET that asks for it).
 
-Lists and maps are flat: `Attribute.1.Name=…&Attribute.1.Value=…`. The form is first folded into a
-tree by its dots, then read by the same parameter types JSON uses. XML is only ever written here,
-never read.
+Lists and maps are flat: `Attribute.1.Name=…&Attribute.1.Value=…`; one item needs no number. The
+form is first folded into a tree by its dots, then read by the same parameter types JSON uses. XML
+is only ever written here, never read.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -18,6 +19,7 @@ from penstock.wire.sqs_errors import (
     SERIALIZATION,
     UNKNOWN_OPERATION,
     Refusal,
+    invalid_value,
 )
 from penstock.wire.sqs_model import ACTIONS, Action, Shape
 
@@ -48,6 +50,8 @@ _ENTRIES: Final = {
     "DeleteMessageBatch": "DeleteMessageBatchRequestEntry",
     "ChangeMessageVisibilityBatch": "ChangeMessageVisibilityBatchRequestEntry",
 }
+# What is said of text where a number was expected.
+_NO_INTEGER: Final = re.compile(r"Expected `int[^`]*`, got `str` - at `\$\.([^`]+)`")
 # What cannot be asked of one queue, at its own URL.
 _NOT_OF_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})
 # In the older protocol's JSON two lists begin with a small letter.
@@ -99,7 +103,17 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
     try:
         return action, msgspec.convert(fields, action.parameters, strict=False)
     except msgspec.ValidationError as error:
-        raise Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {error}") from None
+        raise _invalid(str(error), fields) from None
+
+
+def _invalid(said: str, fields: Tree) -> Refusal:
+    found = _NO_INTEGER.match(said)
+    if found is None:
+        return Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {said}")
+    value: Any = fields
+    for key, place in re.findall(r"(\w+)|\[(\d+)\]", found[1]):
+        value = value[key or int(place)]
+    return invalid_value(value, found[1], "Must be an integer.")
 
 
 def _plant(tree: Tree, path: list[str], value: str) -> None:
@@ -145,6 +159,9 @@ def _numbered(tree: Tree, *names: str) -> Iterator[Any]:
     """The items of a list, in the order of their numbers, by the first name it goes under."""
     for name in names:
         branch = tree.get(name)
+        if isinstance(branch, str):
+            yield branch
+            return
         if isinstance(branch, dict):
             numbers = sorted(int(key) for key in branch if key.isdecimal() and len(key) <= 6)
             yield from (branch[str(number)] for number in numbers if str(number) in branch)
@@ -154,7 +171,9 @@ def _numbered(tree: Tree, *names: str) -> Iterator[Any]:
 def _map(tree: Tree, name: str) -> Tree:
     element, key_name, value_name = _MAPS[name]
     items: Tree = {}
-    for item in _numbered(tree, element, name):
+    branch = tree.get(element)
+    alone = isinstance(branch, dict) and key_name in branch
+    for item in [branch] if alone else _numbered(tree, element, name):
         if isinstance(item, dict) and isinstance(item.get(key_name), str):
             items[item[key_name]] = item.get(value_name, "")
     return items
