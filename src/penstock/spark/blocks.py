@@ -70,9 +70,19 @@ class Wanted:
     to_entry: int | None = None
     from_ms: int | None = None
     to_ms: int | None = None
+    from_offset: int | None = None
 
     def of(self, block: "Block") -> "Block":
         """The events of this block that are wanted."""
+        keep = np.full(len(block.events), not block.damage or self.wants_damage())
+        if self.from_offset is not None:
+            keep &= block.offsets >= self.from_offset
+        # Of what is damaged nothing else is known.
+        if not block.damage:
+            keep &= self._among(block)
+        return block if keep.all() else block.only(keep)
+
+    def _among(self, block: "Block") -> np.ndarray:
         events = block.events
         keep = np.ones(len(events), bool)
         if self.kinds:
@@ -88,7 +98,7 @@ class Wanted:
             keep &= events["at_ms"] >= self.from_ms
         if self.to_ms is not None:
             keep &= events["at_ms"] < self.to_ms
-        return block if keep.all() else block.only(keep)
+        return keep
 
     def wants_damage(self) -> bool:
         """Whether what could not be read is to be told."""
@@ -125,6 +135,7 @@ class Block:
             self.offsets[keep],
             self.shards[keep],
             self.terms[keep],
+            [why for why, kept in zip(self.damage, keep.tolist(), strict=False) if kept],
         )
 
     @cached_property

@@ -1,12 +1,14 @@
 """From a journal into the lake's `events`: one Structured Streaming query, run until it is level.
 
-Each micro-batch is one Delta commit with two application transactions. (query, batch id) makes a
-batch that Spark repeats after a kill commit once. (journal, offset) says how far the table has come
-in this journal, so even a checkpoint that was lost brings nothing in twice.
+Tasks write what they read as Parquet files, and Spark passes on their names: see `spans`. Each
+micro-batch is one Delta commit with two application transactions. (query, batch id) makes a batch
+that Spark repeats after a kill commit once. (journal, offset) says how far the table has come in
+this journal, so even a checkpoint that was lost brings nothing in twice.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,9 @@ def ingest(
     archive = None if archive is None else os.path.abspath(archive)
     table = events_table(lake)
     checkpoint = lake.checkpoint(before.store)
+    # Delta passes over what begins with an underscore.
+    staging = table.path / "_staging" / before.store
+    shutil.rmtree(staging, ignore_errors=True)
 
     def bring_in(frame: "DataFrame", batch: int) -> None:
         _bring_in(table, before.store, checkpoint, frame, batch)
@@ -91,6 +96,9 @@ def ingest(
 
     source = (
         spark.readStream.format("penstock")
+        .option("mode", "files")
+        .option("into", str(staging))
+        .option("fromOffset", table.committed(f"offset/{before.store}") or 0)
         .option("reader", reader_name(lake))
         .option("maxBytesPerTrigger", batch_bytes)
     )
@@ -98,15 +106,18 @@ def ingest(
         source = source.option("archive", archive)
     if span_bytes is not None:
         source = source.option("spanBytes", span_bytes)
-    with our_errors():
-        query = (
-            source.load(journal)
-            .writeStream.foreachBatch(bring_in)
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+    try:
+        with our_errors():
+            query = (
+                source.load(journal)
+                .writeStream.foreachBatch(bring_in)
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     settle(lake, journal, checkpoint)
     return lag(lake, journal, archive)
 
@@ -118,12 +129,9 @@ def _bring_in(table: Table, store: str, checkpoint: Path, frame: "DataFrame", ba
     done = None if delta is None else delta.transaction_version(query)
     if done is not None and done >= batch:
         return
-    reached = f"offset/{store}"
-    high = None if delta is None else delta.transaction_version(reached)
-    if high is not None:
-        frame = frame.where(f"offset >= {high}")
     directory = f"data/{store[:8]}-{_query_id(checkpoint)[:8]}-{batch:08d}"
-    table.append(frame, directory, {query: batch, reached: -1}, "offset")
+    files = [row["file"] for row in frame.collect()]
+    table.append(files, directory, {query: batch, f"offset/{store}": -1}, "offset")
 
 
 def _query_id(checkpoint: Path) -> str:

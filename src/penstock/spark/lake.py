@@ -135,16 +135,20 @@ class Table:
         return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
 
     def append(
-        self, frame: "DataFrame", directory: str, transactions: Mapping[str, int], largest: str
+        self, files: Sequence[str], directory: str, transactions: Mapping[str, int], largest: str
     ) -> dict[str, int]:
-        """Adds rows in one commit with these application transactions.
+        """Adds the rows of these files in one commit with these application transactions.
 
-        The greatest value of the column `largest` is committed under the name `largest/…` given
+        The files are moved into the directory; until then they lie elsewhere below the table. The
+        greatest value of the column `largest` is committed under the name `largest/…` given
         by a transaction of version -1. Returns the transactions as they were committed.
         """
-        added = self._write(frame, directory)
-        if not added:
+        if not files:
             return {}
+        target = self._cleared(directory)
+        target.mkdir(parents=True)
+        paths = [Path(file).replace(target / Path(file).name) for file in files]
+        added = [_Added.of(self.path, path) for path in paths]
         most = max(each.largest[largest] for each in added)
         settled = {
             name: most + 1 if version < 0 else version for name, version in transactions.items()
@@ -165,15 +169,19 @@ class Table:
 
     def _write(self, frame: "DataFrame", directory: str) -> list["_Added"]:
         """Has executors write Parquet files below the table; nobody reads them yet."""
-        target = self.path / directory
-        # Left behind by a run that was killed before it could commit.
-        shutil.rmtree(target, ignore_errors=True)
+        target = self._cleared(directory)
         writer = frame.write.mode("overwrite")
         if self.in_parts:
             writer = writer.partitionBy(PART)
         writer.parquet(str(target))
         paths = sorted(target.rglob("*.parquet"))
         return [added for path in paths if (added := _Added.of(self.path, path)).rows]
+
+    def _cleared(self, directory: str) -> Path:
+        """A directory below the table, without what a killed run left there."""
+        target = self.path / directory
+        shutil.rmtree(target, ignore_errors=True)
+        return target
 
     def _commit(
         self,

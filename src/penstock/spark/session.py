@@ -53,15 +53,23 @@ SETTINGS: Final[dict[str, str]] = {
     # Only Delta's own commit says what a table holds: markers would be files nobody asked for.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
+JAVA_OPTIONS: Final = " ".join(
+    [
+        # Spark writes one method for a whole stage; by default Java never compiles a long one.
+        "-XX:-DontCompileHugeMethods",
+        # Spark asks whether a value is null and stays within its batch: Arrow need not check again.
+        "-Darrow.enable_unsafe_memory_access=true",
+        "-Darrow.enable_null_check_for_get=false",
+    ]
+)
 # These belong to a JVM of our own: on a server that is already running they cannot be set.
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # On a busy machine a Python worker may take longer to start than the 15 s it is given.
     "spark.python.authenticate.socketTimeout": "60s",
-    # Spark writes one method for a whole stage; by default Java never compiles a long one.
-    "spark.driver.extraJavaOptions": "-XX:-DontCompileHugeMethods",
-    "spark.executor.extraJavaOptions": "-XX:-DontCompileHugeMethods",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     # The default of 1 GiB fails where a window over a few million events still fits well.
     "spark.driver.memory": f"{driver_memory_mib()}m",
     "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),

@@ -1,11 +1,11 @@
 """`format("penstock")`: a journal's events as a DataFrame, in batch and as a stream.
 
 Spark finds it through the module `pyspark_penstock`. What reads is static and stateless; what it
-needs travels in a `Span`. `consume` has the mode that takes messages from a queue, and `sink` what
-writes into one.
+needs travels in a `Span`, and `spans` has what a task does with it. `consume` has the mode that
+takes messages from a queue, and `sink` what writes into one.
 """
 
-import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -42,16 +41,18 @@ from penstock.spark.options import (
     spelt,
     whole,
 )
+from penstock.spark.spans import FILES_SCHEMA, Span, read_span
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
     from penstock.spark.sink import QueueStreamWriter, QueueWriter
 
 SPAN_BYTES: Final = 32 << 20
-_RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime")
+_MODES: Final = ("journal", "files", "consume")
+_RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
 _LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
 _KNOWN: Final = spelt(
-    ["path", "mode", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
+    ["path", "mode", "into", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
 )
 SCHEMA: Final = (
     "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
@@ -75,6 +76,7 @@ class Options:
     wanted: Wanted
     batch_bytes_max: int | None
     span_bytes: int
+    into: str | None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Options":
@@ -92,6 +94,7 @@ class Options:
             whole(found, "toEntry"),
             instant_ms(found, "fromTime"),
             instant_ms(found, "toTime"),
+            whole(found, "fromOffset"),
         )
         return cls(
             path,
@@ -101,19 +104,17 @@ class Options:
             wanted,
             whole(found, "maxBytesPerTrigger"),
             whole(found, "spanBytes") or SPAN_BYTES,
+            _into(found),
         )
 
 
-@dataclass
-class Span(InputPartition):
-    """A stretch of a journal, and what is wanted of it: all that a task needs to know."""
-
-    path: str
-    archive: str | None
-    start: Point
-    end: Point
-    wanted: Wanted
-    schema: str
+def _into(found: Mapping[str, str]) -> str | None:
+    """Where the files of `mode` "files" go."""
+    if found.get("mode") == "files":
+        return os.path.abspath(required(found, "into", "the directory that files are written to"))
+    if "into" in found:
+        raise InvalidField("option 'into': is for mode 'files', which writes there")
+    return None
 
 
 class PenstockSource(DataSource):
@@ -122,13 +123,16 @@ class PenstockSource(DataSource):
         spark.read.format("penstock").load("STORE")
         spark.readStream.format("penstock").option("reader", "mine").load("STORE")
 
-    mode                "journal", or "consume": a queue's messages, see docs/spark-queues.md
+    mode                "journal"; "files": tasks write the events as Parquet files, and a row
+                        names a file; or "consume": a queue's messages, see docs/spark-queues.md
+    into                of mode "files": the directory they are written to
     path                the store, an archive directory, or any directory of segment files
     archive             where files went that the journal has dropped
     queue               names or numbers of queues, comma-separated: events of these only
     kinds               such as "Pushed,Deleted"; `Damaged` is what could not be read
     fromEntry toEntry   ids of entries, the second not included
     fromTime toTime     ISO times, UTC unless they say otherwise, the second not included
+    fromOffset          of entries that begin there or later
     reader              streaming from a store: the name under which the journal keeps what this
                         stream has not read yet; `penstock readers` lists and removes them
     maxBytesPerTrigger  how much of the journal one micro-batch takes
@@ -145,29 +149,30 @@ class PenstockSource(DataSource):
     # What the other modes need is imported when it is asked for: a task that reads need not wait.
 
     def schema(self) -> str:
-        if not self._consumes():
-            return SCHEMA
+        mode = self._mode()
+        if mode != "consume":
+            return FILES_SCHEMA if mode == "files" else SCHEMA
         from penstock.spark import consume
 
         consume.Options.of(self.options)
         return consume.SCHEMA
 
     def reader(self, schema: StructType) -> "JournalBatch":
-        if self._consumes():
+        if self._mode() == "consume":
             raise InvalidField(
                 "option 'mode': to consume a queue takes a stream; use readStream, with "
                 "trigger(availableNow=True) if it is to end"
             )
-        return JournalBatch(Options.of(self.options), check_columns(schema, COLUMNS))
+        return JournalBatch(Options.of(self.options), self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
-            if self._consumes():
+            if self._mode() == "consume":
                 from penstock.spark import consume
 
                 columns = check_columns(schema, consume.COLUMNS)
                 return consume.ConsumeStream(consume.Options.of(self.options), columns)
-            return JournalStream(Options.of(self.options), check_columns(schema, COLUMNS))
+            return JournalStream(Options.of(self.options), self._checked(schema))
         except InvalidField as error:
             return RefusedStream(error)
 
@@ -183,11 +188,15 @@ class PenstockSource(DataSource):
         _require_append(overwrite)
         return QueueStreamWriter(Plan.of(self.options, schema))
 
-    def _consumes(self) -> bool:
+    def _mode(self) -> str:
         mode = self.options.get("mode", "journal")
-        if mode not in ("journal", "consume"):
-            raise InvalidField(f"option 'mode': {mode!r} is neither 'journal' nor 'consume'")
-        return mode == "consume"
+        if mode not in _MODES:
+            raise InvalidField(f"option 'mode': {mode!r} is none of {', '.join(_MODES)}")
+        return mode
+
+    def _checked(self, schema: StructType) -> StructType:
+        files = [column.split()[0] for column in FILES_SCHEMA.split(", ")]
+        return check_columns(schema, files if self._mode() == "files" else COLUMNS)
 
 
 def _require_append(overwrite: bool) -> None:
@@ -349,9 +358,9 @@ def spans(stream: Stream, options: Options, start: Point, end: Point, schema: st
     points.append(end)
     first, last = wanted.from_entry or 0, wanted.to_entry
     return [
-        Span(options.path, options.archive, a, b, wanted, schema)
+        Span(options.path, options.archive, a, b, wanted, schema, options.into)
         for a, b in pairwise(points)
-        if a.offset < b.offset
+        if max(a.offset, wanted.from_offset or 0) < b.offset
         and (not b.entry or b.entry > first)
         and (last is None or a.entry < last)
     ]
@@ -386,25 +395,3 @@ def _in_snapshot(store: Path) -> list[tuple[int, str]]:
         if found is not None:
             return [(kept.number, kept.name) for kept in found[0].shard.queues]
     return []
-
-
-def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The events of a span as Arrow batches of exactly its schema."""
-    assert isinstance(partition, Span)
-    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
-    stream = Stream(partition.path, partition.archive)
-    try:
-        found = blocks(stream.scan, stream.identity, partition.start, partition.end, partition.path)
-        for block in found:
-            if block.damage and not partition.wanted.wants_damage():
-                continue
-            kept = block if block.damage else partition.wanted.of(block)
-            if not len(kept.events):
-                continue
-            arrays = [
-                array if array.type == column.type else array.cast(column.type)
-                for array, column in zip(kept.arrow(schema.names), schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-    finally:
-        stream.close()

@@ -1,0 +1,121 @@
+"""What one task does: it reads a stretch of a journal, into Spark or into a Parquet file.
+
+Into Spark every column of every row crosses from Arrow into Java, and from there a Parquet file is
+written value by value. A task that writes its file itself does both in Arrow, and Spark is only
+told the file's name. `mode` "files" is this; the lake's `events` are brought in so.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.errors import StoreUnusable
+from penstock.spark.blocks import COLUMNS, Block, Wanted, blocks
+from penstock.spark.stream import Point, Stream
+
+FILES_SCHEMA: Final = "file string, rows bigint"
+# How much of the events, as Arrow has them, becomes one row group: what a task holds at most.
+GROUP_BYTES: Final = 128 << 20
+# Values that seldom repeat, or lie far apart when they do: a dictionary of them would be given up.
+_ALL_DIFFERENT: Final = ("sequence", "message", "message_id", "dedup_id", "attempt_id", "extra")
+# Nobody looks for a body between two others, and the statistics would hold two whole ones.
+_UNRANGED: Final = ("body", "extra")
+
+
+@dataclass
+class Span(InputPartition):
+    """A stretch of a journal, and what is wanted of it: all that a task needs to know.
+
+    `schema` is that of the rows it gives. With `into`, the events go into a file in this directory.
+    """
+
+    path: str
+    archive: str | None
+    start: Point
+    end: Point
+    wanted: Wanted
+    schema: str
+    into: str | None = None
+
+
+def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a span as Arrow batches of exactly its schema."""
+    assert isinstance(partition, Span)
+    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
+    if partition.into is not None:
+        return _write(partition, partition.into, schema)
+    return _read(partition, schema)
+
+
+def _read(span: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for block in _wanted_of(span):
+        arrays = [
+            array if array.type == column.type else array.cast(column.type)
+            for array, column in zip(block.arrow(schema.names), schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _wanted_of(span: Span) -> Iterator[Block]:
+    stream = Stream(span.path, span.archive)
+    try:
+        for block in blocks(stream.scan, stream.identity, span.start, span.end, span.path):
+            kept = span.wanted.of(block)
+            if len(kept.events):
+                yield kept
+    finally:
+        stream.close()
+
+
+def _write(span: Span, into: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Writes every column of the events; one row tells of the file, none if there are no events.
+
+    A task that is repeated writes a file of another name: only who asked Spark knows which counts.
+    """
+    path = Path(into) / f"{span.start.offset:020d}-{uuid.uuid4().hex}.parquet"
+    try:
+        os.makedirs(into, exist_ok=True)
+        rows = _write_file(path, span)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        why = error.strerror or str(error)
+        raise StoreUnusable(f"{into}: events cannot be written there: {why}") from error
+    if rows:
+        told = {"file": [str(path)], "rows": [rows]}
+        yield pa.RecordBatch.from_pydict({name: told[name] for name in schema.names}, schema)
+
+
+def _write_file(path: Path, span: Span) -> int:
+    names = list(COLUMNS)
+    held: list[pa.RecordBatch] = []
+    writer: pq.ParquetWriter | None = None
+    rows = 0
+    for block in _wanted_of(span):
+        held.append(pa.RecordBatch.from_arrays(block.arrow(names), names))
+        rows += held[-1].num_rows
+        writer = writer or pq.ParquetWriter(
+            path,
+            held[0].schema,
+            use_dictionary=[name for name in names if name not in _ALL_DIFFERENT],
+            write_statistics=[name for name in names if name not in _UNRANGED],
+        )
+        if sum(batch.nbytes for batch in held) >= GROUP_BYTES:
+            writer.write_table(pa.Table.from_batches(held))
+            held.clear()
+    if writer is not None:
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
+        writer.close()
+    return rows

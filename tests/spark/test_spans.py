@@ -1,0 +1,103 @@
+"""What a task does with its stretch of a journal, without a Spark around it."""
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.types import LongType, StringType, StructType
+
+from penstock.core import events as facts
+from penstock.errors import InvalidField, StoreUnusable
+from penstock.spark import spans
+from penstock.spark.blocks import COLUMNS
+from penstock.spark.source import SCHEMA, JournalBatch, Options, PenstockSource
+from tests.spark.journals import flip, write_store
+
+FILES = StructType().add("file", StringType()).add("rows", LongType())
+ENTRY_BYTES = 32 + 16 + 64 + 40
+ARROW = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return write_store(
+        tmp_path / "s", [[facts.Pushed(at, 1, at, b"x" * 40)] for at in range(1, 1001)]
+    )
+
+
+def files_of(store, into, **options):
+    """Every span of the store through `read_span`; the rows they gave."""
+    given = {"path": str(store), "mode": "files", "into": str(into), **options}
+    found = []
+    for span in JournalBatch(Options.of(given), FILES).partitions():
+        for batch in spans.read_span(span):
+            found += batch.to_pylist()
+    return found
+
+
+def events_in(told):
+    return pa.concat_tables([pq.read_table(row["file"]) for row in told])
+
+
+def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
+    told = files_of(store, tmp_path / "into", spanBytes="50000")
+    assert len(told) > 2
+    found = events_in(told)
+    assert found.schema.names == list(COLUMNS)
+    assert [str(found.schema.field(name).type) for name in COLUMNS] == [
+        str(ARROW[column.split()[1]]) for column in SCHEMA.split(", ")
+    ]
+    assert found["entry"].to_pylist() == list(range(1, 1001))
+    assert set(found["body"].to_pylist()) == {b"x" * 40}
+    assert sum(row["rows"] for row in told) == 1000
+
+
+def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(spans, "GROUP_BYTES", 1)
+    monkeypatch.setattr("penstock.spark.blocks.CHUNK_BYTES", 40 * ENTRY_BYTES)
+    (told,) = files_of(store, tmp_path / "into")
+    assert pq.read_metadata(told["file"]).num_row_groups == 25
+    assert events_in([told])["entry"].to_pylist() == list(range(1, 1001))
+
+
+def test_a_task_that_is_repeated_writes_another_file(store, tmp_path):
+    (first,), (second,) = (files_of(store, tmp_path / "into") for _ in range(2))
+    assert first["file"] != second["file"]
+    assert events_in([first]) == events_in([second])
+
+
+def test_only_what_begins_at_the_offset_or_later_is_kept_damage_included(store, tmp_path):
+    for entry in (300, 800):
+        flip(store, (entry - 1) * ENTRY_BYTES + 120)
+    found = events_in(files_of(store, tmp_path / "into", fromOffset=str(600 * ENTRY_BYTES - 1)))
+    assert found["entry"].to_pylist() == list(range(601, 1001))
+    assert [kind for kind in found["kind"].to_pylist() if kind == "Damaged"] == ["Damaged"]
+    assert files_of(store, tmp_path / "none", fromOffset=str(1000 * ENTRY_BYTES)) == []
+    assert not list((tmp_path / "none").glob("*"))
+
+
+def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(store, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StoreUnusable, match=r"taken: events cannot be written there: File exists"):
+        files_of(store, tmp_path / "taken")
+
+
+def test_the_mode_and_its_directory_belong_together(store):
+    path = {"path": str(store)}
+    with pytest.raises(InvalidField, match="option 'into': missing"):
+        PenstockSource({**path, "mode": "files"}).reader(FILES)
+    with pytest.raises(InvalidField, match="option 'into': is for mode 'files'"):
+        PenstockSource({**path, "into": "here"}).reader(StructType())
+    with pytest.raises(InvalidField, match="there is no column 'entry'; there are file, rows"):
+        PenstockSource({**path, "mode": "files", "into": "here"}).reader(
+            StructType().add("entry", LongType())
+        )
