@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.sqs.asking import arn, make, make_fifo, make_pair, push, receive, refused, send
+from tests.sqs.asking import arn, make, make_fifo, make_pair, push, receive, refused, send, shown
 
 TEXT = {"DataType": "String", "StringValue": "x"}
 USER = "Message (user) attribute"
@@ -155,16 +155,29 @@ def post(server, action, asked):
     return answer, said
 
 
-def test_a_tag_without_a_value(plain):
+@pytest.mark.parametrize(
+    ("action", "asked"),
+    [
+        ("CreateQueue", {"QueueName": "never", "Attributes": {"DelaySeconds": None}}),
+        ("CreateQueue", {"QueueName": "never", "tags": {"sound": "x", "empty": None}}),
+        ("SetQueueAttributes", {"Attributes": {"VisibilityTimeout": "1", "DelaySeconds": None}}),
+        ("TagQueue", {"Tags": {"sound": "x", "empty": None}}),
+    ],
+)
+def test_nothing_where_there_must_be_a_value(plain, action, asked):
     client = plain.client()
     url = make(client, "words")
-    asked = {"QueueUrl": url, "Tags": {"sound": "x", "empty": None}}
-    answer, error = post(plain, "TagQueue", asked)
-    assert answer.status == 400
-    assert error["message"] == (
-        "Value null for parameter Tags is invalid. Reason: The tag empty must have a value."
+    before = shown(client, url)
+    answer, error = post(plain, action, {"QueueUrl": url, **asked})
+    assert (answer.status, error) == (
+        400,
+        {
+            "__type": "com.amazon.coral.service#InvalidParameterValueException",
+            "message": "the parameter 'value' may not be null",
+        },
     )
-    assert client.list_queue_tags(QueueUrl=url).get("Tags", {}) == {}
+    assert (shown(client, url), client.list_queue_tags(QueueUrl=url).get("Tags")) == (before, None)
+    assert not client.list_queues(QueueNamePrefix="never").get("QueueUrls")
 
 
 def test_no_attributes_to_set(plain):

@@ -51,10 +51,16 @@ def test_a_url_names_its_account_and_queue(url):
 
 
 @pytest.mark.parametrize(
+    "url", ["q", "http://q", "http://h/queue/q", "http://h:1/queue/q", "http://h/a/queue/q"]
+)
+def test_a_queue_of_ones_own_needs_no_account(url):
+    assert read_url(url) == (None, "q")
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "",
-        "q",
         "http://h/q",
         "http://h/12/q",
         "http://h/000000000000/",

@@ -145,7 +145,7 @@ def test_numbers_and_truths_are_taken_where_text_is_wanted():
     assert asked.message_attributes is not None
     values = {name: value.string_value for name, value in asked.message_attributes.items()}
     assert values == {"a": "true", "b": "1.5"}
-    body = b'{"QueueName":"q","Attributes":{"DelaySeconds":400,"Policy":null},"more":[1]}'
+    body = b'{"QueueName":"q","Attributes":{"DelaySeconds":400},"more":[1]}'
     _, asked = decode("AmazonSQS.CreateQueue", body)
     assert isinstance(asked, model.CreateQueue)
     assert asked.attributes == {"DelaySeconds": "400"}

@@ -208,9 +208,9 @@ def test_a_result_is_written_as_json_to_whom_that_is_dearer():
 @pytest.mark.parametrize(
     ("form", "code"),
     [
-        ("", "MissingParameter"),
-        ("QueueName=x", "MissingParameter"),
-        ("Action.1=x", "MissingParameter"),
+        ("", "MissingAction"),
+        ("QueueName=x", "MissingAction"),
+        ("Action.1=x", "MissingAction"),
         ("Action=Explode", "InvalidAction"),
         ("Action=ListQueues&MaxResults=x", "InvalidParameterValue"),
         ("Action=ListQueues&MaxResults.1=x", "InvalidParameterValue"),

@@ -432,12 +432,10 @@ def _tags(queue: QueueState) -> dict[str, str]:
     return msgspec.json.decode(text, type=dict[str, str]) if text else {}
 
 
-def _tags_text(have: dict[str, str], given: dict[str, str | None], name: str) -> str:
+def _tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:
     for key, value in given.items():
         if not 1 <= len(key) <= TAG_KEY_CHARS_MAX:
             raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
-        if value is None:
-            raise invalid_value("null", "Tags", f"The tag {key} must have a value.")
         if len(value) > TAG_VALUE_CHARS_MAX:
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,

@@ -15,7 +15,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from penstock.wire.sqs_errors import SERIALIZATION, UNKNOWN_OPERATION, Refusal
+from penstock.wire.sqs_errors import (
+    INVALID_PARAMETER_VALUE,
+    SERIALIZATION,
+    UNKNOWN_OPERATION,
+    Refusal,
+)
 from penstock.wire.sqs_model import ACTIONS, Action, Shape
 
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
@@ -50,7 +55,7 @@ def decode(target: str, body: bytes) -> tuple[Action, Shape]:
 def _as_text(value: Any, kind: Any) -> Any:
     """The same with numbers and truths as text where text is wanted, which Amazon takes too.
 
-    A map's nulls are left out.
+    Raises Refusal if a map has nothing where text is wanted.
     """
     if isinstance(kind, inspect.UnionType):
         kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
@@ -59,8 +64,9 @@ def _as_text(value: Any, kind: Any) -> Any:
     if isinstance(value, list) and isinstance(kind, inspect.ListType):
         return [_as_text(item, kind.item_type) for item in value]
     if isinstance(value, dict) and isinstance(kind, inspect.DictType):
-        pairs = value.items()
-        return {name: _as_text(each, kind.value_type) for name, each in pairs if each is not None}
+        if None in value.values():
+            raise Refusal(INVALID_PARAMETER_VALUE, "the parameter 'value' may not be null")
+        return {name: _as_text(each, kind.value_type) for name, each in value.items()}
     if isinstance(value, dict) and isinstance(kind, inspect.StructType):
         kinds = {field.encode_name: field.type for field in kind.fields}
         return {name: _as_text(value[name], kinds[name]) for name in value.keys() & kinds.keys()}

@@ -65,7 +65,7 @@ class RemovePermission(OfQueue):
 class CreateQueue(Shape):
     queue_name: str | None = None
     attributes: dict[str, str] | None = None
-    creation_tags: dict[str, str | None] | None = None
+    creation_tags: dict[str, str] | None = None
 
 
 class GetQueueUrl(Shape):
@@ -88,7 +88,7 @@ class SetQueueAttributes(OfQueue):
 
 
 class TagQueue(OfQueue):
-    tags: dict[str, str | None] | None = None
+    tags: dict[str, str] | None = None
 
 
 class UntagQueue(OfQueue):
