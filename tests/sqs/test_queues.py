@@ -294,6 +294,26 @@ def test_permissions_become_a_policy(either):
     )
 
 
+@pytest.mark.parametrize(
+    "policy", ["x", "7", "[]", '{"Statement": 7}', '{"Statement": [7]}', '{"Statement": null}']
+)
+def test_a_policy_that_is_none_is_refused(either, policy):
+    url = make(either)
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes={"Policy": policy}) == (
+        "InvalidAttributeValue",
+        "Invalid value for the parameter Policy.",
+    )
+    assert "Policy" not in shown(either, url)
+
+
+def test_a_policy_of_one_statement_needs_no_list(either):
+    policy = json.dumps({"Statement": {"Sid": "one"}})
+    url = make(either, Policy=policy)
+    assert shown(either, url, "Policy") == {"Policy": policy}
+    either.remove_permission(QueueUrl=url, Label="one")
+    assert shown(either, url, "Policy") == {}
+
+
 def test_the_two_kinds_of_encryption_exclude_each_other(either):
     url = make(either, KmsMasterKeyId="testKeyId", KmsDataKeyReusePeriodSeconds="6000")
     kms = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")

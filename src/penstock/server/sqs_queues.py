@@ -487,8 +487,5 @@ def _policy(queue: QueueState, arn: str) -> dict[str, Any]:
     policy: dict[str, Any] = msgspec.json.decode(text) if text else {}
     policy.setdefault("Version", "2008-10-17")
     policy.setdefault("Id", f"{arn}/SQSDefaultPolicy")
-    statements = policy.setdefault("Statement", [])
-    if isinstance(statements, dict):
-        policy["Statement"] = [statements]
-    policy["Statement"] = [each for each in policy["Statement"] if isinstance(each, dict)]
+    policy["Statement"] = attributes.statements_of(policy) or []
     return policy

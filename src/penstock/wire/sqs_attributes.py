@@ -161,9 +161,19 @@ def _read_throughput(name: str, value: str, changes: Changes) -> None:
 
 
 def _read_policy(name: str, value: str, changes: Changes) -> None:
-    if value and not isinstance(_json(value), dict):
+    if value and statements_of(_json(value)) is None:
         raise _bad_value(name)
     changes.annotations[name] = value or None
+
+
+def statements_of(policy: Any) -> list[dict[str, Any]] | None:
+    """The statements of a policy, of which one alone needs no list; None if it is no policy."""
+    statements = policy.get("Statement", []) if isinstance(policy, dict) else None
+    if isinstance(statements, dict):
+        return [statements]
+    if isinstance(statements, list) and all(isinstance(each, dict) for each in statements):
+        return statements
+    return None
 
 
 def _read_key(name: str, value: str, changes: Changes) -> None:
@@ -316,9 +326,8 @@ def merged(settings: QueueSettings, changes: Changes) -> dict[str, str]:
 
 def check_statements(changes: Changes) -> None:
     """A policy that is set has twenty statements at most. Raises Refusal."""
-    policy = _json(changes.annotations.get(POLICY) or "{}")
-    statements = policy.get("Statement") if isinstance(policy, dict) else None
-    if isinstance(statements, list) and len(statements) > STATEMENTS_MAX:
+    statements = statements_of(_json(changes.annotations.get(POLICY) or "{}"))
+    if statements is not None and len(statements) > STATEMENTS_MAX:
         raise Refusal(
             OVER_LIMIT,
             f"{len(statements)} statements were found in the submitted policy, max allowed is "
