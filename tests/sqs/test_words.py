@@ -128,12 +128,32 @@ def test_an_entry_of_a_batch_is_refused_in_words_of_its_own(either):
     }
 
 
+def test_nothing_in_a_list_is_left_out(plain):
+    url = make(plain.client(), "words")
+    asked = {"QueueUrl": url, "Entries": [None, {"Id": "a", "MessageBody": "x"}, None]}
+    answer, told = post(plain, "SendMessageBatch", asked)
+    assert (answer.status, [sent["Id"] for sent in told["Successful"]]) == (200, ["a"])
+    asked = {"QueueUrl": url, "AttributeNames": [None, "DelaySeconds"]}
+    answer, told = post(plain, "GetQueueAttributes", asked)
+    assert (answer.status, told) == (200, {"Attributes": {"DelaySeconds": "0"}})
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ({"MessageBody": {}}, "Start of structure or map found where not expected."),
         ({"MessageBody": []}, "Start of list found where not expected"),
         ({"DelaySeconds": "soon"}, "STRING_VALUE can not be converted to an Integer"),
+        ({"DelaySeconds": 1.5}, "NUMBER_VALUE can not be converted to an Integer"),
+        ({"DelaySeconds": True}, "TRUE_VALUE can not be converted to an Integer"),
+        ({"DelaySeconds": False}, "FALSE_VALUE can not be converted to an Integer"),
+        ({"MessageAttributes": 1}, "Expected map or null"),
+        ({"MessageAttributes": {"a": "b"}}, "Expected null"),
+        ({"MessageAttributes": {"a": {"StringListValues": "b"}}}, "Expected list or null"),
+        (
+            {"MessageAttributes": {"a": {"BinaryValue": 1}}},
+            "NUMBER_VALUE can not be converted to a Blob",
+        ),
     ],
 )
 def test_a_value_of_another_type(plain, body, said):

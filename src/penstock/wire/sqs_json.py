@@ -21,7 +21,7 @@ from penstock.wire.sqs_errors import (
     UNKNOWN_OPERATION,
     Refusal,
 )
-from penstock.wire.sqs_model import ACTIONS, Action, Shape
+from penstock.wire.sqs_model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
@@ -30,8 +30,17 @@ _DECODERS: Final = {
     TARGET_PREFIX + name: (action, msgspec.json.Decoder(action.parameters))
     for name, action in ACTIONS.items()
 }
-# What is said of a number, a truth or nothing where text was expected.
-_SCALAR: Final = re.compile("Expected `str[^`]*`, got `(int|float|bool|null)`")
+# What is said of a number, a truth or nothing where text was expected, and of nothing in a list.
+_CURABLE: Final = re.compile(
+    "Expected `str[^`]*`, got `(int|float|bool|null)`|Expected `object`, got `null` - "
+)
+# What is said of a value of another kind: what was expected, what came, and where.
+_OF_ANOTHER_KIND: Final = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`(?: - at `\$\.?(.*)`)?")
+_FOUND: Final = {
+    "object": "Start of structure or map found where not expected.",
+    "array": "Start of list found where not expected",
+}
+_TOKENS: Final = {"str": "STRING_VALUE", "int": "NUMBER_VALUE", "float": "NUMBER_VALUE"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,25 +53,25 @@ def decode(target: str, body: bytes) -> tuple[Action, Shape]:
     try:
         return action, decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if isinstance(error, msgspec.ValidationError) and _SCALAR.match(str(error)):
+        if isinstance(error, msgspec.ValidationError) and _CURABLE.match(str(error)):
             with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 told = _as_text(msgspec.json.decode(body), _kinds(action.parameters))
                 return action, msgspec.convert(told, action.parameters)
         # A body nested a hundred thousand deep ends here too.
-        raise Refusal(SERIALIZATION, _reason(error)) from None
+        raise Refusal(SERIALIZATION, _reason(error, body)) from None
 
 
 def _as_text(value: Any, kind: Any) -> Any:
     """The same with numbers and truths as text where text is wanted, which Amazon takes too.
 
-    Raises Refusal if a map has nothing where text is wanted.
+    A list's nulls are left out. Raises Refusal if a map has nothing where text is wanted.
     """
     if isinstance(kind, inspect.UnionType):
         kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
     if isinstance(kind, inspect.StrType) and isinstance(value, bool | int | float):
         return msgspec.json.encode(value).decode()
     if isinstance(value, list) and isinstance(kind, inspect.ListType):
-        return [_as_text(item, kind.item_type) for item in value]
+        return [_as_text(item, kind.item_type) for item in value if item is not None]
     if isinstance(value, dict) and isinstance(kind, inspect.DictType):
         if None in value.values():
             raise Refusal(INVALID_PARAMETER_VALUE, "the parameter 'value' may not be null")
@@ -78,21 +87,33 @@ def _kinds(parameters: type[Shape]) -> Any:
     return inspect.type_info(parameters)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, body: bytes) -> str:
     """What is wrong with the bytes, in Amazon's words where it has some."""
     if isinstance(error, RecursionError):
         return "the request is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return "the request is not UTF-8"
     said = str(error)
-    if isinstance(error, msgspec.ValidationError):
-        if "got `object`" in said:
-            return "Start of structure or map found where not expected."
-        if "got `array`" in said:
-            return "Start of list found where not expected"
-        if said.startswith("Expected `int") and "got `str`" in said:
-            return "STRING_VALUE can not be converted to an Integer"
-    return said
+    found = _OF_ANOTHER_KIND.match(said)
+    if found is None:
+        return said
+    expected, came, path = found[1], found[2], found[3] or ""
+    if came in _FOUND:
+        return _FOUND[came]
+    if expected == "array":
+        return "Expected list or null"
+    if expected == "object":
+        # A structure stands alone, in a list or in a map.
+        return "Expected map or null" if path and not path.endswith("]") else "Expected null"
+    if expected == "int" and came == "bool":
+        token = f"{value_at(msgspec.json.decode(body), path)}_VALUE".upper()
+        return f"{token} can not be converted to an Integer"
+    kind = {"int": "an Integer", "bytes": "a Blob"}.get(expected)
+    return (
+        said
+        if kind is None or came not in _TOKENS
+        else (f"{_TOKENS[came]} can not be converted to {kind}")
+    )
 
 
 def encode(result: Shape | None) -> bytes:

@@ -6,10 +6,12 @@ the bytes: whether it had to be there is said by `Action.required`, because Amaz
 words for a missing one.
 """
 
+import re
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+_STEPS: Final = re.compile(r"(\w+)|\[(\d+)\]")
 _NAMES: Final = {
     "aws_account_ids": "AWSAccountIds",
     "queue_owner_account": "QueueOwnerAWSAccountId",
@@ -27,6 +29,13 @@ _NAMES: Final = {
 def wire_name(field: str) -> str:
     """What a field is called on the wire."""
     return _NAMES.get(field) or "".join(part.capitalize() for part in field.split("_"))
+
+
+def value_at(asked: Any, path: str) -> Any:
+    """What stands at a place in untyped parameters, such as `Entries[0].DelaySeconds`."""
+    for key, place in _STEPS.findall(path):
+        asked = asked[key or int(place)]
+    return asked
 
 
 class Shape(msgspec.Struct, rename=wire_name, omit_defaults=True, gc=False):

@@ -21,7 +21,7 @@ from penstock.wire.sqs_errors import (
     Refusal,
     invalid_value,
 )
-from penstock.wire.sqs_model import ACTIONS, Action, Shape
+from penstock.wire.sqs_model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "text/xml"
 FIELDS_MAX: Final = 5_000
@@ -110,10 +110,7 @@ def _invalid(said: str, fields: Tree) -> Refusal:
     found = _NO_INTEGER.match(said)
     if found is None:
         return Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {said}")
-    value: Any = fields
-    for key, place in re.findall(r"(\w+)|\[(\d+)\]", found[1]):
-        value = value[key or int(place)]
-    return invalid_value(value, found[1], "Must be an integer.")
+    return invalid_value(value_at(fields, found[1]), found[1], "Must be an integer.")
 
 
 def _plant(tree: Tree, path: list[str], value: str) -> None:
