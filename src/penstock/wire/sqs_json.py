@@ -40,6 +40,7 @@ _FOUND: Final = {
     "object": "Start of structure or map found where not expected.",
     "array": "Start of list found where not expected",
 }
+_KINDS: Final = {"int": "an Integer", "bytes": "a Blob"}
 _TOKENS: Final = {"str": "STRING_VALUE", "int": "NUMBER_VALUE", "float": "NUMBER_VALUE"}
 _encode = msgspec.json.Encoder().encode
 
@@ -106,14 +107,11 @@ def _reason(error: Exception, body: bytes) -> str:
         # A structure stands alone, in a list or in a map.
         return "Expected map or null" if path and not path.endswith("]") else "Expected null"
     if expected == "int" and came == "bool":
-        token = f"{value_at(msgspec.json.decode(body), path)}_VALUE".upper()
-        return f"{token} can not be converted to an Integer"
-    kind = {"int": "an Integer", "bytes": "a Blob"}.get(expected)
-    return (
-        said
-        if kind is None or came not in _TOKENS
-        else (f"{_TOKENS[came]} can not be converted to {kind}")
-    )
+        truth = value_at(msgspec.json.decode(body), path)
+        return f"{'TRUE' if truth else 'FALSE'}_VALUE can not be converted to an Integer"
+    if expected in _KINDS and came in _TOKENS:
+        return f"{_TOKENS[came]} can not be converted to {_KINDS[expected]}"
+    return said
 
 
 def encode(result: Shape | None) -> bytes:
