@@ -186,21 +186,19 @@ class FileJournal:
     def _find_room(self, size: int, reserved: bool) -> None:
         segments = self.segments
         # What is held must be able to leave: room for a claim and a delete of each is kept back,
-        # and beside it what a command asks for to be on the safe side. It is made in the
-        # background; only on a disk that is known to be full is it insisted on.
+        # and beside it what a command asks for to be on the safe side. The background makes it
+        # ahead of time; whoever is faster than that waits here, lest the disk turn out to be full.
         leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
         kept_back = max(segments.payload_bytes // 2, leaving)
         segments.ahead_bytes = kept_back
-        insisted = 0 if reserved else kept_back if segments.is_full else size
-        if segments.free_bytes < size + insisted:
+        needed = size if reserved else size + kept_back
+        if segments.free_bytes < needed:
             try:
-                segments.ensure_room(size + insisted, reserved=True)
+                segments.ensure_room(needed, reserved=True)
             except StoreFull:
                 self.grown()
                 raise
         ample = min(segments.free_bytes - kept_back, _AMPLE_BYTES)
-        if not segments.is_full and ample < _AMPLE_BYTES:
-            ample = min(segments.free_bytes, _AMPLE_BYTES)
         self._room_until = self._end_offset + max(0, ample)
         self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
 

@@ -73,7 +73,6 @@ class Segments:
         self._failure = "" if writable else "it was opened to be read only"
         self._reserve_bytes = 0
         self._ahead_bytes = 0
-        self._is_full = False
         # The tail as `append` sees it: its map, what to subtract from a stream offset to find the
         # place in it, and the offset up to which an append needs to look at nothing else.
         self._map: Map
@@ -247,11 +246,6 @@ class Segments:
         return self._files.allocated_end - self._tip[0]
 
     @property
-    def is_full(self) -> bool:
-        """Whether the last attempt to make a file failed for want of room."""
-        return self._is_full
-
-    @property
     def ahead_bytes(self) -> int:
         """How much room to have made ahead, in the background; the appending thread may set it."""
         return self._ahead_bytes
@@ -379,9 +373,7 @@ class Segments:
             while self._files.allocated_end < needed_end and not self._failure:
                 try:
                     self._files.create_next()
-                    self._is_full = False
                 except OSError as error:
-                    self._is_full = error.errno in _NO_ROOM
                     name = name_of(self._files.last + 1)
                     why = f"{self.path}: cannot make {name}: {os.strerror(error.errno or 0)}"
                     kind = StoreFull if error.errno in _NO_ROOM else JournalError
