@@ -158,9 +158,19 @@ def test_numbers_and_truths_are_taken_where_text_is_wanted():
         (b'{"MessageBody":{"a":1}}', "Start of structure or map found where not expected."),
         (b'{"MessageBody":1,"MessageAttributes":{"a":[]}}', "Expected `str | null`, got `int`"),
         (b'{"MessageBody":1,"deep":' + b"[" * 100_000, "Expected `str | null`, got `int`"),
+        (b'{"DelaySeconds":false}', "FALSE_VALUE can not be converted to an Integer"),
+        (b'{"DelaySeconds":false,"x":"\xff"}', "TRUE_VALUE can not be converted to an Integer"),
+        (b'{"DelaySeconds":false,', "TRUE_VALUE can not be converted to an Integer"),
     ],
 )
 def test_what_is_of_another_kind_altogether_is_refused(body, said):
     with pytest.raises(Refusal) as caught:
         decode("AmazonSQS.SendMessage", body)
     assert caught.value.message.startswith(said)
+
+
+def test_what_is_said_twice_is_refused_for_the_first():
+    body = b'{"Entries":[{"VisibilityTimeout":false}],"Entries":5}'
+    with pytest.raises(Refusal) as caught:
+        decode("AmazonSQS.ChangeMessageVisibilityBatch", body)
+    assert caught.value.message == "TRUE_VALUE can not be converted to an Integer"

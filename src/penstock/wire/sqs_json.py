@@ -107,11 +107,18 @@ def _reason(error: Exception, body: bytes) -> str:
         # A structure stands alone, in a list or in a map.
         return "Expected map or null" if path and not path.endswith("]") else "Expected null"
     if expected == "int" and came == "bool":
-        truth = value_at(msgspec.json.decode(body), path)
-        return f"{'TRUE' if truth else 'FALSE'}_VALUE can not be converted to an Integer"
+        return f"{_truth(body, path)}_VALUE can not be converted to an Integer"
     if expected in _KINDS and came in _TOKENS:
         return f"{_TOKENS[came]} can not be converted to {_KINDS[expected]}"
     return said
+
+
+def _truth(body: bytes, path: str) -> str:
+    """Which truth stands at a place: true, if the rest of the body does not let it be told."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
+        if not value_at(msgspec.json.decode(body), path):
+            return "FALSE"
+    return "TRUE"
 
 
 def encode(result: Shape | None) -> bytes:
