@@ -1,6 +1,6 @@
 """Entries of a journal as Arrow columns: numpy reads a megabyte of them at a time, none by itself.
 
-    bytes ──▶ entries, found by their version and checked (ids, sizes, checksum of the data)
+    bytes ──▶ entries, one behind the other, and checked (version, id, checksum of the data)
           ──▶ events, their 64-byte headers gathered into one array
           ──▶ columns, each made only if it is asked for; texts and bodies are cut out by Arrow
 
@@ -9,6 +9,7 @@ data must hold: together these say all that the header's own checksum would. Whe
 journal's own `scan.walk` finds the way on, and what it passed over becomes a row of kind `Damaged`.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,7 @@ from penstock.journal.codec import BLOCK_BYTES, EVENT_BYTES, KINDS, VERSION
 from penstock.journal.entry import HEADER_BYTES, StoredEntry, unpack_header
 from penstock.journal.scan import Limit, Quarantined, walk
 from penstock.service import QueueSettings
-from penstock.spark.stream import Point, Scan, chained
+from penstock.spark.stream import HEADER, Point, Scan
 
 CHUNK_BYTES: Final = 4 << 20
 INDEX_BITS: Final = 20
@@ -34,7 +35,10 @@ DAMAGED: Final = "Damaged"
 KIND_NAMES: Final = ("", *(kind.__name__ for kind in KINDS), DAMAGED)
 _KIND: Final = {name: tag for tag, name in enumerate(KIND_NAMES)}
 _NAMES: Final = pa.array(KIND_NAMES)
-_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_VERSION: Final = int.from_bytes(VERSION, "little")
+_read_size = struct.Struct("<I").unpack_from
+# Of every two bytes their hexadecimal digits.
+_HEX: Final = np.array([b"%04x" % pair for pair in range(1 << 16)], "S4").view("<u4")
 
 BLOCK: Final = np.dtype([("count", "<u4"), ("shard", "<i4"), ("term", "<i8")])
 EVENT: Final = np.dtype(
@@ -56,6 +60,7 @@ EVENT: Final = np.dtype(
         ("payload_crc", "<u4"),
     ]
 )
+_PLAIN_EVENT: Final = np.dtype(f"V{EVENT_BYTES}")
 assert EVENT.itemsize == EVENT_BYTES
 assert BLOCK.itemsize == BLOCK_BYTES
 
@@ -128,7 +133,7 @@ class Block:
         return Block(
             self.data,
             self.identity,
-            self.events[keep],
+            self.events.view(_PLAIN_EVENT)[keep].view(EVENT),
             self.ats[keep],
             self.entries[keep],
             self.indexes[keep],
@@ -191,45 +196,44 @@ def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
 
     `entry` is the id of the first, 0 if not known.
     """
-    starts, headers = chained(data)
-    sizes = headers["size"].astype(np.int64)
-    starts, sizes, ids, crcs = _follow(starts, sizes, headers["id"], headers["data_crc"])
-    ends = starts + HEADER_BYTES + sizes
-    good = ends <= len(data)
-    if len(ids):
-        good &= ids == (entry or ids[0]) + np.arange(len(ids))
-    count = len(good) if good.all() else int(np.argmin(good))
-    seen = memoryview(data)
-    found = [
-        crc32(seen[a:b])
-        for a, b in zip(
-            (starts[:count] + HEADER_BYTES).tolist(), ends[:count].tolist(), strict=True
-        )
-    ]
-    holds = np.array(found, np.uint32) == crcs[:count]
-    if not holds.all():
-        count = int(np.argmin(holds))
-    return starts[:count], sizes[:count]
+    edges = _linked(data)
+    starts = np.array(edges[:-1], np.int64)
+    headers = _gathered(data, HEADER, starts)
+    good = headers["version"] == _VERSION
+    if len(starts):
+        good &= headers["id"] == (entry or headers["id"][0]) + np.arange(len(starts))
+    count = _first_false(good)
+    begins = (starts[:count] + HEADER_BYTES).tolist()
+    pieces = map(memoryview(data).__getitem__, map(slice, begins, edges[1:]))
+    crcs = np.fromiter(map(crc32, pieces), np.uint32, count)
+    count = _first_false(headers["data_crc"][:count] == crcs)
+    return starts[:count], headers["size"][:count].astype(np.int64)
 
 
-def _follow(
-    starts: np.ndarray, sizes: np.ndarray, ids: np.ndarray, crcs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of all candidates those that are linked, each ending where the next begins, from 0 on."""
-    if not len(starts) or starts[0] != 0:
-        nothing = slice(0, 0)
-        return starts[nothing], sizes[nothing], ids[nothing], crcs[nothing]
-    linked = starts[1:] == starts[:-1] + HEADER_BYTES + sizes[:-1]
-    if linked.all():
-        return starts, sizes, ids, crcs
-    # Some body holds our version's bytes, or a link is broken: go from one to the next.
-    index = {start: at for at, start in enumerate(starts.tolist())}
-    chain = []
-    at: int | None = 0
-    while at is not None:
-        chain.append(at)
-        at = index.get(int(starts[at]) + HEADER_BYTES + int(sizes[at]))
-    return starts[chain], sizes[chain], ids[chain], crcs[chain]
+def _linked(data: bytes) -> list[int]:
+    """Where entries begin, each where the last one ends if its size is right, and the last end."""
+    edges = [0]
+    at, last = 0, len(data) - HEADER_BYTES
+    while at <= last:
+        at += HEADER_BYTES + _read_size(data, at + 12)[0]
+        edges.append(at)
+    if at > len(data):
+        edges.pop()
+    return edges
+
+
+def _first_false(holds: np.ndarray) -> int:
+    return len(holds) if holds.all() else int(np.argmin(holds))
+
+
+def _gathered(data: bytes, type_: np.dtype, ats: np.ndarray) -> np.ndarray:
+    """What stands at these places, as an array of this type.
+
+    It is taken as plain bytes: numpy copies a type with fields many times more slowly.
+    """
+    room = max(0, len(data) - type_.itemsize + 1)
+    plain: np.ndarray = np.ndarray((room,), f"V{type_.itemsize}", data, strides=(1,))[ats]
+    return plain.view(type_)
 
 
 def _pass_over(
@@ -254,21 +258,17 @@ def _read(
     data: bytes, identity: bytes, at: Point, starts: np.ndarray, sizes: np.ndarray
 ) -> Iterator[Block]:
     """The events of good entries; those of an entry that contradicts itself are damage."""
-    count = len(data) - HEADER_BYTES - BLOCK_BYTES + 1
     long_enough = sizes >= BLOCK_BYTES
     heads = np.zeros(len(starts), BLOCK)
-    view = np.ndarray((max(count, 0),), BLOCK, data, offset=HEADER_BYTES, strides=(1,))
-    heads[long_enough] = view[starts[long_enough]]
-    headers = np.ndarray((len(data) - HEADER_BYTES + 1,), "<i8", data, 20, (1,))
-    ids = headers[starts]
+    heads[long_enough] = _gathered(data, BLOCK, starts[long_enough] + HEADER_BYTES)
+    ids = _gathered(data, HEADER, starts)["id"]
     counts = heads["count"].astype(np.int64)
     fits = long_enough & (BLOCK_BYTES + EVENT_BYTES * counts <= sizes)
     owners = np.repeat(np.flatnonzero(fits), counts[fits])
     firsts = np.cumsum(counts[fits]) - counts[fits]
     indexes = np.arange(len(owners)) - np.repeat(firsts, counts[fits])
     ats = starts[owners] + (HEADER_BYTES + BLOCK_BYTES) + EVENT_BYTES * indexes
-    room = len(data) - EVENT_BYTES + 1
-    events = np.ndarray((max(room, 0),), EVENT, data, strides=(1,))[ats]
+    events = _gathered(data, EVENT, ats)
     ends = starts + HEADER_BYTES + sizes
     sound = _sound(events, ats, ends[owners], owners)
     if not sound.all():
@@ -343,11 +343,13 @@ def _number(name: str, type_: pa.DataType, *kinds: str, zero_is_null: bool = Fal
     """A column of numbers from the event headers, null for events of other kinds."""
 
     def column(block: Block) -> pa.Array:
+        present = block.having(*kinds) if kinds else None
+        if present is not None and not present.any():
+            return pa.nulls(len(present), type_)
         values = block.events[name].astype(type_.to_pandas_dtype())
-        absent = ~block.having(*kinds) if kinds else np.zeros(len(values), bool)
         if zero_is_null:
-            absent |= values == 0
-        return pa.array(values, type_, mask=absent)
+            present = values != 0 if present is None else present & (values != 0)
+        return pa.array(values, type_, mask=None if present is None else ~present)
 
     return column
 
@@ -356,13 +358,12 @@ def _text(which: str, *kinds: str) -> Any:
     """A column of texts from the payloads, null where empty and for events of other kinds."""
 
     def column(block: Block) -> pa.Array:
-        sizes = np.where(block.having(*kinds), block.events[which], 0)
-        if not sizes.any():
-            return pa.nulls(len(sizes), pa.string())
-        begins = block.payloads + block.events["body_bytes"]
+        events = block.events
+        at = np.flatnonzero(block.having(*kinds) & (events[which] != 0))
+        begins = block.payloads[at] + events["body_bytes"][at]
         if which == "second_bytes":
-            begins = begins + block.events["first_bytes"]
-        cut = _cut(block, begins, sizes, sizes == 0)
+            begins = begins + events["first_bytes"][at]
+        cut = _cut(block, at, begins, events[which][at])
         try:
             return cut.cast(pa.string())
         except pa.ArrowInvalid:
@@ -376,41 +377,51 @@ def _text(which: str, *kinds: str) -> Any:
     return column
 
 
-def _cut(block: Block, begins: np.ndarray, sizes: np.ndarray, absent: np.ndarray) -> pa.Array:
-    """The bytes between these places as an Arrow array.
+def _cut(block: Block, at: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> pa.Array:
+    """The bytes at these places as an Arrow array: the values of the events `at`, others have none.
 
     Arrow is shown all of `data` as one array whose odd members are what lies between the values,
     and takes the even ones: one copy, made by Arrow. Places rise, because payloads stand in order.
     """
-    count = len(begins)
-    if not count or not block.data:
+    count = len(block.events)
+    if not len(at):
         return pa.nulls(count, pa.binary())
-    edges = np.empty(2 * count, np.int32)
-    # A value that is absent must not lie before the end of the one before it.
+    edges = np.empty(2 * len(at), np.int32)
     edges[0::2] = begins
     edges[1::2] = begins + sizes
-    edges = np.maximum.accumulate(edges)
-    all_ = pa.Array.from_buffers(
-        pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(block.data)]
+    shown = pa.Array.from_buffers(
+        pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(block.data)]
     )
-    indexes = pa.array(np.arange(0, 2 * count, 2, dtype=np.int32), mask=absent)
-    return all_.take(indexes)
+    values = shown.take(pa.array(np.arange(0, len(edges), 2, dtype=np.int32))).buffers()[2]
+    present = np.zeros(count, bool)
+    present[at] = True
+    ends = np.zeros(count + 1, np.int32)
+    ends[at + 1] = sizes
+    return pa.Array.from_buffers(
+        pa.binary(), count, [_bits(present), pa.py_buffer(np.cumsum(ends, dtype=np.int32)), values]
+    )
+
+
+def _bits(present: np.ndarray) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
 def _body(block: Block) -> pa.Array:
-    having = block.having("Pushed", "Carried")
-    sizes = np.where(having, block.events["body_bytes"], 0)
-    return _cut(block, block.payloads, sizes, ~having)
+    at = np.flatnonzero(block.having("Pushed", "Carried"))
+    return _cut(block, at, block.payloads[at], block.events["body_bytes"][at])
 
 
 def _extra(block: Block) -> pa.Array:
     """What few events have, as JSON: a message's attributes, or a queue's settings."""
     events = block.events
     sizes = events["extra_bytes"].astype(np.int64)
+    having = np.flatnonzero(sizes)
+    if not len(having):
+        return pa.nulls(len(events), pa.string())
     begins = block.payloads + events["body_bytes"] + events["first_bytes"] + events["second_bytes"]
     shown: list[str | None] = [None] * len(events)
     of_queue = block.having("QueueCreated", "QueueConfigured")
-    for at in np.flatnonzero(sizes).tolist():
+    for at in having.tolist():
         packed = block.data[begins[at] : begins[at] + sizes[at]]
         shown[at] = _extra_json(packed, bool(of_queue[at]))
     return pa.array(shown, pa.string())
@@ -433,22 +444,30 @@ def _extra_json(packed: bytes, of_queue: bool) -> str | None:
     return msgspec.json.encode(told).decode()
 
 
+def _store(block: Block) -> pa.Array:
+    name = block.identity.hex().encode()
+    return _same_width(np.frombuffer(name * len(block.events), np.uint8), len(name), None)
+
+
 def _message_id(block: Block) -> pa.Array:
     prefix = MessageIds(block.identity).prefix.encode()
     numbers = block.events["number"]
-    absent = numbers == 0
-    width = len(prefix) + 12
-    text = np.empty((len(numbers), width), np.uint8)
+    text = np.empty((len(numbers), len(prefix) + 12), np.uint8)
     text[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-    for digit in range(12):
-        text[:, width - 1 - digit] = _HEX[(numbers >> (4 * digit)) & 15]
-    ends = np.arange(0, width * (len(numbers) + 1), width, dtype=np.int32)
-    valid = np.packbits(~absent, bitorder="little")
-    return pa.Array.from_buffers(
-        pa.string(),
-        len(numbers),
-        [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(text)],
-    )
+    digits = np.empty((len(numbers), 3), "<u4")
+    for at, shift in enumerate((32, 16, 0)):
+        digits[:, at] = _HEX[(numbers >> shift) & 0xFFFF]
+    text[:, len(prefix) :] = digits.view(np.uint8)
+    return _same_width(text, len(prefix) + 12, numbers != 0)
+
+
+def _same_width(text: np.ndarray, width: int, present: np.ndarray | None) -> pa.Array:
+    """Texts of one width, which stand one after the other."""
+    count = text.size // width
+    valid = None if present is None else _bits(present)
+    ends = np.arange(0, width * (count + 1), width, dtype=np.int32)
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
 
 
 def _plain(values: Callable[[Block], np.ndarray], type_: pa.DataType) -> Any:
@@ -474,9 +493,7 @@ _LONG: Final = pa.int64()
 Column = Callable[[Block], pa.Array]
 # Every column in order, and how it is made; docs/formats/lake.md says what each means.
 COLUMNS: Final[dict[str, Column]] = {
-    "store": lambda block: pa.array([block.identity.hex()]).take(
-        pa.array(np.zeros(len(block.events), np.int32))
-    ),
+    "store": _store,
     "shard": _plain(lambda block: block.shards, pa.int32()),
     "term": _plain(lambda block: block.terms, _LONG),
     "entry": _plain(lambda block: block.entries, _LONG),
