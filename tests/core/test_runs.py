@@ -112,11 +112,14 @@ def test_a_batch_does_what_its_pushes_do_one_by_one(chosen, steps):
     assert_alike(chosen, steps)
 
 
+def a_run(first, bodies, names):
+    sizes = list(map(len, bodies))
+    return Run(1_700_000_000_123, 3, first, bodies, names, sizes, sum(sizes))
+
+
 RUNS = st.integers(2, 40).flatmap(
     lambda count: st.builds(
-        lambda first, bodies, names: Run(
-            1_700_000_000_123, 3, first, bodies, names, list(map(len, bodies))
-        ),
+        a_run,
         st.integers(1, 2**48),
         st.lists(st.binary(max_size=300), min_size=count, max_size=count),
         st.none() | st.lists(st.text(min_size=1, max_size=9), min_size=count, max_size=count),
@@ -215,9 +218,11 @@ def test_a_window_remembers_many_as_it_remembers_each(batches, count_max):
     now_ms = 0
     for passed_ms, keys in batches:
         now_ms += passed_ms
-        if many.is_new(keys):
-            assert all(many.find(key, now_ms) is None for key in keys)
-            many.remember_all(keys, range(now_ms, now_ms + len(keys)), now_ms)
-            for place, key in enumerate(keys):
-                each.remember(key, now_ms + place, now_ms)
+        numbers = range(now_ms, now_ms + len(keys))
+        known = {key for _, key, _ in each.entries()}
+        is_new = known.isdisjoint(keys) and len(set(keys)) == len(keys)
+        assert many.remember_new(keys, numbers, now_ms) == is_new
+        if is_new:
+            for key, number in zip(keys, numbers, strict=True):
+                each.remember(key, number, now_ms)
         assert many.entries() == each.entries()

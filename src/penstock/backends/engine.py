@@ -345,9 +345,9 @@ class Engine:
         except (KeyError, TypeError):
             return None
         run = queue.decide_run(command, now_ms, shard.next_number)
-        if run is None:
+        arrivals = None if run is None else shard.push_run(queue, run)
+        if run is None or not arrivals:
             return None
-        arrivals = shard.run_pushed(queue, run)
         if not self._keeps_nothing:
             self._arrivals = arrivals
         self._events = cast(list[AnyEvent], run)

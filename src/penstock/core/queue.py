@@ -193,9 +193,10 @@ class QueueState:
         )
 
     def decide_run(self, run: PushRun, now_ms: int, number: int) -> Run | None:
-        """The events of a run, if every push of it is sure to make a message; None if not.
+        """The events of a run, if none of its pushes can be refused; None if one can.
 
-        What may be refused, and why, is for `decide_push` to say, of each push by itself.
+        What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
+        dedup ids are new is seen when they are remembered.
         """
         settings = self.settings
         bodies = run.bodies
@@ -204,14 +205,15 @@ class QueueState:
         if set(map(type, bodies)) != _BYTES:
             return None
         sizes = list(map(len, bodies))
-        if max(sizes) > settings.body_bytes_max or not self._has_room(len(sizes), sum(sizes)):
+        size = sum(sizes)
+        if size > settings.body_bytes_max and max(sizes) > settings.body_bytes_max:
+            return None
+        if not self._has_room(len(sizes), size):
             return None
         ids = run.dedup_ids
-        if ids is not None and not (
-            len(ids) == len(bodies) and are_ids(ids) and self.dedups.is_new(ids)
-        ):
+        if ids is not None and not (len(ids) == len(bodies) and are_ids(ids)):
             return None
-        return Run(now_ms, self.number, number, bodies, ids, sizes)
+        return Run(now_ms, self.number, number, bodies, ids, sizes, size)
 
     def _check_pairs(self, command: Push) -> int:
         if command.context is not None:

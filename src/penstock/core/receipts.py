@@ -14,6 +14,7 @@ message is looked up.
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from hmac import compare_digest
 from typing import Any, Final
 
@@ -77,13 +78,13 @@ class MessageIds:
             self._block_prefix = f"{self.prefix}{block:09x}"
         return self._block_prefix + _LAST_DIGITS[number & 0xFFF]
 
-    def show_all(self, numbers: range) -> list[str]:
+    def show_all(self, numbers: range) -> Iterator[str]:
         """The ids of neighbours, as `show` has them one by one."""
         low, high = numbers[0], numbers[-1]
         if low >> 12 != high >> 12:
-            return list(map(self.show, numbers))
+            return map(self.show, numbers)
         start = self.show(low)[:-3]
-        return [start + digits for digits in _LAST_DIGITS[low & 0xFFF : (high & 0xFFF) + 1]]
+        return map(start.__add__, _LAST_DIGITS[low & 0xFFF : (high & 0xFFF) + 1])
 
     def read(self, message_id: object) -> int:
         """The number of the message with this id. Raises MessageNotFound."""

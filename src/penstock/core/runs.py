@@ -14,12 +14,14 @@ from penstock.service import Push, PushRun
 
 # What is not this very object is left to those who look at each push by itself.
 _ZERO: Final = 0
+_ZEROS: Final = repeat(0)
+_NONE: Final = repeat(None)
 
 
 class Run(list[Pushed]):
     """The events of a run, in order, with their columns beside them."""
 
-    __slots__ = ("at_ms", "bodies", "dedup_ids", "numbers", "queue", "sizes")
+    __slots__ = ("at_ms", "bodies", "dedup_ids", "numbers", "queue", "size_bytes", "sizes")
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Run(list[Pushed]):
         bodies: list[bytes],
         dedup_ids: list[str] | None,
         sizes: list[int],
+        size_bytes: int,
     ) -> None:
         self.at_ms = at_ms
         self.queue = queue
@@ -36,7 +39,7 @@ class Run(list[Pushed]):
         self.bodies = bodies
         self.dedup_ids = dedup_ids
         self.sizes = sizes
-        none, zero = repeat(None), repeat(0)
+        self.size_bytes = size_bytes
         super().__init__(
             map(
                 Pushed,
@@ -44,13 +47,13 @@ class Run(list[Pushed]):
                 repeat(queue),
                 self.numbers,
                 bodies,
-                none,
-                zero,
-                none,
-                none if dedup_ids is None else dedup_ids,
-                zero,
-                zero,
-                none,
+                _NONE,
+                _ZEROS,
+                _NONE,
+                _NONE if dedup_ids is None else dedup_ids,
+                _ZEROS,
+                _ZEROS,
+                _NONE,
                 sizes,
             )
         )
@@ -61,7 +64,7 @@ class Run(list[Pushed]):
         deliveries = list(
             map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
         )
-        return Arrivals(self.queue, numbers, deliveries, sum(self.sizes))
+        return Arrivals(self.queue, numbers, deliveries, self.size_bytes)
 
 
 def as_run(items: list[Any]) -> PushRun | None:
@@ -70,6 +73,7 @@ def as_run(items: list[Any]) -> PushRun | None:
     if type(first) is not Push:
         return None
     queue = first.queue
+    named = first.dedup_id is not None
     bodies = [
         item.body
         for item in items
@@ -80,15 +84,12 @@ def as_run(items: list[Any]) -> PushRun | None:
         and item.context is None
         and item.ttl_ms is None
         and item.priority is _ZERO
+        and (item.dedup_id is not None) is named
         and item.queue == queue
     ]
     if len(bodies) != len(items):
         return None
-    dedup_ids = [item.dedup_id for item in items]
-    without = dedup_ids.count(None)
-    if without == len(items):
-        return PushRun(queue, bodies)
-    return None if without else PushRun(queue, bodies, dedup_ids)
+    return PushRun(queue, bodies, [item.dedup_id for item in items] if named else None)
 
 
 def pushes_of(run: PushRun) -> list[Push]:

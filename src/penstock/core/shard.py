@@ -502,12 +502,16 @@ class ShardState:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
-    def run_pushed(self, queue: QueueState, run: Run) -> list[Delivery]:
-        """The messages of a run arrived in a standard queue; their deliveries are returned."""
+    def push_run(self, queue: QueueState, run: Run) -> list[Delivery]:
+        """Lets the messages of a run arrive in a standard queue, if all of them are new.
+
+        If one has a dedup id that is known, nothing has changed, and there are no deliveries.
+        """
+        ids = run.dedup_ids
+        if ids is not None and not queue.dedups.remember_new(ids, run.numbers, run.at_ms):
+            return []
         arrivals = run.arrivals()
         self.arrived(queue, arrivals)
-        if run.dedup_ids is not None:
-            queue.dedups.remember_all(run.dedup_ids, run.numbers, run.at_ms)
         return arrivals.deliveries
 
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:

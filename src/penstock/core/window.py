@@ -7,6 +7,7 @@ replay forgets exactly what the living engine forgot.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import is_
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -42,16 +43,24 @@ class Window(Generic[V]):
         times.append(at_ms)
         self._keys.append(key)
 
-    def is_new(self, keys: Sequence[Key]) -> bool:
-        """Whether no id of these is known, be it from long ago, and none comes twice."""
-        return self._by_key.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
+    def remember_new(self, keys: Sequence[Key], values: Iterable[V], at_ms: int) -> bool:
+        """Remembers many ids as `remember` would one after another, if all of them are new.
 
-    def remember_all(self, keys: Sequence[Key], values: Iterable[V], at_ms: int) -> None:
-        """Lets many new ids stand for a value each, as `remember` would one after another."""
+        False, and nothing has changed, if one is known, be it from long ago, or comes twice.
+        """
+        by_key = self._by_key
+        entries = list(zip(repeat(at_ms), values, strict=False))
+        # Each id is looked up once, in a dict too large for any cache.
+        found = list(map(by_key.setdefault, keys, entries))
+        if not all(map(is_, found, entries)):
+            for key, one, other in zip(keys, found, entries, strict=True):
+                if one is other:
+                    del by_key[key]
+            return False
         self._forget(at_ms, len(keys))
-        self._by_key.update(zip(keys, zip(repeat(at_ms), values, strict=False), strict=True))
         self._times.extend(repeat(at_ms, len(keys)))
         self._keys.extend(keys)
+        return True
 
     def _forget(self, at_ms: int, coming: int) -> None:
         """Lets go of what is too old, and of the oldest where there is no room for those coming."""
