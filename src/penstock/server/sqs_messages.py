@@ -119,9 +119,10 @@ class Messages:
             attributes, context, extra_bytes = read_attributes(asked.message_attributes)
             size_bytes += extra_bytes
         if size_bytes > settings.body_bytes_max:
+            alone = place and not settings.fifo
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,
-                f"One or more parameters {'cannot be validated' if place else 'are invalid'}. "
+                f"One or more parameters {'cannot be validated' if alone else 'are invalid'}. "
                 f"Reason: Message must be shorter than {settings.body_bytes_max} bytes.",
             )
         if asked.message_system_attributes:
@@ -163,26 +164,22 @@ class Messages:
         """SendMessageBatch."""
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "SendMessageBatchRequestEntry")
-        if queue.settings.fifo:
-            for entry in entries:
-                if entry.message_deduplication_id is None and not queue.settings.dedup_by_content:
-                    raise _needs_dedup()
-                if not entry.message_group_id:
-                    raise Refusal(
-                        faults.INVALID_PARAMETER_VALUE,
-                        "The request must contain the parameter MessageGroupId.",
-                    )
+        fifo = queue.settings.fifo
+        if fifo:
+            _check_fifo_entries(entries, queue.settings.dedup_by_content)
+        _check_batch_bytes(entries)
         pushes: list[Push | Refusal] = []
         for place, entry in enumerate(entries, 1):
             try:
                 pushes.append(self._push(queue, entry, caller, place))
             except Refusal as refusal:
+                if fifo:
+                    # Those behind it would overtake it.
+                    raise
                 pushes.append(refusal)
-        _check_batch_bytes(entries)
         items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
         replies = iter(self._store.submit(Batch(items)))
         result = model.BatchResult([], [])
-        fifo = queue.settings.fifo
         for entry, push in zip(entries, pushes, strict=True):
             if isinstance(push, Refusal):
                 result.failed.append(failure(entry.id or "", push))
@@ -394,6 +391,20 @@ def _check_fifo(
             "DelaySeconds",
             "The request include parameter that is not valid for this queue type.",
         )
+
+
+def _check_fifo_entries(entries: Sequence[model.SendEntry], by_content: bool) -> None:
+    """What a FIFO queue asks of every message of a batch before it looks closer at any."""
+    for place, entry in enumerate(entries, 1):
+        if not entry.message_body:
+            raise missing(f"SendMessageBatchRequestEntry.{place}.MessageBody")
+        if entry.message_group_id is None:
+            raise Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                "The request must contain the parameter MessageGroupId.",
+            )
+        if entry.message_deduplication_id is None and not by_content:
+            raise _needs_dedup()
 
 
 def _needs_dedup() -> Refusal:
