@@ -188,8 +188,8 @@ def test_a_noisy_group_does_not_starve_the_others(either):
             {"DelaySeconds": 3},
             "InvalidParameterValue",
             (
-                "Value 3 for parameter DelaySeconds is invalid. Reason: The request include parameter "
-                "that is not valid for this queue type."
+                "Value 3 for parameter DelaySeconds is invalid. Reason: The request include "
+                "parameter that is not valid for this queue type."
             ),
         ),
         (
@@ -201,8 +201,8 @@ def test_a_noisy_group_does_not_starve_the_others(either):
             {"MessageGroupId": "a b"},
             "InvalidParameterValue",
             (
-                "Value a b for parameter MessageGroupId is invalid. Reason: MessageGroupId can only "
-                "include alphanumeric and punctuation characters. 1 to 128 in length."
+                "Value a b for parameter MessageGroupId is invalid. Reason: MessageGroupId can "
+                "only include alphanumeric and punctuation characters. 1 to 128 in length."
             ),
         ),
     ],
