@@ -430,6 +430,11 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
     return cast(AnyEvent, kind(f.at_ms, f.queue, f.number, f.epoch))
 
 
+def number_bytes(number: int) -> bytes:
+    """A message's number as the headers of its events have it."""
+    return number.to_bytes(8, "little")
+
+
 def place(header_offset: int, size_bytes: int) -> int:
     """A `Pushed` event's place: where its header stands in the stream, and its message's size."""
     return header_offset << PLACE_SIZE_BITS | size_bytes

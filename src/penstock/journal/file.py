@@ -261,10 +261,12 @@ class FileJournal:
             yield entry
 
     def history(self, number: int) -> list[AnyEvent]:
+        # Most entries do not even hold the number's bytes, and need not be read as events.
+        wanted = codec.number_bytes(number)
         return [
             event
             for entry in self.segments.entries(end=self.segments.end_offset)
-            if entry.version == codec.VERSION
+            if wanted in entry.data and entry.version == codec.VERSION
             for event, _ in codec.decode(entry.data, entry.data_offset, bodies=False)
             if concerns(event, number)
         ]
