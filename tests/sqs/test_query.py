@@ -144,6 +144,14 @@ def test_a_get_that_asks_for_json_is_told_everything_with_null_for_nothing(local
     assert attributes == {"Attributes": [{"Name": "VisibilityTimeout", "Value": "30"}]}
 
 
+def test_an_empty_list_asks_for_nothing(local, either):
+    url = make(either)
+    send(either, url)
+    (message,) = receive(either, url, AttributeNames=[], MessageAttributeNames=[])
+    assert "Attributes" not in message
+    assert either.get_queue_attributes(QueueUrl=url, AttributeNames=[]).get("Attributes", {}) == {}
+
+
 def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
     names = {"MessageSystemAttributeNames": ["All"], "AttributeNames": ["SenderId"]}
     seen = {}

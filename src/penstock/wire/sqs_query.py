@@ -157,7 +157,9 @@ def _numbered(tree: Tree, *names: str) -> Iterator[Any]:
     for name in names:
         branch = tree.get(name)
         if isinstance(branch, str):
-            yield branch
+            # An empty list is sent as its bare name.
+            if branch:
+                yield branch
             return
         if isinstance(branch, dict):
             numbers = sorted(int(key) for key in branch if key.isdecimal() and len(key) <= 6)
