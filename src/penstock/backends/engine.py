@@ -361,9 +361,11 @@ class Engine:
             kind = type(item)
             try:
                 if kind is Push:
-                    reply = self._push(item, now_ms)
+                    reply: Any = self._push(item, now_ms)
                     if not reply.duplicate and self._arrival is not None:
                         arrivals.append(self._arrival)
+                elif kind is Delete:
+                    reply = self._delete(item, now_ms)
                 elif kind in _BATCHABLE:
                     reply = handlers[kind](item, now_ms)
                 else:

@@ -90,6 +90,7 @@ _CLAIMED: Final = 7
 _DELETED: Final = 11
 _MOVED: Final = 13
 _CARRIED: Final = 15
+_LENT_OR_GONE: Final = frozenset({Claimed, Deleted})
 _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
 # The headers of the three commonest kinds, of plain ones: what is zero in them is not given.
 _pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
@@ -148,6 +149,12 @@ def encode(
     messages: list[tuple[int, int]] = []
     at = BLOCK_BYTES
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
+    if _LENT_OR_GONE.issuperset(map(type, events)):
+        # Of many claims and deletes mostly none has a payload; then each comes nearer to the end.
+        headers += map(_pack_plain, events, range(end - at, 0, -EVENT_BYTES))
+        if all(headers):
+            return b"".join(headers), messages
+        del headers[1:]
     for event in events:
         header = _pack_plain(event, end - at)
         if header:

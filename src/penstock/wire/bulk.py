@@ -119,22 +119,18 @@ def encode_bulk(request: int, bulk: BulkPush, frame_bytes_max: int = FRAME_BYTES
     try:
         head = _encode(fields)
         sizes = array("I", map(len, bodies))
-        joined = b"".join(bodies)
+        total = _SIZE_BYTES + len(head) + _SIZE_BYTES * count + sum(sizes)
+        if total > frame_bytes_max:
+            raise InvalidField(
+                f"bodies: {total} bytes in all; a frame takes at most {frame_bytes_max}"
+            )
+        if _IS_BIG_ENDIAN:
+            sizes.byteswap()
+        start = HEADER.pack(total, BULK_PUSH, request) + _SIZE.pack(len(head))
+        # In one go: copying half a megabyte twice takes longer than all the rest.
+        return b"".join((start, head, sizes, *bodies))
     except (TypeError, ValueError, OverflowError) as fault:
         raise InvalidField(f"bulk: cannot be sent: {str(fault)[:200]}") from None
-    if _IS_BIG_ENDIAN:
-        sizes.byteswap()
-    total = _SIZE_BYTES + len(head) + _SIZE_BYTES * count + len(joined)
-    if total > frame_bytes_max:
-        raise InvalidField(f"bodies: {total} bytes in all; a frame takes at most {frame_bytes_max}")
-    parts = (
-        HEADER.pack(total, BULK_PUSH, request),
-        _SIZE.pack(len(head)),
-        head,
-        sizes.tobytes(),
-        joined,
-    )
-    return b"".join(parts)
 
 
 def decode_bulk(body: Body) -> Batch | PushRun:
