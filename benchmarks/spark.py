@@ -4,7 +4,8 @@ The engine itself writes the journals of a busy and unlucky store (`benchmarks.c
 a tenth of the events, then all of them. What is timed, each against a contestant of its own:
 
     source   every column of every event into Spark, which throws it away; beside it one process
-             that decodes the same bytes into the same columns, per core
+             that decodes the same bytes into the same columns, per core, and a source that decodes
+             nothing (`benchmarks.prebuilt`): what Spark costs by itself
     lake     journal to Delta table, and the tables made of it
     audit    every check, warm; beside it DuckDB, the same queries over the same files
     sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call
@@ -164,6 +165,18 @@ def read_source(stores: Sequence[str], events: int) -> float:
     return events / (time.perf_counter() - start_s)
 
 
+def read_prebuilt(store: str, events: int) -> float:
+    """As many rows of the same columns, made beforehand; rows a second."""
+    from benchmarks.prebuilt import Prebuilt
+
+    spark = _spark["session"]
+    spark.dataSource.register(Prebuilt)
+    frame = spark.read.format("prebuilt").option("rows", events).load(store)
+    start_s = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return events / (time.perf_counter() - start_s)
+
+
 def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, float]:
     """Seconds from journals to bronze, and from there to every table. Raises Void."""
     from penstock.spark.ingest import events_table, ingest
@@ -298,6 +311,7 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
             {
                 "source": lambda: spark.call(read_source, large.stores, large.events),
                 "bare": lambda: bare.call(decode_bare, large.stores, large.events),
+                "prebuilt": lambda: spark.call(read_prebuilt, large.stores[0], large.events),
             },
         )
         # What comes first also pays for the compilation of what both run.
@@ -375,6 +389,7 @@ def show(run: Run) -> None:
         [
             row("source into Spark", run.source["source"]),
             row("bare decode, one core", run.source["bare"]),
+            row("prebuilt into Spark", run.source["prebuilt"]),
             row("journal to lake", [events / run.lake["bronze_s"]]),
             row("lake to its tables", [events / run.lake["tables_s"]]),
             *(row(f"audit, {name}", rates) for name, rates in audits.items()),
