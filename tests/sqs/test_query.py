@@ -214,3 +214,10 @@ def test_a_number_that_is_none_is_named(url):
         400,
         True,
     )
+
+
+def test_a_value_with_parts_where_there_are_none_is_named(url):
+    for name in ("MaxNumberOfMessages", "ReceiveRequestAttemptId"):
+        status, text = ask(url, Action="ReceiveMessage", **{f"{name}.1": "1"})
+        assert (status, "<Code>InvalidParameterValue</Code>" in text) == (400, True)
+        assert f"<Message>The parameter {name} has one value, and no parts.</Message>" in text

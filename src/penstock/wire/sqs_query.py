@@ -50,8 +50,8 @@ _ENTRIES: Final = {
     "DeleteMessageBatch": "DeleteMessageBatchRequestEntry",
     "ChangeMessageVisibilityBatch": "ChangeMessageVisibilityBatchRequestEntry",
 }
-# What is said of text where a number was expected.
-_NO_INTEGER: Final = re.compile(r"Expected `int[^`]*`, got `str` - at `\$\.([^`]+)`")
+# What is said of a value of another kind: what was expected, what came, and where.
+_OF_ANOTHER_KIND: Final = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)` - at `\$\.([^`]+)`")
 # What cannot be asked of one queue, at its own URL.
 _NOT_OF_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})
 # In the older protocol's JSON two lists begin with a small letter.
@@ -107,10 +107,13 @@ def decode(form: str, default_url: str | None) -> tuple[Action, Shape]:
 
 
 def _invalid(said: str, fields: Tree) -> Refusal:
-    found = _NO_INTEGER.match(said)
-    if found is None:
-        return Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {said}")
-    return invalid_value(value_at(fields, found[1]), found[1], "Must be an integer.")
+    found = _OF_ANOTHER_KIND.match(said)
+    if found is not None and found[2] == "object":
+        reason = f"The parameter {found[3]} has one value, and no parts."
+        return Refusal(INVALID_PARAMETER_VALUE, reason)
+    if found is not None and found[1] == "int":
+        return invalid_value(value_at(fields, found[3]), found[3], "Must be an integer.")
+    return Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {said}")
 
 
 def _plant(tree: Tree, path: list[str], value: str) -> None:
