@@ -1,6 +1,7 @@
 """Short words for what the SQS tests ask again and again."""
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def kill(local, client, source, *letters):
         send(client, source, body)
     receive(client, source, MaxNumberOfMessages=10)
     local.clock.advance(seconds=31)
+
+
+def cpu_s(pid):
+    """How much of the processors' time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pid):

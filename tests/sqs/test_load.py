@@ -8,14 +8,13 @@ import selectors
 import socket
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from penstock.service import Pull, Push
 from tests.conftest import FULL
-from tests.sqs.asking import make, make_fifo, memory_bytes
+from tests.sqs.asking import cpu_s, make, make_fifo, memory_bytes
 from tests.sqs.conftest import PATIENCE_S, serve
 
 ROUNDS = 9
@@ -229,8 +228,3 @@ def waiting_pulls(server):
     with urlopen(f"{server.url}/metrics", timeout=30) as page:
         (figure,) = re.findall(rb"^penstock_waiting_pulls\{.*\} (\S+)$", page.read(), re.MULTILINE)
     return float(figure)
-
-
-def cpu_s(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100

@@ -80,7 +80,7 @@ def test_no_stream_from_a_client_does_more_than_raise_what_it_should(golden):
     tracemalloc.start()
     slowest_s = 0.0
     for _ in range(STREAMS):
-        started_s = time.perf_counter()
+        began_s = time.thread_time()
         decoder = FrameDecoder("client", limits)
         stream = PRELUDE + b"".join(chance.choice(golden) for _ in range(3))
         for chunk in chunks(chance, mutated(chance, stream)):
@@ -91,7 +91,7 @@ def test_no_stream_from_a_client_does_more_than_raise_what_it_should(golden):
                     bad += 1
         assert decoder.error is None or isinstance(decoder.error, ProtocolError)
         faults += decoder.error is not None
-        slowest_s = max(slowest_s, time.perf_counter() - started_s)
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # It got somewhere: all three outcomes are common.
