@@ -22,6 +22,7 @@ def spark(tmp_path_factory):
     os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
     conf = {
         "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     with warnings.catch_warnings():

@@ -46,7 +46,7 @@ def kill_session(leader):
 
 
 @pytest.mark.service("default-jre-headless")
-@pytest.mark.timeout(300 * (KILLS + 1))
+@pytest.mark.timeout(200 * (KILLS + 1))
 def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(url, queues, tmp_path):
     queues.create("orders")
     messages = 600 * KILLS

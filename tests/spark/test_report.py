@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.service("chromium"),
     pytest.mark.service("chromium-driver"),
     # Making the lake takes a minute, and several on a busy machine.
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(600),
 ]
 T = 1_789_459_200_000
 EVIL = "</script><script>document.title='run'</script><img src=x onerror=document.title='run'>"
