@@ -9,7 +9,7 @@ ARGS    ?=
 NAME    ?= memory
 ROWS    ?=
 FULL    ?=
-WORKERS ?= 1
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check fix bench score services env clean static
@@ -20,7 +20,7 @@ help:
 serve: env ## create the environment if need be and start Penstock (ARGS=… goes to `penstock serve`)
 	$(BIN)/penstock serve $(ARGS)
 
-test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=2 runs in parallel)
+test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=1 runs one at a time)
 	$(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
 
 check: static ## format, lint, types, layers and tidiness, without running a test

@@ -21,6 +21,13 @@ hypothesis.settings.register_profile("home", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
+# A JVM that lives for a minute spends most of it on compiling what it would run fast in an hour.
+QUICK_JVMS = dict.fromkeys(
+    ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"),
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+)
+os.environ.update(QUICK_JVMS)
+
 NOT_INSTALLED = "service not installed: "
 
 
@@ -28,6 +35,50 @@ def services() -> dict[str, str]:
     """Read the list that `make services` installs: package to program."""
     lines = [line.split() for line in SERVICES.read_text().splitlines()]
     return {line[0]: line[1] for line in lines if line and not line[0].startswith("#")}
+
+
+# In a parallel run these come first, or the last of the workers would be alone with them.
+LONGEST = (
+    "jvm",
+    "tests/conformance/test_sqs.py::TestSqs",
+    "tests/server/test_conformance.py",
+    "tests/sqs/test_load.py",
+)
+
+
+def group_of(nodeid):
+    """The tests that one worker of a parallel run takes together: they share what is dear to make.
+
+    Whatever starts a JVM is one group, so that the session is started once and two never compete;
+    the documents belong to it, whose servers also listen at one and the same port.
+    """
+    path, *within = nodeid.partition("[")[0].split("::")
+    if path.startswith(("tests/spark/", "tests/docs/")):
+        return "jvm"
+    return "::".join([path, *within[:-1]])
+
+
+def rank_of(nodeid):
+    """When its group's turn comes."""
+    group = group_of(nodeid)
+    return next((n for n, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InGroups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return InGroups(config, log)
 
 
 def pytest_runtest_setup(item):

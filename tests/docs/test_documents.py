@@ -18,6 +18,10 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a document may tell a reader to do that a test run must not do to itself.
 SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
 
+# Some of them start Spark, which on a busy machine takes its time.
+COMMAND_S_MAX = 240
+pytestmark = pytest.mark.timeout(480)
+
 
 def blocks(document: Path, *languages: str) -> list[str]:
     return [text for name, text in FENCE.findall(document.read_text()) if name in languages]
@@ -83,7 +87,7 @@ class Terminal:
             env=self.environment,
             input=typed.encode(),
             capture_output=True,
-            timeout=110,
+            timeout=COMMAND_S_MAX,
         )
         said = (done.stdout + done.stderr).decode(errors="replace")
         assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {said}"
@@ -96,7 +100,7 @@ class Terminal:
         self.servers.append(server)
         named_port = re.search(r"--port[= ](\d+)|--listen \S+:(\d+)", command)
         port = int(named_port[1] or named_port[2]) if named_port else 9324
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -107,7 +111,7 @@ class Terminal:
     def close(self) -> None:
         for server in self.servers:
             server.terminate()
-            server.wait(timeout=20)
+            server.wait(timeout=60)
         for store in self.directory.rglob("store"):
             subprocess.run(
                 [sys.executable, "-m", "penstock", "daemon", "stop", str(store.parent)],
