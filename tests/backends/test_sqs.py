@@ -205,12 +205,12 @@ def test_settings_are_attributes_and_annotations_are_tags(queues, sqs, name):
         queues.create(name, annotations={"owner": "you"})
 
 
-def test_fractions_of_a_second_are_rounded_up(queues, name):
-    queues.create(name, visibility_timeout=1.2)
-    assert queues.describe(name).settings.visibility_ms == 2_000
-    queues.push(name, "a")
-    claim = queues.pull(name, visibility=30.01)
-    assert 30_000 < claim.deadline_ms - claim.first_pulled_at_ms <= 31_500
+def test_fractions_of_a_second_are_rounded_up(timed):
+    timed.create("orders", visibility_timeout=1.2)
+    assert timed.describe("orders").settings.visibility_ms == 2_000
+    timed.push("orders", "a")
+    claim = timed.pull("orders", visibility=30.01)
+    assert claim.deadline_ms - claim.first_pulled_at_ms == 31_000
 
 
 def test_a_queue_that_is_gone_is_forgotten_and_found_again(timed, local):
