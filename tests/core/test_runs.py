@@ -1,5 +1,6 @@
 """Runs: what many plain pushes do together is what they do one by one."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,12 +17,16 @@ from penstock.journal import codec
 from penstock.service import (
     BATCH_ITEMS_MAX,
     Batch,
+    Claim,
     CreateQueue,
     Delete,
     Pull,
+    Purge,
     Push,
     PushRun,
+    Release,
     RunReply,
+    Stats,
     are_ids,
     check_id,
 )
@@ -226,3 +231,61 @@ def test_a_window_remembers_many_as_it_remembers_each(batches, count_max):
             for key, number in zip(keys, numbers, strict=True):
                 each.remember(key, number, now_ms)
         assert many.entries() == each.entries()
+
+
+HAPPENINGS = st.lists(
+    st.sampled_from(
+        [
+            Batch([Push("q", b"%d" % number) for number in range(4)]),
+            Batch([Push("q", b"quick", priority=1), Push("q", b"of many", group="g")]),
+            Batch([Push("q", b"late", delay_ms=5), Push("q", b"soon gone", ttl_ms=9)]),
+            Pull("q", 2, 5),
+            Pull("q", 3, 2_000),
+            "release",
+            "purge",
+            7,
+        ]
+    ),
+    max_size=12,
+)
+
+
+def happen(life, happenings):
+    """Lets the same things happen to a queue, whoever's it is; claims are given back last first."""
+    claims: list[Claim] = []
+    for what in happenings:
+        # There may be too much in flight, and a claim may be over.
+        with suppress(PenstockError):
+            if what == "release":
+                life.submit(Release("q", claims.pop().proof) if claims else Stats("q"))
+            elif what == "purge":
+                life.submit(Purge("q"))
+            elif isinstance(what, int):
+                life.clock.advance(ms=what)
+            else:
+                replies = life.submit(what)
+                claims += replies if isinstance(what, Pull) else []
+
+
+@given(
+    HAPPENINGS,
+    st.integers(2, 9),
+    st.sampled_from([{}, {"in_flight_max": 5}, {"dead_letter": "d", "max_receives": 2}]),
+    st.sampled_from([None, 3_000]),
+)
+def test_a_pull_of_many_claims_what_as_many_pulls_would(happenings, limit, chosen, visibility_ms):
+    together, one_by_one = Life(), Life()
+    for life in (together, one_by_one):
+        life.submit(CreateQueue("q", chosen))
+        happen(life, happenings)
+    with suppress(PenstockError):
+        together.submit(Pull("q", limit, visibility_ms, holder="me"))
+    with suppress(PenstockError):
+        for _ in range(limit):
+            one_by_one.submit(Pull("q", 1, visibility_ms, holder="me"))
+    assert together.journal.events == one_by_one.journal.events
+    assert as_bytes(together.shard) == as_bytes(one_by_one.shard)
+    for life in (together, one_by_one):
+        happen(life, [4_000, Pull("q", 20)])
+    assert as_bytes(replay(together.journal.events)) == as_bytes(together.shard)
+    assert together.journal.events == one_by_one.journal.events

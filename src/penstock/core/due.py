@@ -56,6 +56,16 @@ class Due:
         else:
             bucket[delivery.number] = delivery
 
+    def add_all(self, at_ms: int, deliveries: list[Delivery]) -> None:
+        """Notes that all of these are due at that instant."""
+        for delivery in deliveries:
+            self.add(at_ms, delivery)
+            bucket = self._buckets.get(at_ms >> BUCKET_BITS)
+            if bucket is not None:
+                # The first has made the bucket, and lowered the alarm if need be.
+                bucket.update({each.number: each for each in deliveries})
+                return
+
     def discard(self, at_ms: int, delivery: Delivery) -> None:
         """Forgets a deadline noted before."""
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)

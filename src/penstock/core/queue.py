@@ -348,6 +348,24 @@ class QueueState:
         if event.attempt_id is not None:
             self.remember_attempt(event)
 
+    def lend_all(
+        self, deliveries: list[Delivery], at_ms: int, deadline_ms: int, holder: str | None
+    ) -> list[Claimed]:
+        """Messages that `order.take_plain` has just given out are in flight, by these events."""
+        for delivery in deliveries:
+            delivery.state = IN_FLIGHT
+            delivery.epoch += 1
+            delivery.due_at_ms = deadline_ms
+            if not delivery.first_claimed_at_ms:
+                delivery.first_claimed_at_ms = at_ms
+        self.in_flight += len(deliveries)
+        self._deadlines.add_all(deadline_ms, deliveries)
+        queue = self.number
+        return [
+            Claimed(at_ms, queue, each.number, each.epoch, deadline_ms, None, holder)
+            for each in deliveries
+        ]
+
     def remember_attempt(self, event: Claimed) -> None:
         """The attempt that made this claim is known by its id, with all its claims."""
         if event.attempt_id is None:

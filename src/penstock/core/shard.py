@@ -46,6 +46,7 @@ from penstock.core.events import (
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
+from penstock.core.visible import StandardOrder
 from penstock.core.window import Key
 from penstock.errors import (
     AttemptLapsed,
@@ -249,9 +250,18 @@ class ShardState:
         if settings.in_flight_max is not None:
             limit = min(limit, self._room_in_flight(queue, settings.in_flight_max))
         order = queue.order
+        claims: list[Delivery] = []
         if settings.fifo:
             order.begin_pull()
-        claims: list[Delivery] = []
+        elif (
+            limit > 1
+            and isinstance(order, StandardOrder)
+            and command.attempt_id is None
+            and settings.max_receives is None
+            and (room_bytes is None or queue.stored_bytes <= room_bytes)
+        ):
+            claims = order.take_plain(limit)
+            events += queue.lend_all(claims, now_ms, now_ms + visibility_ms, command.holder)
         while len(claims) < limit and len(events) < limit + SETTLE_MAX:
             delivery = order.take(queue.in_flight)
             if delivery is None:

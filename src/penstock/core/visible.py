@@ -227,6 +227,19 @@ class StandardOrder:
                 return delivery
         return None
 
+    def take_plain(self, limit: int) -> list[Delivery]:
+        """Takes out up to so many messages at once, as long as arrival alone decides."""
+        level = self._levels[0]
+        if len(self._levels) > 1 or level.ready or level.line.returned:
+            return []
+        fresh = self._plain
+        taken: list[Delivery] = []
+        while fresh and len(taken) < limit:
+            delivery = fresh.popleft()
+            if delivery.state == VISIBLE:
+                taken.append(delivery)
+        return taken
+
     def begin_pull(self) -> None:
         """Says that the `take`s to come belong to one pull."""
 
