@@ -4,6 +4,9 @@ import pytest
 
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import LongType, StringType, StructType
@@ -89,6 +92,17 @@ def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(store, tmp_p
     (tmp_path / "taken").write_text("")
     with pytest.raises(StoreUnusable, match=r"taken: events cannot be written there: File exists"):
         files_of(store, tmp_path / "taken")
+
+
+def test_planning_a_read_does_not_wait_for_pandas():
+    """Spark starts a process for each step of it, and pandas takes longer than all the rest."""
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, pyspark_penstock; print('pandas' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "False\n"
 
 
 def test_the_mode_and_its_directory_belong_together(store):

@@ -12,7 +12,7 @@ journal's own `scan.walk` finds the way on, and what it passed over becomes a ro
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import msgspec
@@ -34,11 +34,8 @@ DAMAGED: Final = "Damaged"
 # An event's kind is its tag, from 1; the name of what could not be read comes last.
 KIND_NAMES: Final = ("", *(kind.__name__ for kind in KINDS), DAMAGED)
 _KIND: Final = {name: tag for tag, name in enumerate(KIND_NAMES)}
-_NAMES: Final = pa.array(KIND_NAMES)
 _VERSION: Final = int.from_bytes(VERSION, "little")
 _read_size = struct.Struct("<I").unpack_from
-# Of every two bytes their hexadecimal digits.
-_HEX: Final = np.array([b"%04x" % pair for pair in range(1 << 16)], "S4").view("<u4")
 
 BLOCK: Final = np.dtype([("count", "<u4"), ("shard", "<i4"), ("term", "<i8")])
 EVENT: Final = np.dtype(
@@ -444,6 +441,21 @@ def _extra_json(packed: bytes, of_queue: bool) -> str | None:
     return msgspec.json.encode(told).decode()
 
 
+# Made when they are needed: Spark starts several processes for every read that only plan it, and
+# the first Arrow array that Python makes loads pandas, which takes longer than all the rest.
+
+
+@cache
+def _kind_names() -> pa.Array:
+    return pa.array(KIND_NAMES)
+
+
+@cache
+def _hex_digits() -> np.ndarray:
+    """Of every two bytes their four digits."""
+    return np.array([b"%04x" % pair for pair in range(1 << 16)], "S4").view("<u4")
+
+
 def _store(block: Block) -> pa.Array:
     name = block.identity.hex().encode()
     return _same_width(np.frombuffer(name * len(block.events), np.uint8), len(name), None)
@@ -456,7 +468,7 @@ def _message_id(block: Block) -> pa.Array:
     text[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
     digits = np.empty((len(numbers), 3), "<u4")
     for at, shift in enumerate((32, 16, 0)):
-        digits[:, at] = _HEX[(numbers >> shift) & 0xFFFF]
+        digits[:, at] = _hex_digits()[(numbers >> shift) & 0xFFFF]
     text[:, len(prefix) :] = digits.view(np.uint8)
     return _same_width(text, len(prefix) + 12, numbers != 0)
 
@@ -500,7 +512,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "index": _plain(lambda block: block.indexes, pa.int32()),
     "sequence": _plain(lambda block: (block.entries << INDEX_BITS) | block.indexes, _LONG),
     "offset": _plain(lambda block: block.offsets, _LONG),
-    "kind": lambda block: _NAMES.take(pa.array(block.events["kind"])),
+    "kind": lambda block: _kind_names().take(pa.array(block.events["kind"])),
     "at": _at,
     "at_ms": _number("at_ms", _LONG),
     "queue": _number("queue", _LONG),
