@@ -46,7 +46,7 @@ from penstock.core.events import (
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
-from penstock.core.visible import StandardOrder
+from penstock.core.visible import FifoOrder
 from penstock.core.window import Key
 from penstock.errors import (
     AttemptLapsed,
@@ -250,18 +250,13 @@ class ShardState:
         if settings.in_flight_max is not None:
             limit = min(limit, self._room_in_flight(queue, settings.in_flight_max))
         order = queue.order
-        claims: list[Delivery] = []
         if settings.fifo:
             order.begin_pull()
-        elif (
-            limit > 1
-            and isinstance(order, StandardOrder)
-            and command.attempt_id is None
-            and settings.max_receives is None
-            and (room_bytes is None or queue.stored_bytes <= room_bytes)
-        ):
-            claims = order.take_plain(limit)
-            events += queue.lend_all(claims, now_ms, now_ms + visibility_ms, command.holder)
+        deadline_ms = now_ms + visibility_ms
+        claims: list[Delivery] = []
+        if limit > 1:
+            claims = self._take_plain(queue, command, limit)
+            events += queue.lend_all(claims, now_ms, deadline_ms, command.holder)
         while len(claims) < limit and len(events) < limit + SETTLE_MAX:
             delivery = order.take(queue.in_flight)
             if delivery is None:
@@ -283,7 +278,7 @@ class ShardState:
                 queue.number,
                 delivery.number,
                 delivery.epoch + 1,
-                now_ms + visibility_ms,
+                deadline_ms,
                 command.attempt_id,
                 command.holder,
             )
@@ -291,6 +286,18 @@ class ShardState:
             events.append(event)
             claims.append(delivery)
         return claims
+
+    def _take_plain(self, queue: QueueState, command: Pull, limit: int) -> list[Delivery]:
+        """Takes out at once what arrival alone decides, if no message need be looked at."""
+        order = queue.order
+        if (
+            isinstance(order, FifoOrder)
+            or command.attempt_id is not None
+            or queue.settings.max_receives is not None
+            or (type(command) is PullWithin and queue.stored_bytes > command.bytes_max)
+        ):
+            return []
+        return order.take_plain(limit)
 
     def _attempt(self, queue: QueueState, attempt_id: str, now_ms: int) -> list[Delivery] | None:
         earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
