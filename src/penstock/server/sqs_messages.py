@@ -119,10 +119,9 @@ class Messages:
             attributes, context, extra_bytes = read_attributes(asked.message_attributes)
             size_bytes += extra_bytes
         if size_bytes > settings.body_bytes_max:
-            alone = place and not settings.fifo
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,
-                f"One or more parameters {'cannot be validated' if alone else 'are invalid'}. "
+                f"One or more parameters {'cannot be validated' if place else 'are invalid'}. "
                 f"Reason: Message must be shorter than {settings.body_bytes_max} bytes.",
             )
         if asked.message_system_attributes:
@@ -173,9 +172,6 @@ class Messages:
             try:
                 pushes.append(self._push(queue, entry, caller, place))
             except Refusal as refusal:
-                if fifo:
-                    # Those behind it would overtake it.
-                    raise
                 pushes.append(refusal)
         items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
         replies = iter(self._store.submit(Batch(items)))
@@ -395,9 +391,7 @@ def _check_fifo(
 
 def _check_fifo_entries(entries: Sequence[model.SendEntry], by_content: bool) -> None:
     """What a FIFO queue asks of every message of a batch before it looks closer at any."""
-    for place, entry in enumerate(entries, 1):
-        if not entry.message_body:
-            raise missing(f"SendMessageBatchRequestEntry.{place}.MessageBody")
+    for entry in entries:
         if entry.message_group_id is None:
             raise Refusal(
                 faults.INVALID_PARAMETER_VALUE,
