@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.store import open_engine
 from penstock.clock import ManualClock
+from penstock.core import runs
 from penstock.core.runs import Run
 from penstock.core.shard import replay
 from penstock.core.window import Window
@@ -32,6 +33,15 @@ from penstock.service import (
     check_id,
 )
 from tests.core.life import Life, as_bytes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs():
+    """Lets two pushes be a run, where it is not a matter of time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "RUN_MIN", 2)
+        yield
+
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 BAD_IDS: list[Any] = ["", "x" * 129, "line\n", 7, None]

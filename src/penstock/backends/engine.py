@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 from penstock.backends.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
+from penstock.core import runs
 from penstock.core.delivery import IN_FLIGHT, Delivery, receives
 from penstock.core.events import (
     AnyEvent,
@@ -31,7 +32,6 @@ from penstock.core.receipts import (
     Receipts,
     Ticket,
 )
-from penstock.core.runs import as_run, pushes_of
 from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
@@ -322,7 +322,7 @@ class Engine:
         items: list[Any] = command.items
         if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
             raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
-        run = as_run(items) if len(items) > 1 else None
+        run = runs.as_run(items)
         numbers = None if run is None else self._take_run(run, now_ms)
         if numbers is None:
             return self._one_by_one(items, now_ms)
@@ -332,9 +332,9 @@ class Engine:
         count = len(command.bodies)
         if count > BATCH_ITEMS_MAX:
             raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
-        numbers = self._take_run(command, now_ms) if count > 1 else None
+        numbers = self._take_run(command, now_ms) if count >= runs.RUN_MIN else None
         if numbers is None:
-            return self._one_by_one(pushes_of(command), now_ms)
+            return self._one_by_one(runs.pushes_of(command), now_ms)
         return RunReply(self._ids.prefix, numbers)
 
     def _take_run(self, command: PushRun, now_ms: int) -> range | None:

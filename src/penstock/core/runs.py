@@ -12,6 +12,8 @@ from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import Pushed
 from penstock.service import Push, PushRun
 
+# Fewer are cheaper one by one: the columns have to be set up first.
+RUN_MIN: Final = 20
 # What is not this very object is left to those who look at each push by itself.
 _ZERO: Final = 0
 _ZEROS: Final = repeat(0)
@@ -68,8 +70,8 @@ class Run(list[Pushed]):
 
 
 def as_run(items: list[Any]) -> PushRun | None:
-    """What a batch is if it has nothing but plain pushes to one queue; None if it has."""
-    first = items[0]
+    """What a batch is if it has nothing but many plain pushes to one queue; None if not."""
+    first = items[0] if len(items) >= RUN_MIN else None
     if type(first) is not Push:
         return None
     queue = first.queue
