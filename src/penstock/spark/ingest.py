@@ -87,7 +87,7 @@ def ingest(
     table = events_table(lake)
     checkpoint = lake.checkpoint(before.store)
     # Delta passes over what begins with an underscore.
-    staging = table.path / "_staging" / before.store
+    staging = table.path / f"_staging-{before.store}"
     shutil.rmtree(staging, ignore_errors=True)
 
     def bring_in(frame: "DataFrame", batch: int) -> None:
