@@ -41,15 +41,19 @@ class Duck:
         return name
 
     def ask(self, query: str, **tables: str) -> str:
-        """See `penstock.spark.audit.Runner`."""
+        """See `penstock.spark.checks.Runner`."""
         return self._make("VIEW", translated(query).format(**tables))
 
     def keep(self, table: str, *, small: bool) -> str:
-        """See `penstock.spark.audit.Runner`."""
+        """See `penstock.spark.checks.Runner`."""
         return self._make("TABLE", f"SELECT * FROM {table}")
 
+    def send(self, table: str) -> str:
+        """See `penstock.spark.checks.Runner`."""
+        return table
+
     def any(self, table: str, condition: str) -> bool:
-        """See `penstock.spark.audit.Runner`."""
+        """See `penstock.spark.checks.Runner`."""
         return bool(self.fetch(f"SELECT count(*) FROM {table} WHERE {condition}")[0][0])
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:

@@ -215,7 +215,7 @@ def audit_by_duckdb(path: str, held: Mapping[str, int], expected: int) -> float:
     """The same by DuckDB. Raises Void if it finds anything."""
     import pyarrow as pa
 
-    from penstock.spark.audit import check_all
+    from penstock.spark.checks import check_all
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake
 

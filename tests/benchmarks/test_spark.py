@@ -11,8 +11,8 @@ import pyarrow as pa  # noqa: E402
 
 from benchmarks import chaos, duck, harness  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
-from penstock.spark.audit import SCHEMA, check_all  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
+from penstock.spark.checks import SCHEMA, check_all  # noqa: E402
 from penstock.spark.stream import Stream  # noqa: E402
 
 

@@ -22,8 +22,9 @@ from penstock.core.events import (
 )
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
-from penstock.spark.audit import CHECKS, SCHEMA, audit, check_all
+from penstock.spark.audit import audit
 from penstock.spark.blocks import blocks
+from penstock.spark.checks import CHECKS, SCHEMA, check_all
 from penstock.spark.stream import Stream
 from tests.spark.journals import flip, write_store
 from tests.store.life import Life, exact_replay, small_slices

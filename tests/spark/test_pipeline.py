@@ -28,7 +28,7 @@ from penstock.journal import readers
 from penstock.journal.reader import JournalReader
 from penstock.service import QueueSettings
 from penstock.spark import tables
-from penstock.spark.audit import violations
+from penstock.spark.audit import audit
 from penstock.spark.ingest import events_table, ingest, reader_name
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.session import SparkMissing, find_java
@@ -116,8 +116,8 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     truth = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
     frame = events_table(lake).frame(spark)
     name, count = next(iter(truth.items()))
-    found = violations(spark, frame, truth | {name: count + 1})
-    assert [row["check"] for row in found.collect()] == ["nothing lost"]
+    verdict = audit(spark, frame, truth | {name: count + 1})
+    assert [finding.check for finding in verdict.findings] == ["nothing lost"]
 
     assert cli.main(["pipeline", "audit", "--json", "--lake", str(lake.path)]) == 0
     verdict = json.loads(capsys.readouterr().out.splitlines()[0])

@@ -20,7 +20,8 @@ import numpy as np
 
 import penstock
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from penstock.spark.audit import CHECKS, Verdict, audit
+from penstock.spark.audit import Verdict, audit
+from penstock.spark.checks import CHECKS
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
 from penstock.spark.tables import BUCKET_MS, TABLES

@@ -36,7 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Does it. Raises UsageError, and what the journal or the lake raises."""
-    from penstock.spark.audit import SCHEMA, audit
+    from penstock.spark.audit import audit
+    from penstock.spark.checks import SCHEMA
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake, our_errors
     from penstock.spark.stream import Stream
@@ -68,7 +69,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _tell_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -> None:
-    from penstock.spark.audit import CHECKS
+    from penstock.spark.checks import CHECKS
 
     if arguments.json:
         session.tell_json(
