@@ -18,6 +18,7 @@ from penstock.service import QueueSettings
 from penstock.spark.lake import Lake
 from penstock.spark.report import LINES_MAX, make_report, render, step_ms
 from tests.browser import Browser
+from tests.server.conftest import until
 from tests.spark.journals import write_store
 from tests.spark.shop import Worker, make_store
 from tools.tidy import ROOT
@@ -205,7 +206,8 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(page, browser):
     browser.prefer("dark")
     dark = browser.run(paper)
     assert dark != light
-    assert browser.texts("#theme") == ["Light"]
+    # The page is told of it after the style has changed.
+    until(lambda: browser.texts("#theme") == ["Light"])
     browser.run("document.getElementById('theme').click()")
     assert browser.run(paper) == light
     shown(browser, page)
