@@ -148,7 +148,7 @@ class Disk:
 
     def create(self, name: str, size_bytes: int, head: bytes) -> File:
         self.step()
-        if size_bytes > self.room_bytes - self.used_bytes():
+        if size_bytes > self.free_bytes():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if len(self.names_now) >= self.open_files_max:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -169,6 +169,9 @@ class Disk:
         if missing > 0:
             inode.cache += bytes(missing)
             inode.stable += bytes(size_bytes - len(inode.stable))
+
+    def free_bytes(self) -> int:
+        return self.room_bytes - self.used_bytes()
 
     def remove(self, name: str) -> None:
         self.step()

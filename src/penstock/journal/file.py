@@ -187,11 +187,14 @@ class FileJournal:
         segments = self.segments
         # What is held must be able to leave: room for a claim and a delete of each is kept back,
         # and beside it what a command asks for to be on the safe side. The background makes it
-        # ahead of time; whoever is faster than that waits here, lest the disk turn out to be full.
+        # ahead of time; a push waits for it only if there may not be enough on the disk.
         leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
         kept_back = max(segments.payload_bytes // 2, leaving)
         segments.ahead_bytes = kept_back
-        needed = size if reserved else size + kept_back
+        needed = size
+        missing = size + kept_back - segments.free_bytes
+        if not reserved and missing > 0 and not segments.can_grow(missing):
+            needed += kept_back
         if segments.free_bytes < needed:
             try:
                 segments.ensure_room(needed, reserved=True)

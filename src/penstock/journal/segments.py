@@ -73,6 +73,7 @@ class Segments:
         self._failure = "" if writable else "it was opened to be read only"
         self._reserve_bytes = 0
         self._ahead_bytes = 0
+        self._failed_to_grow = False
         # The tail as `append` sees it: its map, what to subtract from a stream offset to find the
         # place in it, and the offset up to which an append needs to look at nothing else.
         self._map: Map
@@ -245,6 +246,12 @@ class Segments:
         """The room that is there for appends, the reserve included, without making a file."""
         return self._files.allocated_end - self._tip[0]
 
+    def can_grow(self, size_bytes: int) -> bool:
+        """Whether files for this much more are sure to be had, as far as anyone can know."""
+        if self._failed_to_grow:
+            return False
+        return self._files.directory.free_bytes() >= 2 * (size_bytes + self._files.file_bytes)
+
     @property
     def ahead_bytes(self) -> int:
         """How much room to have made ahead, in the background; the appending thread may set it."""
@@ -373,7 +380,9 @@ class Segments:
             while self._files.allocated_end < needed_end and not self._failure:
                 try:
                     self._files.create_next()
+                    self._failed_to_grow = False
                 except OSError as error:
+                    self._failed_to_grow = True
                     name = name_of(self._files.last + 1)
                     why = f"{self.path}: cannot make {name}: {os.strerror(error.errno or 0)}"
                     kind = StoreFull if error.errno in _NO_ROOM else JournalError

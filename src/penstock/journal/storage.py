@@ -82,6 +82,9 @@ class Directory(Protocol):
     def archive(self, name: str, to: str) -> None:
         """Keep a file under the same name in the directory `to`, durably."""
 
+    def free_bytes(self) -> int:
+        """How much room the file system says there is for new files."""
+
     def sync(self) -> None:
         """Make the names durable."""
 
@@ -238,6 +241,10 @@ class OsDirectory:
             os.fsync(to_fd)
         finally:
             os.close(to_fd)
+
+    def free_bytes(self) -> int:
+        found = os.fstatvfs(self._fd)
+        return found.f_bavail * found.f_frsize
 
     def sync(self) -> None:
         os.fsync(self._fd)
