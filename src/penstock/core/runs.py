@@ -23,7 +23,16 @@ _NONE: Final = repeat(None)
 class Run(list[Pushed]):
     """The events of a run, in order, with their columns beside them."""
 
-    __slots__ = ("at_ms", "bodies", "dedup_ids", "numbers", "queue", "size_bytes", "sizes")
+    __slots__ = (
+        "_known",
+        "at_ms",
+        "bodies",
+        "dedup_ids",
+        "numbers",
+        "queue",
+        "size_bytes",
+        "sizes",
+    )
 
     def __init__(
         self,
@@ -42,12 +51,14 @@ class Run(list[Pushed]):
         self.dedup_ids = dedup_ids
         self.sizes = sizes
         self.size_bytes = size_bytes
+        # One object for each number, wherever it stands: a message keeps it for long.
+        self._known = list(self.numbers)
         super().__init__(
             map(
                 Pushed,
                 repeat(at_ms),
                 repeat(queue),
-                self.numbers,
+                self._known,
                 bodies,
                 _NONE,
                 _ZEROS,
@@ -62,7 +73,7 @@ class Run(list[Pushed]):
 
     def arrivals(self) -> Arrivals:
         """The messages, where they stand at first."""
-        numbers = self.numbers
+        numbers = self._known
         deliveries = list(
             map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
         )
