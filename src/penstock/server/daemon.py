@@ -40,6 +40,7 @@ from penstock.errors import (
 )
 from penstock.server.desk import Desk
 from penstock.server.ipc import listen_unix
+from penstock.server.process import look_seldom_for_cycles
 from penstock.server.tcp import (
     TcpAddress,
     check_exposure,
@@ -328,6 +329,7 @@ async def _serve(
         servers.append(await listen_unix(desk, own.socket))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
+        look_seldom_for_cycles()
         starter.tell_ready()
         reason = await _until_stopped(desk, stopping, arguments.idle)
     finally:

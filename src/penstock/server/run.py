@@ -1,7 +1,6 @@
 """A server from start to end: the store opened, queues made, the door open, and shut again."""
 
 import asyncio
-import gc
 import signal
 import ssl
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusab
 from penstock.server.http import Connection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
+from penstock.server.process import look_seldom_for_cycles
 from penstock.server.sqs import Endpoint
 from penstock.server.sqs_access import Access
 from penstock.server.sqs_store import Store, Windows
@@ -166,10 +166,7 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _tell, told)
     running = await start(settings)
-    # What is there now stays; and what comes is mostly freed by its own count, so that looking for
-    # cycles among tens of thousands of waits would cost more than all else they do.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    look_seldom_for_cycles()
     started(running)
     either: list[asyncio.Future[Any]] = [told, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
