@@ -50,6 +50,9 @@ _BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
 _COMMAND_ROOM_BYTES: Final = 256 * 1_024
 _SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 _AMPLE_BYTES: Final = 1024 * 1024
+# What the smallest messages need that are written before anyone looks again: once to come, twice
+# as much to leave.
+_UNTIL_THE_NEXT_LOOK_BYTES: Final = 3 * _AMPLE_BYTES
 _MARK_BYTES: Final = 1024 * 1024
 _LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
 
@@ -191,17 +194,17 @@ class FileJournal:
         leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
         kept_back = max(segments.payload_bytes // 2, leaving)
         segments.ahead_bytes = kept_back
-        needed = size
         missing = size + kept_back - segments.free_bytes
-        if not reserved and missing > 0 and not segments.can_grow(missing):
-            needed += kept_back
+        grows = missing > 0 and segments.can_grow(missing + _UNTIL_THE_NEXT_LOOK_BYTES)
+        insisted = 0 if grows else kept_back
+        needed = size if reserved else size + insisted
         if segments.free_bytes < needed:
             try:
                 segments.ensure_room(needed, reserved=True)
             except StoreFull:
                 self.grown()
                 raise
-        ample = min(segments.free_bytes - kept_back, _AMPLE_BYTES)
+        ample = min(segments.free_bytes - insisted, _AMPLE_BYTES)
         self._room_until = self._end_offset + max(0, ample)
         self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
 
