@@ -15,11 +15,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 from deltalake import DeltaTable
 
+import penstock
 from penstock import cli
+from penstock.backends.daemon import stop_daemon
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
@@ -362,6 +365,51 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
         lake.path / "messages", "SELECT store, count(*) FROM {table} GROUP BY 1 ORDER BY 2"
     )
     assert [count for _, count in found] == [10, 20_000]
+
+
+@pytest.mark.timeout(600)
+def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
+    spark, tmp_path, monkeypatch, capsys
+):
+    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 31)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes[:10]])
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+        write_store(store, pushes[10:])
+
+    monkeypatch.setattr("penstock.cli.lake.run.time", SimpleNamespace(sleep=sleep))
+    words = ["pipeline", "run", "--watch", "--every", "7s", "--lake", str(tmp_path / "lake")]
+    assert cli.main([*words, "--journal", str(store)]) == 130
+    assert slept == [7, 7]
+    assert capsys.readouterr().out.count("0 B behind") == 2
+    assert rows(tmp_path / "lake" / "messages", "SELECT count(*) FROM {table}") == [(30,)]
+
+
+@pytest.mark.timeout(600)
+def test_an_audit_counts_with_a_running_engine(spark, tmp_path, capsys):
+    store, running = tmp_path / "store", tmp_path / "running"
+    with penstock.connect(f"file:{store}?embedded=1") as queues:
+        for name in ("orders", "letters"):
+            queues.create(name)
+            queues.push_many(name, ["one", "two", "three"])
+        queues.delete(queues.pull_many("orders", 1)[0])
+    try:
+        with penstock.connect(f"file:{running}") as queues:
+            for name, bodies in {"orders": ["one"], "letters": ["a", "b", "c"]}.items():
+                queues.create(name)
+                queues.push_many(name, bodies)
+        audit = ["pipeline", "audit", "--journal", str(store), "--url", f"file:{running}"]
+        assert cli.main(audit) == 1
+    finally:
+        stop_daemon(running)
+    told = capsys.readouterr().out
+    assert "nothing lost: orders" in told
+    assert "the engine holds 1, the journal 2" in told
+    assert "nothing lost: letters" not in told
 
 
 def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
