@@ -358,7 +358,9 @@ def test_the_open_files_of_a_long_life_stay_few(quick_path):
         store.run_pass()
         counts.append(len(os.listdir("/proc/self/fd")))
     assert store.engine.journal.segments.first_offset > 0
-    assert max(counts[10:]) <= max(counts[:10]) + 4
+    # Each turn drops some five files of two descriptors each: kept open, they would be two hundred
+    # more. How many spares there are at an instant is up to a thread.
+    assert max(counts[10:]) <= max(counts[:10]) + 40
     store.engine.close()
 
 
