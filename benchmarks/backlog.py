@@ -21,9 +21,9 @@ from typing import Any
 import penstock
 from benchmarks.harness import Void, check_ledger, percentile, rss_bytes
 from benchmarks.stores import QUEUE
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.store import open_engine
-from penstock.backends.upkeep import Upkeep
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
+from penstock.backends.engine.upkeep import Upkeep
 
 CHUNK = 1_000
 BODY_BYTES = 256

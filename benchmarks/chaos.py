@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.backends.engine import Engine
-from penstock.backends.store import open_engine
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import RequestError
 from penstock.service import (

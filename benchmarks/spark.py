@@ -41,7 +41,7 @@ from benchmarks.harness import (
     run_benchmark,
     timed_in_threads,
 )
-from penstock.backends.daemon import stop_daemon
+from penstock.backends.remote.daemon import stop_daemon
 
 EVENTS = 10_000_000
 ROUNDS = 3

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 
 import penstock
 from benchmarks.harness import Void, written_bytes
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.daemon import running_pid, stop_daemon
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.remote.daemon import running_pid, stop_daemon
 from penstock.journal.file import FileJournal
 
 QUEUE = "bench"

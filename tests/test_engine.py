@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.asynchronous import AsyncEngine
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.engine import Engine
+from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.engine import Engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent

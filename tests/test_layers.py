@@ -17,7 +17,7 @@ MODULES = [
     "spark/source.py",
     "cluster/node.py",
     "tasks/worker.py",
-    "backends/engine.py",
+    "backends/engine/engine.py",
     "client.py",
     "wire/frames.py",
     "journal/segments.py",
@@ -43,7 +43,7 @@ def lint(tmp_path):
         (path.parent / "__init__.py").touch()
         path.touch()
 
-    (package / "__init__.py").write_text("import penstock.client, penstock.backends.engine")
+    (package / "__init__.py").write_text("import penstock.client, penstock.backends.engine.engine")
     (package / "clock.py").write_text("import time")
 
     def run(module="errors.py", text=""):
@@ -71,7 +71,7 @@ def test_a_package_that_imports_nothing_keeps_every_contract(lint):
         ("core/queue.py", "import penstock.journal.segments"),
         ("wire/frames.py", "import penstock.journal.segments"),
         ("client.py", "def connect():\n    import penstock.backends.engine"),
-        ("backends/engine.py", "import penstock.cluster.node"),
+        ("backends/engine/engine.py", "import penstock.cluster.node"),
         ("tasks/worker.py", "import penstock.cluster.node"),
         ("server/http.py", "import penstock.cli"),
         ("journal/segments.py", "import penstock.persisted"),
@@ -93,11 +93,11 @@ def test_an_import_against_the_layers_is_found(lint, module, text):
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("__init__.py", "import penstock.client, penstock.backends.engine"),
-        ("aio.py", "import penstock.client, penstock.backends.engine"),
+        ("__init__.py", "import penstock.client, penstock.backends.engine.engine"),
+        ("aio.py", "import penstock.client, penstock.backends.engine.engine"),
         ("testing/conformance.py", "import penstock"),
         ("persisted.py", "import penstock.journal.segments"),
-        ("backends/engine.py", "import time, penstock.core.queue, penstock.journal"),
+        ("backends/engine/engine.py", "import time, penstock.core.queue, penstock.journal"),
         ("spark/source.py", "import penstock.client"),
         ("core/queue.py", "import penstock.service, penstock.errors"),
     ],

@@ -14,8 +14,8 @@ import pytest
 import penstock
 from penstock.aio import AsyncQueues
 from penstock.backends.portal import Portal
-from penstock.backends.remote import Remote, TcpEndpoint, is_repeatable, settle_repeated
-from penstock.backends.remote_async import AsyncRemote
+from penstock.backends.remote.blocking import Remote, TcpEndpoint, is_repeatable, settle_repeated
+from penstock.backends.remote.asynchronous import AsyncRemote
 from penstock.client import Queues
 from penstock.errors import (
     BackendLost,
@@ -182,7 +182,7 @@ def test_the_server_tells_of_itself(remote):
 
 
 def test_connecting_loads_neither_asyncio_nor_tls():
-    code = "import sys, penstock.backends.dial; print(*sys.modules)"
+    code = "import sys, penstock.backends.remote.open; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"asyncio", "ssl"} & set(done.stdout.split())
 

@@ -11,8 +11,8 @@ import pytest
 import penstock
 import penstock.aio
 from penstock.backends import read_url
-from penstock.backends.sqs_client import read_endpoint
-from penstock.backends.sqs_lacks import LACKS, WEAKER_AT_AMAZON
+from penstock.backends.sqs.client import read_endpoint
+from penstock.backends.sqs.lacks import LACKS, WEAKER_AT_AMAZON
 from penstock.errors import (
     EngineClosed,
     InvalidField,

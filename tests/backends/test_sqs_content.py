@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.sqs_content import BODY, MORE, decode, encode, size_of
+from penstock.backends.sqs.content import BODY, MORE, decode, encode, size_of
 from penstock.errors import MessageTooLarge
 from penstock.service import Attributes, Push
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import botocore
 import pytest
 
-from penstock.backends.sqs_errors import error_of
+from penstock.backends.sqs.errors import error_of
 from penstock.errors import (
     AttemptLapsed,
     BackendLost,

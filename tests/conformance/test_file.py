@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock.aio import AsyncQueues
-from penstock.backends.asynchronous import AsyncEngine
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.store import open_engine
+from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.service import Pull

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent
 from penstock.core.shard import ShardState

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core import runs
 from penstock.core.runs import Run

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.daemon import connect_socket, running_pid, stop_daemon
-from penstock.backends.engine import Engine
+from penstock.backends.remote.daemon import connect_socket, running_pid, stop_daemon
+from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
 from penstock.server.desk import Desk, Limits

@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 import penstock.aio
-from penstock.backends.daemon import (
+from penstock.backends.remote.daemon import (
     connect_socket,
     daemon_directory,
     daemon_status,
@@ -24,7 +24,7 @@ from penstock.backends.daemon import (
     socket_path,
     stop_daemon,
 )
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.cli import daemon as command
 from penstock.cli.parser import Parser
 from penstock.cli.session import Session
@@ -178,7 +178,7 @@ def test_a_daemon_in_a_container_is_stopped_by_the_number_it_has_here(store):
 
 def test_a_daemon_outside_of_a_container_is_not_taken_for_a_process_in_it(store):
     with connect(store):
-        code = f"from penstock.backends.daemon import stop_daemon; stop_daemon({str(store)!r})"
+        code = f"from penstock.backends.remote.daemon import stop_daemon; stop_daemon({str(store)!r})"
         with in_a_container("-c", code, stderr=subprocess.PIPE, text=True) as process:
             _, said = process.communicate(timeout=PATIENCE_S)
         assert said.strip().endswith("its daemon runs in another container; stop it from there")
@@ -277,7 +277,7 @@ def test_a_store_with_a_daemon_cannot_be_embedded(store):
 
 
 AS_NOBODY = """
-import os, sys, penstock, penstock.backends.dial
+import os, sys, penstock, penstock.backends.remote.open
 os.setgid(65534)
 os.setuid(65534)
 try:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.engine import Engine
-from penstock.backends.remote import Remote
-from penstock.backends.store import open_engine
+from penstock.backends.engine.engine import Engine
+from penstock.backends.remote.blocking import Remote
+from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.errors import (

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.backends.engine import Engine
-from penstock.backends.waiting import Waiter
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.waiting import Waiter
 from penstock.clock import ManualClock
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import (

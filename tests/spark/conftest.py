@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 import penstock
-from penstock.backends.daemon import stop_daemon
+from penstock.backends.remote.daemon import stop_daemon
 from tests.conftest import IN_CI
 
 if IN_CI and find_spec("pyspark") is None:

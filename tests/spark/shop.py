@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import RequestError
 from penstock.service import CreateQueue, Delete, Pull, Push, Release

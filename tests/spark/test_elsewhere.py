@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 
 import penstock
-from penstock.backends.daemon import stop_daemon
+from penstock.backends.remote.daemon import stop_daemon
 from penstock.clock import ManualClock
 from penstock.spark.session import prepare_environment
 from tests.conftest import QUICK_JVMS

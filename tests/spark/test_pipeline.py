@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 import penstock
 from penstock import cli
-from penstock.backends.daemon import stop_daemon
+from penstock.backends.remote.daemon import stop_daemon
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds

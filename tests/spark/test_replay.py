@@ -16,7 +16,7 @@ from pathlib import Path
 
 import penstock
 from penstock import cli
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.events import Claimed, Deleted, QueueCreated
 from penstock.errors import InvalidField, UnavailableError

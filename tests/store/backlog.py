@@ -29,7 +29,7 @@ def resident_bytes():
 
 
 def fill(path, count, body_bytes):
-    from penstock.backends.store import open_engine
+    from penstock.backends.engine.store import open_engine
     from penstock.service import Batch, CreateQueue, Push
 
     engine = open_engine(path, durability="os")
@@ -42,7 +42,7 @@ def fill(path, count, body_bytes):
 
 
 def measure(path, count):
-    from penstock.backends.store import open_engine
+    from penstock.backends.engine.store import open_engine
     from penstock.service import Pull, Stats
 
     gc.collect()

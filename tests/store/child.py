@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 
-from penstock.backends import upkeep
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.store import open_engine
+from penstock.backends.engine import upkeep
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.errors import QueueExists
 from penstock.journal import file

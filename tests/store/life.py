@@ -11,8 +11,8 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from penstock.backends import upkeep as upkeep_module
-from penstock.backends.store import open_engine
+from penstock.backends.engine import upkeep as upkeep_module
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.shard import replay
 from penstock.errors import RequestError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.aio import AsyncQueues
-from penstock.backends.asynchronous import AsyncEngine
-from penstock.backends.store import open_engine
+from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, PenstockError
 from tests.journal.disk import Disk
 from tests.store.life import small_slices

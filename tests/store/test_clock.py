@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.journal.codec import decode
 from penstock.service import TTL_MS_MAX, ConfigureQueue, CreateQueue, Peek, Pull, Push, Stats
 

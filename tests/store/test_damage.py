@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.events import Carried, Deleted, Pushed
 from penstock.errors import StoreUnusable

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.store import open_engine
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.errors import JournalError, PenstockError, StoreFull

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import penstock
-from penstock.backends.blocking import BlockingEngine
-from penstock.backends.store import open_engine
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
 from penstock.errors import PenstockError
 from penstock.persisted import PersistedQueue
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, StoreUnusable
 from penstock.journal.commit import GroupCommit
 from penstock.service import CreateQueue, Push

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from tests.store.life import exact_replay, portrait, same
 
 CHILD = Path(__file__).parent / "child.py"

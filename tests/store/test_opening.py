@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 
 import penstock
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.service import Batch, CreateQueue, Pull, Push
 from tests.store.test_upkeep import Store
@@ -127,7 +127,7 @@ def test_a_store_in_use_is_refused_and_says_by_whom(closed):
 
 UNWRITABLE = """
 import os, sys
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.errors import StoreUnusable
 if os.getuid() == 0:
     os.setgid(65534)

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from penstock.backends.store import open_engine
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Release
 from tests.journal.disk import Disk, PowerCut

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.backends import upkeep as upkeep_module
-from penstock.backends.store import FORMAT as STORE_FORMAT
-from penstock.backends.store import open_engine
+from penstock.backends.engine import upkeep as upkeep_module
+from penstock.backends.engine.store import FORMAT as STORE_FORMAT
+from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.shard import ShardSnapshot
 from penstock.errors import JournalError, StoreFull

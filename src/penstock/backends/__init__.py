@@ -12,7 +12,7 @@ from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService
 
 if TYPE_CHECKING:
-    from penstock.backends.engine import Engine
+    from penstock.backends.engine.engine import Engine
 
 SCHEMES: Final = {
     "memory": "memory:",
@@ -56,7 +56,7 @@ def read_url(url: object) -> Address:
 
 
 def _memory_engine(address: Address, clock: Clock | None) -> "Engine":
-    from penstock.backends.engine import Engine
+    from penstock.backends.engine.engine import Engine
     from penstock.journal import MemoryJournal
 
     check_options(address, {"history"})
@@ -75,7 +75,7 @@ def check_options(address: Address, known: set[str]) -> None:
 
 
 def _file_engine(address: Address, clock: Clock | None) -> "Engine":
-    from penstock.backends.store import open_engine as open_store
+    from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
     check_options(address, {"embedded", "durability", "interval_ms", "archive"})
@@ -125,14 +125,14 @@ def open_service(url: str, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL. Raises InvalidField, or what the backend raises."""
     address = read_url(url)
     if address.scheme == "sqs":
-        from penstock.backends.sqs import open_sqs
+        from penstock.backends.sqs.service import open_sqs
 
         return open_sqs(address, clock)
     if _is_elsewhere(address):
-        from penstock.backends.dial import open_remote
+        from penstock.backends.remote.open import open_remote
 
         return open_remote(address, clock)
-    from penstock.backends.blocking import BlockingEngine
+    from penstock.backends.engine.blocking import BlockingEngine
 
     return BlockingEngine(open_engine(url, clock))
 
@@ -141,13 +141,13 @@ async def open_async_service(url: str, clock: Clock | None = None) -> AsyncQueue
     """The asyncio service at a URL. Raises InvalidField, or what the backend raises."""
     address = read_url(url)
     if address.scheme == "sqs":
-        from penstock.backends.sqs import open_async_sqs
+        from penstock.backends.sqs.service import open_async_sqs
 
         return await open_async_sqs(address, clock)
     if _is_elsewhere(address):
-        from penstock.backends.dial import open_async_remote
+        from penstock.backends.remote.open import open_async_remote
 
         return await open_async_remote(address, clock)
-    from penstock.backends.asynchronous import AsyncEngine
+    from penstock.backends.engine.loop import AsyncEngine
 
     return AsyncEngine(open_engine(url, clock))

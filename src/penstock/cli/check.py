@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.backends.store import Recovery
+from penstock.backends.engine.store import Recovery
 from penstock.cli.inspect import DAMAGED, open_reader
 from penstock.cli.session import Session
 from penstock.cli.values import show_size

@@ -5,7 +5,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import Any
 
 from penstock.backends import file_path, read_url
-from penstock.backends.daemon import daemon_status, stop_daemon
+from penstock.backends.remote.daemon import daemon_status, stop_daemon
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age

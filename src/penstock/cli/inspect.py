@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.backends.store import check_format
+from penstock.backends.engine.store import check_format
 from penstock.cli.session import Session
 from penstock.cli.show import as_text
 from penstock.cli.values import read_count

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.daemon import (
+from penstock.backends.remote.daemon import (
     IDLE_S,
     READY,
     daemon_directory,
@@ -30,7 +30,7 @@ from penstock.backends.daemon import (
     running_pid,
     socket_path,
 )
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.errors import (
     JournalError,
     PenstockError,
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def open_store(arguments: argparse.Namespace) -> Engine:
     """The engine of a data directory. Raises InvalidField or StoreUnusable."""
-    from penstock.backends.store import open_engine
+    from penstock.backends.engine.store import open_engine
     from penstock.journal.file import check_durability
 
     return open_engine(

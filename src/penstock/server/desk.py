@@ -20,8 +20,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.backends.engine import Engine
-from penstock.backends.waiting import Waiter
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.waiting import Waiter
 from penstock.core.due import NEVER_MS
 from penstock.errors import (
     JournalError,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.service import ListQueues, Stats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.backends import open_engine
-from penstock.backends.asynchronous import AsyncEngine
-from penstock.backends.engine import Engine
+from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.engine import Engine
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable

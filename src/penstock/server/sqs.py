@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from penstock.backends.waiting import Waiter
+from penstock.backends.engine.waiting import Waiter
 from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
 from penstock.server.http import Connection, Request
 from penstock.server.sqs_access import Access

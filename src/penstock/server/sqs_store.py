@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.core.queue import QueueState
 from penstock.errors import (
     InFlightLimit,

@@ -7,8 +7,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from penstock.backends.engine import Engine
-from penstock.backends.waiting import Waiter
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.waiting import Waiter
 from penstock.core.due import NEVER_MS
 from penstock.errors import JournalError
 from penstock.server.http import Connection, response

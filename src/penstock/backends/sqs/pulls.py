@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any, Final
 
-from penstock.backends.sqs_client import MESSAGES_MAX, POLL_S_MAX
-from penstock.backends.sqs_content import check_plain_id, decode, new_dedup_id
-from penstock.backends.sqs_lacks import LACKS
-from penstock.backends.sqs_queues import Known, QueueBook
-from penstock.backends.sqs_settings import whole_seconds
+from penstock.backends.sqs.client import MESSAGES_MAX, POLL_S_MAX
+from penstock.backends.sqs.content import check_plain_id, decode, new_dedup_id
+from penstock.backends.sqs.lacks import LACKS
+from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
 from penstock.errors import QueueDeleted, QueueNotFound, UnsupportedOperation
 from penstock.service import (

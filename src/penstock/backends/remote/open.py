@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from penstock.backends import Address, check_options, file_path
-from penstock.backends.daemon import IDLE_S, DaemonEndpoint
-from penstock.backends.remote import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
+from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
+from penstock.backends.remote.blocking import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService, check_number
@@ -27,7 +27,7 @@ def open_remote(address: Address, clock: Clock | None) -> QueueService:
     if endpoint.tls is None:
         return Remote(endpoint, timeout_s=timeout_s)
     from penstock.backends.portal import Portal
-    from penstock.backends.remote_async import AsyncRemote
+    from penstock.backends.remote.asynchronous import AsyncRemote
 
     # Two threads may not use one TLS connection at once, as reading for one another needs.
     return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
@@ -35,7 +35,7 @@ def open_remote(address: Address, clock: Clock | None) -> QueueService:
 
 async def open_async_remote(address: Address, clock: Clock | None) -> AsyncQueueService:
     """A connection for asyncio. Raises InvalidField, BackendLost, or why a daemon cannot start."""
-    from penstock.backends.remote_async import AsyncRemote
+    from penstock.backends.remote.asynchronous import AsyncRemote
 
     return await AsyncRemote.open(read_endpoint(address, clock), timeout_s=_timeout_s(address))
 

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends import Address
 from penstock.backends.portal import Portal
-from penstock.backends.sqs_client import SqsClient, read_endpoint
-from penstock.backends.sqs_lacks import LACKS
-from penstock.backends.sqs_messages import Messages
-from penstock.backends.sqs_moves import Moves
-from penstock.backends.sqs_pulls import Pulls
-from penstock.backends.sqs_queues import Known, QueueBook
-from penstock.backends.sqs_settings import FIFO, attributes_of, check_settings, read_name
+from penstock.backends.sqs.client import SqsClient, read_endpoint
+from penstock.backends.sqs.lacks import LACKS
+from penstock.backends.sqs.messages import Messages
+from penstock.backends.sqs.moves import Moves
+from penstock.backends.sqs.pulls import Pulls
+from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.settings import FIFO, attributes_of, check_settings, read_name
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
     InvalidField,

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.core.delivery import Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried
 from penstock.core.queue import QueueState

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from penstock.backends.sqs_client import MESSAGES_MAX
-from penstock.backends.sqs_queues import Known, QueueBook
+from penstock.backends.sqs.client import MESSAGES_MAX
+from penstock.backends.sqs.queues import Known, QueueBook
 from penstock.errors import InvalidField, QueueNotFound, RequestError, UnsupportedOperation
 
 HELD_S: Final = 120

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from penstock.backends.sqs_client import MESSAGES_MAX
-from penstock.backends.sqs_content import (
+from penstock.backends.sqs.client import MESSAGES_MAX
+from penstock.backends.sqs.content import (
     MESSAGE_BYTES_MAX,
     check_push,
     encode,
     new_dedup_id,
     size_of,
 )
-from penstock.backends.sqs_errors import error_of
-from penstock.backends.sqs_lacks import LACKS
-from penstock.backends.sqs_queues import Known, QueueBook
-from penstock.backends.sqs_settings import whole_seconds
+from penstock.backends.sqs.errors import error_of
+from penstock.backends.sqs.lacks import LACKS
+from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
 from penstock.errors import (
     InvalidField,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
-from penstock.backends.waiting import Waiter, WaitingLine
+from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
 from penstock.core.delivery import IN_FLIGHT, Delivery, receives

@@ -16,8 +16,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from penstock.backends.engine import Engine
-from penstock.backends.upkeep import Upkeep
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
 from penstock.core.events import AnyEvent, QueueCreated
 from penstock.core.receipts import KEY_BYTES

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.backends import Address, check_options
-from penstock.backends.sqs_errors import error_of
+from penstock.backends.sqs.errors import error_of
 from penstock.errors import (
     BackendLost,
     EngineClosed,

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
-from penstock.backends.engine import Engine
-from penstock.backends.waiting import Waiter
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.waiting import Waiter
 from penstock.forked import start_over_when_forked
 from penstock.service import Command, Pull
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
-from penstock.backends.engine import Engine
+from penstock.backends.engine.engine import Engine
 from penstock.core.due import NEVER_MS
 from penstock.errors import JournalError
 from penstock.service import Command, Pull

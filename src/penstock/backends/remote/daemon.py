@@ -352,7 +352,7 @@ def daemon_status(store: str | os.PathLike[str], timeout_s: float = 5.0) -> dict
 
     Raises BackendLost if one lives and does not answer.
     """
-    from penstock.backends.remote import Remote
+    from penstock.backends.remote.blocking import Remote
 
     if running_pid(store) is None:
         return None

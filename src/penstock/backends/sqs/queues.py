@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.backends.sqs_client import SqsClient
-from penstock.backends.sqs_errors import no_queue
-from penstock.backends.sqs_settings import FIFO, info_of, name_of, read_name
+from penstock.backends.sqs.client import SqsClient
+from penstock.backends.sqs.errors import no_queue
+from penstock.backends.sqs.settings import FIFO, info_of, name_of, read_name
 from penstock.errors import QueueNotFound
 from penstock.service import QueueInfo
 from penstock.wire.sqs_address import read_arn

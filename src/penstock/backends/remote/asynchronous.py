@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, ClassVar, Final, TypeVar, cast
 
-from penstock.backends.remote import (
+from penstock.backends.remote.blocking import (
     PATIENCE_S,
     REDIAL_S,
     SOFTWARE,

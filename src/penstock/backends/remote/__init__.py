@@ -1,0 +1,1 @@
+"""Queues of another process, reached over our own wire."""

@@ -1,0 +1,1 @@
+"""Queues that Amazon SQS holds, or any endpoint that speaks its API."""
