@@ -85,7 +85,7 @@ GOOD = [
     (tidy.banned_identifiers, SRC, "import logging\nlogging.getLogger().handlers"),
     (tidy.banned_identifiers, SRC, "from contextlib import AbstractContextManager"),
     (tidy.banned_identifiers, SRC, "message.ack()"),
-    (tidy.banned_identifiers, "src/penstock/wire/sqs_json.py", "receipt_handle = 1"),
+    (tidy.banned_identifiers, "src/penstock/wire/sqs/json.py", "receipt_handle = 1"),
     (tidy.banned_identifiers, "src/penstock/backends/sqs/service.py", "class ReceiptHandle: ..."),
     (tidy.banned_identifiers, "src/penstock/wire/carrot.py", "ACK = 1; NACK = 2"),
     (tidy.banned_identifiers, "src/penstock/cluster/log.py", "class ReplicatedLog: ..."),

@@ -42,8 +42,8 @@ from penstock.service import (
     Release,
     Stats,
 )
-from penstock.wire.bulk import BulkPush
-from penstock.wire.frames import Frame, FrameDecoder, Welcome, client_limits, encode_welcome, pack
+from penstock.wire.frames.bulk import BulkPush
+from penstock.wire.frames.frames import Frame, FrameDecoder, Welcome, client_limits, encode_welcome, pack
 from tests.interrupts import ends_in_time, points
 from tests.ports import deaf_port
 from tests.server.conftest import PATIENCE_S, UnixEndpoint, until

@@ -29,7 +29,7 @@ from penstock.cli import daemon as command
 from penstock.cli.parser import Parser
 from penstock.cli.session import Session
 from penstock.errors import BackendLost, InvalidField, StoreUnusable, UnavailableError
-from penstock.wire.frames import PRELUDE
+from penstock.wire.frames.frames import PRELUDE
 from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
 
 

@@ -26,9 +26,9 @@ from penstock.errors import (
 from penstock.journal import MemoryJournal
 from penstock.server.desk import Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, PushRun, Stats
-from penstock.wire.bodies import DECODE_REPLY, encode_command
-from penstock.wire.bulk import BulkPush, encode_bulk
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.bulk import BulkPush, encode_bulk
+from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
     FRAME_BYTES_MAX,

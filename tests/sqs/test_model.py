@@ -8,10 +8,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from penstock.service import ConfigureQueue
-from penstock.wire import sqs_model
-from penstock.wire.sqs_attributes import KNOWN
-from penstock.wire.sqs_errors import MODELLED
-from penstock.wire.sqs_model import ACTIONS, wire_name
+from penstock.wire.sqs import model as sqs_model
+from penstock.wire.sqs.attributes import KNOWN
+from penstock.wire.sqs.errors import MODELLED
+from penstock.wire.sqs.model import ACTIONS, wire_name
 from tests.sqs.asking import arn, entries, make, make_pair, receive, send
 from tests.sqs.conftest import Local
 from tests.sqs.conftest import sqs_model as load_model

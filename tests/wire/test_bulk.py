@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from penstock.core.runs import pushes_of
 from penstock.errors import InvalidField, PenstockError, ProtocolError, QueueFull
 from penstock.service import BATCH_ITEMS_MAX, Batch, Push, PushReply, PushRun, RunReply
-from penstock.wire.bulk import (
+from penstock.wire.frames.bulk import (
     BulkPush,
     decode_bulk,
     decode_bulk_reply,
     encode_bulk,
     encode_bulk_reply,
 )
-from penstock.wire.frames import HEADER_BYTES
+from penstock.wire.frames.frames import HEADER_BYTES
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 ATTRIBUTES = st.dictionaries(TEXTS, TEXTS | st.binary(max_size=5), max_size=3)

@@ -47,7 +47,7 @@ from penstock.service import (
     Release,
     Stats,
 )
-from penstock.wire.bodies import (
+from penstock.wire.frames.bodies import (
     DECODE_REPLY,
     BadItem,
     decode_command,
@@ -55,14 +55,14 @@ from penstock.wire.bodies import (
     encode_command,
     encode_reply,
 )
-from penstock.wire.bulk import (
+from penstock.wire.frames.bulk import (
     BulkPush,
     decode_bulk,
     decode_bulk_reply,
     encode_bulk,
     encode_bulk_reply,
 )
-from penstock.wire.frames import (
+from penstock.wire.frames.frames import (
     BULK_PUSH,
     CANCEL,
     ERROR,

@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from penstock.errors import PenstockError, ProtocolError
-from penstock.wire.bodies import DECODE, DECODE_REPLY, decode_command
-from penstock.wire.bulk import decode_bulk, decode_bulk_reply
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import DECODE, DECODE_REPLY, decode_command
+from penstock.wire.frames.bulk import decode_bulk, decode_bulk_reply
+from penstock.wire.frames.frames import (
     BULK_PUSH,
     ERROR,
     PRELUDE,

@@ -7,7 +7,7 @@ from botocore.auth import SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from penstock.wire.sigv4 import BadSignature, Signed, Verifier, is_signed
+from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 BODY = b'{"QueueName": "orders"}'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.wire.sqs_address import Address, Directory, Owner, read_arn, read_url
+from penstock.wire.sqs.address import Address, Directory, Owner, read_arn, read_url
 
 HOME = Owner("000000000000", "us-east-1")
 AWAY = Owner("111122223333", "eu-west-1")

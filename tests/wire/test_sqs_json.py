@@ -2,14 +2,14 @@
 
 import pytest
 
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_errors import (
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.errors import (
     INVALID_PARAMETER_VALUE,
     QUEUE_DOES_NOT_EXIST,
     SERVICE_UNAVAILABLE,
     Refusal,
 )
-from penstock.wire.sqs_json import decode, encode, encode_refusal
+from penstock.wire.sqs.json import decode, encode, encode_refusal
 
 REQUESTS = [
     (

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_errors import QUEUE_DOES_NOT_EXIST, Refusal
-from penstock.wire.sqs_model import ACTIONS
-from penstock.wire.sqs_query import (
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.errors import QUEUE_DOES_NOT_EXIST, Refusal
+from penstock.wire.sqs.model import ACTIONS
+from penstock.wire.sqs.query import (
     decode,
     encode,
     encode_as_json,

@@ -7,7 +7,7 @@ from typing import cast
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
 from penstock.server.desk import Desk, Poll
-from penstock.wire.frames import (
+from penstock.wire.frames.frames import (
     HELLO,
     SMALL_BYTES,
     STRANGER_LIMITS,

@@ -49,7 +49,7 @@ from penstock.server.tcp import (
     read_token,
     server_tls,
 )
-from penstock.wire.frames import error_words
+from penstock.wire.frames.frames import error_words
 
 # How long the daemon before this one may take to finish.
 _BEFORE_S_MAX: Final = 60.0

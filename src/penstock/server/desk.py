@@ -30,9 +30,9 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import Claim, ListQueues, Peek, Pull, PullWithin, Release
-from penstock.wire.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
-from penstock.wire.bulk import decode_bulk, encode_bulk_reply
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
+from penstock.wire.frames.bulk import decode_bulk, encode_bulk_reply
+from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,

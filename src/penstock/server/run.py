@@ -21,8 +21,8 @@ from penstock.server.sqs_access import Access
 from penstock.server.sqs_store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
-from penstock.wire.sqs_address import Directory, Owner
-from penstock.wire.sqs_attributes import IN_FLIGHT_MAX
+from penstock.wire.sqs.address import Directory, Owner
+from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
 BACKLOG: Final = 4_096

@@ -25,10 +25,10 @@ from penstock.server.sqs_speech import Speech, speech_of
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.server.sqs_waits import Answers, Waits
 from penstock.service import ListQueues
-from penstock.wire import sqs_errors as faults
-from penstock.wire.sqs_errors import Refusal, absent
-from penstock.wire.sqs_message import header_trace
-from penstock.wire.sqs_model import ACTIONS, Action, Shape, wire_name
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs.errors import Refusal, absent
+from penstock.wire.sqs.message import header_trace
+from penstock.wire.sqs.model import ACTIONS, Action, Shape, wire_name
 
 Operation = Callable[[Any, Caller], Shape | Poll | None]
 

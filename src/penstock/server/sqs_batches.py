@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.server.sqs_store import no_such_queue, refusal_of
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_errors import Refusal, missing
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.errors import Refusal, missing
 
 ENTRIES_MAX: Final = 10
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)

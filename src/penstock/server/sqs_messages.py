@@ -20,12 +20,12 @@ from penstock.service import (
     Push,
     PushReply,
 )
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_attributes import KNOWN as KNOWN_QUEUE_ATTRIBUTES
-from penstock.wire.sqs_attributes import SCOPE, scope_asked
-from penstock.wire.sqs_errors import Refusal, invalid_value, missing
-from penstock.wire.sqs_message import (
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.attributes import KNOWN as KNOWN_QUEUE_ATTRIBUTES
+from penstock.wire.sqs.attributes import SCOPE, scope_asked
+from penstock.wire.sqs.errors import Refusal, invalid_value, missing
+from penstock.wire.sqs.message import (
     SENDER,
     TRACE,
     attributes_digest,

@@ -18,10 +18,10 @@ from penstock.core.queue import QueueState
 from penstock.errors import InvalidField, PenstockError
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.service import Redrive
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_address import read_arn
-from penstock.wire.sqs_errors import Refusal
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.address import read_arn
+from penstock.wire.sqs.errors import Refusal
 
 RATE_MAX: Final = 500
 RESULTS_MAX: Final = 10

@@ -17,17 +17,17 @@ from penstock.service import (
     QueueSettings,
     Stats,
 )
-from penstock.wire import sqs_attributes as attributes
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_address import (
+from penstock.wire.sqs import attributes as attributes
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.address import (
     Address,
     is_account,
     is_fifo_name,
     is_standard_name,
     partition,
 )
-from penstock.wire.sqs_errors import Refusal, absent, invalid_value, missing
+from penstock.wire.sqs.errors import Refusal, absent, invalid_value, missing
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARS_MAX: Final = 128

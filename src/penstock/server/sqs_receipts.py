@@ -9,9 +9,9 @@ from penstock.errors import MessageGone, PenstockError, StaleReceipt
 from penstock.server.sqs_batches import check_entries, failure
 from penstock.server.sqs_store import Caller, Store, refusal_of
 from penstock.service import Batch, BatchItem, Claim, Delete, Extend, Release
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_model as model
-from penstock.wire.sqs_errors import Refusal, invalid_value, missing
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import model as model
+from penstock.wire.sqs.errors import Refusal, invalid_value, missing
 
 VISIBILITY_S_MAX: Final = 43_200
 RECEIVES_NOTED_MAX: Final = 100_000

@@ -7,11 +7,12 @@ GET that says it would rather have that.
 from typing import Final, Protocol
 
 from penstock.server.http import Request, first_lines, response
-from penstock.wire import sqs_errors as faults
-from penstock.wire import sqs_json, sqs_query
-from penstock.wire.sqs_address import read_path
-from penstock.wire.sqs_errors import Refusal
-from penstock.wire.sqs_model import Action, Shape
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs import json as sqs_json
+from penstock.wire.sqs import query as sqs_query
+from penstock.wire.sqs.address import read_path
+from penstock.wire.sqs.errors import Refusal
+from penstock.wire.sqs.model import Action, Shape
 
 _JSON_TYPE: Final = f"Content-Type: {sqs_json.CONTENT_TYPE}\r\n".encode()
 

@@ -15,8 +15,8 @@ from penstock.errors import (
     UnsupportedOperation,
 )
 from penstock.service import Command, ConfigureQueue
-from penstock.wire import sqs_errors as faults
-from penstock.wire.sqs_address import (
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs.address import (
     Address,
     Directory,
     Owner,
@@ -24,8 +24,8 @@ from penstock.wire.sqs_address import (
     is_standard_name,
     read_url,
 )
-from penstock.wire.sqs_attributes import WITHHELD, target_of
-from penstock.wire.sqs_errors import Refusal
+from penstock.wire.sqs.attributes import WITHHELD, target_of
+from penstock.wire.sqs.errors import Refusal
 
 R = TypeVar("R")
 _KNOWN_URLS_MAX: Final = 10_000

@@ -45,7 +45,7 @@ from penstock.errors import InvalidField, PenstockError
 from penstock.service import PushReply, QueueService, check_name
 from penstock.spark.options import listed, read_options, required, shared_url, spelt
 from penstock.spark.rowids import Array, RowIds
-from penstock.wire.bulk import BulkPush, to_batch
+from penstock.wire.frames.bulk import BulkPush, to_batch
 
 # A frame is one append, and while the engine works on it nobody else is served.
 FRAME_ROWS_MAX: Final = 2_000

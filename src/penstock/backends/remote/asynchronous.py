@@ -28,9 +28,9 @@ from penstock.backends.remote.blocking import (
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
 from penstock.service import Command, Pull, PushReply, Release
-from penstock.wire.bodies import DECODE_REPLY, encode_command
-from penstock.wire.bulk import BulkPush, decode_bulk_reply, encode_bulk
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.bulk import BulkPush, decode_bulk_reply, encode_bulk
+from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
     GOODBYE,

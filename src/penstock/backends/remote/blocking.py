@@ -48,9 +48,9 @@ from penstock.service import (
     Release,
     Stats,
 )
-from penstock.wire.bodies import DECODE_REPLY, encode_command
-from penstock.wire.bulk import BulkPush, decode_bulk_reply, encode_bulk
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.bulk import BulkPush, decode_bulk_reply, encode_bulk
+from penstock.wire.frames.frames import (
     ERROR,
     GOODBYE,
     REQUEST_MAX,

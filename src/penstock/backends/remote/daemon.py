@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.errors import BackendLost, StoreUnusable, UnavailableError
-from penstock.wire.frames import error_from
+from penstock.wire.frames.frames import error_from
 
 if TYPE_CHECKING:
     import ssl

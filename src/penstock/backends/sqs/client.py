@@ -20,7 +20,7 @@ from penstock.errors import (
     PenstockError,
     RequestError,
 )
-from penstock.wire.sqs_address import is_account, is_region
+from penstock.wire.sqs.address import is_account, is_region
 
 try:
     from aiobotocore.config import AioConfig

@@ -30,8 +30,8 @@ from penstock.service import (
     check_number,
     check_pairs,
 )
-from penstock.wire.sqs_errors import Refusal
-from penstock.wire.sqs_message import ATTRIBUTES_MAX, body_bytes, check_identifier
+from penstock.wire.sqs.errors import Refusal
+from penstock.wire.sqs.message import ATTRIBUTES_MAX, body_bytes, check_identifier
 
 BODY: Final = "Penstock.Body"
 MORE: Final = "Penstock.More"

@@ -43,7 +43,7 @@ from penstock.service import (
     Release,
     check_number,
 )
-from penstock.wire.sqs_attributes import NUMBERS
+from penstock.wire.sqs.attributes import NUMBERS
 
 DELAY_S_MAX: Final = NUMBERS["DelaySeconds"].high
 VISIBILITY_S_MAX: Final = VISIBILITY_MS_MAX // 1_000

@@ -15,7 +15,7 @@ from penstock.backends.sqs.errors import no_queue
 from penstock.backends.sqs.settings import FIFO, info_of, name_of, read_name
 from penstock.errors import QueueNotFound
 from penstock.service import QueueInfo
-from penstock.wire.sqs_address import read_arn
+from penstock.wire.sqs.address import read_arn
 
 BELIEVED_S: Final = 60.0
 PAGE_MAX: Final = 1_000

@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.errors import InvalidField, UnsupportedOperation
 from penstock.service import QueueInfo, QueueSettings, check_name, check_number
-from penstock.wire.sqs_address import is_account, is_fifo_name, is_standard_name, read_arn
-from penstock.wire.sqs_attributes import IN_FLIGHT_MAX, NUMBERS, RECEIVES_MAX
+from penstock.wire.sqs.address import is_account, is_fifo_name, is_standard_name, read_arn
+from penstock.wire.sqs.attributes import IN_FLIGHT_MAX, NUMBERS, RECEIVES_MAX
 
 FIFO: Final = ".fifo"
 _TRUTH: Final = {True: "true", False: "false"}

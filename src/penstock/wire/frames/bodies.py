@@ -50,7 +50,7 @@ from penstock.service import (
     Release,
     Stats,
 )
-from penstock.wire.frames import (
+from penstock.wire.frames.frames import (
     BATCH,
     FRAME_BYTES_MAX,
     HEADER,

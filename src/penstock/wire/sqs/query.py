@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.wire.sqs_errors import (
+from penstock.wire.sqs.errors import (
     INVALID_PARAMETER_VALUE,
     MISSING_ACTION,
     SERIALIZATION,
@@ -21,7 +21,7 @@ from penstock.wire.sqs_errors import (
     Refusal,
     invalid_value,
 )
-from penstock.wire.sqs_model import ACTIONS, Action, Shape, value_at
+from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "text/xml"
 FIELDS_MAX: Final = 5_000

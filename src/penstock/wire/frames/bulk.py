@@ -33,8 +33,8 @@ from penstock.service import (
     PushRun,
     RunReply,
 )
-from penstock.wire.bodies import read_attributes
-from penstock.wire.frames import (
+from penstock.wire.frames.bodies import read_attributes
+from penstock.wire.frames.frames import (
     BULK_PUSH,
     DECODE_FAULTS,
     FRAME_BYTES_MAX,

@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from penstock.wire.sqs_errors import (
+from penstock.wire.sqs.errors import (
     INVALID_PARAMETER_VALUE,
     SERIALIZATION,
     UNKNOWN_OPERATION,
     Refusal,
 )
-from penstock.wire.sqs_model import ACTIONS, Action, Shape, value_at
+from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."

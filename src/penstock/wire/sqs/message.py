@@ -15,7 +15,7 @@ from hashlib import md5
 from typing import Final
 
 from penstock.service import Attributes
-from penstock.wire.sqs_errors import (
+from penstock.wire.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
     UNSUPPORTED_OPERATION,
@@ -23,7 +23,7 @@ from penstock.wire.sqs_errors import (
     invalid_value,
     missing,
 )
-from penstock.wire.sqs_model import AttributeValue, AttributeValues
+from penstock.wire.sqs.model import AttributeValue, AttributeValues
 
 ATTRIBUTES_MAX: Final = 10
 NAME_CHARS_MAX: Final = 256

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.service import QueueInfo, QueueSettings, QueueStats
-from penstock.wire.sqs_address import Address, read_arn
-from penstock.wire.sqs_errors import (
+from penstock.wire.sqs.address import Address, read_arn
+from penstock.wire.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER_VALUE,

@@ -1,0 +1,1 @@
+"""Our own wire: frames, and the commands and replies in them."""

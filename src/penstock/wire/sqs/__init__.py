@@ -1,0 +1,1 @@
+"""The Amazon SQS API as bytes: JSON and Query, errors, addresses, signatures."""
