@@ -16,9 +16,9 @@ from penstock.backends.remote.daemon import connect_socket, running_pid, stop_da
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
-from penstock.server.desk import Desk, Limits
-from penstock.server.ipc import listen_unix
-from penstock.server.tcp import TcpAddress, listen_tcp
+from penstock.server.frames.server import Desk, Limits
+from penstock.server.frames.ipc import listen_unix
+from penstock.server.frames.tcp import TcpAddress, listen_tcp
 
 PATIENCE_S = 30.0
 

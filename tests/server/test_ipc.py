@@ -24,7 +24,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.journal import MemoryJournal
-from penstock.server.desk import Limits
+from penstock.server.frames.server import Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, PushRun, Stats
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
 from penstock.wire.frames.bulk import BulkPush, encode_bulk

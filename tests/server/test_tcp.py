@@ -8,7 +8,7 @@ import pytest
 import penstock
 from penstock.backends.portal import Portal
 from penstock.errors import BackendLost, InvalidField, ProtocolError
-from penstock.server.tcp import (
+from penstock.server.frames.tcp import (
     PORT,
     TcpAddress,
     check_exposure,

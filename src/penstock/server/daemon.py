@@ -38,10 +38,10 @@ from penstock.errors import (
     StoreUnusable,
     UnavailableError,
 )
-from penstock.server.desk import Desk
-from penstock.server.ipc import listen_unix
+from penstock.server.frames.server import Desk
+from penstock.server.frames.ipc import listen_unix
 from penstock.server.process import look_seldom_for_cycles
-from penstock.server.tcp import (
+from penstock.server.frames.tcp import (
     TcpAddress,
     check_exposure,
     listen_tcp,

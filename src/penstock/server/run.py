@@ -16,9 +16,9 @@ from penstock.server.http import Connection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 from penstock.server.process import look_seldom_for_cycles
-from penstock.server.sqs import Endpoint
-from penstock.server.sqs_access import Access
-from penstock.server.sqs_store import Store, Windows
+from penstock.server.sqs.endpoint import Endpoint
+from penstock.server.sqs.access import Access
+from penstock.server.sqs.store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
 from penstock.wire.sqs.address import Directory, Owner

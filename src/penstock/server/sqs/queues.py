@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.queue import QueueState
-from penstock.server.sqs_store import Caller, Store, no_such_queue
+from penstock.server.sqs.store import Caller, Store, no_such_queue
 from penstock.service import (
     ConfigureQueue,
     CreateQueue,

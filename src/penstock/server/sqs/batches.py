@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.errors import PenstockError
-from penstock.server.sqs_store import no_such_queue, refusal_of
+from penstock.server.sqs.store import no_such_queue, refusal_of
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.errors import Refusal, missing

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidField
-from penstock.server.connection import Connection
-from penstock.server.desk import Desk
+from penstock.server.frames.connection import Connection
+from penstock.server.frames.server import Desk
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16

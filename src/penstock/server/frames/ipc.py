@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError, ProtocolError
-from penstock.server.connection import Connection
-from penstock.server.desk import Desk
+from penstock.server.frames.connection import Connection
+from penstock.server.frames.server import Desk
 
 _CREDENTIALS: Final = struct.Struct("3i")
 

@@ -16,14 +16,14 @@ from typing import Any
 from penstock.backends.engine.waiting import Waiter
 from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
 from penstock.server.http import Connection, Request
-from penstock.server.sqs_access import Access
-from penstock.server.sqs_messages import Messages, Poll
-from penstock.server.sqs_moves import Moves
-from penstock.server.sqs_queues import Queues
-from penstock.server.sqs_receipts import Receipts
-from penstock.server.sqs_speech import Speech, speech_of
-from penstock.server.sqs_store import Caller, Store, refusal_of
-from penstock.server.sqs_waits import Answers, Waits
+from penstock.server.sqs.access import Access
+from penstock.server.sqs.messages import Messages, Poll
+from penstock.server.sqs.moves import Moves
+from penstock.server.sqs.queues import Queues
+from penstock.server.sqs.receipts import Receipts
+from penstock.server.sqs.protocols import Speech, speech_of
+from penstock.server.sqs.store import Caller, Store, refusal_of
+from penstock.server.sqs.waits import Answers, Waits
 from penstock.service import ListQueues
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.errors import Refusal, absent

@@ -14,7 +14,7 @@ from time import time
 from typing import Final
 
 from penstock.server.http import Request
-from penstock.server.sqs_store import Caller
+from penstock.server.sqs.store import Caller
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 from penstock.wire.sqs.address import Directory, Owner, is_account

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core.queue import QueueState
 from penstock.errors import InvalidField, PenstockError
-from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.service import Redrive
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model

@@ -50,7 +50,7 @@ from penstock.wire.frames.frames import (
 )
 
 if TYPE_CHECKING:
-    from penstock.server.connection import Connection
+    from penstock.server.frames.connection import Connection
 
 # What a message may take in a reply beside its body and attributes.
 _ROW_BYTES: Final = 1_024

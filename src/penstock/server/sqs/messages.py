@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from penstock.core.queue import QueueState
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
-from penstock.server.sqs_batches import ENTRIES_MAX, check_entries, failure
-from penstock.server.sqs_receipts import VISIBILITY_S_MAX, Receipts, hidden_ms
-from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
+from penstock.server.sqs.receipts import VISIBILITY_S_MAX, Receipts, hidden_ms
+from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.service import (
     DEDUP_WINDOW_MS,
     Batch,

@@ -6,7 +6,7 @@ from hmac import compare_digest
 from typing import cast
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.desk import Desk, Poll
+from penstock.server.frames.server import Desk, Poll
 from penstock.wire.frames.frames import (
     HELLO,
     SMALL_BYTES,

@@ -6,8 +6,8 @@ from typing import Any, Final
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Late
 from penstock.errors import MessageGone, PenstockError, StaleReceipt
-from penstock.server.sqs_batches import check_entries, failure
-from penstock.server.sqs_store import Caller, Store, refusal_of
+from penstock.server.sqs.batches import check_entries, failure
+from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.service import Batch, BatchItem, Claim, Delete, Extend, Release
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model

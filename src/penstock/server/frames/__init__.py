@@ -1,0 +1,1 @@
+"""Commands in frames, served over TCP and Unix sockets."""

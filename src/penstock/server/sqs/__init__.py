@@ -1,0 +1,1 @@
+"""The Amazon SQS API, served."""
