@@ -42,7 +42,7 @@ LONGEST = (
     "jvm",
     "tests/conformance/test_sqs.py::TestSqs",
     "tests/server/test_conformance.py",
-    "tests/sqs/test_load.py",
+    "tests/server/sqs/test_load.py",
 )
 
 

@@ -58,7 +58,7 @@ def in_tests(path: str) -> bool:
 
 # The glossary gives every concept one word; these are the others, each with the word to use
 # and the places where the foreign word is the right one.
-SQS_PLACES = ("src/penstock/wire/sqs_", "src/penstock/backends/sqs/service.py")
+SQS_PLACES = ("src/penstock/wire/sqs/", "src/penstock/backends/sqs/")
 BANNED_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("job jobs", "task", ()),
     ("lease leases leased", "claim", ()),

@@ -20,7 +20,7 @@ from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.waiting import WaitingContract
 from tests.conformance.awaited import FromAnyThread
-from tests.sqs.conftest import Local, serve
+from tests.server.sqs.conftest import Local, serve
 
 WAITING = re.compile(r'penstock_waiting_pulls\{queue="([^"]+)"\} ([0-9.]+)')
 

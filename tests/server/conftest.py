@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.remote.daemon import connect_socket, running_pid, stop_daemon
 from penstock.backends.engine.engine import Engine
+from penstock.backends.remote.daemon import connect_socket, running_pid, stop_daemon
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
-from penstock.server.frames.server import Desk, Limits
 from penstock.server.frames.ipc import listen_unix
+from penstock.server.frames.server import Desk, Limits
 from penstock.server.frames.tcp import TcpAddress, listen_tcp
 
 PATIENCE_S = 30.0

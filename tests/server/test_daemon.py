@@ -16,6 +16,7 @@ import pytest
 
 import penstock
 import penstock.aio
+from penstock.backends.engine.store import open_engine
 from penstock.backends.remote.daemon import (
     connect_socket,
     daemon_directory,
@@ -24,7 +25,6 @@ from penstock.backends.remote.daemon import (
     socket_path,
     stop_daemon,
 )
-from penstock.backends.engine.store import open_engine
 from penstock.cli import daemon as command
 from penstock.cli.parser import Parser
 from penstock.cli.session import Session
@@ -178,7 +178,8 @@ def test_a_daemon_in_a_container_is_stopped_by_the_number_it_has_here(store):
 
 def test_a_daemon_outside_of_a_container_is_not_taken_for_a_process_in_it(store):
     with connect(store):
-        code = f"from penstock.backends.remote.daemon import stop_daemon; stop_daemon({str(store)!r})"
+        code = "from penstock.backends.remote.daemon import stop_daemon; "
+        code += f"stop_daemon({str(store)!r})"
         with in_a_container("-c", code, stderr=subprocess.PIPE, text=True) as process:
             _, said = process.communicate(timeout=PATIENCE_S)
         assert said.strip().endswith("its daemon runs in another container; stop it from there")

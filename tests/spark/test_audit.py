@@ -26,8 +26,8 @@ from penstock.spark.audit import audit
 from penstock.spark.blocks import blocks
 from penstock.spark.checks import CHECKS, SCHEMA, check_all
 from penstock.spark.stream import Stream
+from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import flip, write_store
-from tests.store.life import Life, exact_replay, small_slices
 
 T = 1_700_000_000_000
 UNTIL = T + 30_000

@@ -37,8 +37,8 @@ from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream, Options
 from penstock.spark.tables import ATTEMPTS, MESSAGES, QUEUES, TABLES, derive, select
+from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import write_store
-from tests.store.life import Life, exact_replay, small_slices
 
 pytestmark = pytest.mark.service("default-jre-headless")
 STANDING = {VISIBLE: "visible", DELAYED: "delayed", IN_FLIGHT: "in_flight"}

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.backends.engine.engine import Engine
 from penstock.backends.remote.daemon import (
     IDLE_S,
     READY,
@@ -30,7 +31,6 @@ from penstock.backends.remote.daemon import (
     running_pid,
     socket_path,
 )
-from penstock.backends.engine.engine import Engine
 from penstock.errors import (
     JournalError,
     PenstockError,
@@ -38,9 +38,8 @@ from penstock.errors import (
     StoreUnusable,
     UnavailableError,
 )
-from penstock.server.frames.server import Desk
 from penstock.server.frames.ipc import listen_unix
-from penstock.server.process import look_seldom_for_cycles
+from penstock.server.frames.server import Desk
 from penstock.server.frames.tcp import (
     TcpAddress,
     check_exposure,
@@ -49,6 +48,7 @@ from penstock.server.frames.tcp import (
     read_token,
     server_tls,
 )
+from penstock.server.process import look_seldom_for_cycles
 from penstock.wire.frames.frames import error_words
 
 # How long the daemon before this one may take to finish.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.backends import open_engine
-from penstock.backends.engine.loop import AsyncEngine
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import AsyncEngine
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable
@@ -16,8 +16,8 @@ from penstock.server.http import Connection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 from penstock.server.process import look_seldom_for_cycles
-from penstock.server.sqs.endpoint import Endpoint
 from penstock.server.sqs.access import Access
+from penstock.server.sqs.endpoint import Endpoint
 from penstock.server.sqs.store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from penstock.backends import Address, check_options, file_path
-from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
 from penstock.backends.remote.blocking import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
+from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService, check_number

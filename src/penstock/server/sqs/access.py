@@ -16,9 +16,9 @@ from typing import Final
 from penstock.server.http import Request
 from penstock.server.sqs.store import Caller
 from penstock.wire.sqs import errors as faults
-from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 from penstock.wire.sqs.address import Directory, Owner, is_account
 from penstock.wire.sqs.errors import Refusal
+from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 
 _CALLERS_MAX: Final = 1_024
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", re.ASCII)

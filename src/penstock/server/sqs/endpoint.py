@@ -19,9 +19,9 @@ from penstock.server.http import Connection, Request
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.messages import Messages, Poll
 from penstock.server.sqs.moves import Moves
+from penstock.server.sqs.protocols import Speech, speech_of
 from penstock.server.sqs.queues import Queues
 from penstock.server.sqs.receipts import Receipts
-from penstock.server.sqs.protocols import Speech, speech_of
 from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.server.sqs.waits import Answers, Waits
 from penstock.service import ListQueues

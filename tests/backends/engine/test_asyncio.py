@@ -1,0 +1,107 @@
+"""The asyncio face on a disk that fails, closed under its callers, or looked after meanwhile."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.aio import AsyncQueues
+from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.store import open_engine
+from penstock.errors import JournalError, PenstockError
+from tests.backends.engine.life import small_slices
+from tests.journal.disk import Disk
+
+PATIENCE_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _in_small_steps(monkeypatch):
+    small_slices(monkeypatch)
+
+
+def on_disk(path, disk):
+    disk.path = str(path / "store" / "journal")
+    return open_engine(path / "store", storage=disk, file_bytes=131_072)
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_everyone_who_waits_for_a_sync_that_fails_is_told(quick_path, call):
+    disk = Disk()
+
+    async def scene():
+        queues = AsyncQueues(AsyncEngine(on_disk(quick_path, disk)))
+        await queues.create("q")
+        disk.failing_syncs = {disk.syncs + call}
+        answered = []
+        for _ in range(20):
+            pushes = [queues.push("q", b"x") for _ in range(30)]
+            gathered = asyncio.gather(*pushes, return_exceptions=True)
+            replies = await asyncio.wait_for(gathered, PATIENCE_S)
+            answered += [reply for reply in replies if isinstance(reply, str)]
+            refused = [reply for reply in replies if not isinstance(reply, str)]
+            assert all(isinstance(error, JournalError) for error in refused)
+            if refused:
+                break
+        else:
+            raise AssertionError("no sync failed")
+        with pytest.raises(JournalError):
+            await asyncio.wait_for(queues.pull("q"), PATIENCE_S)
+        await asyncio.wait_for(queues.close(), PATIENCE_S)
+        return answered
+
+    answered = asyncio.run(scene())
+    engine = on_disk(quick_path, disk)
+    assert engine.shard.names["q"].visible >= len(answered)
+    engine.close()
+
+
+def test_closing_under_callers_leaves_nobody_waiting(quick_path):
+    async def scene():
+        engine = open_engine(quick_path / "store", file_bytes=131_072)
+        queues = AsyncQueues(AsyncEngine(engine))
+        await queues.create("q")
+        await queues.create("empty")
+        calls: list[Any] = [queues.push("q", b"%d" % number) for number in range(50)]
+        calls.append(queues.pull("empty", wait=60))
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(queues.close(), PATIENCE_S)
+        replies = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+        return [reply for reply in replies if isinstance(reply, str)], replies
+
+    answered, replies = asyncio.run(scene())
+    assert all(isinstance(reply, str | PenstockError) for reply in replies)
+    engine = open_engine(quick_path / "store", file_bytes=131_072)
+    assert engine.shard.names["q"].visible >= len(answered)
+    engine.close()
+
+
+def test_upkeep_goes_on_between_the_commands_of_a_loop(quick_path):
+    async def scene():
+        engine: Any = open_engine(quick_path / "store", file_bytes=16_384, durability="os")
+        queues = AsyncQueues(AsyncEngine(engine))
+        await queues.create("q")
+        loop = asyncio.get_running_loop()
+        for _ in range(5):
+            upkeep = loop.run_in_executor(None, engine.upkeep.run_pass)
+            # However soon it is done: the passes that follow must find files to drop.
+            turns = 0
+            while turns < 50 or not upkeep.done():
+                turns += 1
+                await queues.push("q", bytes(500))
+                claim = await queues.pull("q")
+                assert claim is not None
+                await queues.delete(claim)
+                await asyncio.sleep(0)
+            await upkeep
+        kept = [await queues.push("q", b"kept %d" % number) for number in range(20)]
+        first_offset = engine.journal.segments.first_offset
+        await queues.close()
+        return kept, first_offset
+
+    kept, first_offset = asyncio.run(scene())
+    assert first_offset > 0
+    engine = open_engine(quick_path / "store")
+    assert engine.shard.names["q"].visible == len(kept)
+    engine.close()

@@ -1,0 +1,280 @@
+"""The formats of `docs/formats/block.md` and `snapshot.md`: golden bytes, asserted both ways.
+
+The files hold a name and bytes in hexadecimal a line. They are never edited, only added to; a test
+that fails here means that stores written before can no longer be read.
+"""
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Delivery, Move
+from penstock.core.events import (
+    AnyEvent,
+    Carried,
+    Claimed,
+    ClaimExpired,
+    DelayEnded,
+    Deleted,
+    Expired,
+    Extended,
+    Lost,
+    Moved,
+    Pushed,
+    QueueConfigured,
+    QueueCreated,
+    QueuePurged,
+    QueueRemoved,
+    Released,
+)
+from penstock.core.replay import heed, heed_arrivals
+from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
+from penstock.errors import CorruptEntry
+from penstock.journal import codec
+from penstock.journal.columns import pack_columns, unpack_columns
+from penstock.journal.snapshot import (
+    Outline,
+    SnapshotWriter,
+    pack_slice,
+    read_outline,
+    read_snapshot,
+    snapshot_paths,
+)
+from penstock.service import QueueSettings
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "blocks"
+AT_MS = 1_700_000_000_123
+SETTINGS = QueueSettings(dead_letter="dead", max_receives=3, annotations={"a": "b"})
+PUSHED = Pushed(
+    AT_MS, 2, 77, b"hello", {"kind": "test", "raw": b"\x00\xff"}, 9, "eu", "order-42",
+    AT_MS + 5_000, AT_MS + 60_000, {"trace": "1"}, 5 + 8 + 5,
+)  # fmt: skip
+EVENTS: dict[str, list[Any]] = {
+    "QueueCreated": [QueueCreated(AT_MS, 2, "orders", SETTINGS)],
+    "QueueConfigured": [QueueConfigured(AT_MS, 2, SETTINGS)],
+    "QueueRemoved": [QueueRemoved(AT_MS, 2, 1_000)],
+    "QueuePurged": [QueuePurged(AT_MS, 2, 5, 99)],
+    "Pushed, plain": [Pushed(AT_MS, 2, 76, b"hi", size_bytes=2)],
+    "Pushed, empty": [Pushed(AT_MS, 2, 75, b"", size_bytes=0)],
+    "Pushed, with everything": [PUSHED],
+    "DelayEnded": [DelayEnded(AT_MS, 2, 77, 0)],
+    "Claimed, plain": [Claimed(AT_MS, 2, 77, 1, AT_MS + 30_000)],
+    "Claimed, with everything": [Claimed(AT_MS, 2, 77, 1, AT_MS + 30_000, "try-1", "worker-7")],
+    "Extended": [Extended(AT_MS, 2, 77, 1, AT_MS + 60_000)],
+    "Released": [Released(AT_MS, 2, 77, 1)],
+    "Released, delayed": [Released(AT_MS, 2, 77, 1, AT_MS + 1_000)],
+    "ClaimExpired": [ClaimExpired(AT_MS, 2, 77, 1)],
+    "Deleted": [Deleted(AT_MS, 2, 77, 2)],
+    "Expired": [Expired(AT_MS, 2, 77)],
+    "Moved": [Moved(AT_MS, 2, 77, 3, 80, False)],
+    "Moved, a dead letter": [Moved(AT_MS, 2, 77, 3, 80, True)],
+    "Lost": [Lost(AT_MS, 2, 77, 2)],
+    "Carried": [Carried(AT_MS + 9, 3, 77, PUSHED)],
+    "a batch": [
+        Pushed(AT_MS, 2, 78, b"one", size_bytes=3),
+        Pushed(AT_MS, 2, 79, b"two", group="g", size_bytes=3),
+        Deleted(AT_MS, 2, 70, 4),
+    ],
+}
+
+
+def golden(name):
+    lines = (GOLDEN / name).read_text().splitlines()
+    pairs = (line.rsplit(": ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: bytes.fromhex(digits) for name, digits in pairs}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_golden_blocks_hold_in_both_directions(name):
+    events = EVENTS[name]
+    block = golden("events-1.txt")[name]
+    assert codec.encode(events)[0] == block
+    decoded = list(codec.decode(block, 0))
+    found: list[Any] = [event for event, _ in decoded]
+    if name == "Carried":
+        # What is carried is the content: when it was first pushed, and where, is told elsewhere.
+        assert (found[0].queue, found[0].number, found[0].at_ms) == (3, 77, AT_MS + 9)
+        assert found[0].pushed.body == PUSHED.body
+        assert found[0].pushed.attributes == PUSHED.attributes
+        assert found[0].pushed.expires_at_ms == PUSHED.expires_at_ms
+        return
+    assert found == events
+
+
+def test_every_kind_of_event_has_a_golden_block():
+    assert {type(events[0]) for events in EVENTS.values()} == set(codec.KINDS)
+    assert golden("events-1.txt").keys() == EVENTS.keys()
+
+
+def test_a_block_tells_its_shard_and_its_term():
+    block = codec.encode([Deleted(AT_MS, 2, 77, 2)], shard=5, term=9)[0]
+    assert block[:16].hex(" ", 4) == "01000000 05000000 09000000 00000000"
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_block_cut_short_is_refused_or_says_less_and_never_something_else(name):
+    block = golden("events-1.txt")[name]
+    for size in range(16 + 64 * len(EVENTS[name])):
+        with pytest.raises(CorruptEntry):
+            list(codec.decode(block[:size], 0))
+
+
+def test_a_message_is_found_again_by_its_place_and_verified():
+    events = EVENTS["a batch"]
+    block, messages = codec.encode(events)
+    for (at, size), pushed in zip(messages, events, strict=False):
+        fields = codec.read_header(block[at : at + 64])
+        start = at + fields.payload_at
+        payload = block[start : start + fields.payload_bytes]
+        assert codec.read_pushed(fields, payload, at) == pushed
+        assert size == pushed.size_bytes
+        with pytest.raises(CorruptEntry, match=f"offset {at}"):
+            codec.read_pushed(fields, b"X" + payload[1:], at)
+
+
+def the_snapshot():
+    settings = QueueSettings()
+    queue = QueueSnapshot(
+        2, "orders", SETTINGS, AT_MS, AT_MS + 1, [],
+        [(AT_MS, "order-42", 77), (AT_MS, ("eu", "x"), 78)],
+        [(AT_MS, "try-1", [(77, 1)])],
+    )  # fmt: skip
+    dead = QueueSnapshot(3, "dead", settings, AT_MS, AT_MS, [], [], [])
+    outline = Outline(4_096, AT_MS + 2, ShardSnapshot(81, 4, [queue, dead]))
+    slices = [
+        [
+            Delivery(2, 76, 76, 100 << 32 | 2, AT_MS),
+            Delivery(
+                2, 77, 77, 200 << 32 | 18, AT_MS, IN_FLIGHT, 1, AT_MS + 9, 9, "eu", AT_MS + 99
+            ),
+        ],
+        [
+            Delivery(2, 78, 78, 300 << 32, AT_MS, DELAYED, 0, AT_MS + 5),
+            Delivery(
+                3, 70, 80, 50 << 32 | 7, AT_MS, VISIBLE, 3,
+                first_claimed_at_ms=AT_MS, move=Move(AT_MS, 2, 3, True),
+            ),
+        ],
+    ]  # fmt: skip
+    return outline, slices
+
+
+def test_the_golden_snapshot_is_what_is_written(tmp_path):
+    outline, slices = the_snapshot()
+    writer = SnapshotWriter(tmp_path, outline)
+    for each in slices:
+        writer.add(pack_slice(each))
+    writer.finish()
+    (path,) = snapshot_paths(tmp_path)
+    assert path.name == "snapshot-0000000000001000"
+    assert path.read_bytes() == b"".join(golden("snapshot-2.txt").values())
+
+
+@pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt"])
+def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
+    path = tmp_path / "snapshot-0000000000001000"
+    path.write_bytes(b"".join(golden(name).values()))
+    taken = read_snapshot(path)
+    outline, slices = the_snapshot()
+    assert taken is not None
+    assert read_outline(path) == outline
+    assert (taken.outline.offset, taken.outline.at_ms) == (4_096, AT_MS + 2)
+    assert taken.is_ordered
+    assert taken.early == {}
+    expected = outline.shard
+    expected.queues[0].deliveries = [*slices[0], slices[1][0]]
+    expected.queues[1].deliveries = [slices[1][1]]
+    assert taken.shard.snapshot() == expected
+
+
+def test_a_snapshot_of_another_version_is_none(tmp_path):
+    path = tmp_path / "snapshot-0000000000001000"
+    path.write_bytes(b"".join(golden("snapshot-2.txt").values()).replace(b"PSNAPS02", b"PSNAPS03"))
+    assert read_snapshot(path) is None
+    assert read_outline(path) is None
+
+
+def plain_deliveries(numbers, queue=2):
+    return [Delivery(queue, n, n, n << 40 | 5, AT_MS + n // 70) for n in numbers]
+
+
+def test_columns_give_back_what_they_were_given():
+    plain = plain_deliveries(range(9, 450, 9))
+    _, slices = the_snapshot()
+    for deliveries in ([], *slices, [*plain, *slices[0], *slices[1]], plain[::-1]):
+        assert unpack_columns(pack_columns(deliveries)) == deliveries
+    found = unpack_columns(pack_columns(plain))
+    assert found == Arrivals(2, [each.number for each in plain], plain, 5 * len(plain))
+    assert found.deliveries[0].pushed_at_ms is found.deliveries[4].pushed_at_ms
+    with pytest.raises(ValueError, match="1 messages of 2"):
+        unpack_columns(pack_columns(plain[:1]).replace(b"\x9f\x01", b"\x9f\x02", 1))
+
+
+@pytest.mark.parametrize("field", ["state", "priority", "group", "expires_at_ms", "move"])
+def test_messages_that_share_what_is_not_plain_are_no_arrivals(field):
+    values = {"state": DELAYED, "group": "g", "move": Move(AT_MS, 3, 1, False)}
+    deliveries = plain_deliveries(range(1, 9))
+    for each in deliveries:
+        setattr(each, field, values.get(field, 4))
+    assert unpack_columns(pack_columns(deliveries)) == deliveries
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_parts_of_a_snapshot_come_together_in_order_of_rank(tmp_path, moved):
+    outline, _ = the_snapshot()
+    held = Delivery(2, 1, 1, 8 << 32, AT_MS, IN_FLIGHT, 1, AT_MS + 9)
+    later = Delivery(2, 30, 70 if moved else 30, 9 << 32, AT_MS)
+    slices = [
+        [held, *plain_deliveries(range(2, 5))],
+        plain_deliveries(range(5, 20)),
+        [*plain_deliveries(range(20, 30)), later],
+        plain_deliveries(range(31, 60)),
+    ]
+    writer = SnapshotWriter(tmp_path, outline)
+    for each in slices:
+        writer.add(pack_slice(each))
+    writer.finish()
+    taken = read_snapshot(snapshot_paths(tmp_path)[0])
+    assert taken is not None
+    queue = taken.shard.queues[2]
+    everything = sorted((each for part in slices for each in part), key=attrgetter("rank"))
+    assert list(queue.deliveries.values()) == everything
+    assert (queue.in_flight, queue.stored_bytes) == (1, 5 * (len(everything) - 2))
+    shown = [queue.order.take(0) for _ in everything[1:]]
+    assert shown == everything[1:]
+    assert shown[-1] == (later if moved else slices[-1][-1])
+
+
+def test_many_plain_pushes_of_a_block_are_taken_up_as_if_one_by_one():
+    pushes = [Pushed(AT_MS + n, 2, 40 + n, b"x" * n, size_bytes=n) for n in range(5)]
+    block = codec.encode(pushes)[0]
+    arrivals = codec.plain_arrivals(block, 1_000)
+    assert arrivals is not None
+    shards = [replay([QueueCreated(AT_MS, 2, "orders", SETTINGS)]) for _ in range(2)]
+    assert heed_arrivals(shards[0], arrivals)
+    for event, place in codec.decode(block, 1_000, bodies=False):
+        assert heed(shards[1], event, place)
+    assert shards[0].snapshot() == shards[1].snapshot()
+    assert shards[0].queues[2].stored_bytes == shards[1].queues[2].stored_bytes == 10
+    assert not heed_arrivals(shards[0], arrivals), "what is known is not taken up again"
+
+
+def test_pushes_of_which_one_is_not_plain_are_taken_up_one_by_one():
+    others: list[AnyEvent] = [
+        Pushed(AT_MS, 3, 41, b"another queue", size_bytes=13),
+        Pushed(AT_MS, 2, 42, b"a number left out", size_bytes=17),
+        Pushed(AT_MS, 2, 41, b"a priority", priority=1, size_bytes=10),
+        Pushed(AT_MS, 2, 41, b"a group", group="g", size_bytes=7),
+        Pushed(AT_MS, 2, 41, b"a dedup id", dedup_id="d", size_bytes=10),
+        Pushed(AT_MS, 2, 41, b"an attribute", {"a": "b"}, size_bytes=14),
+        Pushed(AT_MS, 2, 41, b"a delay", visible_at_ms=AT_MS + 1, size_bytes=7),
+        Pushed(AT_MS, 2, 41, b"a ttl", expires_at_ms=AT_MS + 1, size_bytes=5),
+        Deleted(AT_MS, 2, 41, 1),
+    ]
+    first = Pushed(AT_MS, 2, 40, b"plain", size_bytes=5)
+    for other in others:
+        assert codec.plain_arrivals(codec.encode([first, other])[0], 0) is None
+    assert codec.plain_arrivals(codec.encode([first])[0], 0) is None
+    assert codec.plain_arrivals(codec.encode([first, first])[0][:100], 0) is None

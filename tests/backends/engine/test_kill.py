@@ -1,0 +1,102 @@
+"""Row 1 of the scorecard: an engine under load is killed, against the account of whom it answered.
+
+Some kills come from outside, at any moment; others from within: half-way through an entry, while a
+file is made, synced, archived or dropped, as a snapshot takes its name, and in recovery itself.
+"""
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.engine.store import open_engine
+from tests.backends.engine.life import exact_replay, portrait, same
+
+CHILD = Path(__file__).parent / "child.py"
+READY_S_MAX = 2.0
+
+
+class Account:
+    """What the child was asked and what it answered, over all its lives."""
+
+    def __init__(self):
+        self.pushed = set()
+        self.deleting = set()
+        self.deleted = set()
+        self.deadlines = {}
+        self.lives = 0
+        self.answers = 0
+
+    def run(self, path, fate, lines_max):
+        """Lets a child live until it is killed, by its fate or after so many lines."""
+        command = [sys.executable, str(CHILD), str(path), *([fate] if fate else [])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                kind, word, *rest = line.split()
+                if kind == "ready":
+                    assert float(word) < READY_S_MAX
+                    self.lives += 1
+                    continue
+                self.answers += 1
+                number = int(word)
+                if kind == "pulled":
+                    assert number not in self.deleted, "an answered delete came back"
+                    self.note_claim(number, *map(int, rest))
+                else:
+                    getattr(self, kind).add(number)
+                lines_max -= 1
+                if lines_max == 0:
+                    child.kill()
+        assert child.returncode == -9
+
+    def note_claim(self, number, epoch, since_ms, until_ms):
+        """No two claims of a message under one epoch, and none before the last one's deadline."""
+        claims = self.deadlines.setdefault(number, {})
+        assert epoch not in claims, "a message was claimed twice under one epoch"
+        assert since_ms >= claims.get(epoch - 1, 0), "two claims of a message lived at once"
+        claims[epoch] = until_ms
+
+    def verify(self, root, copy):
+        """Opens a copy: what a reader finds there must not be mended before the next life."""
+        shutil.copytree(root, copy)
+        engine = open_engine(copy / "store", file_bytes=32_768)
+        exact = portrait(exact_replay(copy))
+        assert same(portrait(engine.shard, engine.journal.load), exact) is None
+        held = set()
+        for queue in engine.shard.queues.values():
+            for delivery in queue.deliveries.values():
+                assert isinstance(delivery.content, int)
+                held.add(int(engine.journal.load(delivery.content).body.split()[0]))
+        engine.close()
+        shutil.rmtree(copy)
+        assert self.pushed - self.deleting <= held, "an answered push was lost"
+        assert not self.deleted & held, "an answered delete came back"
+
+
+@pytest.mark.parametrize("group", range(2))
+def test_a_killed_engine_loses_no_answer_and_brings_nothing_back(quick_path, group):
+    rng = random.Random(group)
+    account = Account()
+    fates = [
+        "",
+        f"write:{rng.randrange(20, 600)}",
+        f"sync:{rng.randrange(20, 200)}",
+        f"open:{rng.randrange(1, 40)}",
+        "",
+        f"create:{rng.randrange(9, 24)}",
+        f"replace:{rng.randrange(1, 4)}",
+        f"open:{rng.randrange(1, 25)}",
+        f"archive:{rng.randrange(1, 6)}",
+        f"remove:{rng.randrange(1, 6)}",
+    ]
+    for fate in fates:
+        account.run(quick_path / "life", fate, rng.randrange(50, 400) if not fate else 30_000)
+        if (quick_path / "life" / "store").exists():
+            account.verify(quick_path / "life", quick_path / "copy")
+    assert account.lives >= 6
+    assert len(account.deleted) > 100
+    assert any(len(claims) > 1 for claims in account.deadlines.values())

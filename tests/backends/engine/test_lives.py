@@ -1,0 +1,14 @@
+"""Random lives of a store: what is recovered equals an exact replay of every event, always."""
+
+import pytest
+
+from tests.backends.engine.life import Life, small_slices
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_life_recovers_what_an_exact_replay_gives(quick_path, monkeypatch, seed):
+    small_slices(monkeypatch)
+    life = Life(quick_path, seed)
+    life.run(rounds=8)
+    assert life.did["push"] > 30
+    assert life.did["kill"] >= 1

@@ -1,0 +1,417 @@
+"""Upkeep beside a living engine: nothing moves out of its sight, and the disk stays small."""
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from penstock.backends.engine import upkeep as upkeep_module
+from penstock.backends.engine.store import FORMAT as STORE_FORMAT
+from penstock.backends.engine.store import open_engine
+from penstock.clock import ManualClock
+from penstock.core.shard import ShardSnapshot
+from penstock.errors import JournalError, StoreFull
+from penstock.journal import readers
+from penstock.journal.fileheader import (
+    FORMAT,
+    PAGE_BYTES,
+    SLOT_OFFSETS,
+    FileHeader,
+    Slot,
+    pack_page,
+    pack_slot,
+)
+from penstock.journal.files import name_of
+from penstock.journal.snapshot import Outline, SnapshotWriter, snapshot_paths
+from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
+from tests.backends.engine.life import exact_replay, portrait, same, small_slices
+from tests.journal.disk import Disk
+
+
+class Store:
+    """A store that is reopened at will, with things that happen after a pass has begun."""
+
+    def __init__(self, root, **options):
+        self.root = root
+        self.clock = ManualClock()
+        self.options = {"file_bytes": 16_384, "archive": root / "archive"} | options
+        self.engine = self._open()
+
+    def _open(self):
+        return open_engine(self.root / "store", clock=self.clock, **self.options)
+
+    def __call__(self, *commands):
+        replies = [self.engine.submit(command) for command in commands]
+        return replies[-1]
+
+    def bodies(self, queue, limit=100):
+        return [claim.body for claim in self(Pull(queue, limit))]
+
+    def run_pass(self, *after_outline):
+        """A pass; the commands given are done between its outline and its first slice."""
+        commands = list(after_outline)
+        steps: list[Any] = []
+
+        def exclusive(step):
+            if steps:
+                while commands:
+                    self(commands.pop(0))
+            steps.append(step)
+            return step()
+
+        self.engine.upkeep._exclusive = exclusive
+        self.engine.upkeep.run_pass()
+        assert not commands
+
+    def reopen(self):
+        self.engine.close()
+        self.engine = self._open()
+        # What was recovered is what every event together makes.
+        recovered = portrait(self.engine.shard, self.engine.journal.load)
+        if self.options["archive"] is not None:
+            assert same(recovered, portrait(exact_replay(self.root))) is None
+
+    def journal_bytes(self):
+        # By number: a file in the making may have another name by the time it is looked at.
+        files = (self.root / "store" / "journal").glob("*.seg")
+        return sum(self.options["file_bytes"] for _ in files)
+
+
+@pytest.fixture(autouse=True)
+def _in_small_steps(monkeypatch):
+    small_slices(monkeypatch)
+
+
+@pytest.fixture
+def store(quick_path):
+    store = Store(quick_path)
+    yield store
+    store.engine.close()
+
+
+def test_a_message_that_moves_to_a_queue_made_during_the_pass_is_not_lost(store):
+    store(CreateQueue("old"), Push("old", b"one"), Push("old", b"two"))
+    store.run_pass(CreateQueue("new"), Redrive("old", "new", 1))
+    store.reopen()
+    assert store.bodies("new") == [b"one"]
+    assert store.bodies("old") == [b"two"]
+
+
+def test_a_message_that_moves_during_the_pass_keeps_its_place_behind_those_before_it(store):
+    fifo = {"fifo": True}
+    store(CreateQueue("from", fifo), CreateQueue("to", fifo), Push("from", b"moved", group="g"))
+    store.run_pass(
+        Push("to", b"first", group="g"),
+        Redrive("from", "to"),
+        Push("to", b"last", group="g"),
+    )
+    store.reopen()
+    assert store.bodies("to") == [b"first", b"moved", b"last"]
+
+
+def test_a_message_that_came_from_another_queue_is_kept_though_its_number_is_lower(store):
+    store(CreateQueue("from"), CreateQueue("to"), Push("from", b"moved"))
+    store(*(Push("to", b"%d" % number) for number in range(20)), Redrive("from", "to"))
+    for _ in range(2):
+        # The second time the queue was made from a snapshot, and nothing moved since.
+        store.run_pass()
+        store.reopen()
+    assert store(Stats("to")).messages == 21
+    assert store.bodies("to")[-1] == b"moved"
+
+
+def test_messages_that_change_places_during_the_pass_are_each_kept_once(store):
+    store(CreateQueue("left"), CreateQueue("right"), CreateQueue("third"))
+    for number in range(20):
+        store(Push("left", b"l%d" % number), Push("right", b"r%d" % number))
+    store.run_pass(Redrive("left", "third"), Redrive("right", "left"), Redrive("third", "right"))
+    store.reopen()
+    assert store.bodies("left") == [b"r%d" % number for number in range(20)]
+    assert store.bodies("right") == [b"l%d" % number for number in range(20)]
+
+
+def test_the_rank_of_a_message_that_moved_during_the_pass_is_not_given_again(store):
+    store(CreateQueue("from"), CreateQueue("to"), Push("from", b"moved"))
+    store.run_pass(Redrive("from", "to"))
+    store.reopen()
+    store(Purge("to"))
+    store.reopen()
+    assert store(Stats("to")).messages == 0
+
+
+def test_a_queue_emptied_and_made_again_during_the_pass_holds_only_what_came_after(store):
+    store(CreateQueue("q"), *[Push("q", b"old")] * 3)
+    store.run_pass(Purge("q"), Push("q", b"new"))
+    store.reopen()
+    assert store.bodies("q") == [b"new"]
+
+
+def test_long_lived_messages_do_not_pin_the_disk_while_their_neighbours_go(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    kept = []
+    sizes = []
+    for turn in range(60):
+        kept.append(b"%d " % turn * 100)
+        store(Push("keep", kept[-1]))
+        for _ in range(40):
+            store(Push("go", bytes(1_000)))
+            for claim in store(Pull("go")):
+                store(Delete("go", claim.receipt))
+        store.run_pass()
+        sizes.append(store.journal_bytes())
+    live = sum(len(body) + upkeep_module.MESSAGE_BYTES for body in kept)
+    # Beyond what lives: room kept ahead of the end, the two passes that are kept whole, a file.
+    constant = sizes[0] + 3 * 40 * 1_500 + 65_536
+    assert sizes[-1] <= 2 * live + constant
+    assert max(sizes[5:]) <= 2 * live + constant
+    store.reopen()
+    assert store.bodies("keep") == kept
+    store.engine.close()
+
+
+def test_nothing_that_a_named_reader_has_not_read_is_dropped(store):
+    store(CreateQueue("q"))
+    readers.register(store.root / "store", "spark", 0, 1)
+    for _ in range(4):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+        store.run_pass()
+    assert store.engine.journal.segments.first_offset == 0
+    floor = store.engine.journal.segments.end_offset
+    readers.register(store.root / "store", "spark", floor, 2)
+    for _ in range(3):
+        store.run_pass()
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    assert 0 < store.engine.journal.segments.first_offset <= floor
+    assert readers.forget(store.root / "store", "spark")
+    store.run_pass()
+    store.reopen()
+
+
+def test_a_snapshot_that_does_not_fit_changes_nothing_and_the_next_one_does(store):
+    store(CreateQueue("q"), Push("q", b"one"))
+    store.run_pass()
+    before = snapshot_paths(store.root / "store")
+    (store.root / "store" / "snapshot.new").symlink_to("/dev/full")
+    store(Push("q", b"two"))
+    with pytest.raises(StoreFull, match=r"snapshot\.new: cannot be made"):
+        store.run_pass()
+    assert store.engine.shard.moves is None
+    assert snapshot_paths(store.root / "store") == before
+    (store.root / "store" / "snapshot.new").unlink()
+    store.run_pass()
+    assert len(snapshot_paths(store.root / "store")) == 2
+    store.reopen()
+    assert store.bodies("q") == [b"one", b"two"]
+
+
+def test_carrying_many_large_messages_never_holds_the_engine_for_all_of_them(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=1 << 20)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    for number in range(40):
+        store(Push("keep", b"%02d" % number * 100_000), Push("go", bytes(800_000)))
+    store(Purge("go"))
+    store.run_pass()
+    store(Push("go", bytes(10)))
+    grown = []
+
+    def exclusive(step):
+        before = store.engine.journal.segments.end_offset
+        reply = step()
+        grown.append(store.engine.journal.segments.end_offset - before)
+        return reply
+
+    store.engine.upkeep._exclusive = exclusive
+    store.engine.upkeep.run_pass()
+    assert sum(grown) > 20 * 200_000
+    assert max(grown) < 1.5 * upkeep_module.CARRY_BYTES_MAX
+    store.reopen()
+    assert [body[:2] for body in store.bodies("keep")] == [b"%02d" % number for number in range(40)]
+    store.engine.close()
+
+
+def test_a_file_whose_content_finds_no_room_stays_and_those_before_it_go(quick_path):
+    disk = Disk()
+    disk.path = str(quick_path / "store" / "journal")
+    store = Store(quick_path, archive=None, storage=disk)
+    store(CreateQueue("keep"), CreateQueue("go"))
+    for number in range(30):
+        store(*[Push("go", bytes(3_000))] * 6)
+        if number >= 10:
+            store(Push("keep", b"%02d" % number * 500))
+    store(Purge("go"))
+    store.run_pass()
+    files = len(disk.names_now)
+    disk.room_bytes = disk.used_bytes()
+    store.engine.journal.segments.reserve_bytes = 1 << 20
+    store.run_pass()
+    assert store.engine.journal.segments.first_offset > 0
+    assert len(disk.names_now) < files
+    assert [body[:2] for body in store.bodies("keep")] == [b"%02d" % each for each in range(10, 30)]
+    store.engine.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
+    quick_path, monkeypatch, reopened
+):
+    monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 100_000)
+    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
+    store(*[Push("q", bytes(20_000))] * 100)
+    store.run_pass()
+    large = store.journal_bytes()
+    store(Purge("q"))
+    if reopened:
+        store.reopen()
+    monkeypatch.setattr(upkeep_module, "_LOOK_S", 0.01)
+    lock = threading.Lock()
+
+    def exclusive(step):
+        with lock:
+            return step()
+
+    store.engine.upkeep.start(exclusive)
+    give_up = time.monotonic() + 20
+    while store.journal_bytes() > large - 1_500_000:
+        assert time.monotonic() < give_up, f"the disk is pinned: {store.engine.upkeep.last_error}"
+    store.engine.upkeep.stop()
+    store.reopen()
+    assert store.bodies("keep") == [b"kept"]
+    assert store.bodies("q") == []
+    store.engine.close()
+
+
+def test_shrinking_gets_behind_what_has_left_though_nothing_more_is_pushed(quick_path, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 1_000)
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
+    store(*[Push("q", bytes(3_000))] * 40)
+    end = store.engine.journal.segments.end_offset
+    store(Purge("q"))
+    store.engine.upkeep._shrink()
+    assert store.engine.journal.segments.first_offset > end - 16_384
+    store.reopen()
+    assert store.bodies("keep") == [b"kept"]
+    store.engine.close()
+
+
+def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_forgotten(quick_path):
+    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store(CreateQueue("q"), Push("q", b"one"))
+    for _ in range(3):
+        store.run_pass()
+        store(Push("q", b"more"))
+    segments = store.engine.journal.segments
+    assert segments.first_offset == 0
+    assert sum(1 for _ in segments.entries(end=segments.end_offset)) == 5
+    store.engine.close()
+
+
+def test_an_archive_that_cannot_be_used_drops_nothing_and_is_used_once_it_can(store):
+    archive = store.root / "archive"
+    archive.write_bytes(b"a file where the archive should be")
+    store(CreateQueue("q"))
+    for _ in range(3):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    store.run_pass()
+    store(Push("q", b"goes on"))
+    with pytest.raises(JournalError, match="cannot archive"):
+        store.run_pass()
+    assert store.engine.journal.segments.first_offset == 0
+    assert store.bodies("q") == [b"goes on"]
+    archive.unlink()
+    store.run_pass()
+    assert store.engine.journal.segments.first_offset > 0
+    store.reopen()
+
+
+def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
+    archive = store.root / "archive"
+    archive.mkdir()
+    (archive / "000000000000.seg").write_bytes(b"somebody else's")
+    store(CreateQueue("q"))
+    for _ in range(3):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+    store.run_pass()
+    store(Push("q", b"one"))
+    with pytest.raises(JournalError, match="the archive holds another file of that name"):
+        store.run_pass()
+    assert (archive / "000000000000.seg").read_bytes() == b"somebody else's"
+    assert store.engine.journal.segments.first_offset == 0
+    assert store.bodies("q") == [b"one"]
+
+
+def test_the_open_files_of_a_long_life_stay_few(quick_path):
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q"))
+    counts = []
+    for _ in range(30):
+        store(*[Push("q", bytes(3_000))] * 20)
+        store(Purge("q"))
+        store.run_pass()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert store.engine.journal.segments.first_offset > 0
+    # Each turn drops some five files of two descriptors each: kept open, they would be two hundred
+    # more. How many spares there are at an instant is up to a thread.
+    assert max(counts[10:]) <= max(counts[:10]) + 40
+    store.engine.close()
+
+
+def test_a_store_goes_on_when_its_journal_has_passed_four_gigabytes(quick_path, monkeypatch):
+    small_slices(monkeypatch)
+    file_bytes = 16_384
+    payload_bytes = file_bytes - PAGE_BYTES
+    number = (5 << 30) // payload_bytes
+    offset = number * payload_bytes
+    identity = bytes(range(16))
+    page = bytearray(pack_page(FileHeader(FORMAT, number, offset, file_bytes, identity)))
+    slot = pack_slot(Slot(1, identity, offset, 1, offset, 1))
+    page[SLOT_OFFSETS[0] : SLOT_OFFSETS[0] + len(slot)] = slot
+    journal = quick_path / "store" / "journal"
+    journal.mkdir(parents=True)
+    (journal / name_of(number)).write_bytes(bytes(page).ljust(file_bytes, b"\0"))
+    (quick_path / "store" / "store").write_bytes(STORE_FORMAT)
+    SnapshotWriter(quick_path / "store", Outline(offset, 0, ShardSnapshot(1, 1, []))).finish()
+
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("q", {"visibility_ms": 60_000}))
+    store(*(Push("q", b"%d" % count, priority=count % 2) for count in range(40)))
+    assert len(store.bodies("q", limit=3)) == 3
+    for _ in range(2):
+        store.run_pass()
+        store.reopen()
+    assert store.engine.journal.segments.end_offset > 1 << 32
+    assert store(Stats("q")).messages == 40
+    odd, even = range(7, 40, 2), range(0, 40, 2)
+    assert store.bodies("q") == [b"%d" % count for count in (*odd, *even)]
+    store.engine.close()
+
+
+def test_housekeeping_outlives_what_it_did_not_expect_and_says_what_that_was(
+    quick_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep_module, "_RETRY_S", 0)
+    engine: Any = open_engine(quick_path / "store")
+    troubles = [RuntimeError("the event loop is closed")]
+    seen, passed = [], threading.Event()
+
+    def exclusive(step):
+        if troubles:
+            raise troubles.pop()
+        seen.append(engine.upkeep.last_error)
+        passed.set()
+        return step()
+
+    engine.upkeep.start(exclusive)
+    engine.journal.grown()
+    assert passed.wait(20)
+    assert str(seen[0]) == "the event loop is closed"
+    engine.upkeep.stop()
+    engine.close()

@@ -1,0 +1,556 @@
+"""The frame server, spoken to in bytes: pipelining, waiting, durability, limits and strangers."""
+
+import os
+import random
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.store import open_engine
+from penstock.backends.remote.blocking import Remote
+from penstock.client import Queues
+from penstock.clock import ManualClock
+from penstock.errors import (
+    JournalError,
+    Overloaded,
+    ProtocolError,
+    QueueNotFound,
+    UnavailableError,
+)
+from penstock.journal import MemoryJournal
+from penstock.server.frames.server import Limits
+from penstock.service import CreateQueue, Peek, Pull, Push, PushRun, Stats
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.bulk import BulkPush, encode_bulk
+from penstock.wire.frames.frames import (
+    CANCEL,
+    ERROR,
+    FRAME_BYTES_MAX,
+    GOODBYE,
+    HEADER,
+    PRELUDE,
+    REPLY,
+    STATUS,
+    WELCOME,
+    FrameDecoder,
+    Hello,
+    decode_answer,
+    decode_status,
+    encode_hello,
+    pack,
+    server_limits,
+)
+from tests.server.conftest import PATIENCE_S, until
+
+
+class Wire:
+    """A client that speaks bytes, and hears frames."""
+
+    def __init__(self, server, *, hello=True, tcp=False):
+        if tcp:
+            self.link = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+        else:
+            self.link = socket.socket(socket.AF_UNIX)
+            self.link.settimeout(PATIENCE_S)
+            self.link.connect(str(server.path))
+        self.decoder = FrameDecoder("server", server_limits())
+        self.frames = []
+        if hello:
+            self.link.sendall(encode_hello(Hello("test")))
+            assert self.next()[0] == WELCOME
+
+    def next(self):
+        while not self.frames:
+            data = self.link.recv(65_536)
+            if not data:
+                raise EOFError
+            self.frames += self.decoder.feed(data)
+            assert self.decoder.error is None
+        return self.frames.pop(0)
+
+    def send(self, *requests):
+        self.link.sendall(b"".join(encode_command(*each) for each in requests))
+
+    def ask(self, request, command):
+        self.send((request, command))
+        kind, number, body = self.next()
+        assert number == request
+        return decode_answer(kind, body, DECODE_REPLY[type(command)])
+
+    def hears_the_end(self):
+        """Whether the server hangs up, whatever it says before."""
+        try:
+            while self.link.recv(65_536):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.link.close()
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+@pytest.fixture
+def wire(server):
+    with Wire(server) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        yield wire
+
+
+class SlowJournal(MemoryJournal):
+    """Durable when the test says so."""
+
+    def __init__(self):
+        super().__init__(1_000)
+        self.durable_sequence = 0
+        self.told = []
+        self.failure = None
+        self._appended = 0
+
+    def append(self, events):
+        self._appended += 1
+        return self._appended, ()
+
+    def wait(self, sequence):
+        if self.failure is not None:
+            raise self.failure
+
+    def notify(self, sequence, done):
+        self.told.append((sequence, done))
+
+    def sync(self):
+        self.durable_sequence = self._appended
+        self.tell()
+
+    def fail(self):
+        self.failure = JournalError("the disk is gone")
+        self.tell()
+
+    def tell(self):
+        told, self.told = self.told, []
+        for _, done in told:
+            done()
+
+
+@pytest.fixture
+def slow(serve):
+    journal = SlowJournal()
+    server = serve(engine=Engine(journal, ManualClock()))
+    with Wire(server) as wire:
+        wire.send((1, CreateQueue("orders")))
+        until(lambda: journal.told)
+        journal.sync()
+        assert wire.next()[1] == 1
+        yield journal, server, wire
+    journal.sync()
+
+
+# Pipelining.
+
+
+def test_many_requests_in_one_write_are_all_answered(wire):
+    wire.send(*[(n, Push("orders", b"%d" % n)) for n in range(2, 502)])
+    answers = [wire.next() for _ in range(500)]
+    assert [request for _, request, _ in answers] == list(range(2, 502))
+    assert {kind for kind, _, _ in answers} == {REPLY}
+
+
+def test_a_pull_that_waits_holds_up_nobody(wire):
+    wire.send((2, Pull("orders", wait_ms=60_000)), (3, Stats("orders")), (4, Push("orders", b"x")))
+    order = [wire.next() for _ in range(3)]
+    assert order[0][1] == 3
+    assert DECODE_REPLY[Stats](order[0][2]).waiting_pulls == 1
+    assert {request for _, request, _ in order[1:]} == {2, 4}
+    pulled = next(body for _, request, body in order if request == 2)
+    (claim,) = DECODE_REPLY[Pull](pulled)
+    assert claim.body == b"x"
+    assert isinstance(claim.proof, str)
+
+
+def test_a_refused_request_leaves_the_connection_as_it_was(wire):
+    with pytest.raises(QueueNotFound):
+        wire.ask(2, Push("nowhere", b"x"))
+    assert wire.ask(3, Push("orders", b"x")).sequence == 1
+
+
+def test_requests_may_come_along_with_the_hello(server):
+    with Wire(server, hello=False) as wire:
+        wire.link.sendall(encode_hello(Hello("test")) + pack(STATUS, 7))
+        assert wire.next()[0] == WELCOME
+        kind, request, body = wire.next()
+        assert (kind, request) == (REPLY, 7)
+        assert decode_status(body)["pid"] == os.getpid()
+
+
+# Waiting.
+
+
+def test_a_connection_that_breaks_takes_its_waits_with_it(server, wire):
+    with Wire(server) as other:
+        other.send((1, Pull("orders", wait_ms=60_000)))
+        until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 1)
+    until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 0)
+    wire.ask(3, Push("orders", b"x"))
+    assert wire.ask(4, Stats("orders")).visible == 1
+
+
+def test_a_pull_can_be_taken_back(wire):
+    wire.send((2, Pull("orders", wait_ms=60_000)))
+    wire.link.sendall(pack(CANCEL, 2))
+    kind, request, body = wire.next()
+    assert (kind, request, DECODE_REPLY[Pull](body)) == (REPLY, 2, [])
+    wire.ask(3, Push("orders", b"x"))
+    assert wire.ask(4, Stats("orders")).visible == 1
+
+
+def test_taking_back_what_was_answered_changes_nothing(wire):
+    wire.ask(2, Push("orders", b"x"))
+    wire.link.sendall(pack(CANCEL, 2) + pack(CANCEL, 99))
+    assert wire.ask(3, Stats("orders")).visible == 1
+
+
+def test_a_wait_ends_when_its_time_is_over(serve):
+    clock = ManualClock()
+    with Wire(serve(clock=clock)) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        wire.send((2, Pull("orders", wait_ms=5_000)))
+        until(lambda: wire.ask(3, Stats("orders")).waiting_pulls == 1)
+        clock.advance(seconds=5)
+        assert wire.next() == (REPLY, 2, b"\x90")
+
+
+def test_a_request_number_that_still_waits_cannot_be_used_again(wire):
+    wire.send((2, Pull("orders", wait_ms=60_000)), (2, Pull("orders", wait_ms=60_000)))
+    kind, request, body = wire.next()
+    assert (kind, request) == (ERROR, 0)
+    with pytest.raises(ProtocolError, match="request 2 again"):
+        decode_answer(kind, body, bytes)
+    assert wire.hears_the_end()
+
+
+def test_a_connection_may_have_only_so_many_pulls_waiting(serve):
+    with Wire(serve(limits=Limits(waits_max=2))) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        wire.send((2, Pull("orders", wait_ms=60_000)), (3, Pull("orders", wait_ms=60_000)))
+        with pytest.raises(UnavailableError, match="2 pulls wait"):
+            wire.ask(4, Pull("orders", wait_ms=60_000))
+
+
+# Durability.
+
+
+def test_nothing_is_answered_before_it_is_durable_and_one_notice_does_for_many(slow):
+    journal, _, wire = slow
+    wire.send(*[(n, Push("orders", b"x")) for n in range(2, 12)], (12, Stats("orders")))
+    # A look promises nothing, and overtakes those who wait for the disk.
+    assert wire.next()[1] == 12
+    until(lambda: journal.told)
+    assert len(journal.told) == 1
+    journal.sync()
+    assert [wire.next()[1] for _ in range(10)] == list(range(2, 12))
+
+
+def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve):
+    journal = SlowJournal()
+    server = serve(engine=Engine(journal, ManualClock()), limits=Limits(deferred_max=4))
+    with Wire(server) as wire:
+        wire.send((1, CreateQueue("orders")))
+        (connection,) = until(lambda: server.desk.connections)
+        for number in range(2, 40):
+            wire.send((number, Push("orders", b"x")))
+        until(lambda: connection._reading_paused)
+        answered: list[int] = []
+        while len(answered) < 39:
+            until(lambda: journal.told)
+            journal.sync()
+            answered.append(wire.next()[1])
+            answered += [request for _, request, _ in wire.frames]
+            wire.frames.clear()
+        assert answered == list(range(1, 40))
+
+
+def test_claims_that_nobody_can_be_told_of_return(slow):
+    journal, server, wire = slow
+    wire.send((2, Push("orders", b"x")))
+    until(lambda: journal.told)
+    journal.sync()
+    wire.next()
+    with Wire(server) as other:
+        other.send((1, Pull("orders")))
+        until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
+    until(lambda: len(server.desk.connections) == 1)
+    journal.sync()
+    until(lambda: wire.ask(4, Stats("orders")).visible == 1)
+
+
+def test_claims_of_a_named_attempt_stay_for_whoever_asks_again(slow):
+    journal, server, wire = slow
+    wire.send((2, Push("orders", b"x")))
+    until(lambda: journal.told)
+    journal.sync()
+    wire.next()
+    with Wire(server) as other:
+        other.send((1, Pull("orders", attempt_id="a")))
+        until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
+    until(lambda: len(server.desk.connections) == 1)
+    journal.sync()
+    (claim,) = wire.ask(4, Pull("orders", attempt_id="a"))
+    assert claim.epoch == 1
+
+
+def test_when_the_journal_fails_everyone_is_told_and_the_server_ends(slow):
+    journal, server, wire = slow
+    wire.send((2, Push("orders", b"x")))
+    until(lambda: journal.told)
+    journal.fail()
+    kind, request, body = wire.next()
+    assert (kind, request) == (ERROR, 0)
+    with pytest.raises(JournalError, match="the disk is gone"):
+        decode_answer(kind, body, bytes)
+    assert wire.hears_the_end()
+    (failure,) = until(lambda: server.failures)
+    assert str(failure) == "the disk is gone"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode_command(2, Peek("orders")),
+        encode_bulk(2, BulkPush(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
+    ],
+)
+def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd, frame):
+    for kind in (Peek, PushRun):
+        server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
+    wire.link.sendall(frame)
+    kind, request, _ = wire.next()
+    assert (kind, request) == (ERROR, 0)
+    assert wire.hears_the_end()
+    (failure,) = until(lambda: server.failures)
+    assert "ZeroDivisionError" in str(failure)
+    assert "Traceback" in capfd.readouterr().err
+    with Wire(server, hello=False) as late:
+        assert late.next()[0] == ERROR
+
+
+def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tmp_path):
+    engine: Any = open_engine(tmp_path / "store", durability="os")
+    (tmp_path / "store" / "readers").mkdir()
+    (tmp_path / "store" / "readers" / "lake.json").write_text("nonsense")
+    server = serve(engine=engine)
+    assert server.call(server.desk.status)["housekeeping_error"] is None
+    engine.submit(CreateQueue("q"))
+    engine.journal.grown()
+    said = until(lambda: server.call(server.desk.status)["housekeeping_error"])
+    assert said.startswith("StoreUnusable: ")
+    assert "lake.json" in said
+
+
+# Stopping.
+
+
+def test_a_server_that_stops_says_goodbye_to_those_who_wait(server, wire):
+    wire.send((2, Pull("orders", wait_ms=60_000)))
+    until(lambda: server.desk.status()["waiting_pulls"] == 1)
+    server.stop()
+    assert wire.next()[:2] == (GOODBYE, 0)
+    with pytest.raises(EOFError):
+        wire.next()
+
+
+def test_a_server_that_stops_answers_what_it_has_taken(slow):
+    journal, server, wire = slow
+    wire.send((2, Push("orders", b"x")))
+    until(lambda: journal.told)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    until(lambda: server.desk._stopping)
+    journal.sync()
+    assert wire.next()[:2] == (REPLY, 2)
+    assert wire.next()[0] == GOODBYE
+    stopping.join(PATIENCE_S)
+
+
+# Limits.
+
+
+def test_an_answer_that_would_not_fit_into_a_frame_comes_in_parts(serve):
+    server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
+    with Queues(Remote(server.endpoint)) as queues:
+        queues.create("orders")
+        for _ in range(5):
+            queues.push("orders", b"x" * 1_000_000)
+        first = queues.pull_many("orders", 10)
+        assert 1 <= len(first) < 5
+        assert len(queues.peek("orders", 10)) < 5
+        rest = []
+        while claims := queues.pull_many("orders", 10):
+            rest += claims
+        assert len(first) + len(rest) == 5
+
+
+def test_many_small_messages_come_in_one_answer_whatever_the_limit_of_their_queue(serve):
+    server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
+    with Queues(Remote(server.endpoint)) as queues:
+        queues.create("orders", max_body_bytes=64 * 1024 * 1024)
+        queues.push_many("orders", [b"x"] * 1_000)
+        assert len(queues.pull_many("orders", 1_000)) == 1_000
+
+
+def test_a_pull_of_many_ends_before_its_answer_is_too_large_and_not_sooner(serve):
+    server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
+    with Queues(Remote(server.endpoint)) as queues:
+        queues.create("orders", max_body_bytes=100_000)
+        # All together would never fit; a few hundred small ones do, and few of the large.
+        queues.push_many("orders", [b"x"] * 400)
+        for _ in range(8):
+            queues.push_many("orders", [bytes(90_000)] * 10)
+        first = queues.pull_many("orders", 500)
+        assert [claim.body for claim in first[:400]] == [b"x"] * 400
+        assert 20 < len(first) - 400 < 30
+        sizes = [len(claim.body) for claim in queues.pull_many("orders", 500)]
+        assert 20 < len(sizes) < 30
+
+
+def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
+    server = serve(limits=Limits(unsent_bytes_max=65_536, stall_s_max=0.4))
+    with Wire(server) as wire, Wire(server) as other:
+        wire.ask(1, CreateQueue("orders"))
+        wire.ask(2, Push("orders", b"x" * 500_000))
+        peeks = b"".join(encode_command(n, Peek("orders")) for n in range(3, 40))
+        wire.link.sendall(peeks)
+        until(lambda: len(server.desk.connections) == 1)
+        assert other.ask(1, Stats("orders")).visible == 1
+        assert wire.hears_the_end()
+
+
+def test_a_client_that_never_introduces_itself_is_let_go(serve):
+    with Wire(serve(limits=Limits(hello_s_max=0.2)), hello=False) as wire:
+        assert wire.hears_the_end()
+
+
+def test_a_frame_that_is_never_finished_is_not_waited_for(serve):
+    server = serve(limits=Limits(stall_s_max=0.3))
+    with Wire(server) as wire, Wire(server) as idle:
+        wire.link.sendall(HEADER.pack(1_000, 1, 1) + b"x")
+        assert wire.hears_the_end()
+        # One that is merely silent may stay.
+        idle.ask(1, CreateQueue("orders"))
+
+
+def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
+    server = serve(limits=Limits(unfinished_bytes_max=1_500_000))
+    frame = encode_command(2, Push("orders", bytes(1_000_000)))
+    with Wire(server) as first, Wire(server) as second, Wire(server) as third:
+        first.ask(1, CreateQueue("orders"))
+        first.link.sendall(frame[:100])
+        until(lambda: server.desk.unfinished_bytes > 1_000_000)
+        second.link.sendall(frame[:100])
+        kind, request, body = second.next()
+        assert request == 0
+        with pytest.raises(Overloaded, match="finds no room: others are being received"):
+            decode_answer(kind, body, bytes)
+        assert second.hears_the_end()
+        first.link.sendall(frame[100:])
+        assert first.next()[:2] == (REPLY, 2)
+        # What was set aside is free again.
+        third.link.sendall(frame)
+        assert third.next()[:2] == (REPLY, 2)
+        until(lambda: server.desk.unfinished_bytes == 0)
+
+
+def test_only_so_many_connections_are_let_in(serve):
+    server = serve(limits=Limits(connections_max=1))
+    with Wire(server), Wire(server, hello=False) as late:
+        kind, _, body = late.next()
+        with pytest.raises(UnavailableError, match="1 connections"):
+            decode_answer(kind, body, bytes)
+
+
+# Strangers.
+
+
+def test_a_browser_is_told_what_this_is(server):
+    with Wire(server, hello=False, tcp=True) as wire:
+        wire.link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = wire.link.recv(4_096)
+        assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"Penstock frames" in said
+        assert wire.hears_the_end()
+
+
+def test_another_version_is_told_which_one_is_spoken_here(server):
+    with Wire(server, hello=False) as wire:
+        wire.link.sendall(PRELUDE[:6] + b"\x63\x00")
+        kind, _, body = wire.next()
+        with pytest.raises(ProtocolError, match="speaks version 99 of the frames"):
+            decode_answer(kind, body, bytes)
+        assert wire.hears_the_end()
+
+
+def test_bytes_that_are_no_frame_end_the_connection_with_a_reason(wire):
+    wire.link.sendall(HEADER.pack(5, 0x55, 1) + b"wrong")
+    kind, request, body = wire.next()
+    assert (kind, request) == (ERROR, 0)
+    with pytest.raises(ProtocolError, match="the client sent a frame of kind 0x55"):
+        decode_answer(kind, body, bytes)
+    assert wire.hears_the_end()
+
+
+def test_no_garbage_brings_the_server_down(server, wire):
+    chance = random.Random(7)
+    good = encode_hello(Hello("test")) + encode_command(1, Push("orders", b"x"))
+    for number in range(150):
+        with Wire(server, hello=False, tcp=number % 2 == 0) as stranger:
+            spoilt = bytearray(good)
+            for _ in range(3):
+                spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)
+            try:
+                stranger.link.sendall(bytes(spoilt) + chance.randbytes(20))
+                stranger.link.shutdown(socket.SHUT_WR)
+            except OSError:
+                continue
+            assert stranger.hears_the_end()
+    assert wire.ask(2, Stats("orders")).queue == "orders"
+    assert server.failures == []
+
+
+AS_NOBODY = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+sys.stdout.buffer.write(link.recv(4096))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_turned_away_even_if_it_reaches_the_socket(server):
+    import subprocess
+
+    # Parallel runs nest their directories deeper than a run by itself.
+    root = Path(tempfile.gettempdir())
+    for directory in server.path.parents:
+        if directory.is_relative_to(root) and directory != root:
+            directory.chmod(0o755)
+    server.path.chmod(0o666)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(server.path)], capture_output=True, check=False
+    )
+    assert b"user 65534 may not use it" in done.stdout, done.stderr
+    until(lambda: not server.desk.connections)

@@ -1,0 +1,184 @@
+"""Clients as their users have them: aws-cli, the JavaScript SDK, sqs-consumer, a Celery worker."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import IN_CI
+from tests.server.sqs.conftest import clean_environment, serve
+
+CLIENTS = Path(__file__).parent / "clients"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "any",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def aws(server, *words, check=True, **environment):
+    command = [Path(sys.executable).with_name("aws"), "--endpoint-url", server.url, "sqs", *words]
+    done = subprocess.run(
+        command,
+        env={**clean_environment(), **CREDENTIALS, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if not check:
+        return done
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def test_the_aws_command_line_does_what_the_start_up_lines_say(server):
+    url = aws(server, "create-queue", "--queue-name", "cli-orders")["QueueUrl"]
+    assert url == f"{server.url}/000000000000/cli-orders"
+    sent = aws(server, "send-message", "--queue-url", url, "--message-body", "hello")
+    received = aws(server, "receive-message", "--queue-url", url, "--attribute-names", "All")
+    (message,) = received["Messages"]
+    assert (message["Body"], message["MessageId"]) == ("hello", sent["MessageId"])
+    receipt = message["ReceiptHandle"]
+    assert aws(server, "delete-message", "--queue-url", url, "--receipt-handle", receipt) is None
+    attributes = aws(server, "get-queue-attributes", "--queue-url", url, "--attribute-names", "All")
+    assert attributes["Attributes"]["ApproximateNumberOfMessages"] == "0"
+    done = aws(server, "get-queue-url", "--queue-name", "none", check=False)
+    assert done.returncode != 0
+    assert "(AWS.SimpleQueueService.NonExistentQueue)" in done.stderr
+
+
+def test_the_aws_command_line_signs_so_that_it_is_believed():
+    keys = {"PENSTOCK_KEYS": "AKID:secret/with+odd=characters"}
+    with serve("--store", "memory:", environment=keys) as server:
+        good = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret/with+odd=characters"}
+        url = aws(server, "create-queue", "--queue-name", "q", **good)["QueueUrl"]
+        aws(server, "send-message", "--queue-url", url, "--message-body", "ü +%&=", **good)
+        (message,) = aws(server, "receive-message", "--queue-url", url, **good)["Messages"]
+        assert message["Body"] == "ü +%&="
+        done = aws(server, "list-queues", check=False)
+        assert "(SignatureDoesNotMatch)" in done.stderr
+
+
+@pytest.fixture(scope="session")
+def clients(tmp_path_factory):
+    """The JavaScript clients, installed beside their scripts; git does not see them."""
+    installed = CLIENTS / "node_modules"
+    if not (installed / "sqs-consumer").is_dir():
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+        done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(installed, ignore_errors=True)
+            complain = pytest.fail if IN_CI else pytest.skip
+            complain(f"service not installed: npm cannot fetch the clients: {done.stderr[-300:]}")
+    return CLIENTS
+
+
+def node(clients, script, *words):
+    done = subprocess.run(
+        ["node", clients / script, *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+SEEN = {
+    "body": "grüße 😀",
+    "sameId": True,
+    "sameDigest": True,
+    "text": "ü",
+    "bytes": [0, 255],
+    "receives": "1",
+    "batch": 10,
+    "order": ",".join(f"m{number}" for number in range(10)),
+    "deleted": 10,
+    "empty": None,
+    "sequence": 20,
+    "invalid": "InvalidParameterValue",
+    "attributes": {"VisibilityTimeout": "60"},
+    "queues": 2,
+}
+
+
+@pytest.mark.service("npm")
+def test_the_javascript_sdk_finds_everything_as_on_aws(clients):
+    with serve("--store", "memory:") as server:
+        seen = node(clients, "sdk.mjs", server.url)
+    name, is_typed, status = seen.pop("error")
+    assert name in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
+    assert (is_typed, status) == (True, 400)
+    assert seen == SEEN
+
+
+@pytest.mark.service("npm")
+def test_the_javascript_sdk_signs_so_that_it_is_believed(clients):
+    with serve("--store", "memory:", environment={"PENSTOCK_KEYS": "AKID:secret"}) as server:
+        seen = node(clients, "sdk.mjs", server.url, "AKID", "secret")
+    assert seen["body"] == "grüße 😀"
+
+
+@pytest.mark.service("npm")
+def test_sqs_consumer_handles_and_deletes_every_message(clients, server):
+    seen = node(clients, "consumer.mjs", server.url)
+    assert seen == {"done": 25, "failures": 1, "left": "0", "held": "0"}
+
+
+TASKS = """
+    import socket
+
+    from celery import Celery
+
+    app = Celery("work", broker="sqs://any:any@127.0.0.1:{port}//")
+    app.conf.broker_transport_options = {{
+        "region": "us-east-1", "is_secure": False, "wait_time_seconds": 2, "polling_interval": 0,
+    }}
+    app.conf.task_default_queue = "celery-work"
+
+    @app.task(bind=True, max_retries=3, acks_late=True)
+    def tell(self, number):
+        if number == 3 and self.request.retries == 0:
+            raise self.retry(countdown=0)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as teller:
+            teller.sendto(str(number).encode(), ("127.0.0.1", {ear}))
+
+    if __name__ == "__main__":
+        for number in range(20):
+            tell.delay(number)
+"""
+
+
+def test_a_celery_worker_runs_every_task(server, tmp_path):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
+        ear.bind(("127.0.0.1", 0))
+        ear.settimeout(60)
+        source = textwrap.dedent(TASKS).format(port=server.port, ear=ear.getsockname()[1])
+        (tmp_path / "work.py").write_text(source)
+        environment = {**clean_environment(), **CREDENTIALS, "PYTHONPATH": str(tmp_path)}
+        work = [sys.executable, str(tmp_path / "work.py")]
+        subprocess.run(work, env=environment, check=True, timeout=60)
+        celery = [str(Path(sys.executable).with_name("celery")), "-A", "work", "worker"]
+        alone = ["--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+        said = tmp_path / "worker.txt"
+        with said.open("wb") as output:
+            worker = subprocess.Popen(
+                [*celery, *alone], env=environment, cwd=tmp_path, stdout=output, stderr=output
+            )
+        try:
+            heard = {int(ear.recv(100)) for _ in range(20)}
+        except TimeoutError:
+            pytest.fail(said.read_text())
+        finally:
+            worker.terminate()
+            worker.wait(60)
+    assert heard == set(range(20))
+    client = server.client()
+    url = client.get_queue_url(QueueName="celery-work")["QueueUrl"]
+    shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert shown["ApproximateNumberOfMessages"] == "0"
+    client.close()

@@ -1,0 +1,369 @@
+"""Dead letters over both protocols, and the tasks that move them back."""
+
+import asyncio
+import base64
+import json
+import uuid
+
+import pytest
+
+from penstock.service import ConfigureQueue
+from tests.server.sqs.asking import (
+    arn,
+    bodies,
+    kill,
+    make,
+    make_fifo,
+    make_pair,
+    push,
+    receive,
+    redrive,
+    refused,
+    send,
+    shown,
+)
+
+
+def test_a_message_received_too_often_is_dead_lettered(local, either):
+    source, dead = make_pair(either, receives=2)
+    policy = json.loads(shown(either, source)["RedrivePolicy"])
+    assert policy == {"deadLetterTargetArn": arn(either, dead), "maxReceiveCount": 2}
+    send(either, source, "poison")
+    for _ in range(2):
+        assert bodies(either, source) == ["poison"]
+        local.clock.advance(seconds=30)
+    assert bodies(either, source) == []
+    (letter,) = receive(either, dead, AttributeNames=["All"])
+    assert letter["Attributes"]["DeadLetterQueueSourceArn"] == arn(either, source)
+    assert letter["Attributes"]["ApproximateReceiveCount"] == "3"
+    assert either.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [source]
+    assert not either.list_dead_letter_source_queues(QueueUrl=source).get("queueUrls")
+    either.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": ""})
+    assert "RedrivePolicy" not in shown(either, source)
+
+
+def test_a_dead_letter_of_a_fifo_queue_is_deduplicated_by_its_message_id(local, either):
+    source, dead = make_pair(either, suffix=".fifo", FifoQueue="true")
+    sent = push(either, source, "poison", MessageDeduplicationId="shared")
+    assert bodies(either, source) == ["poison"]
+    local.clock.advance(seconds=30)
+    assert bodies(either, source) == []
+    push(either, dead, "stranger", MessageDeduplicationId="shared")
+    letters = receive(either, dead, MaxNumberOfMessages=10, AttributeNames=["All"])
+    ids = {letter["Body"]: letter["Attributes"]["MessageDeduplicationId"] for letter in letters}
+    assert ids == {"poison": sent["MessageId"], "stranger": "shared"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "reason"),
+    [
+        ({"region_name": "eu-west-1"}, "Dead-letter target must be in same region as the source."),
+        (
+            {"aws_access_key_id": "111122223333"},
+            "Dead-letter target owner should be same as the source.",
+        ),
+    ],
+    ids=["region", "account"],
+)
+def test_dead_letters_stay_with_the_owner_and_in_the_region(local, either, owner, reason):
+    away = local.client(**owner)
+    policy = redrive(arn(away, make(away, "dead")))
+    said = f"Value {policy} for parameter RedrivePolicy is invalid. Reason: {reason}"
+    attributes = {"RedrivePolicy": policy}
+    assert refused(either.create_queue, QueueName="q", Attributes=attributes) == (
+        "InvalidParameterValue",
+        said,
+    )
+    url = make(either)
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes=attributes)[1] == said
+    assert "RedrivePolicy" not in shown(either, url)
+
+
+def test_sources_of_dead_letters_are_listed_by_page(either):
+    dead = make(either, "dead")
+    policy = redrive(arn(either, dead))
+    urls = [make(either, f"s{number}", RedrivePolicy=policy) for number in range(3)]
+    page = either.list_dead_letter_source_queues(QueueUrl=dead, MaxResults=2)
+    assert page["queueUrls"] == urls[:2]
+    rest = either.list_dead_letter_source_queues(
+        QueueUrl=dead, MaxResults=2, NextToken=page["NextToken"]
+    )
+    assert rest["queueUrls"] == urls[2:]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("nonsense", "Redrive policy is not a valid JSON map."),
+        ('{"maxReceiveCount": 1}', "mandatory attribute: deadLetterTargetArn."),
+        ('{"deadLetterTargetArn": "DEAD"}', "mandatory attribute: maxReceiveCount."),
+        (redrive("dummy", 42), "Invalid value for deadLetterTargetArn."),
+        (redrive("arn:aws:sqs:us-east-1:000000000000:none"), "target does not exist."),
+        (redrive("FIFO"), "must be same type of queue as the source."),
+        (redrive("DEAD", 0), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", 1_001), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", "x"), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DENIES"), "does not allow this queue as a source queue."),
+        (redrive("OTHERS"), "does not allow this queue as a source queue."),
+    ],
+)
+def test_a_bad_redrive_policy_is_refused(either, policy, reason):
+    dead = make(either, "dead")
+    deny = make(either, "deny", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
+    by_queue = {"redrivePermission": "byQueue", "sourceQueueArns": [arn(either, dead)]}
+    others = make(either, "others", RedriveAllowPolicy=json.dumps(by_queue))
+    fifo = make_fifo(either)
+    for word, url in [("DEAD", dead), ("DENIES", deny), ("OTHERS", others), ("FIFO", fifo)]:
+        policy = policy.replace(word, arn(either, url))
+    given = {"RedrivePolicy": policy}
+    code, message = refused(either.create_queue, QueueName="source", Attributes=given)
+    assert code == "InvalidParameterValue"
+    assert message.startswith(f"Value {policy} for parameter RedrivePolicy is invalid. Reason: ")
+    assert message.endswith(reason)
+    assert refused(either.get_queue_url, QueueName="source")[0].endswith("NonExistentQueue")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "x",
+        "{}",
+        '{"redrivePermission": "some"}',
+        '{"redrivePermission": "byQueue"}',
+        '{"redrivePermission": "denyAll", "sourceQueueArns": ["x"]}',
+        '{"redrivePermission": "byQueue", "sourceQueueArns": ["x"]}',
+        json.dumps(
+            {
+                "redrivePermission": "byQueue",
+                "sourceQueueArns": [f"arn:aws:sqs:us-east-1:000000000000:q{n}" for n in range(11)],
+            }
+        ),
+    ],
+)
+def test_a_bad_redrive_allow_policy_is_refused(either, policy):
+    code, _ = refused(
+        either.create_queue, QueueName="dead", Attributes={"RedriveAllowPolicy": policy}
+    )
+    assert code == "InvalidParameterValue"
+
+
+def test_a_queue_named_in_the_allow_policy_may_send_its_dead_letters(either):
+    source_arn = "arn:aws:sqs:us-east-1:000000000000:source"
+    allow = {"redrivePermission": "byQueue", "sourceQueueArns": [source_arn]}
+    dead = make(either, "dead", RedriveAllowPolicy=json.dumps(allow))
+    source = make(either, "source", RedrivePolicy=redrive(arn(either, dead)))
+    assert either.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [source]
+
+
+def tasks(client, source, count=1):
+    return client.list_message_move_tasks(SourceArn=source, MaxResults=count).get("Results", [])
+
+
+def wait_for(client, source, *statuses):
+    """The latest task, once it has one of these statuses."""
+    (task,) = tasks(client, source)
+    for _ in range(2_000):
+        if task["Status"] in statuses:
+            return task
+        (task,) = tasks(client, source)
+    raise AssertionError(task)
+
+
+def test_dead_letters_go_back_to_where_they_came_from(local, either):
+    one, dead = make_pair(either)
+    two = make(either, "two", RedrivePolicy=redrive(arn(either, dead)))
+    kill(local, either, one, "a", "b")
+    kill(local, either, two, "c")
+    dead_arn = arn(either, dead)
+    assert either.start_message_move_task(SourceArn=dead_arn)["TaskHandle"]
+    task = wait_for(either, dead_arn, "COMPLETED")
+    assert task["ApproximateNumberOfMessagesMoved"] == 3
+    assert task["ApproximateNumberOfMessagesToMove"] == 3
+    assert task["SourceArn"] == dead_arn
+    assert "DestinationArn" not in task
+    assert "TaskHandle" not in task
+    assert bodies(either, one) == ["a", "b"]
+    assert bodies(either, two) == ["c"]
+
+
+def test_dead_letters_go_where_they_are_told(local, either):
+    source, dead = make_pair(either)
+    other = make(either, "other")
+    kill(local, either, source, "a", "b")
+    either.start_message_move_task(SourceArn=arn(either, dead), DestinationArn=arn(either, other))
+    task = wait_for(either, arn(either, dead), "COMPLETED")
+    assert task["DestinationArn"] == arn(either, other)
+    assert bodies(either, other) == ["a", "b"]
+
+
+def test_a_task_keeps_to_its_rate_and_can_be_cancelled(local, either):
+    source, dead = make_pair(either)
+    kill(local, either, source, *"abcdefghij")
+    dead_arn = arn(either, dead)
+    started = either.start_message_move_task(SourceArn=dead_arn, MaxNumberOfMessagesPerSecond=1)
+    (task,) = tasks(either, dead_arn)
+    assert task["Status"] == "RUNNING"
+    assert task["TaskHandle"] == started["TaskHandle"]
+    assert task["MaxNumberOfMessagesPerSecond"] == 1
+    assert refused(either.start_message_move_task, SourceArn=dead_arn) == (
+        "InvalidParameterValue",
+        (
+            "There is already a task running. Only one active task is allowed for a source "
+            "queue arn at a given time."
+        ),
+    )
+    cancelled = either.cancel_message_move_task(TaskHandle=started["TaskHandle"])
+    assert cancelled["ApproximateNumberOfMessagesMoved"] <= 2
+    assert wait_for(either, dead_arn, "CANCELLED")["ApproximateNumberOfMessagesToMove"] == 10
+    assert refused(either.cancel_message_move_task, TaskHandle=started["TaskHandle"])[0] == (
+        "AWS.SimpleQueueService.UnsupportedOperation"
+    )
+    assert len(bodies(either, dead)) >= 8
+
+
+def test_a_task_fails_when_its_destination_goes_away(local, either):
+    source, dead = make_pair(either)
+    other = make(either, "other")
+    kill(local, either, source, *"abcdefghij")
+    dead_arn = arn(either, dead)
+    either.start_message_move_task(
+        SourceArn=dead_arn, DestinationArn=arn(either, other), MaxNumberOfMessagesPerSecond=20
+    )
+    either.delete_queue(QueueUrl=other)
+    task = wait_for(either, dead_arn, "FAILED")
+    assert task["FailureReason"] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_task_ends_with_its_queue_and_leaves_the_next_of_that_name_alone(local, either):
+    _, dead = make_pair(either)
+    other = make(either, "other")
+    for body in ("a", "b", "c"):
+        send(either, dead, body)
+    either.start_message_move_task(
+        SourceArn=arn(either, dead),
+        DestinationArn=arn(either, other),
+        MaxNumberOfMessagesPerSecond=1,
+    )
+    either.delete_queue(QueueUrl=dead)
+    local.clock.advance(seconds=60)
+    send(either, make(either, "dead"), "new")
+    while local.call(lambda: any(map(is_move, asyncio.all_tasks()))):
+        pass
+    assert bodies(either, dead) == ["new"]
+    assert "new" not in bodies(either, other)
+
+
+def is_move(task):
+    return task.get_name().startswith("move ")
+
+
+def test_a_task_that_makes_no_sense_is_refused(either):
+    url = make(either)
+    queue_arn = arn(either, url)
+    none = "arn:aws:sqs:us-east-1:000000000000:none"
+    begin = either.start_message_move_task
+    assert refused(begin, SourceArn=queue_arn) == (
+        "InvalidParameterValue",
+        "Source queue must be configured as a Dead Letter Queue.",
+    )
+    missing = "The resource that you specified for the {} parameter doesn't exist."
+    for call in (begin, either.list_message_move_tasks):
+        assert refused(call, SourceArn=none) == (
+            "ResourceNotFoundException",
+            missing.format("SourceArn"),
+        )
+        assert refused(call, SourceArn="nonsense")[0] == "InvalidParameterValue"
+    _, dead = make_pair(either, suffix="2")
+    assert refused(begin, SourceArn=arn(either, dead), DestinationArn=none) == (
+        "ResourceNotFoundException",
+        missing.format("DestinationArn"),
+    )
+    for rate in (0, 501):
+        code, _ = refused(begin, SourceArn=arn(either, dead), MaxNumberOfMessagesPerSecond=rate)
+        assert code == "InvalidParameterValue"
+    cancel = either.cancel_message_move_task
+    assert refused(cancel, TaskHandle="nonsense") == (
+        "InvalidParameterValue",
+        "Value for parameter TaskHandle is invalid.",
+    )
+    import base64
+
+    unknown = base64.b64encode(json.dumps({"taskId": "x", "sourceArn": queue_arn}).encode())
+    assert refused(cancel, TaskHandle=unknown.decode()) == (
+        "ResourceNotFoundException",
+        "Task does not exist.",
+    )
+    for limit in (0, 11):
+        assert refused(either.list_message_move_tasks, SourceArn=queue_arn, MaxResults=limit)[
+            0
+        ] == ("InvalidParameterValue")
+
+
+def test_a_queue_may_name_itself_and_nothing_moves(local, either):
+    url = make(either)
+    policy = redrive(arn(either, url), 1)
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy})
+    assert shown(either, url)["RedrivePolicy"] == policy
+    assert either.list_dead_letter_source_queues(QueueUrl=url)["queueUrls"] == [url]
+    send(either, url)
+    for _ in range(3):
+        assert len(receive(either, url)) == 1
+        local.clock.advance(seconds=31)
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    assert "RedrivePolicy" not in shown(either, url)
+
+
+def test_a_source_that_is_no_longer_allowed_keeps_its_dead_letters(local, either):
+    source, dead = make_pair(either)
+    policy = shown(either, source)["RedrivePolicy"]
+
+    def allow(**permission):
+        text = json.dumps(permission)
+        either.set_queue_attributes(QueueUrl=dead, Attributes={"RedriveAllowPolicy": text})
+
+    allow(redrivePermission="denyAll")
+    assert shown(either, source)["RedrivePolicy"] == policy
+    assert either.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [source]
+    kill(local, either, source, "spared")
+    assert receive(either, dead) == []
+    (message,) = receive(either, source)
+    assert message["Body"] == "spared"
+    either.delete_message(QueueUrl=source, ReceiptHandle=message["ReceiptHandle"])
+
+    allow(redrivePermission="byQueue", sourceQueueArns=[arn(either, source)])
+    kill(local, either, source, "dead")
+    assert bodies(either, dead) == ["dead"]
+    assert shown(either, source)["RedrivePolicy"] == policy
+
+
+def test_letters_that_came_from_nowhere_fail_their_move(local, either):
+    _, dead = make_pair(either)
+    send(either, dead, "sent here")
+    dead_arn = arn(either, dead)
+    handle = either.start_message_move_task(SourceArn=dead_arn)["TaskHandle"]
+    told = json.loads(base64.b64decode(handle))
+    assert (str(uuid.UUID(told["taskId"])), told["sourceArn"]) == (told["taskId"], dead_arn)
+    task = wait_for(either, dead_arn, "FAILED")
+    assert (task["Status"], task["FailureReason"]) == ("FAILED", "CouldNotDetermineMessageSource")
+    assert (
+        task["ApproximateNumberOfMessagesMoved"],
+        task["ApproximateNumberOfMessagesToMove"],
+    ) == (0, 1)
+    assert bodies(either, dead) == ["sent here"]
+
+
+def test_a_redrive_policy_is_shown_as_it_was_given_and_its_count_as_a_number(local, either):
+    dead = make(either, "dead")
+    given = json.dumps({"maxReceiveCount": 7, "deadLetterTargetArn": arn(either, dead)}, indent=1)
+    url = make(either, RedrivePolicy=given)
+    assert shown(either, url)["RedrivePolicy"] == given
+    make(either, RedrivePolicy=given)
+    as_text = json.dumps({"deadLetterTargetArn": arn(either, dead), "maxReceiveCount": "9"})
+    either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": as_text})
+    assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 9
+    changed = ConfigureQueue("q", {"max_receives": 3})
+    local.call(local.running.engine.submit, changed)
+    assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 3
+    ended = ConfigureQueue("q", {"max_receives": None, "dead_letter": None})
+    local.call(local.running.engine.submit, ended)
+    assert "RedrivePolicy" not in shown(either, url)

@@ -1,0 +1,128 @@
+"""Which messages of a FIFO queue are received next: as Amazon's queues do it."""
+
+from itertools import count
+
+import pytest
+
+from tests.server.sqs.asking import bodies, make_fifo, push, receive, shown
+
+
+def fill(local, client, url, *names):
+    """Sends messages named like `a1`, a second apart: the letter is the group."""
+    for name in names:
+        push(client, url, name, group=name[0])
+        local.clock.advance(seconds=1)
+
+
+def release(client, url, message, seconds=0):
+    client.change_message_visibility(
+        QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=seconds
+    )
+
+
+def delete(client, url, message):
+    client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+
+
+def test_a_receive_takes_one_group_before_the_next(local, either):
+    url = make_fifo(either)
+    fill(local, either, url, "a1", "b1", "a2", "a3")
+    assert bodies(either, url) == ["a1", "a2", "a3", "b1"]
+
+
+def test_a_group_is_hidden_whole_and_comes_back_behind_the_others(local, either):
+    url = make_fifo(either, VisibilityTimeout="20")
+    fill(local, either, url, "a1", "a2", "a3", "a4", "b1", "c1")
+    assert bodies(either, url, MaxNumberOfMessages=2) == ["a1", "a2"]
+    assert bodies(either, url, MaxNumberOfMessages=1) == ["b1"]
+    local.clock.advance(seconds=21)
+    order = bodies(either, url, VisibilityTimeout=0)
+    assert order == ["c1", "a1", "a2", "a3", "a4", "b1"]
+
+
+def test_no_visibility_at_all_ends_a_groups_turn(local, either):
+    url = make_fifo(either)
+    fill(local, either, url, "a1", "b1", "b2", "c1", "a2")
+    assert bodies(either, url, MaxNumberOfMessages=3, VisibilityTimeout=0) == ["a1", "a2", "b1"]
+    assert bodies(either, url, VisibilityTimeout=0) == ["c1", "a1", "a2", "b1", "b2"]
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_a_message_given_back_can_be_received_before_the_rest_of_its_batch_is(
+    local, either, seconds
+):
+    url = make_fifo(either)
+    fill(local, either, url, "a1", "a2", "b1")
+    first, _ = receive(either, url, MaxNumberOfMessages=2)
+    release(either, url, first, seconds)
+    local.clock.advance(seconds=2)
+    assert bodies(either, url, MaxNumberOfMessages=3) == ["b1", "a1"]
+
+
+@pytest.mark.parametrize(("extended", "received"), [(0, []), (1, ["a1"]), (2, ["a1", "a2"])])
+def test_whatever_stands_behind_a_hidden_message_is_hidden(local, either, extended, received):
+    url = make_fifo(either, VisibilityTimeout="1")
+    fill(local, either, url, "a1", "a2", "a3")
+    messages = receive(either, url, MaxNumberOfMessages=5)
+    release(either, url, messages[extended], 4)
+    local.clock.advance(seconds=2)
+    assert bodies(either, url, MaxNumberOfMessages=5) == received
+
+
+def test_a_group_goes_on_by_its_next_message_once_what_was_received_is_deleted(local, either):
+    url = make_fifo(either)
+    fill(local, either, url, "a1", "b1", "a2", "b2", "a3", "a4", "c1")
+    held = receive(either, url, MaxNumberOfMessages=2)
+    assert [message["Body"] for message in held] == ["a1", "a2"]
+    delete(either, url, held[0])
+    assert bodies(either, url, VisibilityTimeout=0) == ["b1", "b2", "c1"]
+    local.clock.advance(seconds=1)
+    delete(either, url, held[1])
+    assert bodies(either, url) == ["a3", "a4", "b1", "b2", "c1"]
+
+
+def test_after_a_purge_a_message_may_be_sent_again(local, either):
+    url = make_fifo(either)
+    push(either, url, "one")
+    either.purge_queue(QueueUrl=url)
+    push(either, url, "one")
+    push(either, url, "one")
+    assert bodies(either, url) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("queue", "messageGroup"), ("messageGroup", "queue")]
+)
+def test_another_scope_of_duplicates_is_shown_at_once_and_counts_a_minute_later(
+    local, either, before, after
+):
+    def sent():
+        """How many of two messages with one dedup id in two groups arrive."""
+        dedup_id = str(next(dedup_ids))
+        for group in ("a", "b"):
+            either.send_message(
+                QueueUrl=url,
+                MessageBody="x",
+                MessageGroupId=group,
+                MessageDeduplicationId=dedup_id,
+            )
+        messages = receive(either, url, MaxNumberOfMessages=10)
+        for message in messages:
+            delete(either, url, message)
+        return len(messages)
+
+    dedup_ids = count()
+    arrive = {"queue": 1, "messageGroup": 2}
+    url = make_fifo(either, DeduplicationScope=before)
+    assert sent() == arrive[before]
+    either.set_queue_attributes(QueueUrl=url, Attributes={"DeduplicationScope": after})
+    assert shown(either, url, "DeduplicationScope") == {"DeduplicationScope": after}
+    local.clock.advance(seconds=59)
+    assert sent() == arrive[before]
+    local.clock.advance(seconds=1)
+    assert sent() == arrive[after]
+    assert shown(either, url, "DeduplicationScope") == {"DeduplicationScope": after}
+    for scope in (before, after):
+        either.set_queue_attributes(QueueUrl=url, Attributes={"DeduplicationScope": scope})
+    local.clock.advance(seconds=61)
+    assert sent() == arrive[after]

@@ -1,0 +1,385 @@
+"""The scorecard's rows for this endpoint at their quick figures: sizes, counts, names, receipts."""
+
+import http.client
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.service import ConfigureQueue
+from tests.server.sqs.asking import (
+    bodies,
+    make,
+    make_fifo,
+    memory_bytes,
+    push,
+    receive,
+    refused,
+    send,
+)
+from tests.server.sqs.conftest import Local, serve
+
+MIB = 1_048_576
+
+
+class Wire:
+    """A connection that speaks JSON, and does not care what it says."""
+
+    def __init__(self, url):
+        host, port = url.removeprefix("http://").split(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=30)
+
+    def ask(self, action, body, **headers):
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self._connection.request(
+            "POST", "/", content, {"X-Amz-Target": f"AmazonSQS.{action}", **headers}
+        )
+        answer = self._connection.getresponse()
+        return answer.status, answer.read()
+
+    def close(self):
+        self._connection.close()
+
+
+@pytest.fixture
+def wire(plain):
+    connection = Wire(plain.url)
+    yield connection
+    connection.close()
+
+
+def test_large_bodies_cost_no_more_than_themselves():
+    """Row 14: 500 times 1 MiB, one byte more, and batches of 1 MiB in all."""
+    with serve("--store", "memory:") as server:
+        client = server.client()
+        url = client.create_queue(QueueName="large")["QueueUrl"]
+        body = "x" * MIB
+        wire = Wire(server.url)
+        ask = json.dumps({"QueueUrl": url, "MessageBody": body}).encode()
+        before_bytes = memory_bytes(server.process.pid)
+        for _ in range(500):
+            assert wire.ask("SendMessage", ask)[0] == 200
+            status, answer = wire.ask("ReceiveMessage", {"QueueUrl": url})
+            assert status == 200
+            receipt = json.loads(answer)["Messages"][0]["ReceiptHandle"]
+            wire.ask("DeleteMessage", {"QueueUrl": url, "ReceiptHandle": receipt})
+        for number in range(20):
+            entries = [{"Id": str(n), "MessageBody": "x" * (MIB // 8)} for n in range(8)]
+            status, _ = wire.ask("SendMessageBatch", {"QueueUrl": url, "Entries": entries})
+            assert status == 200
+            entries[number % 8]["MessageBody"] += "x"
+            status, answer = wire.ask("SendMessageBatch", {"QueueUrl": url, "Entries": entries})
+            assert status == 400
+            assert b"BatchRequestTooLong" in answer
+        status, answer = wire.ask("SendMessage", {"QueueUrl": url, "MessageBody": body + "x"})
+        assert status == 400
+        assert b"Message must be shorter than 1048576 bytes." in answer
+        grown_bytes = memory_bytes(server.process.pid) - before_bytes
+        wire.close()
+        client.close()
+    assert grown_bytes <= 20 * MIB + 64 * MIB
+
+
+NAMES = ["../x", "..", ".", "/etc/passwd", "a/b", "nul\x00", "%2e%2e%2f", "ü", "a" * 81, "", "@x"]
+NAMES += ["x@us-east-1.111122223333", "a\nb", "a b", "con.fifo.fifo", ".fifo", "\ud7ff", "😀"]
+
+
+def test_no_name_leads_out_of_the_data_directory(tmp_path):
+    """Row 21."""
+    data = tmp_path / "inside" / "data"
+    with serve("--data", str(data)) as server:
+        wire = Wire(server.url)
+        for name in NAMES:
+            status, _ = wire.ask("CreateQueue", {"QueueName": name})
+            assert 400 <= status < 500
+            fifo = {"FifoQueue": "true"}
+            assert 400 <= wire.ask("CreateQueue", {"QueueName": name, "Attributes": fifo})[0] < 500
+            for url in (f"{server.url}/000000000000/{name}", name):
+                status, _ = wire.ask("SendMessage", {"QueueUrl": url, "MessageBody": "x"})
+                assert 400 <= status < 500
+            assert 400 <= wire.ask("GetQueueUrl", {"QueueName": name})[0] < 500
+        assert wire.ask("ListQueues", {}) == (200, b"{}")
+        wire.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def mutations(receipt, seed):
+    """Receipts that are nearly this one."""
+    chance = random.Random(seed)
+    digits = "0123456789abcdef"
+    while True:
+        at = chance.randrange(len(receipt))
+        kind = chance.randrange(6)
+        if kind == 0:
+            yield receipt[:at] + chance.choice(digits) + receipt[at + 1 :]
+        elif kind == 1:
+            yield receipt[:at] + receipt[at + 1 :]
+        elif kind == 2:
+            yield receipt[:at] + chance.choice(digits) + receipt[at:]
+        elif kind == 3:
+            yield receipt[:at] + chance.choice("gG\x00ü +/=") + receipt[at + 1 :]
+        elif kind == 4:
+            yield "".join(chance.choice(digits) for _ in receipt)
+        else:
+            yield receipt.swapcase()
+
+
+def test_no_forged_receipt_is_believed(plain):
+    """Row 22: 20,000 of them, by tens; and one of another queue, and one of another life."""
+    client = plain.client()
+    url = make(client, "receipts")
+    send(client, url)
+    (message,) = receive(client, url, VisibilityTimeout=43_200)
+    receipt = message["ReceiptHandle"]
+    wire = Wire(plain.url)
+    source = mutations(receipt, seed=22)
+    for turn in range(2_000):
+        forged = [next(each for each in source if each != receipt) for _ in range(10)]
+        entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(forged)]
+        action = "DeleteMessageBatch"
+        if turn % 2:
+            action = "ChangeMessageVisibilityBatch"
+            entries = [{**entry, "VisibilityTimeout": 0} for entry in entries]
+        status, answer = wire.ask(action, {"QueueUrl": url, "Entries": entries})
+        assert status == 200
+        result = json.loads(answer)
+        assert "Successful" not in result
+        assert {entry["Code"] for entry in result["Failed"]} == {"ReceiptHandleIsInvalid"}
+    wire.close()
+    other = make(client, "receipts-other")
+    assert refused(client.delete_message, QueueUrl=other, ReceiptHandle=receipt)[0] == (
+        "ReceiptHandleIsInvalid"
+    )
+    shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert shown["ApproximateNumberOfMessagesNotVisible"] == "1"
+
+
+def test_a_receipt_of_another_store_is_refused(plain, query_data):
+    client = plain.client()
+    url = make(client, "stores")
+    send(client, url)
+    (message,) = receive(client, url)
+    other = Local(query_data)
+    try:
+        stranger = other.client()
+        theirs = make(stranger, "stores")
+        send(stranger, theirs)
+        receive(stranger, theirs)
+        receipt = message["ReceiptHandle"]
+        code, _ = refused(stranger.delete_message, QueueUrl=theirs, ReceiptHandle=receipt)
+        assert code == "ReceiptHandleIsInvalid"
+    finally:
+        other.close()
+
+
+SOUND = [
+    (
+        "SendMessage",
+        b'{"QueueUrl":"URL","MessageBody":"x","MessageAttributes":{"a":{"DataType":"Number","StringValue":"1"}}}',
+    ),
+    (
+        "SendMessageBatch",
+        b'{"QueueUrl":"URL","Entries":[{"Id":"1","MessageBody":"x","DelaySeconds":1}]}',
+    ),
+    (
+        "ReceiveMessage",
+        b'{"QueueUrl":"URL","MaxNumberOfMessages":10,"AttributeNames":["All"],"WaitTimeSeconds":0}',
+    ),
+    ("DeleteMessage", b'{"QueueUrl":"URL","ReceiptHandle":"abcdef"}'),
+    (
+        "CreateQueue",
+        b'{"QueueName":"fuzz","Attributes":{"RedrivePolicy":"{\\"maxReceiveCount\\":1}"},"tags":{"a":"b"}}',
+    ),
+    ("SetQueueAttributes", b'{"QueueUrl":"URL","Attributes":{"Policy":"{\\"Statement\\":[]}"}}'),
+    (
+        "AddPermission",
+        b'{"QueueUrl":"URL","Label":"l","AWSAccountIds":["111122223333"],"Actions":["*"]}',
+    ),
+    ("StartMessageMoveTask", b'{"SourceArn":"arn:aws:sqs:us-east-1:000000000000:fuzz"}'),
+    ("ListQueues", b'{"QueueNamePrefix":"f","MaxResults":5,"NextToken":"YQ=="}'),
+]
+TOKENS = [
+    b"null",
+    b"[]",
+    b"{}",
+    b"-1",
+    b"1e9",
+    b'""',
+    b'"\\u0000"',
+    b"true",
+    b"99999999999",
+    b"\xff",
+    b'"x"',
+]
+
+
+def test_no_body_however_mangled_crashes_the_server(plain):
+    """Row 19: bodies of every action with pieces changed, doubled, cut and swapped."""
+    client = plain.client()
+    url = make(client, "fuzzed").encode()
+    chance = random.Random(19)
+    wire = Wire(plain.url)
+    turns = int(os.environ.get("PENSTOCK_FUZZ", "17000"))
+    for _ in range(turns):
+        action, text = chance.choice(SOUND)
+        body = bytearray(text.replace(b"URL", url))
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(body))
+            kind = chance.randrange(4)
+            if kind == 0:
+                body[at] = chance.randrange(256)
+            elif kind == 1:
+                del body[at : at + chance.randrange(1, 20)]
+            elif kind == 2:
+                body[at:at] = body[at : at + chance.randrange(1, 30)]
+            else:
+                colon = body.find(b":", at)
+                if colon > 0:
+                    body[colon + 1 : colon + 2] = chance.choice(TOKENS)
+            if not body:
+                break
+        began_s = time.process_time()
+        status, _ = wire.ask(action, bytes(body))
+        assert status == 200 or 400 <= status < 500, (action, bytes(body))
+        assert time.process_time() - began_s < 1
+    wire.close()
+    assert client.list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def test_no_bytes_however_mangled_hang_or_crash_the_server(plain):
+    """Row 19 again: whole HTTP requests with bytes changed."""
+    import socket
+
+    host, port = plain.url.removeprefix("http://").split(":")
+    chance = random.Random(20)
+    sound = (
+        b"POST /000000000000/fuzzed?Action=SendMessage HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 13\r\n"
+        b"Connection: close\r\n\r\nMessageBody=x"
+    )
+    for _ in range(3_000):
+        sent = bytearray(sound)
+        for _ in range(chance.randrange(1, 5)):
+            sent[chance.randrange(len(sent))] = chance.randrange(256)
+        with socket.create_connection((host, int(port)), 5) as wire:
+            wire.sendall(sent)
+            wire.shutdown(socket.SHUT_WR)
+            said = wire.recv(65_536)
+            assert said == b"" or said[9:10] in b"24"
+
+
+def test_a_long_poll_is_woken_by_every_way_a_message_can_come(plain):
+    """Push, the end of a delay, of a claim, a release, a move: none is missed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = plain.client()
+    url = make_fifo(client, "wakes.fifo", VisibilityTimeout="30")
+    slow = make(client, "wakes-delayed")
+    with ThreadPoolExecutor(1) as pool:
+
+        def poll(queue):
+            started = pool.submit(lambda: bodies(plain.client(), queue, WaitTimeSeconds=20))
+            while not plain.call(lambda: plain.running.engine.has_waiters):
+                pass
+            return started
+
+        waiting = poll(url)
+        push(client, url, "pushed")
+        assert waiting.result(10) == ["pushed"]
+        waiting = poll(url)
+        plain.clock.advance(seconds=30)
+        assert waiting.result(10) == ["pushed"]
+        plain.clock.advance(seconds=30)
+        (message,) = receive(client, url)
+        waiting = poll(url)
+        held = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
+        client.change_message_visibility(**held, VisibilityTimeout=0)
+        assert waiting.result(10) == ["pushed"]
+        send(client, slow, "delayed", DelaySeconds=5)
+        waiting = poll(slow)
+        plain.clock.advance(seconds=5)
+        assert waiting.result(10) == ["delayed"]
+        waiting = poll(slow)
+        plain.clock.advance(seconds=20)
+        assert waiting.result(10) == []
+
+
+def test_a_long_poll_at_the_limit_waits_until_there_is_room(plain):
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = plain.client()
+    url = make(client, "crowded")
+    narrow = ConfigureQueue("crowded", {"in_flight_max": 1})
+    plain.call(plain.running.engine.submit, narrow)
+    send(client, url, "first")
+    send(client, url, "second")
+    (held,) = receive(client, url, VisibilityTimeout=43_200)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: bodies(plain.client(), url, WaitTimeSeconds=20))
+        while not plain.call(lambda: plain.running.engine.has_waiters):
+            pass
+        # A push does not end the wait: there is still no room for one more in flight.
+        send(client, url, "third")
+        assert plain.call(lambda: plain.running.engine.has_waiters)
+        client.delete_message(QueueUrl=url, ReceiptHandle=held["ReceiptHandle"])
+        assert waiting.result(10) == ["second"]
+
+
+def test_a_long_poll_ends_with_nothing_when_its_queue_is_deleted(plain):
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = plain.client()
+    url = make(client, "doomed")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(receive, plain.client(), url, WaitTimeSeconds=20)
+        while not plain.call(lambda: plain.running.engine.has_waiters):
+            pass
+        client.delete_queue(QueueUrl=url)
+        assert waiting.result(10) == []
+    refusal = refused(client.receive_message, QueueUrl=url)
+    assert refusal[0] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def served(url):
+    """Whether a newcomer is let in and answered."""
+    late = Wire(url)
+    try:
+        return late.ask("ListQueues", {})[0] == 200
+    except OSError:
+        return False
+    finally:
+        late.close()
+
+
+def test_with_no_files_left_to_open_the_server_goes_on_serving_whom_it_has():
+    """Of row 6: clients beyond the limit wait or fail; the others notice nothing."""
+    import socket
+
+    limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    with serve("--store", "memory:", before=limit) as server:
+        wire = Wire(server.url)
+        assert wire.ask("CreateQueue", {"QueueName": "q"})[0] == 200
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        for _ in range(50):
+            assert wire.ask("ListQueues", {})[0] == 200
+        for each in crowd:
+            each.close()
+        # Until the server has noticed that the crowd is gone, it may turn others away.
+        assert any(served(server.url) for _ in range(1_000))
+        wire.close()
+        assert server.stop() == 0
+
+
+def test_nothing_of_a_message_is_ever_said_on_the_terminal(tmp_path):
+    with serve("--data", str(tmp_path / "data")) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        client.send_message(QueueUrl=url, MessageBody="a secret")
+        client.close()
+        server.stop()
+        assert server.process.stdout.read() == b""
+    assert Path(tmp_path / "data").stat().st_mode & 0o077 == 0

@@ -1,0 +1,366 @@
+"""Queues over both protocols: made, changed, listed, tagged, permitted, ended."""
+
+import json
+
+import pytest
+
+from tests.server.sqs.asking import bodies, make, refused, send, shown
+
+
+def test_a_new_queue_has_amazons_defaults(either):
+    url = make(either)
+    assert shown(either, url) == {
+        "QueueArn": "arn:aws:sqs:us-east-1:000000000000:q",
+        "ApproximateNumberOfMessages": "0",
+        "ApproximateNumberOfMessagesNotVisible": "0",
+        "ApproximateNumberOfMessagesDelayed": "0",
+        "CreatedTimestamp": "1700000000",
+        "LastModifiedTimestamp": "1700000000",
+        "VisibilityTimeout": "30",
+        "MaximumMessageSize": "1048576",
+        "MessageRetentionPeriod": "345600",
+        "DelaySeconds": "0",
+        "ReceiveMessageWaitTimeSeconds": "0",
+        "SqsManagedSseEnabled": "true",
+    }
+    assert shown(either, url, "DelaySeconds", "Policy") == {"DelaySeconds": "0"}
+
+
+def test_a_queue_can_be_created_again_only_as_it_is(either):
+    url = make(either, DelaySeconds="1")
+    assert make(either, DelaySeconds="1") == url
+    assert make(either) == url
+    assert refused(either.create_queue, QueueName="q", Attributes={"DelaySeconds": "2"}) == (
+        "QueueAlreadyExists",
+        (
+            "A queue already exists with the same name and a different value for attribute "
+            "DelaySeconds"
+        ),
+    )
+
+
+def test_attributes_can_be_changed_and_are_given_back(local, either):
+    url = make(either)
+    local.clock.advance(seconds=5)
+    changes = {
+        "VisibilityTimeout": "69",
+        "DelaySeconds": "420",
+        "MaximumMessageSize": "2048",
+        "MessageRetentionPeriod": "604800",
+        "ReceiveMessageWaitTimeSeconds": "20",
+        "Policy": '{"Version": "2012-10-17", "Statement": []}',
+        "RedriveAllowPolicy": '{"redrivePermission": "denyAll"}',
+    }
+    either.set_queue_attributes(QueueUrl=url, Attributes=changes)
+    after = shown(either, url)
+    assert {name: after[name] for name in changes} == changes
+    assert after["LastModifiedTimestamp"] == "1700000005"
+    either.set_queue_attributes(QueueUrl=url, Attributes={"Policy": "", "RedriveAllowPolicy": ""})
+    after = shown(either, url)
+    assert "Policy" not in after
+    assert "RedriveAllowPolicy" not in after
+
+
+LIMITS = [
+    ("VisibilityTimeout", 0, 43_200),
+    ("DelaySeconds", 0, 900),
+    ("ReceiveMessageWaitTimeSeconds", 0, 20),
+    ("MessageRetentionPeriod", 60, 1_209_600),
+    ("MaximumMessageSize", 1_024, 1_048_576),
+    ("KmsDataKeyReusePeriodSeconds", 60, 86_400),
+]
+
+
+@pytest.mark.parametrize(("name", "low", "high"), LIMITS)
+def test_an_attribute_takes_its_limits_and_nothing_beyond(either, name, low, high):
+    url = make(either, KmsMasterKeyId="alias/aws/sqs")
+    for value in (low, high):
+        either.set_queue_attributes(QueueUrl=url, Attributes={name: str(value)})
+        assert shown(either, url, name) == {name: str(value)}
+    for value in (str(low - 1), str(high + 1), "", "x", "1.5", "9" * 40):
+        code, message = refused(either.set_queue_attributes, QueueUrl=url, Attributes={name: value})
+        assert code == "InvalidAttributeValue"
+        assert message == f"Invalid value for the parameter {name}."
+    assert shown(either, url, name) == {name: str(high)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["QueueArn", "CreatedTimestamp", "ApproximateNumberOfMessages", "NoSuchThing"],
+)
+def test_what_cannot_be_set_is_unknown(either, name):
+    url = make(either)
+    expected = ("InvalidAttributeName", f"Unknown Attribute {name}.")
+    call = either.set_queue_attributes
+    assert refused(call, QueueUrl=url, Attributes={name: "1"}) == expected
+    assert refused(either.create_queue, QueueName="n", Attributes={name: "1"}) == expected
+
+
+def test_unknown_attributes_cannot_be_read(either):
+    url = make(either)
+    assert refused(either.get_queue_attributes, QueueUrl=url, AttributeNames=["Colour"]) == (
+        "InvalidAttributeName",
+        "Unknown Attribute Colour.",
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 81, "a b", "ü", "../x", "a.b", "x.fifo", "%2e%2e", "nul\x00", "@x", "a/b"]
+)
+def test_a_queue_name_has_eighty_plain_characters_at_most(either, name):
+    assert refused(either.create_queue, QueueName=name) == (
+        "InvalidParameterValue",
+        "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+    )
+
+
+def test_names_of_the_greatest_length_are_taken(either):
+    assert make(either, "a" * 80).endswith("/" + "a" * 80)
+    assert make(either, "a" * 75 + ".fifo", FifoQueue="true").endswith(".fifo")
+    fifo = {"FifoQueue": "true"}
+    for name in ("a" * 76 + ".fifo", "a", ".fifo"):
+        code, message = refused(either.create_queue, QueueName=name, Attributes=fifo)
+        assert code == "InvalidParameterValue"
+        assert "must end with .fifo suffix" in message
+
+
+def test_queues_are_listed_by_prefix_and_by_page(either):
+    names = [f"list-{number:02}" for number in range(7)]
+    for name in ["other", *names]:
+        make(either, name)
+    listed = either.list_queues(QueueNamePrefix="list-")
+    assert [url.rsplit("/", 1)[1] for url in listed["QueueUrls"]] == names
+    assert "NextToken" not in listed
+    pages: list[list[str]] = []
+    token: dict[str, str] = {}
+    while True:
+        page = either.list_queues(QueueNamePrefix="list-", MaxResults=3, **token)
+        pages.append([url.rsplit("/", 1)[1] for url in page["QueueUrls"]])
+        if "NextToken" not in page:
+            break
+        token = {"NextToken": page["NextToken"]}
+    assert pages == [names[:3], names[3:6], names[6:]]
+    assert "QueueUrls" not in either.list_queues(QueueNamePrefix="none")
+    for limit in (0, 1_001):
+        assert refused(either.list_queues, MaxResults=limit)[0] == "InvalidParameterValue"
+    assert refused(either.list_queues, NextToken="ü?", MaxResults=1)[0] == "InvalidParameterValue"
+
+
+def test_a_deleted_queue_is_gone_and_its_name_taken_for_a_minute(local, either):
+    url = make(either)
+    send(either, url)
+    either.delete_queue(QueueUrl=url)
+    assert refused(either.send_message, QueueUrl=url, MessageBody="x")[0] == (
+        "AWS.SimpleQueueService.NonExistentQueue"
+    )
+    local.clock.advance(seconds=59)
+    assert refused(either.create_queue, QueueName="q") == (
+        "AWS.SimpleQueueService.QueueDeletedRecently",
+        (
+            "You must wait 60 seconds after deleting a queue before you can create another with "
+            "the same name."
+        ),
+    )
+    local.clock.advance(seconds=1)
+    assert make(either) == url
+    assert bodies(either, url) == []
+
+
+def test_a_purge_empties_a_queue_once_a_minute(local, either):
+    url = make(either)
+    send(either, url)
+    send(either, url, DelaySeconds=9)
+    either.purge_queue(QueueUrl=url)
+    assert shown(either, url, "ApproximateNumberOfMessages")["ApproximateNumberOfMessages"] == "0"
+    local.clock.advance(seconds=59)
+    assert refused(either.purge_queue, QueueUrl=url) == (
+        "AWS.SimpleQueueService.PurgeQueueInProgress",
+        "Only one PurgeQueue operation on q is allowed every 60 seconds.",
+    )
+    local.clock.advance(seconds=1)
+    either.purge_queue(QueueUrl=url)
+    assert bodies(either, url) == []
+
+
+def test_the_url_of_a_queue_is_found_by_name_and_owner(either):
+    url = make(either)
+    assert either.get_queue_url(QueueName="q")["QueueUrl"] == url
+    owned = either.get_queue_url(QueueName="q", QueueOwnerAWSAccountId="000000000000")
+    assert owned["QueueUrl"] == url
+    code, _ = refused(either.get_queue_url, QueueName="q", QueueOwnerAWSAccountId="111122223333")
+    assert code == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_queue_of_another_region_is_not_found_by_the_name_it_has_inside(local, either):
+    make(local.client(region_name="eu-west-1"))
+    inside = "q@eu-west-1.000000000000"
+    assert inside in local.running.engine.shard.names
+    refusal = refused(either.get_queue_url, QueueName=inside)
+    assert refusal[0] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_queue_is_found_by_every_address_it_may_have(either):
+    url = make(either)
+    send(either, url)
+    account = url.rsplit("/", 2)[1]
+    for address in (
+        "q",
+        "http://q",
+        "http://localhost/queue/q",
+        f"http://localhost:1/{account}/q",
+        f"http://sqs.us-east-1.localhost:1/{account}/q",
+        f"https://queue.amazonaws.com/{account}/q",
+        f"http://localhost:1/queue/us-east-1/{account}/q",
+    ):
+        count = shown(either, address, "ApproximateNumberOfMessages")
+        assert count == {"ApproximateNumberOfMessages": "1"}, address
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("http://nowhere", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("http://localhost/queue/nowhere", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("http://localhost/nowhere", "InvalidAddress"),
+        ("http://localhost/queue/no where", "InvalidAddress"),
+        ("http://[", "InvalidAddress"),
+        ("/q", "InvalidAddress"),
+    ],
+)
+def test_an_address_without_a_queue_is_refused(either, address, code):
+    make(either)
+    assert refused(either.purge_queue, QueueUrl=address)[0] == code
+
+
+def test_tags_are_kept_changed_and_removed(either):
+    url = make(either, tags={"tag1": "value1"})
+    either.tag_queue(QueueUrl=url, Tags={"tag2": "value2", "tag3": ""})
+    tags = either.list_queue_tags(QueueUrl=url)["Tags"]
+    assert tags == {"tag1": "value1", "tag2": "value2", "tag3": ""}
+    either.untag_queue(QueueUrl=url, TagKeys=["tag1", "tag3", "none"])
+    assert either.list_queue_tags(QueueUrl=url)["Tags"] == {"tag2": "value2"}
+    either.untag_queue(QueueUrl=url, TagKeys=["tag2"])
+    assert "Tags" not in either.list_queue_tags(QueueUrl=url)
+    assert refused(either.tag_queue, QueueUrl=url, Tags={f"t{n}": "x" for n in range(51)}) == (
+        "InvalidParameterValue",
+        "Too many tags added for queue q.",
+    )
+    for tags in ({"k" * 129: "v"}, {"k": "v" * 257}):
+        assert refused(either.tag_queue, QueueUrl=url, Tags=tags)[0] == "InvalidParameterValue"
+
+
+def test_permissions_become_a_policy(either):
+    url = make(either)
+    either.add_permission(
+        QueueUrl=url,
+        Label="cross",
+        AWSAccountIds=["111122223333", "444455556666"],
+        Actions=["ReceiveMessage"],
+    )
+    policy = json.loads(shown(either, url, "Policy")["Policy"])
+    assert policy == {
+        "Version": "2008-10-17",
+        "Id": "arn:aws:sqs:us-east-1:000000000000:q/SQSDefaultPolicy",
+        "Statement": [
+            {
+                "Sid": "cross",
+                "Effect": "Allow",
+                "Principal": {
+                    "AWS": [
+                        "arn:aws:iam::111122223333:root",
+                        "arn:aws:iam::444455556666:root",
+                    ]
+                },
+                "Action": "SQS:ReceiveMessage",
+                "Resource": "arn:aws:sqs:us-east-1:000000000000:q",
+            }
+        ],
+    }
+    again = {"QueueUrl": url, "Label": "cross", "AWSAccountIds": ["111122223333"]}
+    assert refused(either.add_permission, Actions=["*"], **again) == (
+        "InvalidParameterValue",
+        "Value cross for parameter Label is invalid. Reason: Already exists.",
+    )
+    many = ["SendMessage"] * 8
+    assert refused(either.add_permission, Actions=many, **{**again, "Label": "b"}) == (
+        "OverLimit",
+        "8 Actions were found, maximum allowed is 7.",
+    )
+    either.remove_permission(QueueUrl=url, Label="cross")
+    assert shown(either, url, "Policy") == {}
+    assert refused(either.remove_permission, QueueUrl=url, Label="cross") == (
+        "InvalidParameterValue",
+        "Value cross for parameter Label is invalid. Reason: can't find label.",
+    )
+
+
+@pytest.mark.parametrize(
+    "policy", ["x", "7", "[]", '{"Statement": 7}', '{"Statement": [7]}', '{"Statement": null}']
+)
+def test_a_policy_that_is_none_is_refused(either, policy):
+    url = make(either)
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes={"Policy": policy}) == (
+        "InvalidAttributeValue",
+        "Invalid value for the parameter Policy.",
+    )
+    assert "Policy" not in shown(either, url)
+
+
+def test_a_policy_of_one_statement_needs_no_list(either):
+    policy = json.dumps({"Statement": {"Sid": "one"}})
+    url = make(either, Policy=policy)
+    assert shown(either, url, "Policy") == {"Policy": policy}
+    either.remove_permission(QueueUrl=url, Label="one")
+    assert shown(either, url, "Policy") == {}
+
+
+def test_the_two_kinds_of_encryption_exclude_each_other(either):
+    url = make(either, KmsMasterKeyId="testKeyId", KmsDataKeyReusePeriodSeconds="6000")
+    kms = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
+    assert shown(either, url, *kms) == {
+        "KmsMasterKeyId": "testKeyId",
+        "KmsDataKeyReusePeriodSeconds": "6000",
+        "SqsManagedSseEnabled": "false",
+    }
+    managed = {"SqsManagedSseEnabled": "true"}
+    both = {"KmsMasterKeyId": "another", **managed}
+    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes=both) == (
+        "InvalidAttributeName",
+        (
+            "You can use one type of server-side encryption (SSE) at one time. "
+            "You can either enable KMS SSE or SQS SSE."
+        ),
+    )
+    either.set_queue_attributes(QueueUrl=url, Attributes=managed)
+    assert shown(either, url, *kms) == managed
+
+
+def test_encryption_taken_away_does_not_become_another(either):
+    url = make(either)
+    names = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
+    assert shown(either, url, *names) == {"SqsManagedSseEnabled": "true"}
+    either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": "key"})
+    assert shown(either, url, *names) == {
+        "KmsMasterKeyId": "key",
+        "KmsDataKeyReusePeriodSeconds": "300",
+        "SqsManagedSseEnabled": "false",
+    }
+    either.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": ""})
+    assert shown(either, url, *names) == {"SqsManagedSseEnabled": "false"}
+
+
+def test_truth_may_begin_with_a_capital(either):
+    written = {"FifoQueue": "True", "ContentBasedDeduplication": "TRUE"}
+    url = make(either, "q.fifo", **written)
+    assert make(either, "q.fifo", **written) == url
+    assert make(either, "q.fifo", FifoQueue="true", ContentBasedDeduplication="true") == url
+    either.set_queue_attributes(QueueUrl=url, Attributes={"FifoQueue": "True"})
+    assert shown(either, url, *written) == dict.fromkeys(written, "true")
+    other = {"FifoQueue": "true", "ContentBasedDeduplication": "False"}
+    assert refused(either.create_queue, QueueName="q.fifo", Attributes=other) == (
+        "QueueAlreadyExists",
+        (
+            "A queue already exists with the same name and a different value for attribute "
+            "ContentBasedDeduplication"
+        ),
+    )

@@ -1,0 +1,307 @@
+"""`penstock serve` as a user starts it: what it says, what it refuses, how it stops."""
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from urllib.request import urlopen
+
+import pytest
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError, HTTPClientError
+
+from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
+
+KEYS = {"PENSTOCK_KEYS": "AKIDEXAMPLE:very-secret,111122223333:other-secret"}
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [PENSTOCK, "serve", *arguments],
+        env={**clean_environment(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
+    with serve("--data", str(tmp_path / "data")) as server:
+        lines = server.output.splitlines()
+        assert lines[0] == f"penstock: Amazon SQS at {server.url}"
+        assert lines[1] == f"  messages    in {tmp_path / 'data'}"
+        assert lines[2].startswith("  signatures  not checked")
+        assert len(lines) == 7
+        with urlopen(f"{server.url}/health") as answer:
+            assert json.loads(answer.read()) == {"status": "ok"}
+        with urlopen(f"{server.url}/metrics") as answer:
+            assert b"penstock_requests" in answer.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--host", "0.0.0.0"), "needs keys"),
+        (("--host", "0.0.0.0", "--key", "a:b"), "needs --tls-cert"),
+        (("--host", "0.0.0.0", "--insecure-without-keys"), "needs --tls-cert"),
+        (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "cannot use 'none.pem'"),
+        (("--tls-cert", "none.pem"), "go together"),
+        (("--store", "carrier-pigeon:"), "names no backend"),
+        (("--config", "none.toml"), "cannot read"),
+        (("--port", "99999"), "port: 99999 is outside"),
+        (("--data", "/proc/none"), "cannot be used"),
+        (("--durability", "hope"), "durability: 'hope' is none of"),
+    ],
+)
+def test_it_refuses_to_start_in_one_line(arguments, complaint):
+    done = run(*arguments)
+    assert done.returncode in (3, 6)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--store", "memory:", "--port", str(port))
+    assert done.returncode == 6
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_a_store_in_use_is_refused(tmp_path):
+    with serve("--data", str(tmp_path / "data")):
+        done = run("--data", str(tmp_path / "data"), "--port", "0")
+    assert done.returncode == 6
+    assert str(tmp_path / "data") in done.stderr
+
+
+def test_queues_of_the_config_file_are_there_and_follow_it(tmp_path):
+    config = tmp_path / "penstock.toml"
+    text = f"""
+        data = "{tmp_path / "data"}"
+        port = 0
+        [queues.orders]
+        visibility_timeout = 45
+        dead_letter = "orders-dead"
+        max_receives = 3
+        [queues."events.fifo"]
+        dedup_by_content = true
+    """
+    config.write_text(text)
+    for timeout in ("45", "60"):
+        config.write_text(text.replace("45", timeout))
+        with serve("--config", str(config)) as server:
+            client = server.client()
+            names = [url.rsplit("/", 1)[1] for url in client.list_queues()["QueueUrls"]]
+            assert names == ["events.fifo", "orders", "orders-dead"]
+            url = client.get_queue_url(QueueName="orders")["QueueUrl"]
+            shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            assert shown["VisibilityTimeout"] == timeout
+            assert json.loads(shown["RedrivePolicy"])["maxReceiveCount"] == 3
+            url = client.get_queue_url(QueueName="events.fifo")["QueueUrl"]
+            client.send_message(QueueUrl=url, MessageBody="x", MessageGroupId="g")
+            client.close()
+            assert server.stop() == 0
+    config.write_text(text.replace("visibility_timeout", "colour"))
+    complaint = run("--config", str(config)).stderr
+    assert "queues.orders: settings: there is no setting 'colour'" in complaint
+
+
+def test_stopping_answers_long_polls_and_loses_nothing(tmp_path):
+    with serve("--data", str(tmp_path / "data")) as server:
+        client, poller = server.client(), server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        answers = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(poller.receive_message(QueueUrl=url, WaitTimeSeconds=20))
+        )
+        waiting.start()
+        while b'waiting_pulls{queue="q"} 1.0' not in urlopen(f"{server.url}/metrics").read():
+            pass
+        other = client.create_queue(QueueName="other")["QueueUrl"]
+        client.send_message(QueueUrl=other, MessageBody="kept")
+        started_s = time.monotonic()
+        assert server.stop() == 0
+        waiting.join(PATIENCE_S)
+        # Left alone, the poll would have waited for 20 s.
+        assert time.monotonic() - started_s < 18
+        assert "Messages" not in answers[0]
+        client.close()
+        poller.close()
+
+
+def test_every_answered_message_survives_a_killed_server(tmp_path):
+    import signal
+
+    answered = []
+    with serve("--data", str(tmp_path / "data")) as server:
+        url = server.client().create_queue(QueueName="q")["QueueUrl"]
+        killed = threading.Event()
+
+        def send(worker):
+            client = server.client()
+            for number in range(10_000):
+                body = f"{worker}-{number}"
+                try:
+                    client.send_message(QueueUrl=url, MessageBody=body)
+                except Exception:
+                    break
+                answered.append(body)
+            client.close()
+            killed.wait(10)
+
+        workers = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for worker in workers:
+            worker.start()
+        while len(answered) < 300:
+            pass
+        server.stop(signal.SIGKILL)
+        killed.set()
+        for worker in workers:
+            worker.join(30)
+    with serve("--data", str(tmp_path / "data")) as server:
+        client = server.client()
+        url = client.get_queue_url(QueueName="q")["QueueUrl"]
+        found = set()
+        while messages := client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get(
+            "Messages"
+        ):
+            found |= {message["Body"] for message in messages}
+        client.close()
+    assert set(answered) <= found
+
+
+@pytest.mark.service("strace")
+def test_a_failed_sync_stops_the_server_and_nothing_unkept_was_answered(tmp_path):
+    answered = []
+    fault = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync"]
+    with serve(
+        "--data",
+        str(tmp_path / "data"),
+        before=[*fault, "-e", "inject=fdatasync,fsync:error=EIO:when=40+"],
+    ) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        for number in range(10_000):
+            try:
+                client.send_message(QueueUrl=url, MessageBody=str(number))
+            except (ClientError, HTTPClientError):
+                break
+            answered.append(str(number))
+        client.close()
+        assert server.process.wait(30) == 6
+        assert server.process.stdout.read().count(b"\n") == 1
+    assert answered
+    with serve("--data", str(tmp_path / "data")) as server:
+        client = server.client()
+        url = client.get_queue_url(QueueName="q")["QueueUrl"]
+        found = []
+        while messages := client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get(
+            "Messages"
+        ):
+            found += [message["Body"] for message in messages]
+        client.close()
+    assert found[: len(answered)] == answered
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A server that checks signatures."""
+    with serve("--store", "memory:", environment=KEYS) as server:
+        assert "checked against 2 keys" in server.output
+        yield server
+
+
+def keyed(server, **options):
+    given = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "very-secret"}
+    return server.client(**{**given, **options})
+
+
+def code_of(client):
+    with pytest.raises(ClientError) as caught:
+        client.list_queues()
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+    return caught.value.response["Error"]["Code"]
+
+
+def test_with_keys_only_their_holders_get_in(guarded):
+    client = keyed(guarded)
+    url = client.create_queue(QueueName="q")["QueueUrl"]
+    client.send_message(QueueUrl=url, MessageBody="grüße" * 1_000)
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    assert message["Body"] == "grüße" * 1_000
+    for wrong in (
+        {"aws_secret_access_key": "wrong"},
+        {"aws_access_key_id": "unknown"},
+        {"aws_access_key_id": "111122223333"},
+    ):
+        assert code_of(keyed(guarded, **wrong)) == "SignatureDoesNotMatch"
+    theirs = keyed(guarded, aws_access_key_id="111122223333", aws_secret_access_key="other-secret")
+    assert "QueueUrls" not in theirs.list_queues()
+    with pytest.raises(ClientError, match="does not exist"):
+        theirs.receive_message(QueueUrl=url)
+
+
+def get(url):
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
+    try:
+        with urlopen(Request(url)) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_presigned_url_works_until_it_is_changed(guarded):
+    url = keyed(guarded).create_queue(QueueName="presigned")["QueueUrl"]
+    request = AWSRequest("GET", f"{url}?Action=SendMessage&MessageBody=a%20b")
+    credentials = Credentials("AKIDEXAMPLE", "very-secret")
+    SigV4QueryAuth(credentials, "sqs", "us-east-1", expires=60).add_auth(request)
+    status, text = get(request.url)
+    assert status == 200
+    assert "<MD5OfMessageBody>" in text
+    status, text = get(request.url.replace("a%20b", "a%20c"))
+    assert status == 403
+    assert "<Code>SignatureDoesNotMatch</Code>" in text
+    status, text = get(f"{url}?Action=PurgeQueue")
+    assert status == 403
+    assert "<Code>MissingAuthenticationToken</Code>" in text
+    status, text = get(f"{url}?Action=PurgeQueue&SignatureVersion=2&AWSAccessKeyId=AKIDEXAMPLE")
+    assert status == 403
+    assert "<Code>InvalidSecurity</Code>" in text
+
+
+def test_with_tls_and_keys_it_listens_to_others(tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    with serve(
+        *("--host", "0.0.0.0", "--store", "memory:"),
+        *("--tls-cert", str(cert), "--tls-key", str(key)),
+        environment=KEYS,
+    ) as server:
+        assert server.url.startswith("https://localhost:")
+        client = keyed(server, verify=str(cert))
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        assert url.startswith("https://localhost:")
+        client.send_message(QueueUrl=url, MessageBody="x" * 200_000)
+        (message,) = client.receive_message(QueueUrl=url)["Messages"]
+        assert len(message["Body"]) == 200_000
+        client.close()
+        context = ssl.create_default_context(cafile=str(cert))
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with (
+            socket.create_connection(("localhost", server.port)) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as wire,
+        ):
+            assert wire.version() == "TLSv1.2"

@@ -1,0 +1,125 @@
+"""Twenty thousand streams nobody should send: typed errors, bounded time and memory."""
+
+import random
+import time
+import tracemalloc
+
+import pytest
+
+from penstock.errors import PenstockError, ProtocolError
+from penstock.wire.frames.bodies import DECODE, DECODE_REPLY, decode_command
+from penstock.wire.frames.bulk import decode_bulk, decode_bulk_reply
+from penstock.wire.frames.frames import (
+    BULK_PUSH,
+    ERROR,
+    PRELUDE,
+    REPLY,
+    FrameDecoder,
+    client_limits,
+    decode_answer,
+    decode_hello,
+    server_limits,
+)
+from tests.wire.frames.test_frames import read_golden
+
+STREAMS = 20_000
+FRAME_BYTES_MAX = 1024 * 1024
+# The odd bytes of MessagePack and of our header, which a random byte seldom hits.
+EDGES = bytes.fromhex("00 01 7f 80 8f 90 9f a0 bf c0 c1 c4 c6 c9 cf d3 d9 db dc dd de df ff")
+
+
+def mutated(chance, data):
+    """The bytes with a few of them changed, doubled, cut out or swapped for others."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(found) + 1)
+        match chance.randrange(5):
+            case 0:
+                found[at : at + 1] = bytes([chance.choice(EDGES)])
+            case 1:
+                found[at : at + 1] = bytes([chance.randrange(256)])
+            case 2:
+                del found[at : at + chance.randint(1, 8)]
+            case 3:
+                found[at:at] = chance.randbytes(chance.randint(1, 8))
+            case 4:
+                found[at:at] = found[at : at + chance.randint(1, 40)]
+    return bytes(found)
+
+
+def chunks(chance, data):
+    while data:
+        size = chance.choice((1, 7, 100, 10_000))
+        yield data[:size]
+        data = data[size:]
+
+
+def take_request(kind, body):
+    """What a server does with a frame; true if it held a command."""
+    try:
+        if kind == BULK_PUSH:
+            decode_bulk(body)
+        elif kind in DECODE:
+            decode_command(kind, body)
+        else:
+            decode_hello(body)
+    except PenstockError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return [data.removeprefix(PRELUDE) for data in read_golden().values()]
+
+
+def test_no_stream_from_a_client_does_more_than_raise_what_it_should(golden):
+    chance = random.Random(20_000)
+    limits = client_limits(FRAME_BYTES_MAX)
+    good = bad = faults = 0
+    tracemalloc.start()
+    slowest_s = 0.0
+    for _ in range(STREAMS):
+        began_s = time.thread_time()
+        decoder = FrameDecoder("client", limits)
+        stream = PRELUDE + b"".join(chance.choice(golden) for _ in range(3))
+        for chunk in chunks(chance, mutated(chance, stream)):
+            for kind, _, body in decoder.feed(chunk):
+                if take_request(kind, body):
+                    good += 1
+                else:
+                    bad += 1
+        assert decoder.error is None or isinstance(decoder.error, ProtocolError)
+        faults += decoder.error is not None
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # It got somewhere: all three outcomes are common.
+    assert min(good, bad, faults) > 1_000
+    assert slowest_s < 1.0
+    assert peak_bytes < 16 * 1024 * 1024
+
+
+def test_no_answer_from_a_server_does_more_than_raise_what_it_should(golden):
+    chance = random.Random(20_001)
+    limits = server_limits(FRAME_BYTES_MAX)
+    decoders = [*DECODE_REPLY.values(), decode_bulk_reply]
+    good = bad = 0
+    for _ in range(STREAMS // 4):
+        decoder = FrameDecoder("server", limits)
+        stream = PRELUDE + chance.choice(golden) + chance.choice(golden)
+        for kind, _, body in decoder.feed(mutated(chance, stream)):
+            for decode in decoders:
+                try:
+                    decode_answer(REPLY if kind != ERROR else kind, body, decode)
+                    good += 1
+                except PenstockError:
+                    bad += 1
+    assert min(good, bad) > 200
+
+
+def test_no_bulk_push_does_more_than_raise_what_it_should():
+    chance = random.Random(20_002)
+    body = read_golden()["bulk push"][10:]
+    outcomes = [take_request(BULK_PUSH, mutated(chance, body)) for _ in range(STREAMS // 4)]
+    assert 100 < sum(outcomes) < len(outcomes) - 100
