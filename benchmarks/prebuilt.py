@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.spark.source import SCHEMA, JournalBatch, Options
+from penstock.spark.source import SCHEMA, JournalBatch, SourceOptions
 from penstock.spark.spans import Span, read_span
 
 TASKS_PER_CORE = 4
@@ -39,7 +39,7 @@ class Prebuilt(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> "Repeating":
-        options = Options.of({"path": self.options["path"]})
+        options = SourceOptions.of({"path": self.options["path"]})
         return Repeating(JournalBatch(options, schema).partitions()[0], int(self.options["rows"]))
 
 

@@ -71,6 +71,10 @@ class UnsupportedOperation(RequestError):
     """This backend cannot do that; its LACKS table says so."""
 
 
+class MissingExtra(RequestError):
+    """The backend needs a package that is not installed; the message names the extra."""
+
+
 class UnavailableError(PenstockError):
     """The service cannot answer now; the same request may succeed later."""
 
@@ -91,6 +95,14 @@ class StoreFull(UnavailableError):
     """The disk has no room for another push; pulls and deletes go on working."""
 
 
+class NotOwner(UnavailableError):
+    """This process does not own the shard; ask the one that does."""
+
+
+class AddressInUse(UnavailableError):
+    """Another program listens at this address already."""
+
+
 class ProtocolError(PenstockError):
     """The peer sent bytes that are not a valid frame; the connection must be dropped."""
 
@@ -105,3 +117,7 @@ class StoreUnusable(JournalError):
 
 class CorruptEntry(JournalError):
     """An entry below the durable watermark fails its checksum."""
+
+
+class Fenced(JournalError):
+    """A newer owner writes this journal: the state held here must be discarded."""

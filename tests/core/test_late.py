@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.receipts import Late
-from penstock.core.replay import heed
+from penstock.core.replay import apply_if_new
 from penstock.core.shard import ShardState, replay
 from penstock.errors import MessageGone, StaleReceipt
 from penstock.service import CreateQueue, Delete, Extend, Peek, Pull, Push, Release, Stats
@@ -119,5 +119,5 @@ def test_a_life_with_latecomers_replays_from_any_point():
     for known in range(1, len(events) + 1):
         shard = ShardState.restore(replay(events[:known]).snapshot())
         for event in events:
-            heed(shard, event)
+            apply_if_new(shard, event)
         assert as_bytes(shard) == living, f"from the first {known} events"

@@ -17,7 +17,7 @@ from penstock.backends.remote.daemon import connect_socket, running_pid, stop_da
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
 from penstock.server.frames.ipc import listen_unix
-from penstock.server.frames.server import Desk, Limits
+from penstock.server.frames.server import FrameServer, Limits
 from penstock.server.frames.tcp import TcpAddress, listen_tcp
 
 PATIENCE_S = 30.0
@@ -80,7 +80,7 @@ class ServerInThread:
     async def _main(self):
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self.desk = Desk(self.engine, limits=self._limits, failed=self.failures.append)
+        self.desk = FrameServer(self.engine, limits=self._limits, failed=self.failures.append)
         servers = [
             await listen_unix(self.desk, self.path),
             await listen_tcp(

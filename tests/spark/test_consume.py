@@ -14,7 +14,7 @@ import penstock
 from penstock.clock import ManualClock
 from penstock.core.queue import ATTEMPTS_MAX
 from penstock.errors import InvalidField
-from penstock.spark.consume import ConsumeStream, Options, committed_places, settle
+from penstock.spark.consume import ConsumeOptions, ConsumeStream, committed_places, settle
 from penstock.spark.parts import (
     Part,
     Settled,
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_queue_is_refused(near):
     for use in (take_up, settle_part):
         with pytest.raises(InvalidField, match="is not the one the checkpoint was made with"):
             use(near.service, SOURCE, part)
-    stream = ConsumeStream(Options.of(WHERE), StructType())
+    stream = ConsumeStream(ConsumeOptions.of(WHERE), StructType())
     offset = {**stream.initialOffset(), "queue": "bills"}
     with pytest.raises(InvalidField, match="this checkpoint is of 'bills', not of 'orders'"):
         stream.partitions(offset, offset)

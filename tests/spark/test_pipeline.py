@@ -35,7 +35,7 @@ from penstock.spark.audit import audit
 from penstock.spark.ingest import events_table, ingest, reader_name
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.session import SparkMissing, find_java
-from penstock.spark.source import JournalStream, Options
+from penstock.spark.source import JournalStream, SourceOptions
 from penstock.spark.tables import ATTEMPTS, MESSAGES, QUEUES, TABLES, derive, select
 from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import write_store
@@ -261,7 +261,7 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_
     pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 1001)]
     store = write_store(tmp_path / "s", pushes)
     options = {"path": str(store), "maxBytesPerTrigger": "50000", "reader": "mine"}
-    stream = JournalStream(Options.of(options), schema_of("entry bigint"))
+    stream = JournalStream(SourceOptions.of(options), schema_of("entry bigint"))
     at = stream.initialOffset()
     assert [r.floor_offset for r in readers.registered(store)] == [0]
     stream.prepareForTriggerAvailableNow()
@@ -281,7 +281,9 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_
     with pytest.raises(JournalError, match="not read was dropped"):
         stream.partitions(at | {"offset": 10**9}, at)
     with pytest.raises(InvalidField, match="needs a name of your choice"):
-        JournalStream(Options.of({"path": str(store)}), schema_of("entry bigint")).initialOffset()
+        JournalStream(
+            SourceOptions.of({"path": str(store)}), schema_of("entry bigint")
+        ).initialOffset()
 
 
 def schema_of(text):
@@ -302,7 +304,7 @@ def schema_of(text):
 )
 def test_a_wrong_option_is_named(options, said):
     with pytest.raises(InvalidField, match=said):
-        Options.of(options)
+        SourceOptions.of(options)
 
 
 def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_path, capsys):

@@ -15,7 +15,7 @@ from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.spark import spans
 from penstock.spark.blocks import COLUMNS
-from penstock.spark.source import SCHEMA, JournalBatch, Options, PenstockSource
+from penstock.spark.source import SCHEMA, JournalBatch, PenstockSource, SourceOptions
 from tests.spark.journals import flip, write_store
 
 FILES = StructType().add("file", StringType()).add("rows", LongType())
@@ -41,7 +41,7 @@ def files_of(store, into, **options):
     """Every span of the store through `read_span`; the rows they gave."""
     given = {"path": str(store), "mode": "files", "into": str(into), **options}
     found = []
-    for span in JournalBatch(Options.of(given), FILES).partitions():
+    for span in JournalBatch(SourceOptions.of(given), FILES).partitions():
         for batch in spans.read_span(span):
             found += batch.to_pylist()
     return found

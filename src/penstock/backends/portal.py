@@ -20,7 +20,7 @@ from penstock.service import AsyncQueueService, Command
 R = TypeVar("R")
 
 
-class _Errand:
+class _Request:
     __slots__ = ("coroutine", "done", "error", "reply", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -40,7 +40,7 @@ class Portal:
     def __init__(self, open_service: Callable[[], Awaitable[AsyncQueueService]]) -> None:
         """Opens the service in a loop of its own. Raises what opening it raises."""
         self._loop = asyncio.new_event_loop()
-        self._line: deque[_Errand] = deque()
+        self._line: deque[_Request] = deque()
         self._pid = os.getpid()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,28 +75,28 @@ class Portal:
             if self._closed:
                 raise EngineClosed("this service was closed")
             raise BackendLost("this process was forked from the one that connected: connect anew")
-        errand = _Errand(coroutine)
-        self._line.append(errand)
+        request = _Request(coroutine)
+        self._line.append(request)
         # Whoever stands first wakes the loop; the others are in time for that.
         with suppress(IndexError):
-            if self._line[0] is errand:
+            if self._line[0] is request:
                 self._loop.call_soon_threadsafe(self._take_all)
         try:
-            errand.done.acquire()
+            request.done.acquire()
         except BaseException:
-            self._loop.call_soon_threadsafe(_cancel, errand)
+            self._loop.call_soon_threadsafe(_cancel, request)
             raise
-        if errand.error is not None:
-            raise errand.error
-        return errand.reply
+        if request.error is not None:
+            raise request.error
+        return request.reply
 
     def _take_all(self) -> None:
         line = self._line
         while line:
-            errand = line.popleft()
-            errand.task = self._loop.create_task(_finish(errand))
-            self._tasks.add(errand.task)
-            errand.task.add_done_callback(self._tasks.discard)
+            request = line.popleft()
+            request.task = self._loop.create_task(_finish(request))
+            self._tasks.add(request.task)
+            request.task.add_done_callback(self._tasks.discard)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -117,17 +117,17 @@ async def _awaited(make: Callable[[], Awaitable[AsyncQueueService]]) -> AsyncQue
     return await make()
 
 
-async def _finish(errand: _Errand) -> None:
+async def _finish(request: _Request) -> None:
     try:
-        errand.reply = await errand.coroutine
+        request.reply = await request.coroutine
     except asyncio.CancelledError:
-        errand.error = EngineClosed("this service was closed")
+        request.error = EngineClosed("this service was closed")
     except BaseException as error:
-        errand.error = error
+        request.error = error
     finally:
-        errand.done.release()
+        request.done.release()
 
 
-def _cancel(errand: _Errand) -> None:
-    if errand.task is not None:
-        errand.task.cancel()
+def _cancel(request: _Request) -> None:
+    if request.task is not None:
+        request.task.cancel()

@@ -181,5 +181,5 @@ def _replay(reader: JournalReader, taken: Taken | None) -> ShardState:
     recovery = Recovery(taken)
     start = reader.first_offset if taken is None else taken.outline.offset
     for seen in reader.events(start, bodies=False):
-        recovery.heed(seen.event, seen.place)
+        recovery.apply_if_new(seen.event, seen.place)
     return recovery.finish()

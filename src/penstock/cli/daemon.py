@@ -4,12 +4,12 @@ import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import Any
 
-from penstock.backends import file_path, read_url
 from penstock.backends.remote.daemon import daemon_status, stop_daemon
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age
 from penstock.errors import StoreUnusable
+from penstock.url import read_url
 
 NONE_RUNS = 1
 
@@ -53,7 +53,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _path(given: str) -> str:
-    path = file_path(read_url(given)) if given.startswith("file:") else given
+    path = read_url(given).path if given.startswith("file:") else given
     return os.path.abspath(path)
 
 

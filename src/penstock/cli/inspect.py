@@ -21,7 +21,7 @@ from penstock.core.receipts import MessageIds
 from penstock.errors import StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
-from penstock.journal.reader import JournalReader, Seen
+from penstock.journal.reader import JournaledEvent, JournalReader
 from penstock.journal.scan import Quarantined
 from penstock.journal.snapshot import read_outline, snapshot_paths
 
@@ -130,7 +130,7 @@ class _Teller:
             named["to"] = self._name(event.to)
         return named
 
-    def _as_json(self, seen: Seen) -> dict[str, Any]:
+    def _as_json(self, seen: JournaledEvent) -> dict[str, Any]:
         event = seen.event
         told: dict[str, Any] = {
             "offset": seen.offset,
@@ -156,7 +156,7 @@ class _Teller:
             told["settings"] = settings
         return told | self._details(event)
 
-    def _as_text(self, seen: Seen) -> str:
+    def _as_text(self, seen: JournaledEvent) -> str:
         event = seen.event
         at = datetime.fromtimestamp(event.at_ms / 1_000, UTC).isoformat(" ", "milliseconds")
         words = [

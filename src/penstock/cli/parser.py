@@ -54,7 +54,7 @@ memory: lives only as long as the process; use it with penstock shell --url memo
 """
 
 
-class Command(Protocol):
+class CliCommand(Protocol):
     """What a command's module has."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -66,9 +66,9 @@ class Command(Protocol):
         ...
 
 
-def command_named(name: str) -> Command:
+def command_named(name: str) -> CliCommand:
     """The module of a command."""
-    return cast(Command, import_module(f"penstock.cli.{name}"))
+    return cast(CliCommand, import_module(f"penstock.cli.{name}"))
 
 
 class _Formatter(RawDescriptionHelpFormatter):

@@ -7,7 +7,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from importlib import import_module
 from typing import Final, cast
 
-from penstock.cli.parser import Command
+from penstock.cli.parser import CliCommand
 from penstock.cli.session import Session
 from penstock.spark.session import require_packages
 
@@ -36,5 +36,5 @@ def run(session: Session, arguments: Namespace) -> int:
     return _action(arguments.action).run(session, arguments)
 
 
-def _action(name: str) -> Command:
-    return cast(Command, import_module(f"penstock.cli.lake.{name}"))
+def _action(name: str) -> CliCommand:
+    return cast(CliCommand, import_module(f"penstock.cli.lake.{name}"))

@@ -3,8 +3,8 @@
 A snapshot is taken a slice at a time while the shard lives on, so each message in it may already
 show events that the journal tells of later; and an entry that was lost to damage leaves events
 behind that speak of messages nobody knows. Every event can be told apart: a claim by its epoch, a
-move by its rank, an ending by the message being gone. `heed` applies what is news and passes over
-the rest. Over an exact state it does what `ShardState.apply` does.
+move by its rank, an ending by the message being gone. `apply_if_new` applies what is news and
+passes over the rest. Over an exact state it does what `ShardState.apply` does.
 """
 
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Content
@@ -30,7 +30,7 @@ from penstock.core.shard import ShardState
 from penstock.service import QueueSettings
 
 
-def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
+def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
     """Applies the event if it is news; says whether it was.
 
     `content` is what stands for the message from here on, if the event brings one.
@@ -63,7 +63,7 @@ def heed(shard: ShardState, event: AnyEvent, content: Content | None = None) -> 
     return True
 
 
-def heed_arrivals(shard: ShardState, arrivals: Arrivals) -> bool:
+def apply_arrivals_if_new(shard: ShardState, arrivals: Arrivals) -> bool:
     """Applies the pushes of plain messages if all are news; says whether they were."""
     queue = shard.queues.get(arrivals.queue)
     if queue is None or queue.settings.fifo or arrivals.numbers[0] < shard.next_number:

@@ -49,7 +49,7 @@ class GroupCommit:
             with self._turn:
                 if self._closing:
                     return
-                woken = self._lie_down(sequence) if self._under_way else None
+                woken = self._enqueue_waiter(sequence) if self._under_way else None
                 if woken is None:
                     self._under_way = is_ours = True
             if woken is not None:
@@ -64,7 +64,7 @@ class GroupCommit:
                     self._wake(_EVERYTHING)
                     raise
 
-    def _lie_down(self, sequence: int) -> threading.Lock:
+    def _enqueue_waiter(self, sequence: int) -> threading.Lock:
         """A lock that is taken, and let go when that sequence is durable."""
         woken = threading.Lock()
         woken.acquire()

@@ -26,7 +26,7 @@ from penstock.journal.scan import Limit, Quarantined, find_first, walk
 from penstock.journal.storage import OsStorage, Storage
 
 
-class Seen(NamedTuple):
+class JournaledEvent(NamedTuple):
     """An event as it stands in the stream: in which entry, and where its content is found again."""
 
     entry_id: int
@@ -148,18 +148,20 @@ class JournalReader:
         if limit.next_id is not None:
             self.position, self._position_id = limit.offset, limit.next_id
 
-    def events(self, start_offset: int | None = None, bodies: bool = True) -> Iterator[Seen]:
+    def events(
+        self, start_offset: int | None = None, bodies: bool = True
+    ) -> Iterator[JournaledEvent]:
         """The events of those entries, in order; an entry that holds none we know is damage."""
         for entry in self.entries(start_offset):
             yield from self.decoded(entry, bodies)
 
-    def decoded(self, entry: StoredEntry, bodies: bool = True) -> list[Seen]:
+    def decoded(self, entry: StoredEntry, bodies: bool = True) -> list[JournaledEvent]:
         """The events of one entry; none if it is damaged or of a format unknown here."""
         why = f"entry is of version {entry.version!r}, which is unknown here"
         if entry.version == codec.VERSION:
             try:
                 return [
-                    Seen(entry.entry_id, entry.offset, event, place)
+                    JournaledEvent(entry.entry_id, entry.offset, event, place)
                     for event, place in codec.decode(entry.data, entry.data_offset, bodies)
                 ]
             except (CorruptEntry, msgspec.DecodeError, ValueError) as error:

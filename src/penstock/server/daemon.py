@@ -39,7 +39,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.server.frames.ipc import listen_unix
-from penstock.server.frames.server import Desk
+from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
     check_exposure,
@@ -309,7 +309,7 @@ async def _serve(
 
     options = {"durability": arguments.durability, "interval_ms": str(arguments.interval_ms)}
     options["archive"] = arguments.archive or ""
-    desk = Desk(engine, options=options, failed=fail)
+    desk = FrameServer(engine, options=options, failed=fail)
     servers: list[asyncio.Server] = []
     reason = "the daemon could not start"
     try:
@@ -341,7 +341,7 @@ async def _serve(
     return failures[0] if failures else None
 
 
-async def _until_stopped(desk: Desk, stopping: "asyncio.Future[str]", idle_s: int) -> str:
+async def _until_stopped(desk: FrameServer, stopping: "asyncio.Future[str]", idle_s: int) -> str:
     loop = asyncio.get_running_loop()
     while True:
         left_s: float | None = None

@@ -1,7 +1,7 @@
 """HTTP/1.1 with nothing between the parser and whoever answers.
 
-A `Connection` reads requests, in order, and hands each to the server's `answer`, which returns the
-response's bytes at once, or None and calls `finish` later: for a long poll, or when a disk must
+An `HttpConnection` reads requests, in order, and hands each to the server's `answer`, which returns
+the response's bytes at once, or None and calls `finish` later: for a long poll, or when a disk must
 sync first. Requests that arrive meanwhile wait their turn, so pipelining keeps its order.
 
 Everything that comes in has a limit: the head in bytes and seconds, the body in bytes and seconds,
@@ -72,7 +72,7 @@ class Request:
         self.must_tell = False
 
 
-Answer = Callable[[Request, "Connection"], bytes | None]
+Answer = Callable[[Request, "HttpConnection"], bytes | None]
 
 
 class _Unacceptable(Exception):
@@ -130,7 +130,7 @@ _LOWERED_MAX: Final = 1_024
 _LOWERED: Final[dict[bytes, str]] = {}
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client's connection: at most one request of it is being answered at a time."""
 
     __slots__ = (
@@ -460,9 +460,9 @@ class HttpServer:
     def __init__(self, answer: Answer) -> None:
         self.loop = asyncio.get_running_loop()
         self.answer = answer
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         # Those that have sent half a request: the only ones worth looking at every second.
-        self.slow: set[Connection] = set()
+        self.slow: set[HttpConnection] = set()
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [
@@ -470,10 +470,10 @@ class HttpServer:
             self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle),
         ]
 
-    def __call__(self) -> Connection:
-        return Connection(self)
+    def __call__(self) -> HttpConnection:
+        return HttpConnection(self)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
         if self.stopping and not self.connections:

@@ -6,22 +6,22 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.backends import open_engine
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.open import open_engine
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable
-from penstock.server.http import Connection, HttpServer, Request, response
+from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 from penstock.server.process import look_seldom_for_cycles
 from penstock.server.sqs.access import Access
-from penstock.server.sqs.endpoint import Endpoint
+from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
-from penstock.wire.sqs.address import Directory, Owner
+from penstock.wire.sqs.address import Owner, QueueDirectory
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
@@ -39,7 +39,7 @@ class Running:
         settings: ServerSettings,
         engine: Engine,
         service: AsyncEngine,
-        endpoint: Endpoint,
+        endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
     ) -> None:
@@ -81,11 +81,11 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     except BaseException:
         engine.close()
         raise
-    directory = Directory(Owner(settings.account, settings.region))
+    directory = QueueDirectory(Owner(settings.account, settings.region))
     windows = Windows(settings.deleted_window * 1_000, settings.purged_window * 1_000)
     store = Store(engine, directory, windows)
     access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-    endpoint = Endpoint(store, access)
+    endpoint = SqsEndpoint(store, access)
     metrics = Metrics(engine, endpoint.answered)
     http = HttpServer(_router(endpoint, metrics, access))
     try:
@@ -136,13 +136,13 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def _router(
-    endpoint: Endpoint, metrics: Metrics, access: Access
-) -> Callable[[Request, Connection], bytes | None]:
+    endpoint: SqsEndpoint, metrics: Metrics, access: Access
+) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever looks after the server; everything else is for the endpoint."""
     loop = asyncio.get_running_loop()
     answer = endpoint.answer
 
-    def route(request: Request, connection: Connection) -> bytes | None:
+    def route(request: Request, connection: HttpConnection) -> bytes | None:
         if request.path not in _PAGES or request.query or request.method != "GET":
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):

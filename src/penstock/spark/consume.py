@@ -97,7 +97,7 @@ def _pairs(claim: Claim, kind: type) -> list[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Options:
+class ConsumeOptions:
     """What was asked for with `option`, checked."""
 
     url: str
@@ -106,7 +106,7 @@ class Options:
     part_messages_max: int
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "Options":
+    def of(cls, given: Mapping[str, str]) -> "ConsumeOptions":
         """Raises InvalidField, naming the option."""
         found = read_options(given, _KNOWN)
         url = shared_url(found)
@@ -168,7 +168,7 @@ class Place:
 class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A queue's messages as a stream, each deleted when the batch it was in is committed."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: ConsumeOptions, schema: StructType) -> None:
         self._options = options
         self._source = options.source
         self._schema = schema.json()

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from penstock.backends import file_path, read_url
 from penstock.errors import InvalidField
 from penstock.service import check_number
+from penstock.url import read_url
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -82,12 +82,12 @@ def check_columns(schema: "StructType", columns: Collection[str]) -> "StructType
 def shared_url(options: Mapping[str, str]) -> str:
     """The URL of queues that every task can reach. Raises InvalidField."""
     url = required(options, "url", "the place of the queues, file:PATH or penstock://HOST:PORT")
-    address = read_url(url)
-    if address.scheme == "memory" or address.options.get("embedded", "0") != "0":
+    found = read_url(url)
+    if found.is_in_this_process:
         raise InvalidField(
             f"option 'url': {url!r} is within one process, and Spark's tasks run in others; "
             "use file:PATH or penstock://HOST:PORT"
         )
-    if address.scheme == "file":
-        file_path(address)
+    if found.scheme == "file":
+        _ = found.path  # raises if there is none
     return url

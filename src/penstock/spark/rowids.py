@@ -22,7 +22,7 @@ class RowIds:
         digest = blake2b(scope.encode(), digest_size=_KEY_CHARS).hexdigest()
         # 64 bits would be too few for a billion rows; two hashes make 128.
         self._keys = digest[:_KEY_CHARS], digest[_KEY_CHARS:]
-        self._seen = Seen()
+        self._seen = SeenNumbers()
 
     def of(self, rows: Array) -> list[str]:
         """The names of the next rows, each given as bytes."""
@@ -38,7 +38,7 @@ class RowIds:
         return ids
 
 
-class Seen:
+class SeenNumbers:
     """Numbers met so far, eight bytes each, in sorted runs that are merged as they grow."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What was asked for with `option`, checked."""
 
     path: str
@@ -79,7 +79,7 @@ class Options:
     into: str | None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "Options":
+    def of(cls, given: Mapping[str, str]) -> "SourceOptions":
         """Raises InvalidField, naming the option."""
         found = read_options(given, _KNOWN)
         path = required(found, "path", "the store, or the directory of segment files")
@@ -154,7 +154,7 @@ class PenstockSource(DataSource):
             return FILES_SCHEMA if mode == "files" else SCHEMA
         from penstock.spark import consume
 
-        consume.Options.of(self.options)
+        consume.ConsumeOptions.of(self.options)
         return consume.SCHEMA
 
     def reader(self, schema: StructType) -> "JournalBatch":
@@ -163,7 +163,7 @@ class PenstockSource(DataSource):
                 "option 'mode': to consume a queue takes a stream; use readStream, with "
                 "trigger(availableNow=True) if it is to end"
             )
-        return JournalBatch(Options.of(self.options), self._checked(schema))
+        return JournalBatch(SourceOptions.of(self.options), self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
@@ -171,8 +171,8 @@ class PenstockSource(DataSource):
                 from penstock.spark import consume
 
                 columns = check_columns(schema, consume.COLUMNS)
-                return consume.ConsumeStream(consume.Options.of(self.options), columns)
-            return JournalStream(Options.of(self.options), self._checked(schema))
+                return consume.ConsumeStream(consume.ConsumeOptions.of(self.options), columns)
+            return JournalStream(SourceOptions.of(self.options), self._checked(schema))
         except InvalidField as error:
             return RefusedStream(error)
 
@@ -209,7 +209,7 @@ def _require_append(overwrite: bool) -> None:
 class JournalBatch(DataSourceReader):
     """One pass over all that is durable now."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema.json()
 
@@ -253,7 +253,7 @@ class RefusedStream(DataSourceStreamReader):
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A journal followed as it grows; an offset is a point between two of its entries."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema.json()
         self._target: Point | None = None
@@ -344,7 +344,9 @@ def _as_offset(stream: Stream, point: Point) -> dict[str, Any]:
     return {"store": stream.identity.hex(), "offset": point.offset, "entry": point.entry}
 
 
-def spans(stream: Stream, options: Options, start: Point, end: Point, schema: str) -> list[Span]:
+def spans(
+    stream: Stream, options: SourceOptions, start: Point, end: Point, schema: str
+) -> list[Span]:
     """The stretch between two points, cut at entries into what one task reads each."""
     wanted = options.wanted
     if options.queues:

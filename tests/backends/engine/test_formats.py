@@ -29,7 +29,7 @@ from penstock.core.events import (
     QueueRemoved,
     Released,
 )
-from penstock.core.replay import heed, heed_arrivals
+from penstock.core.replay import apply_arrivals_if_new, apply_if_new
 from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
 from penstock.errors import CorruptEntry
 from penstock.journal import codec
@@ -253,12 +253,12 @@ def test_many_plain_pushes_of_a_block_are_taken_up_as_if_one_by_one():
     arrivals = codec.plain_arrivals(block, 1_000)
     assert arrivals is not None
     shards = [replay([QueueCreated(AT_MS, 2, "orders", SETTINGS)]) for _ in range(2)]
-    assert heed_arrivals(shards[0], arrivals)
+    assert apply_arrivals_if_new(shards[0], arrivals)
     for event, place in codec.decode(block, 1_000, bodies=False):
-        assert heed(shards[1], event, place)
+        assert apply_if_new(shards[1], event, place)
     assert shards[0].snapshot() == shards[1].snapshot()
     assert shards[0].queues[2].stored_bytes == shards[1].queues[2].stored_bytes == 10
-    assert not heed_arrivals(shards[0], arrivals), "what is known is not taken up again"
+    assert not apply_arrivals_if_new(shards[0], arrivals), "what is known is not taken up again"
 
 
 def test_pushes_of_which_one_is_not_plain_are_taken_up_one_by_one():

@@ -305,6 +305,6 @@ def test_without_the_extra_one_sentence_says_what_to_install():
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.returncode == 3
     assert ran.stderr == (
-        "penstock: url: sqs: needs aiobotocore, which is not installed: "
-        "pip install 'penstock[sqs]'\n"
+        "penstock: url: sqs: needs the package 'aiobotocore'; "
+        "install it with pip install 'penstock[sqs]'\n"
     )

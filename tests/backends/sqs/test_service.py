@@ -10,7 +10,6 @@ import pytest
 
 import penstock
 import penstock.aio
-from penstock.backends import read_url
 from penstock.backends.sqs.client import read_endpoint
 from penstock.backends.sqs.lacks import LACKS, WEAKER_AT_AMAZON
 from penstock.errors import (
@@ -27,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.service import CreateQueue, Delete, Extend, Push, PushReply, Release, Stats
 from penstock.testing.conformance import BEHAVIOURS
+from penstock.url import read_url
 from tests.server.sqs.conftest import Local, serve
 
 PAGE = Path(__file__).parents[3] / "docs" / "sqs-adapter.md"

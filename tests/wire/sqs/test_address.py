@@ -2,23 +2,23 @@
 
 import pytest
 
-from penstock.wire.sqs.address import Address, Directory, Owner, read_arn, read_url
+from penstock.wire.sqs.address import Owner, QueueAddress, QueueDirectory, read_arn, read_url
 
 HOME = Owner("000000000000", "us-east-1")
 AWAY = Owner("111122223333", "eu-west-1")
-DIRECTORY = Directory(HOME)
+DIRECTORY = QueueDirectory(HOME)
 
 ADDRESSES = [
-    (Address(HOME, "q"), "q", "arn:aws:sqs:us-east-1:000000000000:q"),
-    (Address(HOME, "q.fifo"), "q.fifo", "arn:aws:sqs:us-east-1:000000000000:q.fifo"),
-    (Address(AWAY, "q"), "q@eu-west-1.111122223333", "arn:aws:sqs:eu-west-1:111122223333:q"),
+    (QueueAddress(HOME, "q"), "q", "arn:aws:sqs:us-east-1:000000000000:q"),
+    (QueueAddress(HOME, "q.fifo"), "q.fifo", "arn:aws:sqs:us-east-1:000000000000:q.fifo"),
+    (QueueAddress(AWAY, "q"), "q@eu-west-1.111122223333", "arn:aws:sqs:eu-west-1:111122223333:q"),
     (
-        Address(Owner("000000000000", "cn-north-1"), "q"),
+        QueueAddress(Owner("000000000000", "cn-north-1"), "q"),
         "q@cn-north-1.000000000000",
         "arn:aws-cn:sqs:cn-north-1:000000000000:q",
     ),
     (
-        Address(Owner("000000000000", "us-gov-west-1"), "q"),
+        QueueAddress(Owner("000000000000", "us-gov-west-1"), "q"),
         "q@us-gov-west-1.000000000000",
         "arn:aws-us-gov:sqs:us-gov-west-1:000000000000:q",
     ),

@@ -18,29 +18,29 @@ REQUESTS = [
             b'{"QueueUrl":"u","MessageBody":"b","DelaySeconds":5,"Unknown":[1,{"a":2}],'
             b'"MessageAttributes":{"n":{"DataType":"Binary","BinaryValue":"AP8="}}}'
         ),
-        model.SendMessage(
+        model.SendMessageRequest(
             "u",
             "b",
             5,
             {"n": model.AttributeValue(binary_value=b"\x00\xff", data_type="Binary")},
         ),
     ),
-    ("AmazonSQS.ListQueues", b"", model.ListQueues()),
-    ("AmazonSQS.ListQueues", b'{"MaxResults":null}', model.ListQueues()),
+    ("AmazonSQS.ListQueues", b"", model.ListQueuesRequest()),
+    ("AmazonSQS.ListQueues", b'{"MaxResults":null}', model.ListQueuesRequest()),
     (
         "AmazonSQS.CreateQueue",
         b'{"QueueName":"q","Attributes":{"DelaySeconds":"1"},"tags":{"a":"b"}}',
-        model.CreateQueue("q", {"DelaySeconds": "1"}, {"a": "b"}),
+        model.CreateQueueRequest("q", {"DelaySeconds": "1"}, {"a": "b"}),
     ),
     (
         "AmazonSQS.DeleteMessageBatch",
         b'{"QueueUrl":"u","Entries":[{"Id":"1","ReceiptHandle":"r"}]}',
-        model.DeleteMessageBatch("u", [model.DeleteEntry("1", "r")]),
+        model.DeleteMessageBatchRequest("u", [model.DeleteEntry("1", "r")]),
     ),
     (
         "AmazonSQS.AddPermission",
         b'{"QueueUrl":"u","Label":"l","AWSAccountIds":["1"],"Actions":["*"]}',
-        model.AddPermission("u", "l", ["1"], ["*"]),
+        model.AddPermissionRequest("u", "l", ["1"], ["*"]),
     ),
 ]
 
@@ -140,14 +140,14 @@ def test_numbers_and_truths_are_taken_where_text_is_wanted():
         b'{"a":{"DataType":"String","StringValue":true},"b":{"DataType":"Number","StringValue":1.5}}}'
     )
     _, asked = decode("AmazonSQS.SendMessage", body)
-    assert isinstance(asked, model.SendMessage)
+    assert isinstance(asked, model.SendMessageRequest)
     assert (asked.message_body, asked.delay_seconds) == ("0", 3)
     assert asked.message_attributes is not None
     values = {name: value.string_value for name, value in asked.message_attributes.items()}
     assert values == {"a": "true", "b": "1.5"}
     body = b'{"QueueName":"q","Attributes":{"DelaySeconds":400},"more":[1]}'
     _, asked = decode("AmazonSQS.CreateQueue", body)
-    assert isinstance(asked, model.CreateQueue)
+    assert isinstance(asked, model.CreateQueueRequest)
     assert asked.attributes == {"DelaySeconds": "400"}
 
 

@@ -23,7 +23,7 @@ FORMS = [
             "&MessageSystemAttribute.1.Value.DataType=String"
             "&MessageSystemAttribute.1.Value.StringValue=t&Version=2012-11-05"
         ),
-        model.SendMessage(
+        model.SendMessageRequest(
             "u",
             "a b+",
             5,
@@ -36,14 +36,14 @@ FORMS = [
             "Action=CreateQueue&QueueName=q&Attribute.1.Name=DelaySeconds&Attribute.1.Value=1"
             "&Attribute.2.Name=Policy&Attribute.2.Value=&Tag.1.Key=a&Tag.1.Value=b"
         ),
-        model.CreateQueue("q", {"DelaySeconds": "1", "Policy": ""}, {"a": "b"}),
+        model.CreateQueueRequest("q", {"DelaySeconds": "1", "Policy": ""}, {"a": "b"}),
     ),
     (
         (
             "Action=GetQueueAttributes&QueueUrl=u&AttributeName.2=b&AttributeName.1=a"
             "&AttributeName.10=c"
         ),
-        model.GetQueueAttributes("u", ["a", "b", "c"]),
+        model.GetQueueAttributesRequest("u", ["a", "b", "c"]),
     ),
     (
         (
@@ -53,7 +53,7 @@ FORMS = [
             "&SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.StringValue=v"
             "&SendMessageBatchRequestEntry.2.Id=2&SendMessageBatchRequestEntry.2.DelaySeconds=7"
         ),
-        model.SendMessageBatch(
+        model.SendMessageBatchRequest(
             "u",
             [
                 model.SendEntry(
@@ -65,10 +65,10 @@ FORMS = [
     ),
     (
         "Action=AddPermission&QueueUrl=u&Label=l&AWSAccountId.1=1&AWSAccountId.2=2&ActionName.1=*",
-        model.AddPermission("u", "l", ["1", "2"], ["*"]),
+        model.AddPermissionRequest("u", "l", ["1", "2"], ["*"]),
     ),
-    ("Action=UntagQueue&QueueUrl=u&TagKey.1=a", model.UntagQueue("u", ["a"])),
-    ("Action=TagQueue&QueueUrl=u&Tag.1.Key=a&Tag.1.Value=", model.TagQueue("u", {"a": ""})),
+    ("Action=UntagQueue&QueueUrl=u&TagKey.1=a", model.UntagQueueRequest("u", ["a"])),
+    ("Action=TagQueue&QueueUrl=u&Tag.1.Key=a&Tag.1.Value=", model.TagQueueRequest("u", {"a": ""})),
 ]
 
 
@@ -81,9 +81,9 @@ def test_a_form_is_read_as_its_action(form, expected):
 
 def test_a_request_to_a_queues_url_need_not_name_it():
     _, asked = decode("Action=PurgeQueue", "http://h/000000000000/q")
-    assert asked == model.OfQueue("http://h/000000000000/q")
+    assert asked == model.QueueRequest("http://h/000000000000/q")
     _, asked = decode("Action=PurgeQueue&QueueUrl=other", "http://h/000000000000/q")
-    assert asked == model.OfQueue("other")
+    assert asked == model.QueueRequest("other")
 
 
 @pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
@@ -227,6 +227,6 @@ def test_a_form_that_cannot_be_read_is_refused(form, code):
 
 def test_names_that_collide_do_no_harm():
     _, asked = decode("Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None)
-    assert asked == model.CreateQueue("q")
+    assert asked == model.CreateQueueRequest("q")
     _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s", None)
-    assert asked == model.CreateQueue("q")
+    assert asked == model.CreateQueueRequest("q")

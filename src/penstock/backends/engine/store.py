@@ -21,7 +21,7 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
 from penstock.core.events import AnyEvent, QueueCreated
 from penstock.core.receipts import KEY_BYTES
-from penstock.core.replay import heed, heed_arrivals
+from penstock.core.replay import apply_arrivals_if_new, apply_if_new
 from penstock.core.shard import ShardState
 from penstock.errors import StoreUnusable
 from penstock.journal.codec import EVENT_BYTES, decode, plain_arrivals
@@ -194,7 +194,7 @@ def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
     start = None if taken is None else taken.outline.offset
     recovery = Recovery(taken)
     for entry in journal.replayed(start):
-        recovery.heed_entry(entry)
+        recovery.apply_entry(entry)
     # What was damaged may have given numbers to messages: nobody else may get them.
     lost = sum(found.size_bytes // EVENT_BYTES + 1 for found in segments.quarantined)
     return recovery.finish(lost), recovery.last_ms
@@ -229,20 +229,20 @@ class Recovery:
         self._early = {} if taken is None else taken.early
         self._is_ordered = taken is None or (taken.is_ordered and not taken.early)
 
-    def heed_entry(self, entry: StoredEntry) -> None:
+    def apply_entry(self, entry: StoredEntry) -> None:
         """Takes up the events of the next entry."""
         arrivals = plain_arrivals(entry.data, entry.data_offset)
-        if arrivals is not None and heed_arrivals(self.shard, arrivals):
+        if arrivals is not None and apply_arrivals_if_new(self.shard, arrivals):
             self.last_ms = max(self.last_ms, arrivals.deliveries[-1].pushed_at_ms)
             return
         for event, place in decode(entry.data, entry.data_offset, bodies=False):
-            self.heed(event, place)
+            self.apply_if_new(event, place)
 
-    def heed(self, event: AnyEvent, place: int) -> None:
+    def apply_if_new(self, event: AnyEvent, place: int) -> None:
         """Takes up the next event; `place` is where its content stands, if it has any."""
         if event.at_ms > self.last_ms:
             self.last_ms = event.at_ms
-        heed(self.shard, event, place or None)
+        apply_if_new(self.shard, event, place or None)
         if self._early and isinstance(event, QueueCreated) and event.queue in self._early:
             self.shard.queues[event.queue].restored(self._early.pop(event.queue))
 

@@ -18,8 +18,8 @@ from penstock.backends.remote.blocking import (
     REDIAL_S,
     SOFTWARE,
     TIMEOUT_S,
-    Endpoint,
-    Lost,
+    ConnectionLost,
+    ServerEndpoint,
     check_welcome,
     is_repeatable,
     settle_repeated,
@@ -57,7 +57,7 @@ _UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 class _Link(asyncio.Protocol):
     """One connection, used by the callers of one event loop; once lost it stays lost."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, timeout_s: float) -> None:
         self.lost: str | None = None
         self.refused: PenstockError | None = None
         self.frame_bytes_max = 0
@@ -90,7 +90,10 @@ class _Link(asyncio.Protocol):
     # Asking.
 
     async def exchange(self, command: Command[R]) -> R:
-        """Sends a command and waits for its reply. Raises Lost, or what the server raised."""
+        """Sends a command and waits for its reply.
+
+        Raises ConnectionLost, or what the server raised.
+        """
         request = self._next_request()
         frame = encode_command(request, command, self.frame_bytes_max)
         kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
@@ -122,7 +125,7 @@ class _Link(asyncio.Protocol):
             await self._may_write.wait()
         started_s = time.monotonic()
         if self.lost is not None:
-            raise Lost(self, False, self.lost, started_s)
+            raise ConnectionLost(self, False, self.lost, started_s)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._pending[request] = answer
         if is_pull:
@@ -143,7 +146,7 @@ class _Link(asyncio.Protocol):
             if self.refused is not None:
                 raise self.refused from None
             may_be_done = gone.sent and not self._said_goodbye
-            raise Lost(self, may_be_done, cast(str, self.lost), started_s) from None
+            raise ConnectionLost(self, may_be_done, cast(str, self.lost), started_s) from None
 
     def _send(self, frame: bytes) -> None:
         if not self._out:
@@ -186,7 +189,7 @@ class _Link(asyncio.Protocol):
                 self._pulls.discard(request)
                 self._give_back(kind, body)
             elif not request:
-                self._heed(kind, body)
+                self._dispatch(kind, body)
         if self._decoder.error is not None:
             self.refused = self._decoder.error
             self.drop(str(self.refused))
@@ -202,7 +205,7 @@ class _Link(asyncio.Protocol):
             self.frame_bytes_max = welcome.frame_bytes_max
             self.welcomed.set_result(welcome)
 
-    def _heed(self, kind: int, body: Body) -> None:
+    def _dispatch(self, kind: int, body: Body) -> None:
         if kind == GOODBYE:
             self._said_goodbye = True
         elif kind == ERROR:
@@ -271,7 +274,11 @@ class AsyncRemote:
     LACKS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+        self,
+        endpoint: ServerEndpoint,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
@@ -282,7 +289,11 @@ class AsyncRemote:
 
     @classmethod
     async def open(
-        cls, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+        cls,
+        endpoint: ServerEndpoint,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
     ) -> "AsyncRemote":
         """Connects. Raises BackendLost, or why the server does not want us."""
         remote = cls(endpoint, timeout_s=timeout_s, patience_s=patience_s)
@@ -296,7 +307,7 @@ class AsyncRemote:
             link = await self._reopen(link)
         try:
             return await link.exchange(command)
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast(R, await self._again(command, lost))
 
     async def push_bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
@@ -304,7 +315,7 @@ class AsyncRemote:
         link = self._link or await self._reopen(None)
         try:
             return await link.bulk(bulk)
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast("list[PushReply | PenstockError]", await self._again(bulk, lost))
 
     async def status(self) -> dict[str, Any]:
@@ -312,10 +323,10 @@ class AsyncRemote:
         link = self._link or await self._reopen(None)
         try:
             return await link.status()
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast("dict[str, Any]", await self._again(STATUS, lost))
 
-    async def _again(self, command: Any, lost: Lost) -> Any:
+    async def _again(self, command: Any, lost: ConnectionLost) -> Any:
         """Sends on a new connection what the old one lost, if that can do no harm."""
         repeated = False
         started_s = lost.started_s
@@ -341,7 +352,7 @@ class AsyncRemote:
                 if repeated and settle_repeated(command, stale) is None:
                     return None
                 raise
-            except Lost as once_more:
+            except ConnectionLost as once_more:
                 lost = once_more
 
     async def _reopen(self, lost: object) -> _Link:

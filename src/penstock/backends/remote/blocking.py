@@ -85,7 +85,7 @@ _LOST: Final = 0
 _TIMEVAL: Final = struct.Struct("ll")
 
 
-class Endpoint(Protocol):
+class ServerEndpoint(Protocol):
     """Where a server is, and how to get a socket to it."""
 
     shown: str
@@ -139,7 +139,7 @@ class TcpEndpoint:
                 return link
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke under a request; `may_be_done` if the server may have seen all of it."""
 
     def __init__(self, channel: object, may_be_done: bool, reason: str, started_s: float) -> None:
@@ -173,7 +173,7 @@ def is_repeatable(command: object) -> bool:
     return False
 
 
-def unknown_fate(endpoint: Endpoint, command: object, lost: Lost) -> BackendLost:
+def unknown_fate(endpoint: ServerEndpoint, command: object, lost: ConnectionLost) -> BackendLost:
     """The error of a request that may or may not have been done."""
     hint = "; give a push a dedup_id and it is sent again safely"
     return BackendLost(
@@ -208,7 +208,7 @@ def settle_repeated(command: object, outcome: Any) -> Any:
     return outcome
 
 
-def check_welcome(endpoint: Endpoint, welcome: Welcome) -> None:
+def check_welcome(endpoint: ServerEndpoint, welcome: Welcome) -> None:
     """Refuses a server whose store runs otherwise than the caller asked. Raises InvalidField."""
     for name, wanted in endpoint.options.items():
         found = welcome.options.get(name)
@@ -232,7 +232,7 @@ class _Call:
 class Channel:
     """One connection, shared by any number of threads; once lost it stays lost."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float, patience_s: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, timeout_s: float, patience_s: float) -> None:
         self.lost: str | None = None
         self.refused: PenstockError | None = None
         self._endpoint = endpoint
@@ -283,7 +283,10 @@ class Channel:
         return welcome
 
     def exchange(self, command: Command[R]) -> R:
-        """Sends a command and waits for its reply. Raises Lost, or what the server raised."""
+        """Sends a command and waits for its reply.
+
+        Raises ConnectionLost, or what the server raised.
+        """
         request = next(self._requests) & REQUEST_MAX
         if not request or request in self._pending:
             return self.exchange(command)
@@ -327,7 +330,7 @@ class Channel:
                 raise
         if not sent:
             self._pending.pop(request, None)
-            raise Lost(self, False, cast(str, self.lost), started_s)
+            raise ConnectionLost(self, False, cast(str, self.lost), started_s)
         try:
             # Nearly always nobody else is reading; the rest of the dance is for many threads.
             if self._reading.acquire(False):
@@ -341,7 +344,7 @@ class Channel:
         if call.kind == _LOST:
             if self.refused is not None:
                 raise self.refused
-            raise Lost(self, not self._said_goodbye, cast(str, self.lost), started_s)
+            raise ConnectionLost(self, not self._said_goodbye, cast(str, self.lost), started_s)
         return decode_answer(call.kind, call.body, decode)
 
     def _lead(self, call: _Call) -> None:
@@ -417,12 +420,12 @@ class Channel:
                 if call.signal is not None:
                     _wake(call)
             elif not request:
-                self._heed(kind, body)
+                self._dispatch(kind, body)
         if self._decoder.error is not None:
             self.refused = self._decoder.error
             self._drop(str(self.refused), "reader")
 
-    def _heed(self, kind: int, body: Body) -> None:
+    def _dispatch(self, kind: int, body: Body) -> None:
         """Takes in what the server says of the connection itself."""
         if kind == GOODBYE:
             self._said_goodbye = True
@@ -493,7 +496,7 @@ class Channel:
         with self._sending:
             self._drop(reason, "sender")
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Lets go of a socket that belongs to the parent of this process."""
         self.lost = "this process was forked"
         self._link.close()
@@ -511,7 +514,11 @@ class Remote:
     LACKS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+        self,
+        endpoint: ServerEndpoint,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
@@ -539,7 +546,7 @@ class Remote:
             channel = self._reopen(None)
         try:
             return channel.exchange(command)
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast(R, self._again(command, lost))
 
     def push_bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
@@ -549,7 +556,7 @@ class Remote:
             channel = self._reopen(None)
         try:
             return channel.bulk(bulk)
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast("list[PushReply | PenstockError]", self._again(bulk, lost))
 
     def status(self) -> dict[str, Any]:
@@ -557,10 +564,10 @@ class Remote:
         channel = self._channel or self._reopen(None)
         try:
             return channel.status()
-        except Lost as lost:
+        except ConnectionLost as lost:
             return cast("dict[str, Any]", self._again(STATUS, lost))
 
-    def _again(self, command: Any, lost: Lost) -> Any:
+    def _again(self, command: Any, lost: ConnectionLost) -> Any:
         """Sends on a new connection what the old one lost, if that can do no harm."""
         repeated = False
         started_s = lost.started_s
@@ -586,7 +593,7 @@ class Remote:
                 if repeated and settle_repeated(command, stale) is None:
                     return None
                 raise
-            except Lost as once_more:
+            except ConnectionLost as once_more:
                 lost = once_more
 
     def _reopen(self, lost: object) -> Channel:
@@ -613,4 +620,4 @@ class Remote:
         self._opening = threading.Lock()
         channel, self._channel = self._channel, None
         if channel is not None:
-            channel.forsake()
+            channel.abandon()

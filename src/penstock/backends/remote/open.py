@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from penstock.backends import Address, check_options, file_path
-from penstock.backends.remote.blocking import TIMEOUT_S, Endpoint, Remote, TcpEndpoint
+from penstock.backends.remote.blocking import TIMEOUT_S, Remote, ServerEndpoint, TcpEndpoint
 from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService, check_number
+from penstock.url import BackendUrl
 
 if TYPE_CHECKING:
     import ssl
@@ -20,10 +20,10 @@ _TIMEOUT_S_MAX: Final = 24 * 60 * 60
 _STORE_OPTIONS: Final[tuple[str, ...]] = ("durability", "interval_ms", "archive")
 
 
-def open_remote(address: Address, clock: Clock | None) -> QueueService:
+def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
     """A blocking connection. Raises InvalidField, BackendLost, or why a daemon cannot start."""
-    endpoint = read_endpoint(address, clock)
-    timeout_s = _timeout_s(address)
+    endpoint = read_endpoint(url, clock)
+    timeout_s = _timeout_s(url)
     if endpoint.tls is None:
         return Remote(endpoint, timeout_s=timeout_s)
     from penstock.backends.portal import Portal
@@ -33,31 +33,31 @@ def open_remote(address: Address, clock: Clock | None) -> QueueService:
     return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
 
 
-async def open_async_remote(address: Address, clock: Clock | None) -> AsyncQueueService:
+async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
     """A connection for asyncio. Raises InvalidField, BackendLost, or why a daemon cannot start."""
     from penstock.backends.remote.asynchronous import AsyncRemote
 
-    return await AsyncRemote.open(read_endpoint(address, clock), timeout_s=_timeout_s(address))
+    return await AsyncRemote.open(read_endpoint(url, clock), timeout_s=_timeout_s(url))
 
 
-def read_endpoint(address: Address, clock: Clock | None = None) -> Endpoint:
+def read_endpoint(url: BackendUrl, clock: Clock | None = None) -> ServerEndpoint:
     """Where the URL says the server is. Raises InvalidField."""
     if clock is not None:
         raise InvalidField(
-            f"clock: {address.scheme}: keeps its own time in another process; "
+            f"clock: {url.scheme}: keeps its own time in another process; "
             "use memory: or file:PATH?embedded=1"
         )
-    return _daemon(address) if address.scheme == "file" else _server(address)
+    return _daemon(url) if url.scheme == "file" else _server(url)
 
 
-def _timeout_s(address: Address) -> float:
-    timeout_s = address.whole_number("timeout", round(TIMEOUT_S)) or 1
+def _timeout_s(url: BackendUrl) -> float:
+    timeout_s = url.whole_number("timeout", round(TIMEOUT_S)) or 1
     return float(check_number("timeout", timeout_s, 1, _TIMEOUT_S_MAX))
 
 
-def _daemon(address: Address) -> DaemonEndpoint:
-    check_options(address, {"embedded", "idle", "timeout", *_STORE_OPTIONS})
-    options = {name: address.options[name] for name in _STORE_OPTIONS if name in address.options}
+def _daemon(url: BackendUrl) -> DaemonEndpoint:
+    url.check_options({"embedded", "idle", "timeout", *_STORE_OPTIONS})
+    options = {name: url.options[name] for name in _STORE_OPTIONS if name in url.options}
     if "durability" in options:
         from penstock.journal.file import check_durability
 
@@ -65,28 +65,28 @@ def _daemon(address: Address) -> DaemonEndpoint:
     if "interval_ms" in options:
         from penstock.journal.file import check_interval
 
-        options["interval_ms"] = str(check_interval(address.whole_number("interval_ms", 0)))
+        options["interval_ms"] = str(check_interval(url.whole_number("interval_ms", 0)))
     if "archive" in options:
         options["archive"] = os.path.abspath(options["archive"])
-    idle_s = address.whole_number("idle", IDLE_S)
-    return DaemonEndpoint(file_path(address), options=options, idle_s=idle_s)
+    idle_s = url.whole_number("idle", IDLE_S)
+    return DaemonEndpoint(url.path, options=options, idle_s=idle_s)
 
 
-def _server(address: Address) -> TcpEndpoint:
-    check_options(address, {"timeout", "tls", "ca_file", "token_file"})
+def _server(url: BackendUrl) -> TcpEndpoint:
+    url.check_options({"timeout", "tls", "ca_file", "token_file"})
     try:
-        parts = urlsplit(address.url)
+        parts = urlsplit(url.text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidField(f"url: {address.url!r} cannot be read: {error}") from None
+        raise InvalidField(f"url: {url.text!r} cannot be read: {error}") from None
     if not host or parts.path not in ("", "/") or parts.username or parts.fragment:
-        raise InvalidField(f"url: {address.url!r} is not of the form penstock://HOST:PORT")
+        raise InvalidField(f"url: {url.text!r} is not of the form penstock://HOST:PORT")
     tls = None
-    if address.whole_number("tls", 0) or "ca_file" in address.options:
-        tls = _client_tls(address.options.get("ca_file"))
+    if url.whole_number("tls", 0) or "ca_file" in url.options:
+        tls = _client_tls(url.options.get("ca_file"))
     token = None
-    if "token_file" in address.options:
-        token = _read_token(address.options["token_file"])
+    if "token_file" in url.options:
+        token = _read_token(url.options["token_file"])
     return TcpEndpoint(host, PORT if port is None else port, token=token, tls=tls)
 
 

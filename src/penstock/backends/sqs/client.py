@@ -11,7 +11,11 @@ from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.backends import Address, check_options
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import exceptions as faults
+from botocore.parsers import ResponseParserError
+
 from penstock.backends.sqs.errors import error_of
 from penstock.errors import (
     BackendLost,
@@ -20,18 +24,8 @@ from penstock.errors import (
     PenstockError,
     RequestError,
 )
+from penstock.url import BackendUrl
 from penstock.wire.sqs.address import is_account, is_region
-
-try:
-    from aiobotocore.config import AioConfig
-    from aiobotocore.session import AioSession
-    from botocore import exceptions as faults
-    from botocore.parsers import ResponseParserError
-except ModuleNotFoundError as missing:
-    package = (missing.name or "").partition(".")[0]
-    raise InvalidField(
-        f"url: sqs: needs {package}, which is not installed: pip install 'penstock[sqs]'"
-    ) from None
 
 TIMEOUT_S: Final = 30
 CONNECT_S: Final = 10.0
@@ -62,7 +56,7 @@ _NO_CREDENTIALS: Final = (
 )
 
 
-class Endpoint(NamedTuple):
+class SqsTarget(NamedTuple):
     """Where an `sqs:` URL points; `None` is what the AWS settings of this user say."""
 
     region: str | None
@@ -83,35 +77,35 @@ class Endpoint(NamedTuple):
             return False
 
 
-def read_endpoint(address: Address) -> Endpoint:
+def read_endpoint(url: BackendUrl) -> SqsTarget:
     """What an `sqs://REGION?…` URL says. Raises InvalidField."""
-    check_options(address, {"endpoint", "profile", "account", "timeout"})
-    region = address.rest.removeprefix("//").rstrip("/")
+    url.check_options({"endpoint", "profile", "account", "timeout"})
+    region = url.rest.removeprefix("//").rstrip("/")
     if region and not is_region(region):
         raise InvalidField(
-            f"url: {address.url!r} names no region; use sqs://REGION such as sqs://eu-west-1, "
+            f"url: {url.text!r} names no region; use sqs://REGION such as sqs://eu-west-1, "
             "with ?endpoint=URL for an endpoint that is not Amazon's"
         )
-    url = address.options.get("endpoint")
-    if url is not None:
+    endpoint = url.options.get("endpoint")
+    if endpoint is not None:
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(endpoint)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             sound = False
         if not sound:
-            raise InvalidField(f"url: endpoint={url!r} is not of the form http://HOST:PORT")
-    account = address.options.get("account")
+            raise InvalidField(f"url: endpoint={endpoint!r} is not of the form http://HOST:PORT")
+    account = url.options.get("account")
     if account is not None and not is_account(account):
         raise InvalidField(f"url: account={account!r} is not twelve digits")
-    timeout_s = float(address.whole_number("timeout", TIMEOUT_S) or 1)
-    return Endpoint(region or None, url, address.options.get("profile"), account, timeout_s)
+    timeout_s = float(url.whole_number("timeout", TIMEOUT_S) or 1)
+    return SqsTarget(region or None, endpoint, url.options.get("profile"), account, timeout_s)
 
 
 class SqsClient:
     """One SDK client, used by one event loop."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: SqsTarget) -> None:
         self._endpoint = endpoint
         self._stack = AsyncExitStack()
         self._sdk: Any = None

@@ -81,7 +81,7 @@ def check_receipt(receipt: object) -> str:
     return receipt
 
 
-class Messages:
+class SqsMessages:
     """The verbs that take a message or a receipt."""
 
     def __init__(self, book: QueueBook, clock: Clock) -> None:

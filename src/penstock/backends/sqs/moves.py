@@ -21,7 +21,7 @@ _SOURCE_GONE: Final = "CouldNotDetermineMessageSource"
 _UNDER_WAY: Final = frozenset({"RUNNING", "CANCELLING"})
 
 
-class Moves:
+class SqsMoves:
     """The redrives of one connection."""
 
     def __init__(self, book: QueueBook) -> None:
@@ -29,7 +29,7 @@ class Moves:
         self._client = book.client
 
     async def move_all(self, queue: Known, to: Known | None) -> int:
-        """Moves everything, and returns when that is done; how many were moved.
+        """SqsMoves everything, and returns when that is done; how many were moved.
 
         Raises InvalidField if they came from nowhere and `to` is not given.
         """
@@ -73,7 +73,7 @@ class Moves:
         return moved
 
     async def move_some(self, queue: Known, to: Known | None, limit: int) -> int:
-        """Moves up to so many, oldest first; how many were moved. Raises as `move_all` does."""
+        """SqsMoves up to so many, oldest first; how many were moved. Raises as `move_all` does."""
         # By it, and seen from its account, the messages' sources are named.
         await self._book.arn(queue)
         moved = 0

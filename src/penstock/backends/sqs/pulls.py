@@ -1,4 +1,4 @@
-"""Pulls: one long poll after another, and nothing kept from others when a caller goes away."""
+"""SqsPulls: one long poll after another, and nothing kept from others when a caller goes away."""
 
 import asyncio
 from typing import Any, Final
@@ -25,7 +25,7 @@ _WAITED_S_MIN: Final = 1.0
 _PAUSE_S: Final = 0.1
 
 
-class Pulls:
+class SqsPulls:
     """The pulls of one connection."""
 
     def __init__(self, book: QueueBook, clock: Clock) -> None:

@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
-from penstock.backends import Address
 from penstock.backends.portal import Portal
 from penstock.backends.sqs.client import SqsClient, read_endpoint
 from penstock.backends.sqs.lacks import LACKS
-from penstock.backends.sqs.messages import Messages
-from penstock.backends.sqs.moves import Moves
-from penstock.backends.sqs.pulls import Pulls
+from penstock.backends.sqs.messages import SqsMessages
+from penstock.backends.sqs.moves import SqsMoves
+from penstock.backends.sqs.pulls import SqsPulls
 from penstock.backends.sqs.queues import Known, QueueBook
 from penstock.backends.sqs.settings import FIFO, attributes_of, check_settings, read_name
 from penstock.clock import Clock, SystemClock
@@ -58,6 +57,7 @@ from penstock.service import (
     changed_settings,
     check_number,
 )
+from penstock.url import BackendUrl
 
 R = TypeVar("R")
 # What reading an answer raises that is none of SQS's.
@@ -70,15 +70,15 @@ _DEPTHS: Final = (
 )
 
 
-def open_sqs(address: Address, clock: Clock | None = None) -> QueueService:
+def open_service(url: BackendUrl, clock: Clock | None = None) -> QueueService:
     """The blocking service at an `sqs:` URL. Raises RequestError."""
-    read_endpoint(address)
-    return Portal(lambda: open_async_sqs(address, clock))
+    read_endpoint(url)
+    return Portal(lambda: open_async_service(url, clock))
 
 
-async def open_async_sqs(address: Address, clock: Clock | None = None) -> "AsyncSqs":
+async def open_async_service(url: BackendUrl, clock: Clock | None = None) -> "AsyncSqs":
     """The service at an `sqs:` URL, for the running event loop. Raises RequestError."""
-    client = SqsClient(read_endpoint(address))
+    client = SqsClient(read_endpoint(url))
     await client.open()
     return AsyncSqs(client, clock)
 
@@ -94,9 +94,9 @@ class AsyncSqs:
         clock = clock or SystemClock()
         self._client = client
         self._book = QueueBook(client)
-        self._pulls = Pulls(self._book, clock)
-        self._moves = Moves(self._book)
-        messages = Messages(self._book, clock)
+        self._pulls = SqsPulls(self._book, clock)
+        self._moves = SqsMoves(self._book)
+        messages = SqsMessages(self._book, clock)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: messages.push,
             Pull: self._pulls.pull,

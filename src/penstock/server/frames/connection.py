@@ -6,7 +6,7 @@ from hmac import compare_digest
 from typing import cast
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.frames.server import Desk, Poll
+from penstock.server.frames.server import FrameServer, WaitingPull
 from penstock.wire.frames.frames import (
     HELLO,
     SMALL_BYTES,
@@ -19,22 +19,22 @@ from penstock.wire.frames.frames import (
 )
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """One client: its bytes in, its answers out."""
 
     def __init__(
         self,
-        desk: Desk,
+        server: FrameServer,
         *,
         token: str | None = None,
         refuse: Callable[[asyncio.BaseTransport], PenstockError | None] | None = None,
     ) -> None:
-        self.polls: dict[int, Poll] = {}
+        self.polls: dict[int, WaitingPull] = {}
         self.deferred = 0
         self.is_gone = False
         # Set when the server stops: what comes now is not done, and the goodbye will say so.
         self.is_deaf = False
-        self._desk = desk
+        self._server = server
         self._token = token
         # Says why whoever is at the other end is not let in, if there is a reason.
         self._refuse = refuse
@@ -53,9 +53,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._desk.limits.unsent_bytes_max)
+        self._transport.set_write_buffer_limits(high=self._server.limits.unsent_bytes_max)
         self._since_s = asyncio.get_running_loop().time()
-        error = self._desk.enter(self)
+        error = self._server.enter(self)
         if error is None and self._refuse is not None:
             error = self._refuse(transport)
         if error is not None:
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ending or self.is_deaf:
             return
-        desk = self._desk
+        server = self._server
         decoder = self._decoder
         frames = decoder.feed(data)
         if not self._is_welcome:
@@ -74,25 +74,25 @@ class Connection(asyncio.Protocol):
             elif decoder.error is not None:
                 self._out.append(refusal(data, decoder.error))
                 self.end()
-        desk.requests_seen += len(frames)
+        server.requests_seen += len(frames)
         for frame in frames:
-            desk.take(self, frame)
+            server.take(self, frame)
         if decoder.error is not None and not self._ending:
             self.send(encode_error(0, decoder.error))
             self.end()
         if decoder.frame_bytes > SMALL_BYTES or self._unfinished_bytes:
             self._reserve(decoder.frame_bytes)
-        if self.deferred > desk.limits.deferred_max:
+        if self.deferred > server.limits.deferred_max:
             self._pause_reading()
-        desk.flush()
+        server.flush()
 
     def _reserve(self, frame_bytes: int) -> None:
         """Sets memory aside for the frame that has begun; there must be enough for all of them."""
-        desk = self._desk
+        server = self._server
         wanted = frame_bytes if frame_bytes > SMALL_BYTES else 0
-        desk.unfinished_bytes += wanted - self._unfinished_bytes
+        server.unfinished_bytes += wanted - self._unfinished_bytes
         self._unfinished_bytes = wanted
-        if desk.unfinished_bytes > desk.limits.unfinished_bytes_max and not self._ending:
+        if server.unfinished_bytes > server.limits.unfinished_bytes_max and not self._ending:
             said = f"a frame of {wanted} bytes finds no room: others are being received; try again"
             self.send(encode_error(0, Overloaded(said)))
             self.end()
@@ -113,14 +113,14 @@ class Connection(asyncio.Protocol):
             self.end()
             return []
         self._is_welcome = True
-        self._decoder.admit(self._desk.client_limits)
-        self.send(self._desk.welcome)
+        self._decoder.admit(self._server.client_limits)
+        self.send(self._server.welcome)
         return self._decoder.feed(b"")
 
     def send(self, frame: bytes) -> None:
         """Has a frame sent with the next flush."""
         if not self._out:
-            self._desk.dirty.append(self)
+            self._server.dirty.append(self)
         self._out.append(frame)
 
     def flush(self) -> None:
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _is_behind(self) -> bool:
-        return self.deferred > self._desk.limits.deferred_max // 2
+        return self.deferred > self._server.limits.deferred_max // 2
 
     def end(self) -> None:
         """Closes the connection once everything has been sent."""
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
             return
         self._pause_reading()
         if self._out:
-            self._desk.dirty.append(self)
+            self._server.dirty.append(self)
         else:
             self._transport.close()
 
@@ -178,11 +178,11 @@ class Connection(asyncio.Protocol):
         self._ending = True
         self._out = []
         self._reserve(0)
-        self._desk.leave(self)
+        self._server.leave(self)
 
     def check_progress(self, now_s: float) -> None:
         """Closes the connection if it has not introduced itself, or has begun and not gone on."""
-        limits = self._desk.limits
+        limits = self._server.limits
         if not self._is_welcome:
             if now_s - self._since_s > limits.hello_s_max:
                 self.abort()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError, ProtocolError
-from penstock.server.frames.connection import Connection
-from penstock.server.frames.server import Desk
+from penstock.server.frames.connection import FrameConnection
+from penstock.server.frames.server import FrameServer
 
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-async def listen_unix(desk: Desk, path: Path) -> asyncio.Server:
+async def listen_unix(server: FrameServer, path: Path) -> asyncio.Server:
     """Lets processes of the same user in at a socket that only they can reach.
 
     The caller sees to it that the directory is 0700 and that no other server uses the path.
@@ -23,7 +23,7 @@ async def listen_unix(desk: Desk, path: Path) -> asyncio.Server:
     link = _bind_unix(path)
     try:
         return await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(desk, refuse=_stranger), sock=link, backlog=1_024
+            lambda: FrameConnection(server, refuse=_stranger), sock=link, backlog=1_024
         )
     except BaseException:
         link.close()

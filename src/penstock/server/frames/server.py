@@ -4,10 +4,11 @@
 
 A request that need not wait is answered within the call that brought its bytes, and all answers of
 one turn of the event loop leave in one write. Answers that wait for the disk stand in one line and
-are sent by one notification for all of them. A pull that waits is a `Poll`: the engine wakes it.
+are sent by one notification for all of them. A pull that waits is a `WaitingPull`, which the
+engine wakes.
 
 A connection that breaks takes its polls with it, and the claims of answers it never got return.
-`Desk` does not know where a connection came from; `ipc` and `tcp` let them in.
+`FrameServer` does not know where a connection came from; `ipc` and `tcp` let them in.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ from penstock.wire.frames.frames import (
 )
 
 if TYPE_CHECKING:
-    from penstock.server.frames.connection import Connection
+    from penstock.server.frames.connection import FrameConnection
 
 # What a message may take in a reply beside its body and attributes.
 _ROW_BYTES: Final = 1_024
@@ -71,13 +72,13 @@ class Limits(NamedTuple):
     stall_s_max: float = 30.0
 
 
-class Poll:
+class WaitingPull:
     """A pull that waits on behalf of a connection."""
 
-    __slots__ = ("connection", "desk", "request", "waiter")
+    __slots__ = ("connection", "request", "server", "waiter")
 
-    def __init__(self, desk: "Desk", connection: "Connection", request: int) -> None:
-        self.desk = desk
+    def __init__(self, server: "FrameServer", connection: "FrameConnection", request: int) -> None:
+        self.server = server
         self.connection = connection
         self.request = request
         self.waiter: Waiter | None = None
@@ -85,19 +86,19 @@ class Poll:
     def wake(self) -> None:
         """Called by the engine: the wait is over, or time must be kept."""
         if self.waiter is not None and self.waiter.done:
-            self.desk.finish(self, self.waiter)
+            self.server.finish(self, self.waiter)
         else:
-            self.desk.must_plan = True
+            self.server.must_plan = True
 
 
 class _Deferred(NamedTuple):
     sequence: int
-    connection: "Connection"
+    connection: "FrameConnection"
     frame: bytes
     claims: list[Claim]
 
 
-class Desk:
+class FrameServer:
     """Takes the requests of every connection to one engine, and gives out the answers.
 
     `failed` is called once if the engine has to stop; whoever runs the server should end it then.
@@ -113,12 +114,12 @@ class Desk:
         failed: Callable[[PenstockError], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.connections: set[Connection] = set()
+        self.connections: set[FrameConnection] = set()
         self.connections_seen = 0
         self.requests_seen = 0
         self.unfinished_bytes = 0
         self.must_plan = False
-        self.dirty: list[Connection] = []
+        self.dirty: list[FrameConnection] = []
         self.failed = failed
         self._engine = engine
         self._journal = engine.journal
@@ -148,7 +149,7 @@ class Desk:
 
     # Requests.
 
-    def take(self, connection: "Connection", frame: Frame) -> None:
+    def take(self, connection: "FrameConnection", frame: Frame) -> None:
         """Does what one frame of a welcome client asks."""
         kind, request, body = frame
         decode = DECODE.get(kind)
@@ -186,7 +187,9 @@ class Desk:
         else:
             self._wait(connection, request, command)
 
-    def _take_other(self, connection: "Connection", kind: int, request: int, body: Body) -> None:
+    def _take_other(
+        self, connection: "FrameConnection", kind: int, request: int, body: Body
+    ) -> None:
         if kind == BULK_PUSH:
             try:
                 replies = self._engine.submit(decode_bulk(body))
@@ -244,7 +247,7 @@ class Desk:
             return command
         return Peek(command.queue, max(1, room_bytes // row_bytes), command.state)
 
-    def _refuse(self, connection: "Connection", request: int, error: PenstockError) -> None:
+    def _refuse(self, connection: "FrameConnection", request: int, error: PenstockError) -> None:
         connection.send(encode_error(request, error))
         if isinstance(error, ProtocolError):
             connection.end()
@@ -265,7 +268,7 @@ class Desk:
 
     def _give(
         self,
-        connection: "Connection",
+        connection: "FrameConnection",
         request: int,
         command: Pull,
         claims: list[Claim],
@@ -290,7 +293,7 @@ class Desk:
 
     # Waiting for a message.
 
-    def _wait(self, connection: "Connection", request: int, command: Pull) -> None:
+    def _wait(self, connection: "FrameConnection", request: int, command: Pull) -> None:
         if request in connection.polls:
             error = ProtocolError(f"the client used request {request} again while it waits")
             self._refuse(connection, 0, error)
@@ -299,7 +302,7 @@ class Desk:
             said = f"{self.limits.waits_max} pulls wait on this connection; open another one"
             self._refuse(connection, request, UnavailableError(said))
             return
-        poll = Poll(self, connection, request)
+        poll = WaitingPull(self, connection, request)
         poll.waiter = self._engine.wait(command, poll.wake)
         if poll.waiter is None:
             connection.send(encode_reply(request, []))
@@ -308,7 +311,7 @@ class Desk:
         # The engine may have asked to have time kept before it had given us the waiter.
         self.must_plan = True
 
-    def finish(self, poll: Poll, waiter: Waiter) -> None:
+    def finish(self, poll: WaitingPull, waiter: Waiter) -> None:
         """Answers a pull whose wait is over."""
         connection, request = poll.connection, poll.request
         connection.polls.pop(request, None)
@@ -320,7 +323,7 @@ class Desk:
         else:
             connection.send(encode_reply(request, []))
 
-    def _forget(self, poll: Poll) -> None:
+    def _forget(self, poll: WaitingPull) -> None:
         poll.connection.polls.pop(poll.request, None)
         if poll.waiter is not None:
             with suppress(PenstockError):
@@ -363,7 +366,7 @@ class Desk:
     # Waiting for the disk.
 
     def _defer(
-        self, sequence: int, connection: "Connection", frame: bytes, claims: list[Claim]
+        self, sequence: int, connection: "FrameConnection", frame: bytes, claims: list[Claim]
     ) -> None:
         self._deferred.append(_Deferred(sequence, connection, frame, claims))
         connection.deferred += 1
@@ -438,7 +441,7 @@ class Desk:
 
     # Connections.
 
-    def enter(self, connection: "Connection") -> PenstockError | None:
+    def enter(self, connection: "FrameConnection") -> PenstockError | None:
         """Notes a new connection, or says why there is no room for it."""
         if self._broken is not None:
             return self._broken
@@ -448,7 +451,7 @@ class Desk:
         self.connections_seen += 1
         return None
 
-    def leave(self, connection: "Connection") -> None:
+    def leave(self, connection: "FrameConnection") -> None:
         """Forgets a connection: its waits end, and the claims it will never see return."""
         for poll in list(connection.polls.values()):
             self._forget(poll)

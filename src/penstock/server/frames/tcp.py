@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import InvalidField
-from penstock.server.frames.connection import Connection
-from penstock.server.frames.server import Desk
+from penstock.server.frames.connection import FrameConnection
+from penstock.server.frames.server import FrameServer
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16
@@ -98,7 +98,7 @@ def server_tls(cert: str, key: str) -> ssl.SSLContext:
 
 
 async def listen_tcp(
-    desk: Desk,
+    server: FrameServer,
     address: TcpAddress,
     *,
     token: str | None = None,
@@ -110,7 +110,7 @@ async def listen_tcp(
     loop = asyncio.get_running_loop()
     try:
         return await loop.create_server(
-            lambda: _TcpConnection(desk, token=token),
+            lambda: _TcpConnection(server, token=token),
             address.host,
             address.port,
             ssl=tls,
@@ -121,7 +121,7 @@ async def listen_tcp(
         raise InvalidField(f"address: cannot listen on {address}: {reason}") from None
 
 
-class _TcpConnection(Connection):
+class _TcpConnection(FrameConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         link = transport.get_extra_info("socket")
         if link is not None:

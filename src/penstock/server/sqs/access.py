@@ -16,7 +16,7 @@ from typing import Final
 from penstock.server.http import Request
 from penstock.server.sqs.store import Caller
 from penstock.wire.sqs import errors as faults
-from penstock.wire.sqs.address import Directory, Owner, is_account
+from penstock.wire.sqs.address import Owner, QueueDirectory, is_account
 from penstock.wire.sqs.errors import Refusal
 from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 
@@ -35,7 +35,7 @@ class Access:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: QueueDirectory,
         scheme: str,
         keys: Mapping[str, str],
         allow_hosts: Iterable[str],

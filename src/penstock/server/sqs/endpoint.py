@@ -15,13 +15,13 @@ from typing import Any
 
 from penstock.backends.engine.waiting import Waiter
 from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
-from penstock.server.http import Connection, Request
+from penstock.server.http import HttpConnection, Request
 from penstock.server.sqs.access import Access
-from penstock.server.sqs.messages import Messages, Poll
-from penstock.server.sqs.moves import Moves
-from penstock.server.sqs.protocols import Speech, speech_of
-from penstock.server.sqs.queues import Queues
-from penstock.server.sqs.receipts import Receipts
+from penstock.server.sqs.messages import MessageActions, PendingReceive
+from penstock.server.sqs.moves import MoveActions
+from penstock.server.sqs.protocols import SqsProtocol, protocol_of
+from penstock.server.sqs.queues import QueueActions
+from penstock.server.sqs.receipts import ReceiptActions
 from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.server.sqs.waits import Answers, Waits
 from penstock.service import ListQueues
@@ -30,10 +30,10 @@ from penstock.wire.sqs.errors import Refusal, absent
 from penstock.wire.sqs.message import header_trace
 from penstock.wire.sqs.model import ACTIONS, Action, Shape, wire_name
 
-Operation = Callable[[Any, Caller], Shape | Poll | None]
+Operation = Callable[[Any, Caller], Shape | PendingReceive | None]
 
 
-class Endpoint:
+class SqsEndpoint:
     """Answers SQS requests from one engine."""
 
     def __init__(self, store: Store, access: Access) -> None:
@@ -45,8 +45,12 @@ class Endpoint:
         # Done once the engine has stopped because its storage cannot be trusted.
         self.failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._waits = Waits(store.engine)
-        receipts, queues, self._moves = Receipts(store), Queues(store), Moves(store)
-        messages = Messages(store, receipts)
+        receipts, queues, self._moves = (
+            ReceiptActions(store),
+            QueueActions(store),
+            MoveActions(store),
+        )
+        messages = MessageActions(store, receipts)
         self._operations: dict[str, Operation] = {
             "AddPermission": queues.permit,
             "CancelMessageMoveTask": self._moves.cancel,
@@ -84,35 +88,35 @@ class Endpoint:
         # (action, status): how often; read by the metrics.
         self.answered: Counter[tuple[str, int]] = Counter()
 
-    def answer(self, request: Request, connection: Connection) -> bytes | None:
+    def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it will be sent when it may."""
         self._asked += 1
         request_id = f"{self._id_prefix}{self._asked:012x}"
-        speech = speech_of(request)
+        protocol = protocol_of(request)
         name = ""
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
                 caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
-            action, asked = speech.decode(request, caller.base_url)
+            action, asked = protocol.decode(request, caller.base_url)
             name = action.name
             if None in self._required[name](asked):
                 raise absent(name, _first_absent(action, asked))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             result = self._operations[name](asked, caller)
-            if type(result) is Poll:
-                return self._wait(result, speech, action, request_id, connection)
+            if type(result) is PendingReceive:
+                return self._wait(result, protocol, action, request_id, connection)
         except Refusal as refusal:
-            return self._refused(name, refusal, speech, request_id)
+            return self._refused(name, refusal, protocol, request_id)
         except Exception as error:
             # A fault of ours: the caller may try again, and whoever runs the server must be told.
             told = {"message": f"{name or 'a request'} failed", "exception": error}
             self._loop.call_exception_handler(told)
             failed = Refusal(faults.SERVICE_UNAVAILABLE, "The request could not be served.")
-            return self._refused(name, failed, speech, request_id)
+            return self._refused(name, failed, protocol, request_id)
         now_s = self._loop.time()
-        answer = speech.encode(action, result, request_id, now_s)  # type: ignore[arg-type]
+        answer = protocol.encode(action, result, request_id, now_s)  # type: ignore[arg-type]
         self.answered[name, 200] += 1
         sequence = self._engine.answer_sequence
         if sequence > self._journal.durable_sequence:
@@ -120,39 +124,46 @@ class Endpoint:
             return None
         return answer
 
-    def _refused(self, name: str, refusal: Refusal, speech: Speech, request_id: str) -> bytes:
+    def _refused(
+        self, name: str, refusal: Refusal, protocol: SqsProtocol, request_id: str
+    ) -> bytes:
         self.answered[name, refusal.fault.status] += 1
         if refusal.fault is faults.SERVICE_UNAVAILABLE:
             self.is_healthy()
-        return speech.encode_refusal(refusal, request_id, self._loop.time())
+        return protocol.encode_refusal(refusal, request_id, self._loop.time())
 
     def _wait(
-        self, poll: Poll, speech: Speech, action: Action, request_id: str, connection: Connection
+        self,
+        poll: PendingReceive,
+        protocol: SqsProtocol,
+        action: Action,
+        request_id: str,
+        connection: HttpConnection,
     ) -> bytes | None:
-        done = partial(self._waited, poll, speech, action, request_id, connection)
+        done = partial(self._waited, poll, protocol, action, request_id, connection)
         try:
             if self._waits.wait(poll.pull, connection, done):
                 return None
         except PenstockError as error:
-            return self._refused(action.name, refusal_of(error), speech, request_id)
-        return speech.encode(action, poll.finish([]), request_id, self._loop.time())
+            return self._refused(action.name, refusal_of(error), protocol, request_id)
+        return protocol.encode(action, poll.finish([]), request_id, self._loop.time())
 
     def _waited(
         self,
-        poll: Poll,
-        speech: Speech,
+        poll: PendingReceive,
+        protocol: SqsProtocol,
         action: Action,
         request_id: str,
-        connection: Connection,
+        connection: HttpConnection,
         waiter: Waiter,
     ) -> None:
         # A queue that was deleted meanwhile had nothing for whoever waited there.
         if waiter.error is not None and not isinstance(waiter.error, InFlightLimit | QueueNotFound):
             refusal = refusal_of(waiter.error)
-            connection.finish(self._refused(action.name, refusal, speech, request_id))
+            connection.finish(self._refused(action.name, refusal, protocol, request_id))
             return
         result = poll.finish(waiter.claims)
-        answer = speech.encode(action, result, request_id, self._loop.time())
+        answer = protocol.encode(action, result, request_id, self._loop.time())
         self.answered[action.name, 200] += 1
         if waiter.sequence > self._journal.durable_sequence:
             self._answers.send_when_durable(waiter.sequence, connection, answer)

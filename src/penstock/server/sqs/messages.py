@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from penstock.core.queue import QueueState
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
 from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
-from penstock.server.sqs.receipts import VISIBILITY_S_MAX, Receipts, hidden_ms
+from penstock.server.sqs.receipts import VISIBILITY_S_MAX, ReceiptActions, hidden_ms
 from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.service import (
     DEDUP_WINDOW_MS,
@@ -63,17 +63,17 @@ _SYSTEM_ATTRIBUTES: Final = frozenset(
 _NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
-class Poll(NamedTuple):
+class PendingReceive(NamedTuple):
     """A receive that found nothing and may wait; `finish` makes its result of what it gets."""
 
     pull: Pull
     finish: Callable[[list[Claim]], model.ReceiveResult]
 
 
-class Messages:
+class MessageActions:
     """The actions on messages."""
 
-    def __init__(self, store: Store, receipts: Receipts) -> None:
+    def __init__(self, store: Store, receipts: ReceiptActions) -> None:
         self._store = store
         self._engine = store.engine
         self._locate = store.locate
@@ -84,7 +84,7 @@ class Messages:
 
     # Sending.
 
-    def send(self, asked: model.SendMessage, caller: Caller) -> model.SendResult:
+    def send(self, asked: model.SendMessageRequest, caller: Caller) -> model.SendResult:
         """SendMessage."""
         queue = self._locate(asked.queue_url or "", caller)
         push = self._push(queue, asked, caller)
@@ -104,7 +104,7 @@ class Messages:
     def _push(
         self,
         queue: QueueState,
-        asked: model.SendMessage | model.SendEntry,
+        asked: model.SendMessageRequest | model.SendEntry,
         caller: Caller,
         place: int = 0,
     ) -> Push:
@@ -159,7 +159,7 @@ class Messages:
             changes = {"dedup_per_group": per_group, "annotations": annotations}
             self._store.submit(ConfigureQueue(queue.name, changes))
 
-    def send_batch(self, asked: model.SendMessageBatch, caller: Caller) -> model.BatchResult:
+    def send_batch(self, asked: model.SendMessageBatchRequest, caller: Caller) -> model.BatchResult:
         """SendMessageBatch."""
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "SendMessageBatchRequestEntry")
@@ -197,8 +197,10 @@ class Messages:
 
     # Receiving.
 
-    def receive(self, asked: model.ReceiveMessage, caller: Caller) -> model.ReceiveResult | Poll:
-        """ReceiveMessage; a Poll if there is nothing yet and the caller will wait."""
+    def receive(
+        self, asked: model.ReceiveMessageRequest, caller: Caller
+    ) -> model.ReceiveResult | PendingReceive:
+        """ReceiveMessage; a PendingReceive if there is nothing yet and the caller will wait."""
         queue = self._locate(asked.queue_url or "", caller)
         pull = self._pull(queue, asked)
         names = _names_wanted(asked)
@@ -214,10 +216,12 @@ class Messages:
         if not claims and pull.wait_ms:
             if pull.attempt_id is not None:
                 self._note_attempt(queue, pull.attempt_id)
-            return Poll(pull, partial(self._show, queue, asked.message_attribute_names, names))
+            return PendingReceive(
+                pull, partial(self._show, queue, asked.message_attribute_names, names)
+            )
         return self._show(queue, asked.message_attribute_names, names, claims)
 
-    def _pull(self, queue: QueueState, asked: model.ReceiveMessage) -> Pull:
+    def _pull(self, queue: QueueState, asked: model.ReceiveMessageRequest) -> Pull:
         limit = asked.max_number_of_messages
         if limit is None:
             limit = 1
@@ -345,7 +349,7 @@ def _sequence_number(sequence: int) -> str:
     return str(_SEQUENCE_BEGINNING + sequence)
 
 
-def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:
+def _names_wanted(asked: model.ReceiveMessageRequest) -> frozenset[str]:
     """The system attributes a receiver asks for. Raises Refusal."""
     if not asked.attribute_names and not asked.message_system_attribute_names:
         return _NO_NAMES
@@ -356,7 +360,7 @@ def _names_wanted(asked: model.ReceiveMessage) -> frozenset[str]:
     return names
 
 
-def _digests(asked: model.SendMessage | model.SendEntry) -> tuple[str | None, str | None]:
+def _digests(asked: model.SendMessageRequest | model.SendEntry) -> tuple[str | None, str | None]:
     """The digests of a message's attributes and of its system attributes, where it has any."""
     given, system = asked.message_attributes, asked.message_system_attributes
     return (

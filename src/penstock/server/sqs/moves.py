@@ -51,7 +51,7 @@ class MoveTask(msgspec.Struct):
     failure: str | None = None
 
 
-class Moves:
+class MoveActions:
     """The actions on move tasks."""
 
     def __init__(self, store: Store) -> None:
@@ -86,7 +86,9 @@ class Moves:
         self._workers[task.id] = worker
         worker.add_done_callback(lambda _: self._workers.pop(task.id, None))
 
-    def start(self, asked: model.StartMessageMoveTask, caller: Caller) -> model.StartMoveResult:
+    def start(
+        self, asked: model.StartMessageMoveTaskRequest, caller: Caller
+    ) -> model.StartMoveResult:
         """StartMessageMoveTask."""
         source = self._queue(asked.source_arn, "SourceArn", caller)
         to = None
@@ -120,7 +122,9 @@ class Moves:
         self._work(task, source)
         return model.StartMoveResult(self._show_id(task))
 
-    def cancel(self, asked: model.CancelMessageMoveTask, caller: Caller) -> model.CancelMoveResult:
+    def cancel(
+        self, asked: model.CancelMessageMoveTaskRequest, caller: Caller
+    ) -> model.CancelMoveResult:
         """CancelMessageMoveTask."""
         task_id, arn = _read_id(asked.task or "")
         source = self._queue(arn, "SourceArn", caller)
@@ -137,7 +141,9 @@ class Moves:
                 return model.CancelMoveResult(task.moved)
         raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
 
-    def list(self, asked: model.ListMessageMoveTasks, caller: Caller) -> model.MoveTasksResult:
+    def list(
+        self, asked: model.ListMessageMoveTasksRequest, caller: Caller
+    ) -> model.MoveTasksResult:
         """ListMessageMoveTasks: the latest first."""
         source = self._queue(asked.source_arn, "SourceArn", caller)
         limit = asked.max_results

@@ -17,7 +17,7 @@ from penstock.wire.sqs.model import Action, Shape
 _JSON_TYPE: Final = f"Content-Type: {sqs_json.CONTENT_TYPE}\r\n".encode()
 
 
-class Speech(Protocol):
+class SqsProtocol(Protocol):
     """One way to ask and to be answered."""
 
     def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
@@ -35,7 +35,7 @@ class Speech(Protocol):
         ...
 
 
-class JsonSpeech:
+class JsonProtocol:
     """JSON 1.0."""
 
     def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
@@ -60,7 +60,7 @@ class JsonSpeech:
         return response(refusal.fault.status, head.encode(), body, loop_time_s)
 
 
-class QuerySpeech:
+class QueryProtocol:
     """The Query protocol, answered in XML or in JSON."""
 
     def __init__(self, as_json: bool) -> None:
@@ -104,7 +104,7 @@ class QuerySpeech:
         return response(status, head.encode(), body, loop_time_s)
 
 
-class HeadSpeech(QuerySpeech):
+class HeadProtocol(QueryProtocol):
     """A HEAD, which asks for nothing here, and is never answered with a body."""
 
     def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
@@ -112,13 +112,13 @@ class HeadSpeech(QuerySpeech):
         return response(refusal.fault.status, head.encode(), b"", loop_time_s)
 
 
-_JSON: Final = JsonSpeech()
-_XML: Final = QuerySpeech(as_json=False)
-_QUERY_JSON: Final = QuerySpeech(as_json=True)
-_HEAD: Final = HeadSpeech(as_json=False)
+_JSON: Final = JsonProtocol()
+_XML: Final = QueryProtocol(as_json=False)
+_QUERY_JSON: Final = QueryProtocol(as_json=True)
+_HEAD: Final = HeadProtocol(as_json=False)
 
 
-def speech_of(request: Request) -> Speech:
+def protocol_of(request: Request) -> SqsProtocol:
     """The protocol a request speaks."""
     headers = request.headers
     if request.method == "POST" and (

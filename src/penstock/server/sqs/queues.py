@@ -21,7 +21,7 @@ from penstock.wire.sqs import attributes as attributes
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.address import (
-    Address,
+    QueueAddress,
     is_account,
     is_fifo_name,
     is_standard_name,
@@ -64,7 +64,7 @@ _BAD_FIFO_NAME: Final = (
 )
 
 
-class Queues:
+class QueueActions:
     """The actions on queues."""
 
     def __init__(self, store: Store) -> None:
@@ -73,13 +73,13 @@ class Queues:
 
     # Making and finding.
 
-    def create(self, asked: model.CreateQueue, caller: Caller) -> model.QueueUrlResult:
+    def create(self, asked: model.CreateQueueRequest, caller: Caller) -> model.QueueUrlResult:
         """CreateQueue."""
         name = asked.queue_name or ""
         given = asked.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
-        inside = self._store.directory.inside(Address(caller.owner, name))
+        inside = self._store.directory.inside(QueueAddress(caller.owner, name))
         existing = self._store.names.get(inside)
         if existing is not None:
             self._check_same(existing, given)
@@ -132,7 +132,7 @@ class Queues:
         Raises Refusal if the target will not have it.
         """
         redrive = changes.redrive
-        if not isinstance(redrive, attributes.Redrive):
+        if not isinstance(redrive, attributes.RedrivePolicy):
             return {} if redrive is None else attributes.NO_REDRIVE
         source = self._store.directory.address(inside)
         attributes.check_near(redrive, source)
@@ -176,7 +176,7 @@ class Queues:
             settings["annotations"].pop(dropped, None)
             self._submit(ConfigureQueue(name, settings))
 
-    def url(self, asked: model.GetQueueUrl, caller: Caller) -> model.QueueUrlResult:
+    def url(self, asked: model.GetQueueUrlRequest, caller: Caller) -> model.QueueUrlResult:
         """GetQueueUrl."""
         account = asked.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
@@ -185,7 +185,7 @@ class Queues:
             raise no_such_queue()
         return model.QueueUrlResult(self._store.url(caller, queue.name))
 
-    def list(self, asked: model.ListQueues, caller: Caller) -> model.QueueUrlsResult:
+    def list(self, asked: model.ListQueuesRequest, caller: Caller) -> model.QueueUrlsResult:
         """ListQueues."""
         prefix = asked.queue_name_prefix or ""
         names = self._submit(ListQueues(prefix, "", 2**31))
@@ -194,7 +194,7 @@ class Queues:
         return model.QueueUrlsResult([self._store.url(caller, name) for name in page], token)
 
     def sources(
-        self, asked: model.ListDeadLetterSourceQueues, caller: Caller
+        self, asked: model.ListDeadLetterSourceQueuesRequest, caller: Caller
     ) -> model.SourceUrlsResult:
         """ListDeadLetterSourceQueues."""
         queue = self._store.locate(asked.queue_url or "", caller)
@@ -202,14 +202,14 @@ class Queues:
         page, token = _page(names, asked.max_results, asked.next_token)
         return model.SourceUrlsResult([self._store.url(caller, name) for name in page], token)
 
-    def delete(self, asked: model.OfQueue, caller: Caller) -> None:
+    def delete(self, asked: model.QueueRequest, caller: Caller) -> None:
         """DeleteQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
         self._submit(DeleteQueue(queue.name))
         if self._store.windows.deleted_ms:
             self._store.deleted_at_ms[queue.name] = self._store.now_ms()
 
-    def purge(self, asked: model.OfQueue, caller: Caller) -> None:
+    def purge(self, asked: model.QueueRequest, caller: Caller) -> None:
         """PurgeQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
         now_ms = self._store.now_ms()
@@ -227,7 +227,9 @@ class Queues:
 
     # Attributes.
 
-    def attributes(self, asked: model.GetQueueAttributes, caller: Caller) -> model.AttributesResult:
+    def attributes(
+        self, asked: model.GetQueueAttributesRequest, caller: Caller
+    ) -> model.AttributesResult:
         """GetQueueAttributes."""
         queue = self._store.locate(asked.queue_url or "", caller)
         names = asked.attribute_names or []
@@ -250,7 +252,7 @@ class Queues:
             "" if dead is None else self._store.arn(dead),
         )
 
-    def set_attributes(self, asked: model.SetQueueAttributes, caller: Caller) -> None:
+    def set_attributes(self, asked: model.SetQueueAttributesRequest, caller: Caller) -> None:
         """SetQueueAttributes."""
         queue = self._store.locate(asked.queue_url or "", caller)
         given = asked.attributes or {}
@@ -282,11 +284,11 @@ class Queues:
 
     # Tags.
 
-    def tags(self, asked: model.OfQueue, caller: Caller) -> model.TagsResult:
+    def tags(self, asked: model.QueueRequest, caller: Caller) -> model.TagsResult:
         """ListQueueTags."""
         return model.TagsResult(_tags(self._store.locate(asked.queue_url or "", caller)))
 
-    def tag(self, asked: model.TagQueue, caller: Caller) -> None:
+    def tag(self, asked: model.TagQueueRequest, caller: Caller) -> None:
         """TagQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
         if not asked.tags:
@@ -294,7 +296,7 @@ class Queues:
         text = _tags_text(_tags(queue), asked.tags, queue.name)
         self._annotate(queue, attributes.TAGS, text)
 
-    def untag(self, asked: model.UntagQueue, caller: Caller) -> None:
+    def untag(self, asked: model.UntagQueueRequest, caller: Caller) -> None:
         """UntagQueue."""
         queue = self._store.locate(asked.queue_url or "", caller)
         if not asked.tag_keys:
@@ -312,7 +314,7 @@ class Queues:
 
     # Permissions.
 
-    def permit(self, asked: model.AddPermission, caller: Caller) -> None:
+    def permit(self, asked: model.AddPermissionRequest, caller: Caller) -> None:
         """AddPermission."""
         queue = self._store.locate(asked.queue_url or "", caller)
         label = _check_label(asked.label or "")
@@ -345,7 +347,7 @@ class Queues:
             )
         self._annotate(queue, attributes.POLICY, msgspec.json.encode(policy).decode())
 
-    def forbid(self, asked: model.RemovePermission, caller: Caller) -> None:
+    def forbid(self, asked: model.RemovePermissionRequest, caller: Caller) -> None:
         """RemovePermission."""
         queue = self._store.locate(asked.queue_url or "", caller)
         policy = _policy(queue, self._store.arn(queue.name))

@@ -17,7 +17,7 @@ VISIBILITY_S_MAX: Final = 43_200
 RECEIVES_NOTED_MAX: Final = 100_000
 
 
-class Receipts:
+class ReceiptActions:
     """The actions on what was received."""
 
     def __init__(self, store: Store) -> None:
@@ -33,7 +33,7 @@ class Receipts:
             self._received_again_at_ms.clear()
         self._received_again_at_ms[claim.proof.queue, claim.proof.number] = self._store.now_ms()
 
-    def delete(self, asked: model.DeleteMessage, caller: Caller) -> None:
+    def delete(self, asked: model.DeleteMessageRequest, caller: Caller) -> None:
         """DeleteMessage."""
         queue = self._locate(asked.queue_url or "", caller)
         receipt = _given(asked.receipt)
@@ -44,7 +44,9 @@ class Receipts:
             if refusal is not None:
                 raise refusal from None
 
-    def delete_batch(self, asked: model.DeleteMessageBatch, caller: Caller) -> model.BatchResult:
+    def delete_batch(
+        self, asked: model.DeleteMessageBatchRequest, caller: Caller
+    ) -> model.BatchResult:
         """DeleteMessageBatch."""
         queue = self._locate(asked.queue_url or "", caller)
         entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
@@ -59,7 +61,7 @@ class Receipts:
             entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
         )
 
-    def change(self, asked: model.ChangeMessageVisibility, caller: Caller) -> None:
+    def change(self, asked: model.ChangeMessageVisibilityRequest, caller: Caller) -> None:
         """ChangeMessageVisibility."""
         queue = self._locate(asked.queue_url or "", caller)
         receipt = _given(asked.receipt)
@@ -69,7 +71,7 @@ class Receipts:
             raise _refused_change(error, receipt, queue.settings.fifo) from None
 
     def change_batch(
-        self, asked: model.ChangeMessageVisibilityBatch, caller: Caller
+        self, asked: model.ChangeMessageVisibilityBatchRequest, caller: Caller
     ) -> model.BatchResult:
         """ChangeMessageVisibilityBatch."""
         queue = self._locate(asked.queue_url or "", caller)

@@ -17,9 +17,9 @@ from penstock.errors import (
 from penstock.service import Command, ConfigureQueue
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import (
-    Address,
-    Directory,
     Owner,
+    QueueAddress,
+    QueueDirectory,
     is_fifo_name,
     is_standard_name,
     read_url,
@@ -63,7 +63,7 @@ class Windows(NamedTuple):
 class Store:
     """An engine's queues by URL, ARN and name."""
 
-    def __init__(self, engine: Engine, directory: Directory, windows: Windows) -> None:
+    def __init__(self, engine: Engine, directory: QueueDirectory, windows: Windows) -> None:
         self.engine = engine
         self.directory = directory
         self.windows = windows
@@ -95,7 +95,7 @@ class Store:
         owner = Owner(account or caller.owner.account, caller.owner.region)
         if not caller.may_reach(owner):
             raise no_such_queue()
-        inside = self.directory.inside(Address(owner, name))
+        inside = self.directory.inside(QueueAddress(owner, name))
         queue = self.names.get(inside)
         if queue is None:
             raise no_such_queue()
@@ -109,7 +109,7 @@ class Store:
         if not (is_standard_name(name) or is_fifo_name(name)):
             # What looks like the name inside of another's queue is none of this owner's.
             return None
-        return self.names.get(self.directory.inside(Address(owner, name)))
+        return self.names.get(self.directory.inside(QueueAddress(owner, name)))
 
     def url(self, caller: Caller, inside: str) -> str:
         """The URL by which this caller reaches a queue."""
@@ -130,7 +130,7 @@ class Store:
         meant = self.directory.address(inside)
         return sorted(queue.name for queue in self.names.values() if self._names(queue, meant))
 
-    def _names(self, queue: QueueState, meant: Address) -> bool:
+    def _names(self, queue: QueueState, meant: QueueAddress) -> bool:
         """Whether a queue's redrive policy, heeded or not, names this dead-letter queue."""
         dead = queue.settings.dead_letter
         if dead is not None:

@@ -11,7 +11,7 @@ from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
 from penstock.core.due import NEVER_MS
 from penstock.errors import JournalError
-from penstock.server.http import Connection, response
+from penstock.server.http import HttpConnection, response
 from penstock.service import Pull
 
 
@@ -22,11 +22,11 @@ class Answers:
         self._journal = engine.journal
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, Connection, bytes]] = deque()
+        self._waiting: deque[tuple[int, HttpConnection, bytes]] = deque()
         self._asked_for = 0
         self._asking = False
 
-    def send_when_durable(self, sequence: int, connection: Connection, answer: bytes) -> None:
+    def send_when_durable(self, sequence: int, connection: HttpConnection, answer: bytes) -> None:
         """Sends the answer once the journal has this sequence on the disk."""
         self._waiting.append((sequence, connection, answer))
         if not self._asking:
@@ -50,7 +50,7 @@ class Answers:
                 self._fail(error)
                 return
             durable = self._journal.durable_sequence
-        later: deque[tuple[int, Connection, bytes]] = deque()
+        later: deque[tuple[int, HttpConnection, bytes]] = deque()
         while self._waiting:
             sequence, connection, answer = self._waiting.popleft()
             if sequence <= durable:
@@ -79,7 +79,7 @@ class Wait:
     __slots__ = ("_connection", "_done", "_waits", "waiter")
 
     def __init__(
-        self, waits: "Waits", connection: Connection, done: Callable[[Waiter], None]
+        self, waits: "Waits", connection: HttpConnection, done: Callable[[Waiter], None]
     ) -> None:
         self._waits = waits
         self._connection = connection
@@ -121,7 +121,7 @@ class Waits:
         self._timer_ms = NEVER_MS
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
 
-    def wait(self, pull: Pull, connection: Connection, done: Callable[[Waiter], None]) -> bool:
+    def wait(self, pull: Pull, connection: HttpConnection, done: Callable[[Waiter], None]) -> bool:
         """Puts a pull that found nothing in line; false if it does not want to wait.
 
         Raises PenstockError.

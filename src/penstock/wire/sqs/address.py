@@ -33,14 +33,14 @@ class Owner(NamedTuple):
     region: str
 
 
-class Address(NamedTuple):
+class QueueAddress(NamedTuple):
     """One queue of one owner."""
 
     owner: Owner
     name: str
 
 
-class Directory:
+class QueueDirectory:
     """Addresses to the names inside and back, given which owner is the default one."""
 
     def __init__(self, default: Owner) -> None:
@@ -50,17 +50,17 @@ class Directory:
         """What the owner's queues carry after their names."""
         return "" if owner == self.default else f"@{owner.region}.{owner.account}"
 
-    def inside(self, address: Address) -> str:
+    def inside(self, address: QueueAddress) -> str:
         """The name a queue has inside."""
         return address.name + self.suffix(address.owner)
 
-    def address(self, inside: str) -> Address:
+    def address(self, inside: str) -> QueueAddress:
         """Whose queue this is, by its name inside."""
         name, _, scope = inside.partition("@")
         region, _, account = scope.rpartition(".")
         if not scope or not is_account(account):
-            return Address(self.default, name)
-        return Address(Owner(account, region), name)
+            return QueueAddress(self.default, name)
+        return QueueAddress(Owner(account, region), name)
 
     def arn(self, inside: str) -> str:
         """The ARN of a queue, by its name inside."""
@@ -122,7 +122,7 @@ def read_url(url: str) -> tuple[str | None, str] | None:
     return read_path(parts.path)
 
 
-def read_arn(arn: object) -> Address | None:
+def read_arn(arn: object) -> QueueAddress | None:
     """The queue that an ARN names, or None if it is none of a queue."""
     if not isinstance(arn, str):
         return None
@@ -131,4 +131,4 @@ def read_arn(arn: object) -> Address | None:
         return None
     if not is_region(parts[3]) or not (is_standard_name(parts[5]) or is_fifo_name(parts[5])):
         return None
-    return Address(Owner(parts[4], parts[3]), parts[5])
+    return QueueAddress(Owner(parts[4], parts[3]), parts[5])

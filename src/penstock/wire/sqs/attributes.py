@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.service import QueueInfo, QueueSettings, QueueStats
-from penstock.wire.sqs.address import Address, read_arn
+from penstock.wire.sqs.address import QueueAddress, read_arn
 from penstock.wire.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -77,10 +77,10 @@ SETTABLE: Final = frozenset(
 KNOWN: Final = frozenset({"All", "FifoQueue", *READ_ONLY, *SETTABLE})
 
 
-class Redrive(NamedTuple):
+class RedrivePolicy(NamedTuple):
     """What a redrive policy says: where dead letters go, and after how many receives."""
 
-    target: Address
+    target: QueueAddress
     receives_max: int
     text: str
 
@@ -93,7 +93,7 @@ class Changes(NamedTuple):
 
     settings: dict[str, Any]
     annotations: dict[str, str | None]
-    redrive: Redrive | bool | None
+    redrive: RedrivePolicy | bool | None
 
 
 def read(attributes: dict[str, str], fifo: bool) -> Changes:
@@ -213,7 +213,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _read_redrive(text: str) -> Redrive:
+def _read_redrive(text: str) -> RedrivePolicy:
     policy = _json(text)
     if not isinstance(policy, dict):
         raise invalid_value(text, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
@@ -240,10 +240,10 @@ def _read_redrive(text: str) -> Redrive:
             f"Invalid value for maxReceiveCount: {given}, "
             f"valid values are from 1 to {RECEIVES_MAX} both inclusive.",
         )
-    return Redrive(target, count, text)
+    return RedrivePolicy(target, count, text)
 
 
-def check_near(redrive: Redrive, source: Address) -> None:
+def check_near(redrive: RedrivePolicy, source: QueueAddress) -> None:
     """Dead letters stay in the region and with the owner. Raises Refusal."""
     reason = None
     if redrive.target.owner.region != source.owner.region:
@@ -349,7 +349,7 @@ def receives_max_of(text: str) -> int:
     return int(msgspec.json.decode(text)["maxReceiveCount"])
 
 
-def target_of(text: str) -> Address | None:
+def target_of(text: str) -> QueueAddress | None:
     """The dead-letter queue that a policy names."""
     policy = _json(text)
     return read_arn(policy.get("deadLetterTargetArn")) if isinstance(policy, dict) else None

@@ -55,61 +55,61 @@ class AttributeValue(Shape):
 AttributeValues = dict[str, AttributeValue]
 
 
-class OfQueue(Shape):
+class QueueRequest(Shape):
     """What an action on one queue takes, if nothing else."""
 
     queue_url: str | None = None
 
 
-class AddPermission(OfQueue):
+class AddPermissionRequest(QueueRequest):
     label: str | None = None
     aws_account_ids: list[str] | None = None
     actions: list[str] | None = None
 
 
-class RemovePermission(OfQueue):
+class RemovePermissionRequest(QueueRequest):
     label: str | None = None
 
 
-class CreateQueue(Shape):
+class CreateQueueRequest(Shape):
     queue_name: str | None = None
     attributes: dict[str, str] | None = None
     creation_tags: dict[str, str] | None = None
 
 
-class GetQueueUrl(Shape):
+class GetQueueUrlRequest(Shape):
     queue_name: str | None = None
     queue_owner_account: str | None = None
 
 
-class ListQueues(Shape):
+class ListQueuesRequest(Shape):
     queue_name_prefix: str | None = None
     next_token: str | None = None
     max_results: int | None = None
 
 
-class GetQueueAttributes(OfQueue):
+class GetQueueAttributesRequest(QueueRequest):
     attribute_names: list[str] | None = None
 
 
-class SetQueueAttributes(OfQueue):
+class SetQueueAttributesRequest(QueueRequest):
     attributes: dict[str, str] | None = None
 
 
-class TagQueue(OfQueue):
+class TagQueueRequest(QueueRequest):
     tags: dict[str, str] | None = None
 
 
-class UntagQueue(OfQueue):
+class UntagQueueRequest(QueueRequest):
     tag_keys: list[str] | None = None
 
 
-class ListDeadLetterSourceQueues(OfQueue):
+class ListDeadLetterSourceQueuesRequest(QueueRequest):
     next_token: str | None = None
     max_results: int | None = None
 
 
-class SendMessage(OfQueue):
+class SendMessageRequest(QueueRequest):
     message_body: str | None = None
     delay_seconds: int | None = None
     message_attributes: AttributeValues | None = None
@@ -130,11 +130,11 @@ class SendEntry(Shape):
     message_group_id: str | None = None
 
 
-class SendMessageBatch(OfQueue):
+class SendMessageBatchRequest(QueueRequest):
     entries: list[SendEntry] | None = None
 
 
-class ReceiveMessage(OfQueue):
+class ReceiveMessageRequest(QueueRequest):
     attribute_names: list[str] | None = None
     message_system_attribute_names: list[str] | None = None
     message_attribute_names: list[str] | None = None
@@ -144,7 +144,7 @@ class ReceiveMessage(OfQueue):
     receive_request_attempt_id: str | None = None
 
 
-class DeleteMessage(OfQueue):
+class DeleteMessageRequest(QueueRequest):
     receipt: str | None = None
 
 
@@ -155,11 +155,11 @@ class DeleteEntry(Shape):
     receipt: str | None = None
 
 
-class DeleteMessageBatch(OfQueue):
+class DeleteMessageBatchRequest(QueueRequest):
     entries: list[DeleteEntry] | None = None
 
 
-class ChangeMessageVisibility(OfQueue):
+class ChangeMessageVisibilityRequest(QueueRequest):
     receipt: str | None = None
     visibility_timeout: int | None = None
 
@@ -172,21 +172,21 @@ class ChangeEntry(Shape):
     visibility_timeout: int | None = None
 
 
-class ChangeMessageVisibilityBatch(OfQueue):
+class ChangeMessageVisibilityBatchRequest(QueueRequest):
     entries: list[ChangeEntry] | None = None
 
 
-class StartMessageMoveTask(Shape):
+class StartMessageMoveTaskRequest(Shape):
     source_arn: str | None = None
     destination_arn: str | None = None
     max_number_of_messages_per_second: int | None = None
 
 
-class CancelMessageMoveTask(Shape):
+class CancelMessageMoveTaskRequest(Shape):
     task: str | None = None
 
 
-class ListMessageMoveTasks(Shape):
+class ListMessageMoveTasksRequest(Shape):
     source_arn: str | None = None
     max_results: int | None = None
 
@@ -303,32 +303,35 @@ class Action(NamedTuple):
 
 def _actions() -> dict[str, Action]:
     table: dict[str, tuple[type[Shape], tuple[str, ...]]] = {
-        "AddPermission": (AddPermission, ("queue_url", "label", "aws_account_ids", "actions")),
-        "CancelMessageMoveTask": (CancelMessageMoveTask, ("task",)),
+        "AddPermission": (
+            AddPermissionRequest,
+            ("queue_url", "label", "aws_account_ids", "actions"),
+        ),
+        "CancelMessageMoveTask": (CancelMessageMoveTaskRequest, ("task",)),
         "ChangeMessageVisibility": (
-            ChangeMessageVisibility,
+            ChangeMessageVisibilityRequest,
             ("queue_url", "receipt", "visibility_timeout"),
         ),
-        "ChangeMessageVisibilityBatch": (ChangeMessageVisibilityBatch, ("queue_url",)),
-        "CreateQueue": (CreateQueue, ("queue_name",)),
-        "DeleteMessage": (DeleteMessage, ("queue_url", "receipt")),
-        "DeleteMessageBatch": (DeleteMessageBatch, ("queue_url",)),
-        "DeleteQueue": (OfQueue, ("queue_url",)),
-        "GetQueueAttributes": (GetQueueAttributes, ("queue_url",)),
-        "GetQueueUrl": (GetQueueUrl, ("queue_name",)),
-        "ListDeadLetterSourceQueues": (ListDeadLetterSourceQueues, ("queue_url",)),
-        "ListMessageMoveTasks": (ListMessageMoveTasks, ("source_arn",)),
-        "ListQueueTags": (OfQueue, ("queue_url",)),
-        "ListQueues": (ListQueues, ()),
-        "PurgeQueue": (OfQueue, ("queue_url",)),
-        "ReceiveMessage": (ReceiveMessage, ("queue_url",)),
-        "RemovePermission": (RemovePermission, ("queue_url", "label")),
-        "SendMessage": (SendMessage, ("queue_url", "message_body")),
-        "SendMessageBatch": (SendMessageBatch, ("queue_url",)),
-        "SetQueueAttributes": (SetQueueAttributes, ("queue_url", "attributes")),
-        "StartMessageMoveTask": (StartMessageMoveTask, ("source_arn",)),
-        "TagQueue": (TagQueue, ("queue_url", "tags")),
-        "UntagQueue": (UntagQueue, ("queue_url", "tag_keys")),
+        "ChangeMessageVisibilityBatch": (ChangeMessageVisibilityBatchRequest, ("queue_url",)),
+        "CreateQueue": (CreateQueueRequest, ("queue_name",)),
+        "DeleteMessage": (DeleteMessageRequest, ("queue_url", "receipt")),
+        "DeleteMessageBatch": (DeleteMessageBatchRequest, ("queue_url",)),
+        "DeleteQueue": (QueueRequest, ("queue_url",)),
+        "GetQueueAttributes": (GetQueueAttributesRequest, ("queue_url",)),
+        "GetQueueUrl": (GetQueueUrlRequest, ("queue_name",)),
+        "ListDeadLetterSourceQueues": (ListDeadLetterSourceQueuesRequest, ("queue_url",)),
+        "ListMessageMoveTasks": (ListMessageMoveTasksRequest, ("source_arn",)),
+        "ListQueueTags": (QueueRequest, ("queue_url",)),
+        "ListQueues": (ListQueuesRequest, ()),
+        "PurgeQueue": (QueueRequest, ("queue_url",)),
+        "ReceiveMessage": (ReceiveMessageRequest, ("queue_url",)),
+        "RemovePermission": (RemovePermissionRequest, ("queue_url", "label")),
+        "SendMessage": (SendMessageRequest, ("queue_url", "message_body")),
+        "SendMessageBatch": (SendMessageBatchRequest, ("queue_url",)),
+        "SetQueueAttributes": (SetQueueAttributesRequest, ("queue_url", "attributes")),
+        "StartMessageMoveTask": (StartMessageMoveTaskRequest, ("source_arn",)),
+        "TagQueue": (TagQueueRequest, ("queue_url", "tags")),
+        "UntagQueue": (UntagQueueRequest, ("queue_url", "tag_keys")),
     }
     return {name: Action(name, shape, required) for name, (shape, required) in table.items()}
 

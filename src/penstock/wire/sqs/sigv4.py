@@ -48,7 +48,7 @@ class Signed(NamedTuple):
     body: bytes
 
 
-class Claimed(NamedTuple):
+class SignatureClaims(NamedTuple):
     """What a signature says of itself, not yet believed."""
 
     access_key: str
@@ -87,7 +87,7 @@ class Verifier:
             raise BadSignature
         return claimed.access_key, claimed.region
 
-    def _signing_key(self, claimed: Claimed, secret: str) -> bytes:
+    def _signing_key(self, claimed: SignatureClaims, secret: str) -> bytes:
         found = self._signing_keys.get((claimed.access_key, claimed.day, claimed.region))
         if found is not None:
             return found
@@ -108,7 +108,7 @@ def is_signed(request: Signed) -> bool:
     ).startswith(ALGORITHM)
 
 
-def read_claimed(request: Signed) -> Claimed:
+def read_claimed(request: Signed) -> SignatureClaims:
     """What the request says of its signature. Raises BadSignature."""
     parameters = _read_query(request.query)
     if "X-Amz-Signature" in parameters:
@@ -140,7 +140,7 @@ def _claimed(
     date: str,
     expires_s: int | None,
     parameters: dict[str, str],
-) -> Claimed:
+) -> SignatureClaims:
     scope = _SCOPE.fullmatch(credential)
     if scope is None or scope[4] != SERVICE or _DATE.fullmatch(date) is None:
         raise BadSignature
@@ -148,7 +148,7 @@ def _claimed(
         raise BadSignature
     pairs = sorted((_encoded(name), _encoded(value)) for name, value in parameters.items())
     query = "&".join(f"{name}={value}" for name, value in pairs)
-    return Claimed(
+    return SignatureClaims(
         scope[1], scope[2], scope[3], date, expires_s, names.split(";"), signature, query
     )
 
@@ -174,7 +174,7 @@ def _encoded(text: str) -> str:
     return quote(text, safe="-_.~")
 
 
-def _check_time(claimed: Claimed, now_s: float) -> None:
+def _check_time(claimed: SignatureClaims, now_s: float) -> None:
     try:
         signed_at = datetime.fromisoformat(claimed.date)
     except ValueError:
@@ -189,7 +189,7 @@ def _check_time(claimed: Claimed, now_s: float) -> None:
         raise BadSignature
 
 
-def _check_headers(claimed: Claimed, request: Signed) -> None:
+def _check_headers(claimed: SignatureClaims, request: Signed) -> None:
     """The host, and whatever steers the request, must be under the signature."""
     names = claimed.header_names
     if names != sorted(set(names)) or "host" not in names:
@@ -203,7 +203,7 @@ def _check_headers(claimed: Claimed, request: Signed) -> None:
         raise BadSignature
 
 
-def _string_to_sign(claimed: Claimed, request: Signed) -> bytes:
+def _string_to_sign(claimed: SignatureClaims, request: Signed) -> bytes:
     path = request.path
     if "//" in path or "/./" in path or "/../" in path or path.endswith(("/.", "/..")):
         raise BadSignature

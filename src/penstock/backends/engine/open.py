@@ -1,0 +1,72 @@
+"""Opens `memory:` and `file:PATH`: an engine in this process, or the process that holds the store.
+
+`file:PATH?embedded=1` opens the store here, for this process alone. Without it, `remote` reaches
+the process that holds the store, and starts a daemon if there is none.
+"""
+
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.engine import Engine
+from penstock.clock import Clock
+from penstock.errors import InvalidField
+from penstock.journal import MemoryJournal
+from penstock.service import AsyncQueueService, QueueService
+from penstock.url import BackendUrl, read_url
+
+
+def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
+    """The blocking service. Raises InvalidField, or why the store cannot be opened."""
+    if url.is_in_this_process:
+        return BlockingEngine(_open(url, clock))
+    from penstock.backends.remote import open as remote
+
+    return remote.open_service(url, clock)
+
+
+async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
+    """The asyncio service. Raises InvalidField, or why the store cannot be opened."""
+    if url.is_in_this_process:
+        from penstock.backends.engine.loop import AsyncEngine
+
+        return AsyncEngine(_open(url, clock))
+    from penstock.backends.remote import open as remote
+
+    return await remote.open_async_service(url, clock)
+
+
+def open_engine(url: str, clock: Clock | None = None) -> Engine:
+    """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
+
+    Raises InvalidField, or why the store cannot be opened.
+    """
+    found = read_url(url)
+    if found.scheme not in ("memory", "file"):
+        raise InvalidField(
+            f"url: {url!r} is served elsewhere; an engine needs memory: or file:PATH"
+        )
+    return _open(found, clock)
+
+
+def _open(url: BackendUrl, clock: Clock | None) -> Engine:
+    return _open_store(url, clock) if url.scheme == "file" else _open_memory(url, clock)
+
+
+def _open_memory(url: BackendUrl, clock: Clock | None) -> Engine:
+    url.check_options({"history"})
+    if url.rest:
+        raise InvalidField(f"url: a memory engine has no address; use memory:, not {url.text!r}")
+    return Engine(MemoryJournal(url.whole_number("history", 0)), clock)
+
+
+def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
+    # Late: memory: needs none of it, and starting fast matters to a test suite.
+    from penstock.backends.engine.store import open_engine as open_store
+    from penstock.journal.file import check_durability
+
+    url.check_options({"embedded", "durability", "interval_ms", "archive"})
+    return open_store(
+        url.path,
+        durability=check_durability(url.options.get("durability", "sync")),
+        interval_ms=url.whole_number("interval_ms", 50),
+        clock=clock,
+        archive=url.options.get("archive"),
+    )

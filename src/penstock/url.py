@@ -1,0 +1,115 @@
+"""A backend's URL taken apart, and the registry of schemes.
+
+Each scheme names the module that opens it and the extra that module needs. The module is imported
+only when its scheme is used, so a missing extra concerns only those who use that backend. It has
+two functions, each of a `BackendUrl` and a clock:
+
+    open_service(url, clock) -> QueueService
+    async open_async_service(url, clock) -> AsyncQueueService
+"""
+
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from penstock.errors import InvalidField, MissingExtra
+
+
+class Scheme(NamedTuple):
+    """How a URL of this scheme is written, which module opens it, and the extra it needs."""
+
+    form: str
+    module: str
+    extra: str | None = None
+
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    "memory": Scheme("memory:", "penstock.backends.engine.open"),
+    "file": Scheme("file:PATH", "penstock.backends.engine.open"),
+    "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
+    "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+}
+
+
+class BackendUrl(NamedTuple):
+    """A URL taken apart: `rest` is between the scheme and the question mark, `options` after it."""
+
+    text: str
+    scheme: str
+    rest: str
+    options: dict[str, str]
+
+    def whole_number(self, name: str, default: int) -> int:
+        """An option that must be a whole number of zero or more. Raises InvalidField."""
+        text = self.options.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 12):
+            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is not a whole number")
+        return int(text)
+
+    def is_on(self, name: str) -> bool:
+        """Whether an option that is 0 or 1 is 1; 0 if absent. Raises InvalidField."""
+        text = self.options.get(name, "0")
+        if text not in ("0", "1"):
+            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is neither 0 nor 1")
+        return text == "1"
+
+    def check_options(self, known: set[str]) -> None:
+        """Raises InvalidField for an option that this backend does not have."""
+        for name in self.options:
+            if name not in known:
+                raise InvalidField(
+                    f"url: {self.scheme}: has no option {name!r}; "
+                    f"it has {', '.join(sorted(known)) or 'none'}"
+                )
+
+    @property
+    def path(self) -> str:
+        """The path in a `file:` URL, `file:PATH` or `file:///PATH`. Raises InvalidField."""
+        path = self.rest
+        if path.startswith("//"):
+            host, slash, below = path[2:].partition("/")
+            if host or not slash:
+                raise InvalidField(f"url: {self.text!r} names a host; use file:PATH")
+            path = "/" + below
+        if not path or "\0" in path:
+            raise InvalidField(f"url: {self.text!r} names no path; use file:PATH")
+        return path
+
+    @property
+    def is_in_this_process(self) -> bool:
+        """Whether the queues live in the process that opens the URL, out of reach for others."""
+        return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))
+
+
+def read_url(url: object) -> BackendUrl:
+    """Takes a backend's URL apart. Raises InvalidField."""
+    known = ", ".join(scheme.form for scheme in SCHEMES.values())
+    if not isinstance(url, str):
+        raise InvalidField(f"url: expected text such as {known}; got {type(url).__name__}")
+    scheme, colon, rest = url.partition(":")
+    if not colon:
+        raise InvalidField(f"url: {url!r} has no scheme; use {known}")
+    if scheme not in SCHEMES:
+        raise InvalidField(f"url: unknown URL scheme {scheme!r} in {url!r}; use {known}")
+    try:
+        query = urlsplit(url).query
+    except ValueError as error:
+        raise InvalidField(f"url: {url!r} cannot be read: {error}") from None
+    return BackendUrl(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
+
+
+def load_backend(url: BackendUrl) -> Any:
+    """The module that opens this URL. Raises MissingExtra, which says what to install."""
+    scheme = SCHEMES[url.scheme]
+    try:
+        return import_module(scheme.module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if scheme.extra is None or missing == "penstock":
+            raise
+        raise MissingExtra(
+            f"url: {url.scheme}: needs the package {missing!r}; "
+            f"install it with pip install 'penstock[{scheme.extra}]'"
+        ) from None
