@@ -1,0 +1,122 @@
+"""A queue service at the other end of a socket, for callers who may block.
+
+It opens a `Channel`, and another one when that is lost; `retry` says what is sent again then.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+from penstock.backends.remote.channel import Channel
+from penstock.backends.remote.endpoints import ServerEndpoint
+from penstock.backends.remote.retry import (
+    PATIENCE_S,
+    REOPEN_PAUSE_S,
+    TIMEOUT_S,
+    ConnectionLost,
+    Repetition,
+)
+from penstock.errors import BackendLost, EngineClosed, StaleReceipt
+from penstock.forked import start_over_when_forked
+from penstock.service import REDRIVE_MAX, Command
+from penstock.wire.frames.frames import STATUS
+
+R = TypeVar("R")
+
+
+class Remote:
+    """A `QueueService` at the other end of a socket, safe for many threads."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
+
+    def __init__(
+        self,
+        endpoint: ServerEndpoint,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Connects. Raises BackendLost, or why the server refuses."""
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._opening = threading.Lock()
+        self._closed = False
+        self._channel: Channel | None = self._open(0)
+        start_over_when_forked(self)
+
+    def _open(self, patience_s: float) -> Channel:
+        deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return Channel(self._endpoint, self._timeout_s, min(left_s, patience_s))
+            except BackendLost:
+                if time.monotonic() + REOPEN_PAUSE_S > deadline_s:
+                    raise
+            time.sleep(REOPEN_PAUSE_S)
+
+    def execute(self, command: Command[R]) -> R:
+        """Does what the command says, on a new connection if need be."""
+        channel = self._channel
+        if channel is None:
+            channel = self._reopen(None)
+        try:
+            return channel.exchange(command)
+        except ConnectionLost as lost:
+            return cast(R, self._repeat(command, lost))
+
+    def status(self) -> dict[str, Any]:
+        """What the server says of itself. Raises BackendLost."""
+        channel = self._channel or self._reopen(None)
+        try:
+            return channel.status()
+        except ConnectionLost as lost:
+            return cast("dict[str, Any]", self._repeat(STATUS, lost))
+
+    def _repeat(self, command: Any, lost: ConnectionLost) -> Any:
+        """Sends on a new connection what the old one lost, if `retry` allows it."""
+        repetition = Repetition(self._endpoint, command, self._patience_s)
+        while True:
+            self._check_open()
+            to_send = repetition.after(lost)
+            channel = self._reopen(lost.channel)
+            try:
+                if to_send is STATUS:
+                    return channel.status()
+                return repetition.settle(channel.exchange(to_send))
+            except StaleReceipt as stale:
+                return repetition.settle(stale)
+            except ConnectionLost as lost_again:
+                lost = lost_again
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"{self._endpoint.shown}: was closed")
+
+    def _reopen(self, lost: object) -> Channel:
+        """The channel that took the place of the lost one; the first caller opens it."""
+        with self._opening:
+            self._check_open()
+            channel = self._channel
+            if channel is not None and channel is not lost and channel.lost is None:
+                return channel
+            self._channel = self._open(self._patience_s)
+            return self._channel
+
+    def close(self) -> None:
+        """Ends the connection; waiting commands fail with EngineClosed."""
+        self._closed = True
+        with self._opening:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close("it was closed here")
+
+    def start_over(self) -> None:
+        """In the child of a fork: the connection is the parent's, as the locks' holders were."""
+        self._opening = threading.Lock()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.abandon()
