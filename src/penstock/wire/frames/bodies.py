@@ -323,7 +323,7 @@ def _fault_in(value: object) -> str:
 
 
 def _with_text(command: Any) -> Any:
-    """A command with the text of its receipt: a claim's proof object is valid in one process only."""
+    """A command with its receipt as text: a claim's proof object is valid in one process only."""
     if isinstance(command, Delete | Extend | Release) and type(command.receipt) is not str:
         return msgspec.structs.replace(command, receipt=str(command.receipt))
     return command
