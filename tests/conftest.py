@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, and services that may be missing."""
+"""What every test shares: hypothesis profiles, a quick directory, services that may be missing."""
 
 import os
 import shutil
@@ -57,6 +57,18 @@ LONGEST = (
     "tests/server/test_conformance.py",
     "tests/server/sqs/test_load.py",
 )
+
+
+@pytest.fixture
+def quick_path(tmp_path):
+    """A directory in memory, if the system has such a thing: the disk is not what is tested."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="penstock-", dir=memory))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def group_of(nodeid):
