@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.backends import open_async_service
 from penstock.client import (
-    REDRIVE_STEP,
     claimed,
     make_deletes,
     make_pull,
@@ -177,7 +176,7 @@ class AsyncQueues:
     async def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
         """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
         moved = 0
-        step = getattr(self.service, "redrive_step", REDRIVE_STEP)
+        step = self.service.redrive_max
         for command in redrive_steps(queue, to, limit, (await self.stats(queue)).visible, step):
             count = await self._execute(command)
             moved += count

@@ -45,8 +45,6 @@ from penstock.service import (
 
 T = TypeVar("T")
 
-# How many messages one command of a redrive may move, unless the backend's `redrive_step` says.
-REDRIVE_STEP: Final = 1_000
 _SECONDS_MAX: Final = 10**12
 _SECONDS_LIMITS_MS: Final = {
     "delay": (0, DELAY_MS_MAX),
@@ -300,7 +298,7 @@ class Queues:
     def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
         """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
         moved = 0
-        step = getattr(self.service, "redrive_step", REDRIVE_STEP)
+        step = self.service.redrive_max
         for command in redrive_steps(queue, to, limit, self.stats(queue).visible, step):
             count = self._execute(command)
             moved += count

@@ -63,6 +63,10 @@ class AttemptLapsed(RequestError):
     """The pull with this attempt id was answered before, and its claims no longer all live."""
 
 
+class ClaimTooLong(RequestError):
+    """The claim would be held for longer, in all, than the request allows."""
+
+
 class InFlightLimit(RequestError):
     """The queue has as many messages in flight as its settings allow."""
 

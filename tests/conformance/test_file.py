@@ -16,7 +16,7 @@ from penstock.backends.engine.loop import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
-from penstock.service import Pull
+from penstock.service import REDRIVE_MAX, Pull
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.batches import BatchContract
 from penstock.testing.conformance.claims import ClaimContract
@@ -98,6 +98,7 @@ class Reopening:
     """
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(self, path: Path, clock: ManualClock) -> None:
         self._path = path

@@ -15,7 +15,8 @@ choose is to take out of line, so a pull takes and lends at once, and `claimed` 
 
 import hashlib
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, cast
 
 from penstock.core.delivery import (
     DELAYED,
@@ -55,7 +56,7 @@ from penstock.service import (
     PRIORITY_MAX,
     TTL_MS_MAX,
     Push,
-    PushRun,
+    PushMany,
     QueueSettings,
     are_ids,
     check_id,
@@ -192,7 +193,7 @@ class QueueState:
             size,
         )
 
-    def decide_run(self, run: PushRun, now_ms: int, number: int) -> Run | None:
+    def decide_run(self, run: PushMany, now_ms: int, number: int) -> Run | None:
         """The events of a run, if none of its pushes can be refused; None if one can.
 
         What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
@@ -213,7 +214,9 @@ class QueueState:
         ids = run.dedup_ids
         if ids is not None and not (len(ids) == len(bodies) and are_ids(ids)):
             return None
-        return Run(now_ms, self.number, number, bodies, ids, sizes, size)
+        return Run(
+            now_ms, self.number, number, bodies, cast("Sequence[str] | None", ids), sizes, size
+        )
 
     def _check_pairs(self, command: Push) -> int:
         if command.context is not None:

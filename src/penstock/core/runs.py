@@ -5,12 +5,13 @@ what they share is looked at once and the rest goes by columns, without a step i
 A run does exactly what its pushes would do one after another.
 """
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
 from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import Pushed
-from penstock.service import Push, PushRun
+from penstock.service import Push, PushMany
 
 # Fewer are cheaper one by one: the columns have to be set up first.
 RUN_MIN: Final = 20
@@ -39,8 +40,8 @@ class Run(list[Pushed]):
         at_ms: int,
         queue: int,
         first: int,
-        bodies: list[bytes],
-        dedup_ids: list[str] | None,
+        bodies: Sequence[bytes],
+        dedup_ids: Sequence[str] | None,
         sizes: list[int],
         size_bytes: int,
     ) -> None:
@@ -80,7 +81,7 @@ class Run(list[Pushed]):
         return Arrivals(self.queue, numbers, deliveries, self.size_bytes)
 
 
-def as_run(items: list[Any]) -> PushRun | None:
+def as_run(items: list[Any]) -> PushMany | None:
     """What a batch is if it has nothing but many plain pushes to one queue; None if not."""
     first = items[0] if len(items) >= RUN_MIN else None
     if type(first) is not Push:
@@ -102,13 +103,4 @@ def as_run(items: list[Any]) -> PushRun | None:
     ]
     if len(bodies) != len(items):
         return None
-    return PushRun(queue, bodies, [item.dedup_id for item in items] if named else None)
-
-
-def pushes_of(run: PushRun) -> list[Push]:
-    """The pushes a run stands for."""
-    ids = repeat(None, len(run.bodies)) if run.dedup_ids is None else run.dedup_ids
-    return [
-        Push(run.queue, body, dedup_id=dedup_id)
-        for body, dedup_id in zip(run.bodies, ids, strict=True)
-    ]
+    return PushMany(queue, bodies, [item.dedup_id for item in items] if named else None)

@@ -50,6 +50,7 @@ from penstock.core.visible import FifoOrder
 from penstock.core.window import Key
 from penstock.errors import (
     AttemptLapsed,
+    ClaimTooLong,
     InFlightLimit,
     InvalidField,
     MessageGone,
@@ -65,7 +66,6 @@ from penstock.service import (
     CreateQueue,
     Peek,
     Pull,
-    PullWithin,
     Push,
     QueueInfo,
     QueueSettings,
@@ -172,11 +172,19 @@ class ShardState:
         return [*_taken_up(delivery, now_ms), deleted]
 
     def decide_extend(
-        self, name: str, ticket: Ticket, visibility_ms: int, now_ms: int, late: bool = False
+        self,
+        name: str,
+        ticket: Ticket,
+        visibility_ms: int,
+        now_ms: int,
+        late: bool = False,
+        held_ms_max: int | None = None,
     ) -> Extended:
         """The event that moves a claim's deadline."""
         check_number("visibility_ms", visibility_ms, 1, VISIBILITY_MS_MAX)
-        self._held(name, ticket, late)
+        delivery = self._held(name, ticket, late)
+        if held_ms_max is not None:
+            _check_held(delivery, now_ms + visibility_ms, held_ms_max)
         return Extended(now_ms, ticket.queue, ticket.number, ticket.epoch, now_ms + visibility_ms)
 
     def decide_release(
@@ -239,8 +247,7 @@ class ShardState:
         room_bytes: int | None = None
         if type(limit) is not int or limit != 1:
             check_number("limit", limit, 1, PULL_LIMIT_MAX)
-            if type(command) is PullWithin:
-                room_bytes = command.bytes_max
+            room_bytes = command.bytes_max
         if command.holder is not None:
             check_id("holder", command.holder)
         if command.attempt_id is not None:
@@ -294,7 +301,7 @@ class ShardState:
             isinstance(order, FifoOrder)
             or command.attempt_id is not None
             or queue.settings.max_receives is not None
-            or (type(command) is PullWithin and queue.stored_bytes > command.bytes_max)
+            or (command.bytes_max is not None and queue.stored_bytes > command.bytes_max)
         ):
             return []
         return order.take_plain(limit)
@@ -652,6 +659,17 @@ def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
     told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
     return msgspec.structs.replace(settings, annotations=told)
+
+
+def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
+    """Raises ClaimTooLong if a message's first claim would last longer than allowed."""
+    # When a later claim was made is not kept: only the first one's beginning is.
+    if delivery.epoch == 1 and deadline_ms - delivery.first_claimed_at_ms > held_ms_max:
+        held_ms = deadline_ms - delivery.first_claimed_at_ms
+        raise ClaimTooLong(
+            f"visibility_ms: the message would be held for {held_ms} ms in all; "
+            f"at most {held_ms_max} are allowed"
+        )
 
 
 def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:

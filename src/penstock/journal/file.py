@@ -31,7 +31,7 @@ from penstock.service import (
     Delete,
     Pull,
     Push,
-    PushRun,
+    PushMany,
     Redrive,
     check_number,
 )
@@ -298,9 +298,16 @@ def _room_needed(command: Command[Any]) -> tuple[int, bool]:
     kind = type(command)
     if kind is Push:
         return _message_bytes(cast(Push, command)) + _COMMAND_ROOM_BYTES, False
-    if kind is PushRun:
-        bodies = cast(PushRun, command).bodies
-        size = sum(map(len, bodies)) + _EVENT_ROOM_BYTES * len(bodies)
+    if kind is PushMany:
+        many = cast(PushMany, command)
+        try:
+            size = sum(map(len, many.bodies)) + _EVENT_ROOM_BYTES * len(many.bodies)
+        except TypeError:
+            raise InvalidField("bodies: expected a list of bytes") from None
+        if many.attributes is not None:
+            size += 8 * len(repr(many.attributes)) * len(many.bodies)
+        if many.each_attributes is not None:
+            size += 8 * len(repr(many.each_attributes))
         return size + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items

@@ -37,12 +37,12 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     PushReply,
     Redrive,
     Release,
     Stats,
 )
-from penstock.wire.frames.bulk import BulkPush
 from penstock.wire.frames.frames import (
     Frame,
     FrameDecoder,
@@ -158,15 +158,15 @@ def test_an_answer_of_many_megabytes_arrives_whole(queues):
 
 def test_a_bulk_push_gives_each_message_its_own_fate(remote, queues):
     queues.create("small", max_messages=2, max_body_bytes=10)
-    bulk = BulkPush(queue="small", bodies=[b"a", b"x" * 11, b"b", b"c"], dedup_ids=None)
-    replies = remote.push_bulk(bulk)
+    bulk = PushMany(queue="small", bodies=[b"a", b"x" * 11, b"b", b"c"], dedup_ids=None)
+    replies = remote.execute(bulk)
     assert [type(each) for each in replies][::2] == [PushReply, PushReply]
     assert isinstance(replies[3], QueueFull)
     assert [claim.body for claim in queues.pull_many("small", 9)] == [b"a", b"b"]
 
 
 def test_a_bulk_push_carries_every_option_by_row(remote, queues):
-    bulk = BulkPush(
+    bulk = PushMany(
         queue="orders",
         bodies=[b"a", b"b", b"c"],
         priority=1,
@@ -176,7 +176,7 @@ def test_a_bulk_push_carries_every_option_by_row(remote, queues):
         dedup_ids=["1", "2", "1"],
         each_attributes=[None, {"own": b"\x00"}, None],
     )
-    first, second, third = remote.push_bulk(bulk)
+    first, second, third = remote.execute(bulk)
     assert third == PushReply(first.id, first.sequence, True)
     b, a = queues.pull_many("orders", 10)
     assert (b.id, b.body, b.priority, b.attributes) == (second.id, b"b", 9, {"own": b"\x00"})
@@ -209,9 +209,9 @@ def test_what_may_be_done_twice_and_what_may_not():
         Stats("q"),
     ]
     safe += [CreateQueue("q"), ListQueues(), Batch([named, Delete("q", "r")]), Batch([])]
-    safe += [BulkPush(queue="q", bodies=[b""], dedup_ids=["1"])]
+    safe += [PushMany(queue="q", bodies=[b""], dedup_ids=["1"])]
     unsafe: list[object] = [push, Purge("q"), Redrive("q"), DeleteQueue("q"), Batch([named, push])]
-    unsafe += [BulkPush(queue="q", bodies=[b"", b""], dedup_ids=["1", None])]
+    unsafe += [PushMany(queue="q", bodies=[b"", b""], dedup_ids=["1", None])]
     assert all(map(is_repeatable, safe))
     assert not any(map(is_repeatable, unsafe))
 

@@ -25,9 +25,9 @@ from penstock.errors import (
 )
 from penstock.journal import MemoryJournal
 from penstock.server.frames.server import Limits
-from penstock.service import CreateQueue, Peek, Pull, Push, PushRun, Stats
+from penstock.service import CreateQueue, Peek, Pull, Push, PushMany, Stats
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
-from penstock.wire.frames.bulk import BulkPush, encode_bulk
+from penstock.wire.frames.bulk import encode_bulk
 from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
@@ -330,11 +330,11 @@ def test_when_the_journal_fails_everyone_is_told_and_the_server_ends(slow):
     "frame",
     [
         encode_command(2, Peek("orders")),
-        encode_bulk(2, BulkPush(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
+        encode_bulk(2, PushMany(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
     ],
 )
 def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd, frame):
-    for kind in (Peek, PushRun):
+    for kind in (Peek, PushMany):
         server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
     wire.link.sendall(frame)
     kind, request, _ = wire.next()

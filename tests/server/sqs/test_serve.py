@@ -51,7 +51,7 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
         (("--host", "0.0.0.0", "--insecure-without-keys"), "needs --tls-cert"),
         (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "cannot use 'none.pem'"),
         (("--tls-cert", "none.pem"), "go together"),
-        (("--store", "carrier-pigeon:"), "names no backend"),
+        (("--store", "carrier-pigeon:"), "unknown URL scheme"),
         (("--config", "none.toml"), "cannot read"),
         (("--port", "99999"), "port: 99999 is outside"),
         (("--data", "/proc/none"), "cannot be used"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
 from penstock.forked import start_over_when_forked
-from penstock.service import Command, Pull
+from penstock.service import REDRIVE_MAX, Command, Pull
 
 R = TypeVar("R")
 
@@ -16,6 +16,7 @@ class BlockingEngine:
     """A `QueueService` over an engine in this process, safe for many threads."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

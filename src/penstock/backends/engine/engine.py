@@ -20,6 +20,7 @@ from penstock.core.delivery import IN_FLIGHT, Delivery, receives
 from penstock.core.events import (
     AnyEvent,
     Deleted,
+    Extended,
     Lost,
     Moved,
     Pushed,
@@ -27,7 +28,6 @@ from penstock.core.events import (
 from penstock.core.receipts import (
     IDENTITY_BYTES,
     KEY_BYTES,
-    Late,
     MessageIds,
     Receipts,
     Ticket,
@@ -54,23 +54,23 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
     ListQueues,
     Message,
+    NumberedReplies,
     Peek,
     Pull,
-    PullWithin,
     Purge,
     Push,
+    PushMany,
     PushReply,
-    PushRun,
     QueueInfo,
     QueueStats,
     Redrive,
     Release,
-    RunReply,
     Stats,
     check_number,
 )
@@ -80,7 +80,7 @@ R = TypeVar("R")
 _NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
 # Commands whose answer promises nothing, so that nobody need wait for the disk.
-_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
+_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
 
 
 class Housekeeping(Protocol):
@@ -128,7 +128,6 @@ class Engine:
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
             Push: self._push,
             Pull: self._pull,
-            PullWithin: self._pull,
             Delete: self._delete,
             Extend: self._extend,
             Release: self._release,
@@ -143,7 +142,8 @@ class Engine:
             ListQueues: self._list,
             History: self._history,
             Batch: self._batch,
-            PushRun: self._push_run,
+            PushMany: self._push_many,
+            DescribeQueues: self._describe_all,
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
@@ -256,6 +256,8 @@ class Engine:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         deliveries = self.shard.pull(command, now_ms, self._events)
+        if command.renew and deliveries and not self._events:
+            self._renew(command, deliveries, now_ms)
         if len(deliveries) == 1:
             # The usual pull, ahead of the loop below, which also sees to what is damaged.
             try:
@@ -275,6 +277,15 @@ class Engine:
             deliveries = self.shard.pull(command, now_ms, self._events)
         return claims
 
+    def _renew(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
+        """Begins the visibility anew of claims that an earlier pull of this attempt was given."""
+        visibility_ms = command.visibility_ms
+        if visibility_ms is None:
+            visibility_ms = self.shard.names[command.queue].settings.visibility_ms
+        for each in deliveries:
+            deadline_ms = now_ms + visibility_ms
+            self._commit(Extended(now_ms, each.queue, each.number, each.epoch, deadline_ms))
+
     def _delete(self, command: Delete, now_ms: int) -> bool:
         ticket = command.receipt
         if type(ticket) is not Ticket or ticket.made_by is not self._receipts:
@@ -291,8 +302,7 @@ class Engine:
             or delivery.state != IN_FLIGHT
             or ticket.queue != queue.number
         ):
-            late = type(command.receipt) is Late
-            events = self.shard.decide_delete(command.queue, ticket, now_ms, late)
+            events = self.shard.decide_delete(command.queue, ticket, now_ms, command.late)
             self._commit(*events)
             return bool(events)
         event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
@@ -302,15 +312,22 @@ class Engine:
 
     def _extend(self, command: Extend, now_ms: int) -> int:
         ticket = self._receipts.read(command.receipt)
-        late = type(command.receipt) is Late
-        event = self.shard.decide_extend(command.queue, ticket, command.visibility_ms, now_ms, late)
+        event = self.shard.decide_extend(
+            command.queue,
+            ticket,
+            command.visibility_ms,
+            now_ms,
+            command.late,
+            command.held_ms_max,
+        )
         self._commit(event)
         return event.deadline_ms
 
     def _release(self, command: Release, now_ms: int) -> None:
         ticket = self._receipts.read(command.receipt)
-        late = type(command.receipt) is Late
-        events = self.shard.decide_release(command.queue, ticket, command.delay_ms, now_ms, late)
+        events = self.shard.decide_release(
+            command.queue, ticket, command.delay_ms, now_ms, command.late
+        )
         self._commit(*events)
 
     def _commit(self, *events: AnyEvent) -> None:
@@ -328,16 +345,18 @@ class Engine:
             return self._one_by_one(items, now_ms)
         return list(map(PushReply, self._ids.show_all(numbers), numbers, repeat(False)))
 
-    def _push_run(self, command: PushRun, now_ms: int) -> RunReply | list[Any]:
+    def _push_many(self, command: PushMany, now_ms: int) -> Sequence[Any]:
         count = len(command.bodies)
         if count > BATCH_ITEMS_MAX:
             raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
-        numbers = self._take_run(command, now_ms) if count >= runs.RUN_MIN else None
+        numbers = None
+        if count >= runs.RUN_MIN and command.is_plain:
+            numbers = self._take_run(command, now_ms)
         if numbers is None:
-            return self._one_by_one(runs.pushes_of(command), now_ms)
-        return RunReply(self._ids.prefix, numbers)
+            return self._one_by_one(command.pushes(), now_ms)
+        return NumberedReplies(self._ids.prefix, numbers)
 
-    def _take_run(self, command: PushRun, now_ms: int) -> range | None:
+    def _take_run(self, command: PushMany, now_ms: int) -> range | None:
         """The numbers of the messages of a run, if all of it can be taken at once; else None."""
         shard = self.shard
         try:
@@ -437,7 +456,11 @@ class Engine:
     def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
         return self.shard.info(self.shard.queue(command.queue))
 
-    def _list(self, command: ListQueues, now_ms: int) -> list[str]:
+    def _describe_all(self, command: DescribeQueues, now_ms: int) -> list[QueueInfo]:
+        names = self._list(command, now_ms)
+        return [self.shard.info(self.shard.names[name]) for name in names]
+
+    def _list(self, command: ListQueues | DescribeQueues, now_ms: int) -> list[str]:
         check_number("limit", command.limit, 1, 2**31)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")

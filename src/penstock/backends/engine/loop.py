@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from penstock.backends.engine.engine import Engine
 from penstock.core.due import NEVER_MS
 from penstock.errors import JournalError
-from penstock.service import Command, Pull
+from penstock.service import REDRIVE_MAX, Command, Pull
 
 R = TypeVar("R")
 
@@ -18,6 +18,7 @@ class AsyncEngine:
     """An `AsyncQueueService` over an engine that belongs to one event loop."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

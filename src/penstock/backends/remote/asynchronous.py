@@ -27,9 +27,8 @@ from penstock.backends.remote.blocking import (
     unknown_fate,
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
-from penstock.service import Command, Pull, PushReply, Release
+from penstock.service import REDRIVE_MAX, Command, Pull, Release
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
-from penstock.wire.frames.bulk import BulkPush, decode_bulk_reply, encode_bulk
 from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
@@ -98,13 +97,6 @@ class _Link(asyncio.Protocol):
         frame = encode_command(request, command, self.frame_bytes_max)
         kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
         return cast(R, decode_answer(kind, body, DECODE_REPLY[type(command)]))
-
-    async def bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
-        """Sends many pushes at once and waits for their replies."""
-        request = self._next_request()
-        kind, body = await self.request(request, encode_bulk(request, bulk, self.frame_bytes_max))
-        found: list[PushReply | PenstockError] = decode_answer(kind, body, decode_bulk_reply)
-        return found
 
     async def status(self) -> dict[str, Any]:
         """What the server says of itself."""
@@ -272,6 +264,7 @@ class AsyncRemote:
     """An `AsyncQueueService` at the other end of a socket. It belongs to one event loop."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(
         self,
@@ -310,14 +303,6 @@ class AsyncRemote:
         except ConnectionLost as lost:
             return cast(R, await self._again(command, lost))
 
-    async def push_bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
-        """Many pushes to one queue in one frame; each PushReply, or the error that refused it."""
-        link = self._link or await self._reopen(None)
-        try:
-            return await link.bulk(bulk)
-        except ConnectionLost as lost:
-            return cast("list[PushReply | PenstockError]", await self._again(bulk, lost))
-
     async def status(self) -> dict[str, Any]:
         """What the server says of itself. Raises BackendLost."""
         link = self._link or await self._reopen(None)
@@ -342,8 +327,6 @@ class AsyncRemote:
                 raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, again and again")
             link = await self._reopen(lost.channel)
             try:
-                if isinstance(command, BulkPush):
-                    return await link.bulk(command)
                 if command is STATUS:
                     return await link.status()
                 outcome = await link.exchange(still_to_wait(command, started_s))

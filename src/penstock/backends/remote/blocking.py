@@ -32,6 +32,7 @@ from penstock.errors import (
 )
 from penstock.forked import start_over_when_forked
 from penstock.service import (
+    REDRIVE_MAX,
     Batch,
     Command,
     ConfigureQueue,
@@ -44,12 +45,11 @@ from penstock.service import (
     Peek,
     Pull,
     Push,
-    PushReply,
+    PushMany,
     Release,
     Stats,
 )
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
-from penstock.wire.frames.bulk import BulkPush, decode_bulk_reply, encode_bulk
 from penstock.wire.frames.frames import (
     ERROR,
     GOODBYE,
@@ -168,7 +168,7 @@ def is_repeatable(command: object) -> bool:
         return command.dedup_id is not None
     if isinstance(command, Batch):
         return all(map(is_repeatable, command.items))
-    if isinstance(command, BulkPush):
+    if isinstance(command, PushMany):
         return command.dedup_ids is not None and None not in command.dedup_ids
     return False
 
@@ -178,7 +178,7 @@ def unknown_fate(endpoint: ServerEndpoint, command: object, lost: ConnectionLost
     hint = "; give a push a dedup_id and it is sent again safely"
     return BackendLost(
         f"{endpoint.shown}: {lost.reason}; whether this {type(command).__name__} was done is "
-        f"unknown{hint if isinstance(command, Push | Batch | BulkPush) else ''}"
+        f"unknown{hint if isinstance(command, Push | Batch | PushMany) else ''}"
     )
 
 
@@ -292,15 +292,6 @@ class Channel:
             return self.exchange(command)
         frame = encode_command(request, command, self.welcome.frame_bytes_max)
         return cast(R, self.request(request, frame, DECODE_REPLY[type(command)]))
-
-    def bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
-        """Sends many pushes at once and waits for their replies."""
-        request = next(self._requests) & REQUEST_MAX
-        if not request or request in self._pending:
-            return self.bulk(bulk)
-        frame = encode_bulk(request, bulk, self.welcome.frame_bytes_max)
-        found: list[PushReply | PenstockError] = self.request(request, frame, decode_bulk_reply)
-        return found
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself."""
@@ -512,6 +503,7 @@ class Remote:
     """A `QueueService` at the other end of a socket, safe for many threads."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(
         self,
@@ -549,16 +541,6 @@ class Remote:
         except ConnectionLost as lost:
             return cast(R, self._again(command, lost))
 
-    def push_bulk(self, bulk: BulkPush) -> list[PushReply | PenstockError]:
-        """Many pushes to one queue in one frame; each PushReply, or the error that refused it."""
-        channel = self._channel
-        if channel is None:
-            channel = self._reopen(None)
-        try:
-            return channel.bulk(bulk)
-        except ConnectionLost as lost:
-            return cast("list[PushReply | PenstockError]", self._again(bulk, lost))
-
     def status(self) -> dict[str, Any]:
         """What the server says of itself. Raises BackendLost."""
         channel = self._channel or self._reopen(None)
@@ -583,8 +565,6 @@ class Remote:
                 raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, again and again")
             channel = self._reopen(lost.channel)
             try:
-                if isinstance(command, BulkPush):
-                    return channel.bulk(command)
                 if command is STATUS:
                     return channel.status()
                 outcome = channel.exchange(still_to_wait(command, started_s))

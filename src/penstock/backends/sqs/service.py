@@ -39,6 +39,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     ListQueues,
@@ -47,6 +48,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     QueueInfo,
     QueueService,
     QueueSettings,
@@ -88,7 +90,7 @@ class AsyncSqs:
 
     LACKS: ClassVar[Mapping[str, str]] = LACKS
     # A move task moves all there is.
-    redrive_step: ClassVar[int] = 2**31
+    redrive_max: int = 2**31
 
     def __init__(self, client: SqsClient, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
@@ -96,7 +98,7 @@ class AsyncSqs:
         self._book = QueueBook(client)
         self._pulls = SqsPulls(self._book, clock)
         self._moves = SqsMoves(self._book)
-        messages = SqsMessages(self._book, clock)
+        self._messages = messages = SqsMessages(self._book, clock)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: messages.push,
             Pull: self._pulls.pull,
@@ -114,6 +116,8 @@ class AsyncSqs:
             ListQueues: self._list,
             History: self._history,
             Batch: messages.batch,
+            PushMany: self._push_many,
+            DescribeQueues: self._describe_all,
         }
 
     async def execute(self, command: Command[R]) -> R:
@@ -246,6 +250,13 @@ class AsyncSqs:
             raise InvalidField("prefix, after: expected text")
         names = await self._book.names(command.prefix)
         return [name for name in names if name > command.after][: command.limit]
+
+    async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
+        names = await self._list(ListQueues(command.prefix, command.after, command.limit))
+        return [await self._describe(DescribeQueue(name)) for name in names]
+
+    async def _push_many(self, command: PushMany) -> list[Any]:
+        return await self._messages.batch(Batch(list(command.pushes())))
 
     async def _purge(self, command: Purge) -> int:
         stats = await self._stats(Stats(command.queue))

@@ -21,6 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
 from penstock.core.due import NEVER_MS
@@ -30,14 +32,15 @@ from penstock.errors import (
     ProtocolError,
     UnavailableError,
 )
-from penstock.service import Claim, ListQueues, Peek, Pull, PullWithin, Release
+from penstock.service import Claim, ListQueues, Peek, Pull, Release
 from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
-from penstock.wire.frames.bulk import decode_bulk, encode_bulk_reply
+from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,
     FRAME_BYTES_MAX,
+    KIND_OF,
     PEEK,
     PULL,
     STATUS,
@@ -136,7 +139,10 @@ class FrameServer:
         self._emptied = asyncio.Event()
         self.welcome = encode_welcome(
             Welcome(
-                software, self.limits.frame_bytes_max, self.limits.waits_max, dict(options or {})
+                software,
+                self.limits.frame_bytes_max,
+                self.limits.waits_max,
+                {**(options or {}), "commands": str(max(KIND_OF.values()))},
             )
         )
         self.client_limits = client_limits(self.limits.frame_bytes_max)
@@ -177,7 +183,8 @@ class FrameServer:
             return
         sequence = self._engine.answer_sequence
         if kind != PULL:
-            answer = encode_reply(request, reply)
+            encode = encode_bulk_reply if kind == BULK_PUSH else encode_reply
+            answer = encode(request, reply)
             if sequence > self._journal.durable_sequence:
                 self._defer(sequence, connection, answer, [])
             else:
@@ -190,22 +197,7 @@ class FrameServer:
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
     ) -> None:
-        if kind == BULK_PUSH:
-            try:
-                replies = self._engine.submit(decode_bulk(body))
-            except PenstockError as error:
-                self._refuse(connection, request, error)
-                return
-            except Exception as fault:
-                self._give_up(fault)
-                return
-            sequence = self._engine.answer_sequence
-            answer = encode_bulk_reply(request, replies)
-            if sequence > self._journal.durable_sequence:
-                self._defer(sequence, connection, answer, [])
-            else:
-                connection.send(answer)
-        elif kind == CANCEL:
+        if kind == CANCEL:
             poll = connection.polls.get(request)
             if poll is not None:
                 self._forget(poll)
@@ -222,15 +214,9 @@ class FrameServer:
         if type(limit) is not int or limit <= 1:
             return command
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
-        return PullWithin(
-            command.queue,
-            limit,
-            command.visibility_ms,
-            command.wait_ms,
-            command.attempt_id,
-            command.holder,
-            room_bytes,
-        )
+        if command.bytes_max is not None:
+            room_bytes = min(room_bytes, command.bytes_max)
+        return msgspec.structs.replace(command, bytes_max=room_bytes)
 
     def _peek_within_frame(self, command: Peek) -> Peek:
         """Lowers the limit of a peek whose answer might not fit into a frame."""

@@ -9,7 +9,7 @@ decoded by stricter types: nobody gets to have a gigabyte of lists built from a 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
@@ -43,6 +44,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     PushReply,
     QueueInfo,
     QueueStats,
@@ -50,8 +52,11 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.wire.frames.attributes import read_attributes
+from penstock.wire.frames.bulk import decode_bulk, decode_bulk_reply, encode_bulk
 from penstock.wire.frames.frames import (
     BATCH,
+    BULK_PUSH,
     FRAME_BYTES_MAX,
     HEADER,
     KIND_OF,
@@ -84,18 +89,22 @@ class _LargePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 class _LargeDelete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
     queue: str
     receipt: str
+    late: bool = False
 
 
 class _LargeExtend(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
     queue: str
     receipt: str
     visibility_ms: int
+    late: bool = False
+    held_ms_max: int | None = None
 
 
 class _LargeRelease(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
     queue: str
     receipt: str
     delay_ms: int = 0
+    late: bool = False
 
 
 _NotPush = (
@@ -111,6 +120,7 @@ _NotPush = (
     | ConfigureQueue
     | DeleteQueue
     | DescribeQueue
+    | DescribeQueues
     | ListQueues
     | History
 )
@@ -147,7 +157,6 @@ _decode_raw_batch: Final = msgspec.msgpack.Decoder(_RawBatch).decode
 _decode_item: Final = msgspec.msgpack.Decoder(
     _LargePush | _LargeDelete | _LargeExtend | _LargeRelease
 ).decode
-_decode_any: Final = msgspec.msgpack.Decoder().decode
 _LARGE: Final[dict[type, type]] = {
     _LargeDelete: Delete,
     _LargeExtend: Extend,
@@ -194,29 +203,11 @@ def _from_large(item: Any) -> Any:
     return Push(*fields)
 
 
-def read_attributes(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Attributes that were left undecoded because they could hold anything.
-
-    Raises InvalidField for a value that is neither text nor bytes, without having built it.
-    """
-    found = {}
-    for name, value in raw.items():
-        first = memoryview(value)[0]
-        # fixstr, str 8 to 32, bin 8 to 32: everything else could be a list of a million lists.
-        if not (0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6):
-            raise InvalidField(f"attributes[{name!r}]: expected text or bytes")
-        try:
-            found[name] = _decode_any(value)
-        except UnicodeDecodeError:
-            raise InvalidField(f"attributes[{name!r}]: is not UTF-8") from None
-    return found
-
-
 DECODE: Final[dict[int, Callable[[Body], Any]]] = {
     kind: msgspec.msgpack.Decoder(command).decode
     for command, kind in KIND_OF.items()
     if command not in (Push, Batch)
-} | {PUSH: _decode_push, BATCH: _decode_batch}
+} | {PUSH: _decode_push, BATCH: _decode_batch, BULK_PUSH: decode_bulk}
 
 
 def decode_command(kind: int, body: Body) -> Command[Any]:
@@ -268,6 +259,8 @@ def encode_command(
     """The frame of a command. Raises InvalidField or MessageTooLarge for what cannot travel."""
     kind = KIND_OF.get(type(command))
     if kind is None:
+        if isinstance(command, PushMany):
+            return encode_bulk(request, command, frame_bytes_max)
         raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
     try:
         body = encode_body(command)
@@ -388,7 +381,9 @@ DECODE_REPLY: Final[dict[type, Callable[[Body], Any]]] = {
     ConfigureQueue: _decoder(QueueInfo),
     DeleteQueue: _decoder(None),
     DescribeQueue: _decoder(QueueInfo),
+    DescribeQueues: _decoder(list[QueueInfo]),
     ListQueues: _decoder(list[str]),
     History: _decoder(list[HistoryEvent]),
     Batch: _decode_replies,
+    PushMany: decode_bulk_reply,
 }

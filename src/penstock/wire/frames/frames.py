@@ -32,6 +32,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     ListQueues,
@@ -90,7 +91,10 @@ KIND_OF: Final[dict[type, int]] = {
     ListQueues: 14,
     History: 15,
     Batch: 16,
+    DescribeQueues: 17,
 }
+# What a server of the first release knows; a newer one says in its WELCOME how far it goes.
+COMMANDS_KNOWN_MIN: Final = 16
 PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
