@@ -59,18 +59,6 @@ LONGEST = (
 )
 
 
-@pytest.fixture
-def quick_path(tmp_path):
-    """A directory in memory, if the system has such a thing: the disk is not what is tested."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="penstock-", dir=memory))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def group_of(nodeid):
     """The tests that one worker of a parallel run takes together: they share what is dear to make.
 
