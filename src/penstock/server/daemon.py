@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.remote.daemon import AUTO_DAEMON, DAEMON_RUN
 from penstock.backends.remote.starting import IDLE_S, READY
 from penstock.errors import (
@@ -244,12 +245,13 @@ async def _serve(
 
     options = {"durability": arguments.durability, "interval_ms": str(arguments.interval_ms)}
     options |= {"archive": arguments.archive or "", "holder": holder.kind}
-    if arguments.ready_fd is not None:
-        holder.keep_output()
-    server = FrameServer(engine, options=options, failed=fail)
+    service = LoopEngine(engine)
+    server = FrameServer(service, options=options, failed=fail)
     listeners: list[asyncio.Server] = []
     reason = "the daemon could not start"
     try:
+        if arguments.ready_fd is not None:
+            holder.keep_output()
         if entrance is not None:
             listeners.append(
                 await listen_tcp(
@@ -276,6 +278,7 @@ async def _serve(
         with suppress(OSError):
             holder.socket.unlink()
         await server.stop(reason)
+        await service.close()
     return failures[0] if failures else None
 
 
