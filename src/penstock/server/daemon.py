@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.remote.daemon import (
     IDLE_S,
     READY,
@@ -310,7 +311,8 @@ async def _serve(
 
     options = {"durability": arguments.durability, "interval_ms": str(arguments.interval_ms)}
     options["archive"] = arguments.archive or ""
-    desk = FrameServer(engine, options=options, failed=fail)
+    service = LoopEngine(engine)
+    desk = FrameServer(service, options=options, failed=fail)
     servers: list[asyncio.Server] = []
     reason = "the daemon could not start"
     try:
@@ -339,6 +341,7 @@ async def _serve(
         with suppress(OSError):
             own.socket.unlink()
         await desk.stop(reason)
+        await service.close()
     return failures[0] if failures else None
 
 

@@ -2,7 +2,7 @@
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
-be shown. The two faces in `blocking` and `asynchronous` do the waiting.
+be shown. The two faces in `blocking` and `loop` do the waiting.
 
 A pull that finds nothing may wait (`waiting`): nobody polls, and no message has a timer.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives
+from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
     Deleted,
@@ -239,13 +239,6 @@ class Engine:
             if self._events:
                 self._append()
 
-    def held(self, queue: str, receipt: object) -> Delivery | None:
-        """The message whose last claim this receipt is for, to be looked at; None if it is gone.
-
-        Raises RequestError.
-        """
-        return self.shard.queue(queue).held(self._receipts.read(receipt), late=True)
-
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
@@ -418,8 +411,15 @@ class Engine:
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
-        messages = []
+        messages: list[Message] = []
+        room_bytes = command.bytes_max
+        if room_bytes is not None:
+            check_number("bytes_max", room_bytes, 1, 2**63 - 1)
         for delivery in self.shard.peek(command):
+            if room_bytes is not None:
+                room_bytes -= size_bytes(delivery)
+                if messages and room_bytes < 0:
+                    break
             # A damaged message is told as lost by the pull that meets it.
             with suppress(CorruptEntry):
                 messages.append(self._message(delivery))
