@@ -91,7 +91,7 @@ class AsyncEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        timeout_s = self._engine.clock.timeout_s(wake_ms)
+        timeout_s = self._engine.clock.waiter_timeout_s(wake_ms, blocks_thread=False)
         if wake_ms < NEVER_MS and timeout_s is not None:
             self._timer_ms = wake_ms
             self._timer = self._loop.call_later(timeout_s, self._tick)
