@@ -74,6 +74,7 @@ from penstock.service import (
     check_id,
     check_name,
     check_number,
+    check_unused,
 )
 
 SETTLE_MAX: Final = 1_000
@@ -319,7 +320,7 @@ class ShardState:
         if queue.in_flight >= most:
             raise InFlightLimit(
                 f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
-                f"(in_flight_max={most}); delete or release some first"
+                f"(max_in_flight={most}); delete or release some first"
             )
         return most - queue.in_flight
 
@@ -479,9 +480,12 @@ class ShardState:
         if target is not None and target.settings.fifo != settings.fifo:
             raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
 
-    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
-        """The event that ends a queue."""
+    def decide_remove(self, name: str, now_ms: int, force: bool = True) -> QueueRemoved:
+        """The event that ends a queue. Raises QueueInUse without `force`."""
         queue = self.queue(name)
+        if not force:
+            sources = [each.name for each in self.names.values() if _is_source(each, queue)]
+            check_unused(name, sources)
         return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
 
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
@@ -685,6 +689,11 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _is_source(queue: QueueState, dead_letter: QueueState) -> bool:
+    """Whether a queue's dead letters go to that other queue."""
+    return queue is not dead_letter and queue.settings.dead_letter == dead_letter.name
 
 
 def _nothing(event: AnyEvent) -> None:
