@@ -69,6 +69,7 @@ from penstock.service import (
     changed_settings,
     check_name,
     check_number,
+    check_unused,
 )
 
 SETTLE_MAX: Final = 1_000
@@ -383,9 +384,12 @@ class ShardState:
         if target is not None and target.settings.fifo != settings.fifo:
             raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
 
-    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
-        """The event that ends a queue."""
+    def decide_remove(self, name: str, now_ms: int, force: bool = True) -> QueueRemoved:
+        """The event that ends a queue. Raises QueueInUse without `force`."""
         queue = self.queue(name)
+        if not force:
+            sources = [each.name for each in self.names.values() if _is_source(each, queue)]
+            check_unused(name, sources)
         return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
 
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
@@ -588,6 +592,11 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _is_source(queue: QueueState, dead_letter: QueueState) -> bool:
+    """Whether a queue's dead letters go to that other queue."""
+    return queue is not dead_letter and queue.settings.dead_letter == dead_letter.name
 
 
 def _nothing(event: AnyEvent) -> None:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
@@ -24,6 +26,7 @@ from penstock.core.events import (
     Lost,
     Moved,
     Pushed,
+    QueueCreated,
 )
 from penstock.core.receipts import (
     IDENTITY_BYTES,
@@ -462,15 +465,20 @@ class Engine:
     # Queues.
 
     def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_create(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_create(command, now_ms))
 
     def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_configure(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_configure(command, now_ms))
+
+    def _made(self, name: str, events: list[AnyEvent]) -> QueueInfo:
+        """Commits the events of a queue's settings; names the dead-letter queue they made."""
+        self._commit(*events)
+        info = self.shard.info(self.shard.names[name])
+        made = [each.name for each in events if type(each) is QueueCreated and each.name != name]
+        return msgspec.structs.replace(info, also_created=made) if made else info
 
     def _remove(self, command: DeleteQueue, now_ms: int) -> None:
-        self._commit(self.shard.decide_remove(command.queue, now_ms))
+        self._commit(self.shard.decide_remove(command.queue, now_ms, command.force))
 
     def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
         return self.shard.info(self.shard.queue(command.queue))
