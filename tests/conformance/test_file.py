@@ -1,7 +1,5 @@
 """The file engine holds the contract: through both faces, in every durability, and in real time."""
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,17 +37,6 @@ def made(path, clock, durability):
 
 def opened(path, clock, durability):
     return Queues(BlockingEngine(made(path, clock, durability)))
-
-
-@pytest.fixture
-def quick_path(tmp_path):
-    """A directory in memory, if the system has one: nothing here waits for a disk."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="penstock-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class TestFile(ConformanceSuite):

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import fcntl
 import os
-import resource
 import signal
 import sys
 import time
@@ -32,6 +31,7 @@ from penstock.backends.remote.daemon import (
     socket_path,
 )
 from penstock.errors import (
+    AddressInUse,
     JournalError,
     PenstockError,
     RequestError,
@@ -48,7 +48,7 @@ from penstock.server.frames.tcp import (
     read_token,
     server_tls,
 )
-from penstock.server.process import look_seldom_for_cycles
+from penstock.server.process import allow_many_files, look_seldom_for_cycles
 from penstock.wire.frames.frames import error_words
 
 # How long the daemon before this one may take to finish.
@@ -56,6 +56,7 @@ _BEFORE_S_MAX: Final = 60.0
 _POLL_S: Final = 0.01
 _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RequestError, 3),
+    (AddressInUse, 7),
     (UnavailableError, 4),
     (JournalError, 6),
 )
@@ -294,7 +295,7 @@ async def _serve(
     starter: Starter,
 ) -> PenstockError | None:
     """Serves until it is time to stop; gives what the engine failed of, if it did."""
-    _allow_many_files()
+    allow_many_files()
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[str] = loop.create_future()
     failures: list[PenstockError] = []
@@ -354,15 +355,6 @@ async def _until_stopped(desk: FrameServer, stopping: "asyncio.Future[str]", idl
         done, _ = await asyncio.wait([stopping], timeout=left_s)
         if done:
             return stopping.result()
-
-
-def _allow_many_files() -> None:
-    """Raises the number of open files, and so of connections, to what the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

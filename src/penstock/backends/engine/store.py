@@ -117,7 +117,7 @@ def _claim_directory(store: Path, undo: ExitStack) -> None:
             _sync_directory(directory.absolute().parent)
         for draft in store.glob(".store.*"):
             draft.unlink(missing_ok=True)
-        _write_once(store / "store", FORMAT)
+        write_once(store / "store", FORMAT)
         undo.callback(_unclaim, store)
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
@@ -156,13 +156,13 @@ def _read_key(store: Path) -> bytes:
     path = store / "key"
     try:
         if not path.exists():
-            _write_once(path, secrets.token_bytes(KEY_BYTES))
+            write_once(path, secrets.token_bytes(KEY_BYTES))
         return path.read_bytes()
     except OSError as error:
         raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _write_once(path: Path, data: bytes) -> None:
+def write_once(path: Path, data: bytes) -> None:
     """Writes a file whole and durably, or not at all."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -205,7 +205,7 @@ class DaemonEndpoint:
         self._idle_s = idle_s
         self._starts = starts
 
-    def dial(self, patience_s: float) -> socket.socket:
+    def open(self, patience_s: float) -> socket.socket:
         """A socket to the daemon, which is started if need be.
 
         Raises StoreUnusable or what else keeps it from starting.

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from penstock.backends.remote.blocking import TIMEOUT_S, Remote, ServerEndpoint, TcpEndpoint
+from penstock.backends.remote.blocking import Remote
 from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
+from penstock.backends.remote.endpoints import ServerEndpoint, TcpEndpoint
+from penstock.backends.remote.retry import TIMEOUT_S
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService, check_number
@@ -29,7 +31,7 @@ def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
     from penstock.backends.portal import Portal
     from penstock.backends.remote.asynchronous import AsyncRemote
 
-    # Two threads may not use one TLS connection at once, as reading for one another needs.
+    # Two threads may not use one TLS connection at once, and in a Channel they do.
     return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
 
 
