@@ -124,6 +124,7 @@ COMMANDS = {
     "create": CreateQueue("orders", {"visibility_ms": 30_000, "fifo": True}),
     "configure": ConfigureQueue("orders", {"messages_max": None}),
     "remove": DeleteQueue("orders"),
+    "remove unless in use": DeleteQueue("orders", False),
     "describe": DescribeQueue("orders"),
     "describe all": DescribeQueues("or", "orders", 10),
     "list": ListQueues("or", "orders", 10),

@@ -19,7 +19,7 @@ from penstock.wire.sqs.query import (
     encode_refusal,
     encode_refusal_as_json,
 )
-from tests.cpu import least_cpu_s
+from tests.measure import least_cpu_s
 
 FORMS = [
     (

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.portal import Portal
 from penstock.backends.sqs.client import SqsClient, read_endpoint
 from penstock.backends.sqs.lacks import LACKS
@@ -58,6 +60,7 @@ from penstock.service import (
     Stats,
     changed_settings,
     check_number,
+    check_unused,
 )
 from penstock.url import BackendUrl
 
@@ -168,7 +171,8 @@ class AsyncSqs:
         settings = changed_settings(QueueSettings(), given)
         check_settings(bare, settings, given, LACKS)
         notes: dict[str, Any] = {"tags": settings.annotations} if settings.annotations else {}
-        async with self._dead_letter(settings) as arn:
+        made: list[str] = []
+        async with self._dead_letter(settings, made) as arn:
             attributes = attributes_of(given, settings.fifo, arn)
             if settings.fifo:
                 attributes["FifoQueue"] = "true"
@@ -180,11 +184,13 @@ class AsyncSqs:
             raise QueueExists(
                 f"queue: {bare!r} exists with other settings (annotations); configure it instead"
             )
-        return info
+        return msgspec.structs.replace(info, also_created=made)
 
     @asynccontextmanager
-    async def _dead_letter(self, settings: QueueSettings) -> AsyncIterator[str | None]:
-        """The ARN of the dead-letter queue, which is made if there is none.
+    async def _dead_letter(
+        self, settings: QueueSettings, made: list[str]
+    ) -> AsyncIterator[str | None]:
+        """The ARN of the dead-letter queue, which is made if there is none, and added to `made`.
 
         If what it was wanted for is refused, it is not left behind.
         """
@@ -198,6 +204,7 @@ class AsyncSqs:
         except QueueNotFound:
             was_there = False
             await self._create(CreateQueue(name, {}))
+            made.append(name)
             queue = await self._book.find(name)
         try:
             yield await self._book.arn(queue)
@@ -217,15 +224,16 @@ class AsyncSqs:
         if "dead_letter" in given or "max_receives" in given:
             given |= {"dead_letter": settings.dead_letter, "max_receives": settings.max_receives}
         queue.stale()
+        made: list[str] = []
         async with self._dead_letter(
-            settings if "dead_letter" in given else QueueSettings()
+            settings if "dead_letter" in given else QueueSettings(), made
         ) as arn:
             attributes = attributes_of(given, settings.fifo, arn)
             if attributes:
                 await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
         if settings.annotations != before.annotations:
             await self._annotate(queue, before.annotations, settings.annotations)
-        return await self._book.described(queue)
+        return msgspec.structs.replace(await self._book.described(queue), also_created=made)
 
     async def _annotate(
         self, queue: Known, before: Mapping[str, str], after: Mapping[str, str]
@@ -238,6 +246,8 @@ class AsyncSqs:
 
     async def _remove(self, command: DeleteQueue) -> None:
         queue = await self._book.find(command.queue)
+        if not command.force:
+            check_unused(queue.name, await self._book.sources(queue))
         await self._book.ask("delete_queue", queue)
         self._book.forget(queue.name)
 
