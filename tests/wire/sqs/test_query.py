@@ -237,9 +237,7 @@ def test_a_form_that_cannot_be_read_is_refused(form, code):
 
 
 def test_names_that_collide_do_no_harm():
-    _, asked = decode(
-        "Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a".encode(), None
-    )
+    _, asked = decode("Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a".encode(), None)
     assert asked == model.CreateQueueRequest("q")
     _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s".encode(), None)
     assert asked == model.CreateQueueRequest("q")
