@@ -129,6 +129,10 @@ class AddressInUse(UnavailableError):
     """Another program listens at this address already."""
 
 
+class StoreInUse(UnavailableError):
+    """Another process holds this data directory; the message names it and how to reach it."""
+
+
 class ProtocolError(PenstockError):
     """The peer sent bytes that are not a valid frame; the connection must be dropped."""
 

@@ -241,11 +241,15 @@ class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6):
-    """Shows up to `limit` messages in one state, in the order they stand, without claiming them."""
+    """Shows up to `limit` messages in one state, in the order they stand, without claiming them.
+
+    `bytes_max` limits the reply as it does that of a Pull.
+    """
 
     queue: str
     limit: int = 1
     state: State = "visible"
+    bytes_max: int | None = None
 
 
 class Stats(Command[QueueStats], frozen=True, gc=False, array_like=True, tag=7):

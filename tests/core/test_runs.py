@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core import runs
+from penstock.core.delivery import pack_place
 from penstock.core.runs import Run
 from penstock.core.shard import replay
 from penstock.core.window import Window
@@ -147,7 +148,7 @@ RUNS = st.integers(2, 40).flatmap(
 def test_the_block_of_a_run_is_that_of_its_events(run, data_offset):
     block, messages = codec.encode([*run])
     assert codec.encode_run(run) == block
-    places = [codec.place(data_offset + at, size) for at, size in messages]
+    places = [pack_place(data_offset + at, size) for at, size in messages]
     assert codec.places_of(run, data_offset) == places
 
 

@@ -16,6 +16,7 @@ from penstock.backends.engine.store import Recovery
 from penstock.cli.inspect import DAMAGED, open_reader
 from penstock.cli.session import Session
 from penstock.cli.values import show_size
+from penstock.core.delivery import position_of
 from penstock.core.receipts import KEY_BYTES, MessageIds
 from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, JournalError, StoreUnusable
@@ -152,7 +153,7 @@ class _Check:
         for queue in shard.queues.values():
             for delivery in queue.deliveries.values():
                 assert isinstance(delivery.content, int)
-                offset = codec.offset_of(delivery.content)
+                offset = position_of(delivery.content)
                 try:
                     fields = codec.read_header(reader.read(offset, codec.EVENT_BYTES))
                     payload = reader.read(offset + fields.payload_at, fields.payload_bytes)

@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 from isal.isal_zlib import crc32
 
-from penstock.core.delivery import PLACE_SIZE_BITS, Arrivals, Delivery
+from penstock.core.delivery import Arrivals, Delivery, pack_place
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -208,8 +208,8 @@ def _column(kind: str, values: Iterable[int]) -> memoryview:
 
 def places_of(run: Run, data_offset: int) -> list[int]:
     """The places of a run's messages, whose block stands at `data_offset` in the stream."""
-    first = place(data_offset + BLOCK_BYTES, 0)
-    step = place(EVENT_BYTES, 0)
+    first = pack_place(data_offset + BLOCK_BYTES, 0)
+    step = pack_place(EVENT_BYTES, 0)
     return list(map(or_, range(first, first + step * len(run), step), run.sizes))
 
 
@@ -332,7 +332,7 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
             plain = Pushed(
                 row[5], row[3], row[4], b"", None, row[1], None, None, row[6], row[7], None, size
             )
-            yield plain, at << PLACE_SIZE_BITS | size
+            yield plain, pack_place(at, size)
         else:
             yield _decode_event(Fields._make(row), data, at - data_offset, data_offset, bodies)
         at += EVENT_BYTES
@@ -367,7 +367,7 @@ def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
             repeat(queue),
             numbers,
             numbers,
-            map(place, headers_at, sizes),
+            map(pack_place, headers_at, sizes),
             header_words[2::8],
         )
     )
@@ -380,7 +380,7 @@ def _decode_event(
     payload = data[at + f.payload_at : at + f.payload_at + f.payload_bytes]
     if f.kind in _WITH_CONTENT:
         pushed = _read_pushed(f, payload, bodies)
-        found = place(data_offset + at, pushed.size_bytes)
+        found = pack_place(data_offset + at, pushed.size_bytes)
         if f.kind == _PUSHED:
             return pushed, found
         return Carried(f.at_ms, f.queue, f.number, pushed), found
@@ -440,16 +440,6 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
 def number_bytes(number: int) -> bytes:
     """A message's number as the headers of its events have it."""
     return number.to_bytes(8, "little")
-
-
-def place(header_offset: int, size_bytes: int) -> int:
-    """A `Pushed` event's place: where its header stands in the stream, and its message's size."""
-    return header_offset << PLACE_SIZE_BITS | size_bytes
-
-
-def offset_of(place: int) -> int:
-    """Where in the stream the header of a `Pushed` stands."""
-    return place >> PLACE_SIZE_BITS
 
 
 def read_header(header: bytes) -> Fields:

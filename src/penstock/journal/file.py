@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
-from penstock.core.delivery import PLACE_SIZE_BITS
+from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.runs import Run
 from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
@@ -129,7 +129,7 @@ class FileJournal:
         if data_offset > self._next_mark:
             self._mark(data_offset)
         if type(event) is Pushed:
-            place = data_offset + codec.BLOCK_BYTES << PLACE_SIZE_BITS | event.size_bytes
+            place = pack_place(data_offset + codec.BLOCK_BYTES, event.size_bytes)
             if event.size_bytes <= _RECENT_BYTES_MAX:
                 if len(self._recent) >= _RECENT_MAX:
                     self._recent.clear()
@@ -141,7 +141,7 @@ class FileJournal:
             return sequence, places
         if not messages:
             return sequence, ()
-        places = [codec.place(data_offset + at, size) for at, size in messages]
+        places = [pack_place(data_offset + at, size) for at, size in messages]
         self._keep_at_hand([event for event in events if type(event) is Pushed], places)
         return sequence, places
 
@@ -219,7 +219,7 @@ class FileJournal:
         recent = self._recent.get(place)
         if recent is not None:
             return recent
-        offset = codec.offset_of(place)
+        offset = position_of(place)
         try:
             fields = codec.read_header(self.segments.read(offset, codec.EVENT_BYTES))
             payload = self.segments.read(offset + fields.payload_at, fields.payload_bytes)

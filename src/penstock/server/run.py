@@ -13,6 +13,7 @@ from penstock.backends.engine.open import open_engine
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import AddressInUse, InvalidField, QueueExists, RequestError
+from penstock.server.faults import Faults
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
@@ -90,8 +91,10 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     store = Store(engine, directory, windows)
     access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
     endpoint = SqsEndpoint(store, access)
-    metrics = Metrics(engine, endpoint.answered)
-    http = HttpServer(_router(endpoint, metrics, access))
+    faults = Faults()
+    asyncio.get_running_loop().set_exception_handler(faults.from_loop)
+    metrics = Metrics(engine, endpoint.answered, faults)
+    http = HttpServer(_router(endpoint, metrics, access), faults)
     try:
         listener = await asyncio.get_running_loop().create_server(
             http,

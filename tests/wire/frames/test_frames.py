@@ -98,7 +98,7 @@ from penstock.wire.frames.frames import (
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frames"
 # In order of age: fields were added at the end of commands, which the version allows.
-FILES = ("version-1.txt", "version-1-added-fields.txt")
+FILES = ("version-1.txt", "version-1-added-fields.txt", "version-1-peek.txt")
 ID = "b3c1917d-5eb2-8bb0-9000-000000000001"
 RECEIPT = "000000000000000100000000000000010000000000000001e46e2ce1c5b15c95aff55b1dd2e83198"
 FIELDS: list[Any] = [ID, "orders", b"hello", {"kind": "test", "raw": b"\xff"}, 9, "eu", "42"]
@@ -117,6 +117,7 @@ COMMANDS = {
     "extend": Extend("orders", RECEIPT, 60_000),
     "release": Release("orders", RECEIPT, 1_000),
     "peek": Peek("orders", 5, "in_flight"),
+    "peek of a batch": Peek("orders", 100, "visible", 65_536),
     "stats": Stats("orders"),
     "purge": Purge("orders"),
     "redrive": Redrive("dead", "orders", 100),

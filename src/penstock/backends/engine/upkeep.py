@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.backends.engine.engine import Engine
-from penstock.core.delivery import Delivery, size_bytes
+from penstock.core.delivery import Delivery, pack_place, position_of, size_bytes
 from penstock.core.events import AnyEvent, Carried
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
-from penstock.journal import codec, readers
+from penstock.journal import readers
 from penstock.journal.file import FileJournal
 from penstock.journal.snapshot import (
     Outline,
@@ -246,7 +246,7 @@ class Upkeep:
     def _carry(self, queue: int, numbers: Sequence[int]) -> bool:
         """Appends the content of messages in old files again, at the end of the stream."""
         now_ms = self._engine.clock.now_ms()
-        limit = codec.place(self._cutoff, 0)
+        limit = pack_place(self._cutoff, 0)
         carried: list[AnyEvent] = []
         moving: list[Delivery] = []
         size = 0
@@ -273,7 +273,7 @@ class Upkeep:
         except StoreFull:
             # What cannot be carried keeps its file; those before it can still go.
             self._cutoff = min(
-                codec.offset_of(each.content) for each in moving if isinstance(each.content, int)
+                position_of(each.content) for each in moving if isinstance(each.content, int)
             )
             return True
         return not is_all
@@ -299,7 +299,7 @@ class Upkeep:
                 for delivery in self._listed(queue, listed[at : at + SLICE]):
                     content = delivery.content
                     if isinstance(content, int):
-                        file = codec.offset_of(content) // file_bytes
+                        file = position_of(content) // file_bytes
                         size = size_bytes(delivery) + MESSAGE_BYTES
                         live[file] = live.get(file, 0) + size
                 time.sleep(0)

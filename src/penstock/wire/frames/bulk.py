@@ -82,7 +82,7 @@ _COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", 
 
 
 def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """The frame of many pushes. Raises InvalidField for what cannot travel."""
+    """The frame of many pushes. Raises InvalidField for what cannot be encoded."""
     bodies = bulk.bodies
     count = len(bodies)
     if count > BATCH_ITEMS_MAX:
@@ -105,7 +105,7 @@ def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES
         if _IS_BIG_ENDIAN:
             sizes.byteswap()
         start = HEADER.pack(total, BULK_PUSH, request) + _SIZE.pack(len(head))
-        # In one go: copying half a megabyte twice takes longer than all the rest.
+        # One join: copying half a megabyte a second time costs more than everything else here.
         return b"".join((start, head, sizes, *bodies))
     except (TypeError, ValueError, OverflowError) as fault:
         raise InvalidField(f"bulk: cannot be sent: {str(fault)[:200]}") from None
