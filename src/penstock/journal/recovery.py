@@ -197,9 +197,7 @@ def _strangers(pages: _Pages) -> str:
     return f"; {names} came from elsewhere"
 
 
-def repair(
-    files: Files, examined: Examined, missing: list[int] | None = None
-) -> tuple[int, int]:
+def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
     """Make the tail ready for appending; return the end of the stream and the next id.
 
     The files whose numbers are `missing` are made again, and the stream ends behind them.

@@ -83,7 +83,9 @@ BODIES = {
     "empty entries": post("SendMessageBatch", filled(BATCH, b"{},", b"{}]}")),
     "entries with a number": post("SendMessageBatch", filled(BATCH, b'{"Id":1},', b"{}]}")),
     "receipts": post("DeleteMessageBatch", filled(BATCH, b'{"Id":"1"},', b"{}]}")),
-    "attribute names": post("ReceiveMessage", filled(b'{"MessageAttributeNames":[', b'"",', b"1]}")),
+    "attribute names": post(
+        "ReceiveMessage", filled(b'{"MessageAttributeNames":[', b'"",', b"1]}")
+    ),
     "tags": post("TagQueue", filled(b'{"Tags":{', b'"a":"",', b'"a":1}}')),
     "nesting": post("ListQueues", b'{"x":' + b"[" * (BODY_BYTES_MAX - 10)),
     "a huge number": post("ListQueues", filled(b'{"MaxResults":', b"9", b"}")),
