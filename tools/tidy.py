@@ -373,14 +373,21 @@ def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
     """A class name means one thing in the package; one that begins with `_` is its module's own."""
     seen: dict[str, str] = {}
     for path, text in sorted(files.items()):
-        if not in_src(path):
-            continue
-        for node in ast.walk(parse(text)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        for node in classes_of(path, text):
+            if not node.name.startswith("_"):
                 first = seen.setdefault(node.name, f"{path}:{node.lineno}")
                 if first != f"{path}:{node.lineno}":
                     complaint = f"class {node.name} has the name of the one in {first}"
                     yield Offence(path, node.lineno, complaint)
+
+
+def classes_of(path: str, text: str) -> list[ast.ClassDef]:
+    """The classes of a module of the package; none of what is not even Python."""
+    try:
+        nodes = ast.walk(parse(text)) if in_src(path) else iter(())
+    except SyntaxError:
+        return []
+    return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
 TREE_RULES: tuple[TreeRule, ...] = (unique_classes,)
@@ -439,10 +446,7 @@ def check_tree() -> list[Offence]:
             except UnicodeDecodeError:
                 texts[path] = ""
             offences += check_file(path, texts[path])
-    if not offences:
-        # Where a file is not even Python, its own offence says so.
-        offences += [offence for rule in TREE_RULES for offence in rule(texts)]
-    return offences
+    return offences + [offence for rule in TREE_RULES for offence in rule(texts)]
 
 
 def main() -> int:
