@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
