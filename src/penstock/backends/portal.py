@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
-from penstock.client import REDRIVE_STEP
 from penstock.errors import BackendLost, EngineClosed
 from penstock.service import AsyncQueueService, Command
 
@@ -53,7 +52,7 @@ class Portal:
             raise
         # What this one service cannot do, in the place where every service says it.
         vars(self)["LACKS"] = self._service.LACKS
-        self.redrive_step: int = getattr(self._service, "redrive_step", REDRIVE_STEP)
+        self.redrive_max = self._service.redrive_max
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says."""

@@ -4,7 +4,8 @@ import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import Any
 
-from penstock.backends.remote.daemon import daemon_status, stop_daemon
+from penstock.backends.remote.daemon import stop_daemon
+from penstock.backends.remote.starting import daemon_status
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age

@@ -47,6 +47,8 @@ exit status:
   4  the store cannot answer now (UnavailableError): try again later
   5  the peer does not speak our language (ProtocolError)
   6  the store cannot be trusted or opened (JournalError)
+  7  the address to listen on is taken (AddressInUse): choose another port
+  8  another process holds the data directory (StoreInUse): use it there
   130 interrupted, 141 the reader of our output went away
 
 durations: 30, 1.5, 30s, 5m, 2h, 4d      sizes: 256, 64KiB, 1MiB

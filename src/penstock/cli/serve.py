@@ -2,6 +2,7 @@
 
 import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
@@ -55,7 +56,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="listen for others without encryption",
     )
-    # Seconds; AWS has 60 for both. Suites that make and delete the same queues want 0.
+    parser.add_argument(
+        "--aws-limits",
+        action="store_true",
+        default=None,
+        help="as in Amazon SQS, 60 s between two purges of a queue, and before the name of a "
+        "deleted one can be used again (default: 0 s)",
+    )
+    # The two limits one by one, in seconds.
     for flag in ("--deleted-window", "--purged-window"):
         parser.add_argument(flag, type=int, metavar="SECONDS", help=SUPPRESS)
 
@@ -70,7 +78,7 @@ def run(session: Session, arguments: Namespace) -> int:
     }
     for name in ("port", "deleted_window", "purged_window"):
         given[name] = getattr(arguments, name)
-    for name in ("insecure_without_keys", "insecure_without_tls"):
+    for name in ("aws_limits", "insecure_without_keys", "insecure_without_tls"):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host
     if arguments.key:
@@ -84,6 +92,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _tell(running: "Running") -> None:
+    """Prints where the server is and what to type next; a test runs these lines as they stand."""
     settings = running.settings
     url = running.url
     kept = (
@@ -104,14 +113,25 @@ def _tell(running: "Running") -> None:
     print(f"penstock: Amazon SQS at {url}")
     print(f"  messages    {kept}")
     print(f"  signatures  {checked}")
+    print(f"  docs        {_docs()}")
     print("try it:")
-    if not settings.keys:
-        print("  export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any AWS_REGION=us-east-1")
-    else:
-        print("  export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_REGION=us-east-1")
-    print(f"  aws --endpoint-url {url} sqs create-queue --queue-name orders")
-    sent = f"{url}/{settings.account}/orders"
-    print(
-        f"  aws --endpoint-url {url} sqs send-message --queue-url {sent} --message-body hello",
-        flush=True,
-    )
+    key = next(iter(settings.keys), "any")
+    secret = "…" if settings.keys else "any"
+    print(f"  export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret}")
+    # SDKs and aws-cli 2 read the first of these, aws-cli 1 only the second.
+    print(f"  export AWS_REGION={settings.region} AWS_DEFAULT_REGION={settings.region}")
+    account = key if len(key) == 12 and key.isdigit() else settings.account
+    queue = f"{url}/{account}/orders"
+    for action in (
+        "create-queue --queue-name orders",
+        f"send-message --queue-url {queue} --message-body hello",
+        f"receive-message --queue-url {queue}",
+    ):
+        print(f"  aws --endpoint-url {url} sqs {action}")
+    print("stop it with Ctrl-C", flush=True)
+
+
+def _docs() -> str:
+    """Where the endpoint is described: in a clone of the repository its page, else the help."""
+    page = Path(__file__).parents[3] / "docs" / "sqs.md"
+    return str(page) if page.is_file() else "penstock serve --help"

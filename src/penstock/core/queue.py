@@ -15,7 +15,8 @@ choose is to take out of line, so a pull takes and lends at once, and `claimed` 
 
 import hashlib
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, cast
 
 from penstock.core.delivery import (
     DELAYED,
@@ -55,7 +56,7 @@ from penstock.service import (
     PRIORITY_MAX,
     TTL_MS_MAX,
     Push,
-    PushRun,
+    PushMany,
     QueueSettings,
     are_ids,
     check_id,
@@ -192,7 +193,7 @@ class QueueState:
             size,
         )
 
-    def decide_run(self, run: PushRun, now_ms: int, number: int) -> Run | None:
+    def decide_run(self, run: PushMany, now_ms: int, number: int) -> Run | None:
         """The events of a run, if none of its pushes can be refused; None if one can.
 
         What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
@@ -213,7 +214,9 @@ class QueueState:
         ids = run.dedup_ids
         if ids is not None and not (len(ids) == len(bodies) and are_ids(ids)):
             return None
-        return Run(now_ms, self.number, number, bodies, ids, sizes, size)
+        return Run(
+            now_ms, self.number, number, bodies, cast("Sequence[str] | None", ids), sizes, size
+        )
 
     def _check_pairs(self, command: Push) -> int:
         if command.context is not None:
@@ -236,11 +239,11 @@ class QueueState:
         if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
             raise QueueFull(
                 f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
-                f"(messages_max={settings.messages_max}); delete some, or raise the limit"
+                f"(max_messages={settings.messages_max}); delete some, or raise the limit"
             )
         raise QueueFull(
             f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
-            f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
+            f"not fit (max_bytes={settings.bytes_max}); delete some, or raise the limit"
         )
 
     def _dedup_key(self, dedup_id: str, group: str | None) -> Key:

@@ -97,7 +97,7 @@ def claim_directory(store: Path, undo: ExitStack) -> None:
             _sync_directory(directory.absolute().parent)
         for draft in store.glob(".store.*"):
             draft.unlink(missing_ok=True)
-        _write_once(store / "store", FORMAT)
+        write_once(store / "store", FORMAT)
         undo.callback(_unclaim, store)
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
@@ -146,7 +146,7 @@ def make_key(store: Path) -> bytes:
     path = store / "key"
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        _write_once(path, key)
+        write_once(path, key)
     except OSError as error:
         raise StoreUnusable(f"{path}: cannot be written: {error.strerror}") from error
     return key
@@ -165,7 +165,7 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _write_once(path: Path, data: bytes) -> None:
+def write_once(path: Path, data: bytes) -> None:
     """Writes a file whole and durably, or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,7 +1,7 @@
-"""What a server tells Prometheus: its queues' depths, and what it has answered.
+"""The figures of a server for Prometheus: its queues' depths, its answers and its faults.
 
 Nothing here is on the path of a request: counts are kept as plain numbers where they arise, and
-everything else is read from the engine when somebody asks.
+everything else is read from the engine when the figures are asked for.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.backends.engine.engine import Engine
+from penstock.server.faults import Faults
 from penstock.service import ListQueues, Stats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -17,13 +18,16 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """A collector of one engine's figures, and of its server's."""
 
-    def __init__(self, engine: Engine, answered: Counter[tuple[str, int]]) -> None:
+    def __init__(
+        self, engine: Engine, answered: Counter[tuple[str, int]], faults: Faults | None = None
+    ) -> None:
         self._engine = engine
         self._answered = answered
+        self._faults = faults if faults is not None else Faults()
 
     def text(self) -> bytes:
-        """Everything, in the form Prometheus reads."""
-        # Imported late: it takes longer to load than all the rest of the server.
+        """All figures, in the form Prometheus reads."""
+        # Imported late: it takes longer to load than the rest of the server.
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
@@ -61,4 +65,8 @@ class Metrics:
         )
         for (action, status), count in sorted(self._answered.items()):
             requests.add_metric([action or "unknown", str(status)], count)
-        yield from (states, stored, oldest, waiting, requests)
+        faults = CounterMetricFamily(
+            "penstock_faults", "Exceptions that no code expected: each is a mistake in Penstock."
+        )
+        faults.add_metric([], self._faults.total)
+        yield from (states, stored, oldest, waiting, requests, faults)

@@ -1,6 +1,7 @@
 """A server from start to end: the store opened, queues made, the door open, and shut again."""
 
 import asyncio
+import errno
 import signal
 import ssl
 from collections.abc import Callable
@@ -11,13 +12,15 @@ from penstock.backends.engine.loop import AsyncEngine
 from penstock.backends.engine.open import open_engine
 from penstock.client import to_settings
 from penstock.clock import Clock
-from penstock.errors import InvalidField, QueueExists, RequestError, StoreUnusable
+from penstock.errors import AddressInUse, InvalidField, QueueExists, RequestError
+from penstock.server.faults import Faults
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
-from penstock.server.process import look_seldom_for_cycles
+from penstock.server.process import allow_many_files, look_seldom_for_cycles
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
+from penstock.server.sqs.home import keep_home
 from penstock.server.sqs.store import Store, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
@@ -75,19 +78,23 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     """Opens the store and the door. Raises PenstockError."""
     tls = _tls(settings)
     engine = open_engine(settings.where, clock)
+    home = Owner(settings.account, settings.region)
     try:
+        keep_home(settings.where, home)
         _declare(engine, settings)
         service = AsyncEngine(engine)
     except BaseException:
         engine.close()
         raise
-    directory = QueueDirectory(Owner(settings.account, settings.region))
-    windows = Windows(settings.deleted_window * 1_000, settings.purged_window * 1_000)
+    directory = QueueDirectory(home)
+    windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
     store = Store(engine, directory, windows)
     access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
     endpoint = SqsEndpoint(store, access)
-    metrics = Metrics(engine, endpoint.answered)
-    http = HttpServer(_router(endpoint, metrics, access))
+    faults = Faults()
+    asyncio.get_running_loop().set_exception_handler(faults.from_loop)
+    metrics = Metrics(engine, endpoint.answered, faults)
+    http = HttpServer(_router(endpoint, metrics, access), faults)
     try:
         listener = await asyncio.get_running_loop().create_server(
             http,
@@ -99,10 +106,13 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         )
     except OSError as error:
         await service.close()
+        place = f"{settings.host}:{settings.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"port: another program listens on {place}; stop it, or choose another --port"
+            ) from None
         reason = error.strerror or error
-        raise StoreUnusable(
-            f"cannot listen on {settings.host}:{settings.port}: {reason}; another --port may do"
-        ) from None
+        raise InvalidField(f"host: cannot listen on {place}: {reason}") from None
     return Running(settings, engine, service, endpoint, http, listener)
 
 
@@ -165,6 +175,7 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     told: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _tell, told)
+    allow_many_files()
     running = await start(settings)
     look_seldom_for_cycles()
     started(running)

@@ -99,7 +99,7 @@ def read_until_started(process):
     until_s = time.monotonic() + PATIENCE_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while b"--message-body hello\n" not in output:
+        while b"Ctrl-C\n" not in output:
             if not selector.select(max(0, until_s - time.monotonic())):
                 break
             piece = os.read(process.stdout.fileno(), 65_536)
@@ -274,7 +274,7 @@ class Local:
 
 @pytest.fixture
 def local(query_data):
-    server = Local(query_data)
+    server = Local(query_data, aws_limits=True)
     yield server
     server.close()
 
@@ -288,6 +288,6 @@ def either(request, local):
 @pytest.fixture(scope="module")
 def plain(query_data):
     """A local server that the tests of one module share."""
-    server = Local(query_data)
+    server = Local(query_data, aws_limits=True)
     yield server
     server.close()

@@ -141,6 +141,10 @@ def test_a_json_bomb_is_refused_at_once(plain, bomb):
     assert time.process_time() - began_s < 1
 
 
+FORM_HEAD = (
+    b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Date: none\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
 FORMS = {
     "xml entities": b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>',
     "no action": b"QueueName=x",
@@ -157,9 +161,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bad_form_is_refused_at_once(plain, form):
     """Row 20."""
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     began_s = time.process_time()
-    said = exchange(plain, head % len(FORMS[form]) + FORMS[form])
+    said = exchange(plain, FORM_HEAD % len(FORMS[form]) + FORMS[form])
     assert said.startswith(b"HTTP/1.1 400 ")
     assert b"<ErrorResponse" in said
     assert time.process_time() - began_s < 1
@@ -168,8 +171,7 @@ def test_a_bad_form_is_refused_at_once(plain, form):
 def test_what_is_not_utf_8_is_told_so(plain):
     assert b'"message":"the request is not UTF-8"' in exchange(plain, post(BOMBS["not utf-8"]))
     form = FORMS["not utf-8"]
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    said = exchange(plain, head % len(form) + form)
+    said = exchange(plain, FORM_HEAD % len(form) + form)
     assert b"<Message>The form cannot be read: it is not UTF-8</Message>" in said
 
 

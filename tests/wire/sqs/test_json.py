@@ -1,7 +1,13 @@
 """The JSON protocol, byte for byte."""
 
-import pytest
+import json
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.sqs import json as sqs_json
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.errors import (
     INVALID_PARAMETER_VALUE,
@@ -10,6 +16,7 @@ from penstock.wire.sqs.errors import (
     Refusal,
 )
 from penstock.wire.sqs.json import decode, encode, encode_refusal
+from tests.measure import least_cpu_s
 
 REQUESTS = [
     (
@@ -157,7 +164,7 @@ def test_numbers_and_truths_are_taken_where_text_is_wanted():
         (b'{"MessageBody":1,"DelaySeconds":"x"}', "Expected `str | null`, got `int`"),
         (b'{"MessageBody":{"a":1}}', "Start of structure or map found where not expected."),
         (b'{"MessageBody":1,"MessageAttributes":{"a":[]}}', "Expected `str | null`, got `int`"),
-        (b'{"MessageBody":1,"deep":' + b"[" * 100_000, "Expected `str | null`, got `int`"),
+        (b'{"MessageBody":1,"deep":' + b"[" * 20_000, "Expected `str | null`, got `int`"),
         (b'{"DelaySeconds":false}', "FALSE_VALUE can not be converted to an Integer"),
         (b'{"DelaySeconds":false,"x":"\xff"}', "TRUE_VALUE can not be converted to an Integer"),
         (b'{"DelaySeconds":false,', "TRUE_VALUE can not be converted to an Integer"),
@@ -174,3 +181,85 @@ def test_what_is_said_twice_is_refused_for_the_first():
     with pytest.raises(Refusal) as caught:
         decode("AmazonSQS.ChangeMessageVisibilityBatch", body)
     assert caught.value.message == "TRUE_VALUE can not be converted to an Integer"
+
+
+MEBIBYTE = 1_048_576
+
+
+def filled(start, item, end, size_bytes=8 * MEBIBYTE):
+    """A body of nearly that size, most of which is one item again and again."""
+    return start + item * ((size_bytes - len(start) - len(end)) // len(item)) + end
+
+
+MANY_VALUES = {
+    "empty entries": ("SendMessageBatch", b'{"QueueUrl":"x","Entries":[', b"{},", b"{}]}"),
+    "entries with a number": (
+        *("SendMessageBatch", b'{"QueueUrl":"x","Entries":[', b'{"Id":1},', b"{}]}"),
+    ),
+    "one number, empty entries": (
+        *("SendMessageBatch", b'{"QueueUrl":"x","Entries":[{"Id":1},', b"{},", b"{}]}"),
+    ),
+    "nulls": ("SendMessageBatch", b'{"QueueUrl":"x","Entries":[', b"null,", b"{}]}"),
+    "names": ("ReceiveMessage", b'{"MessageAttributeNames":[', b'"ab",', b'""]}'),
+    "numbers for names": ("ReceiveMessage", b'{"MessageAttributeNames":[', b"1,", b'""]}'),
+    "unknown lists": ("ListQueues", b'{"x":[', b"[],", b"1]}"),
+    "a boolean, then lists": ("ListQueues", b'{"MaxResults":true,"x":[', b"[],", b"1]}"),
+    "the same key": ("ListQueues", b"{", b'"MaxResults":1,', b'"a":1}'),
+    "spaces": ("ListQueues", b"{", b" ", b"}"),
+    "a long number": ("ListQueues", b'{"MaxResults":', b"9", b"}"),
+    "a long fraction": ("CreateQueue", b'{"QueueName":0.', b"9", b"}"),
+    "an unclosed string": ("ListQueues", b'{"', b"9", b""),
+    "quotes": ("ListQueues", b"{", b'"', b"}"),
+}
+LONG_STRINGS = {
+    "plain": b"a",
+    "escaped": b"\\u0041",
+    "escaped quotes": b'\\"',
+    "escaped backslashes": b"\\\\",
+    "both": b'\\\\\\"',
+    "two bytes each": "\u00fc".encode(),
+    "no UTF-8": b"\xff",
+}
+
+
+@pytest.mark.parametrize("size_bytes", [32 * 1024, 8 * MEBIBYTE])
+@pytest.mark.parametrize("case", MANY_VALUES)
+def test_no_body_of_many_values_takes_longer_than_50_ms(case, size_bytes):
+    """Row 20: a small one is decoded, a large one is refused for its structure."""
+    action, start, item, end = MANY_VALUES[case]
+    body = filled(start, item, end, size_bytes)
+    assert least_cpu_s(lambda: decode(f"AmazonSQS.{action}", body), Refusal) <= 0.05
+    if size_bytes > sqs_json.SMALL_BYTES:
+        with pytest.raises(Refusal) as caught:
+            decode(f"AmazonSQS.{action}", body)
+        assert caught.value.fault.name == "SerializationException"
+
+
+@pytest.mark.parametrize("case", LONG_STRINGS)
+def test_no_long_string_takes_longer_than_50_ms(case):
+    """Row 20."""
+    body = filled(b'{"QueueUrl":"x","MessageBody":"', LONG_STRINGS[case], b'"}')
+    assert least_cpu_s(lambda: decode("AmazonSQS.SendMessage", body), Refusal) <= 0.05
+
+
+@pytest.mark.parametrize("text", ['"', "\\", '\\"', "<", "\u00fc", "{[,]}", '{"a":"b"}'])
+def test_a_megabyte_of_any_character_is_decoded(text):
+    content = text * (MEBIBYTE // len(text.encode()))
+    asked = {"QueueUrl": "u", "MessageBody": content}
+    escaped = "".join(f"\\u{ord(each):04x}" for each in text) * (len(content) // len(text))
+    for body in (
+        json.dumps(asked).encode(),
+        msgspec.json.encode(asked),
+        b'{"QueueUrl":"u","MessageBody":"%s"}' % escaped.encode(),
+    ):
+        _, decoded = decode("AmazonSQS.SendMessage", body)
+        assert decoded == model.SendMessageRequest("u", content)
+
+
+@given(st.lists(st.text('"\\a{[,')), st.integers(0, 3))
+def test_the_structure_of_a_body_is_told_from_its_strings(texts, indent):
+    """Every string is long, so whatever was taken for structure by mistake would be too much."""
+    texts = [text + "{" * sqs_json.SMALL_BYTES + text for text in texts]
+    body = json.dumps({"MessageAttributeNames": texts}, indent=indent or None).encode()
+    _, decoded = decode("AmazonSQS.ReceiveMessage", body)
+    assert decoded == model.ReceiveMessageRequest(message_attribute_names=texts)

@@ -1,8 +1,15 @@
 """The Query protocol, byte for byte."""
 
+import re
+from urllib.parse import parse_qsl, quote, quote_plus, urlencode
+from xml.etree.ElementTree import fromstring
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.wire.sqs import model as model
+from penstock.wire.sqs import query as query
 from penstock.wire.sqs.errors import QUEUE_DOES_NOT_EXIST, Refusal
 from penstock.wire.sqs.model import ACTIONS
 from penstock.wire.sqs.query import (
@@ -12,6 +19,7 @@ from penstock.wire.sqs.query import (
     encode_refusal,
     encode_refusal_as_json,
 )
+from tests.measure import least_cpu_s
 
 FORMS = [
     (
@@ -74,22 +82,22 @@ FORMS = [
 
 @pytest.mark.parametrize(("form", "expected"), FORMS)
 def test_a_form_is_read_as_its_action(form, expected):
-    action, asked = decode(form, None)
+    action, asked = decode(form.encode(), None)
     assert action is ACTIONS[form.split("&")[0].removeprefix("Action=")]
     assert asked == expected
 
 
 def test_a_request_to_a_queues_url_need_not_name_it():
-    _, asked = decode("Action=PurgeQueue", "http://h/000000000000/q")
+    _, asked = decode("Action=PurgeQueue".encode(), "http://h/000000000000/q")
     assert asked == model.QueueRequest("http://h/000000000000/q")
-    _, asked = decode("Action=PurgeQueue&QueueUrl=other", "http://h/000000000000/q")
+    _, asked = decode("Action=PurgeQueue&QueueUrl=other".encode(), "http://h/000000000000/q")
     assert asked == model.QueueRequest("other")
 
 
 @pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
 def test_a_queues_url_is_not_the_place_for_what_concerns_all(action):
     with pytest.raises(Refusal) as caught:
-        decode(f"Action={action}&QueueName=q", "http://h/000000000000/q")
+        decode(f"Action={action}&QueueName=q".encode(), "http://h/000000000000/q")
     assert caught.value.fault.query_code == "InvalidAction"
     assert caught.value.message == f"The action {action} is not valid for this endpoint."
 
@@ -215,18 +223,70 @@ def test_a_result_is_written_as_json_to_whom_that_is_dearer():
         ("Action=ListQueues&MaxResults=x", "InvalidParameterValue"),
         ("Action=ListQueues&MaxResults.1=x", "InvalidParameterValue"),
         ("Action=ListQueues&" + "a.b.c.d.e.f.g.h.i.j=1", "MalformedInput"),
-        ("Action=ListQueues" + "&a=b" * 5_001, "MalformedInput"),
+        ("Action=ListQueues" + "&a=b" * 1_001, "MalformedInput"),
+        ("Action=ListQueues&a=%zz", "MalformedInput"),
+        ("Action=ListQueues&a=%4", "MalformedInput"),
+        ("Action=ListQueues&%=a", "MalformedInput"),
         ("Action=CreateQueue&QueueName=%ff", "MalformedInput"),
     ],
 )
 def test_a_form_that_cannot_be_read_is_refused(form, code):
     with pytest.raises(Refusal) as caught:
-        decode(form, None)
+        decode(form.encode(), None)
     assert caught.value.fault.query_code == code
 
 
 def test_names_that_collide_do_no_harm():
-    _, asked = decode("Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None)
+    _, asked = decode(
+        "Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a".encode(), None
+    )
     assert asked == model.CreateQueueRequest("q")
-    _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s", None)
+    _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s".encode(), None)
     assert asked == model.CreateQueueRequest("q")
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), max_size=20), st.booleans())
+def test_percent_encoding_is_undone_as_urllib_does_it(pairs, with_plus):
+    form = urlencode(pairs, quote_via=quote_plus if with_plus else quote)
+    assert [*query._pairs(form.encode())] == parse_qsl(form, keep_blank_values=True)
+
+
+def test_characters_that_were_not_percent_encoded_are_utf_8():
+    _, asked = decode("Action=SendMessage&MessageBody=\u00fc\\x41\u20ac%20%5Cn".encode(), None)
+    assert asked == model.SendMessageRequest(message_body="\u00fc\\x41\u20ac \\n")
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_text_in_xml_is_read_back_as_it_was_or_with_the_replacement_character(text):
+    shown = fromstring(f"<a>{query._text(text)}</a>").text or ""
+    kept = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "\ufffd", text)
+    assert shown == kept
+
+
+MEBIBYTE = 1_048_576
+LARGE_FORMS = {
+    "percent signs": b"%" * 4 * MEBIBYTE,
+    "an encoded body": b"Action=SendMessage&MessageBody=" + b"%41" * (2 * MEBIBYTE),
+    "a body half encoded": b"Action=SendMessage&MessageBody=" + b"%41a" * (2 * MEBIBYTE),
+    "plus signs": b"Action=SendMessage&MessageBody=" + b"+" * (8 * MEBIBYTE),
+    "dots": b"Action=ListQueues&" + b"." * (8 * MEBIBYTE) + b"=1",
+    "ampersands": b"&" * (8 * MEBIBYTE),
+    "no UTF-8": b"Action=SendMessage&MessageBody=" + b"\xff" * (8 * MEBIBYTE),
+    "many entries": b"Action=SendMessageBatch"
+    + b"".join(b"&SendMessageBatchRequestEntry.%d.Id=1" % n for n in range(998)),
+    "many attributes": b"Action=CreateQueue"
+    + b"".join(b"&Attribute.%d.Name=a%d" % (n, n) for n in range(998)),
+}
+
+
+@pytest.mark.parametrize("case", LARGE_FORMS)
+def test_no_form_takes_longer_than_50_ms_to_read(case):
+    """Row 20."""
+    form = LARGE_FORMS[case]
+    assert least_cpu_s(lambda: decode(form, None), Refusal) <= 0.05
+
+
+def test_no_text_takes_longer_than_50_ms_to_escape():
+    """Row 20."""
+    for text in ("<" * MEBIBYTE, "\x00" * MEBIBYTE, "\u00fc<" * MEBIBYTE, "\uffff" * MEBIBYTE):
+        assert least_cpu_s(lambda text=text: query._text(text)) <= 0.05

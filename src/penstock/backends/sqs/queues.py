@@ -131,6 +131,11 @@ class QueueBook:
         own = read_arn(queue.arn)
         return None if arn is None else name_of(arn, "" if own is None else own.owner.account)
 
+    async def sources(self, queue: Known) -> list[str]:
+        """The queues that name this one as their dead-letter queue; the first page of them."""
+        answer = await self.ask("list_dead_letter_source_queues", queue)
+        return [_name_in(url) for url in answer.get("queueUrls", [])]
+
     async def names(self, prefix: str) -> list[str]:
         """The names that begin so, in order; page after page of them."""
         legal = _PREFIX.match(prefix)

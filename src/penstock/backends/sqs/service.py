@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.portal import Portal
 from penstock.backends.sqs.client import SqsClient, read_endpoint
 from penstock.backends.sqs.lacks import LACKS
@@ -39,6 +41,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     ListQueues,
@@ -47,6 +50,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     QueueInfo,
     QueueService,
     QueueSettings,
@@ -56,6 +60,7 @@ from penstock.service import (
     Stats,
     changed_settings,
     check_number,
+    check_unused,
 )
 from penstock.url import BackendUrl
 
@@ -88,7 +93,7 @@ class AsyncSqs:
 
     LACKS: ClassVar[Mapping[str, str]] = LACKS
     # A move task moves all there is.
-    redrive_step: ClassVar[int] = 2**31
+    redrive_max: int = 2**31
 
     def __init__(self, client: SqsClient, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
@@ -96,7 +101,7 @@ class AsyncSqs:
         self._book = QueueBook(client)
         self._pulls = SqsPulls(self._book, clock)
         self._moves = SqsMoves(self._book)
-        messages = SqsMessages(self._book, clock)
+        self._messages = messages = SqsMessages(self._book, clock)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: messages.push,
             Pull: self._pulls.pull,
@@ -114,6 +119,8 @@ class AsyncSqs:
             ListQueues: self._list,
             History: self._history,
             Batch: messages.batch,
+            PushMany: self._push_many,
+            DescribeQueues: self._describe_all,
         }
 
     async def execute(self, command: Command[R]) -> R:
@@ -164,7 +171,8 @@ class AsyncSqs:
         settings = changed_settings(QueueSettings(), given)
         check_settings(bare, settings, given, LACKS)
         notes: dict[str, Any] = {"tags": settings.annotations} if settings.annotations else {}
-        async with self._dead_letter(settings) as arn:
+        made: list[str] = []
+        async with self._dead_letter(settings, made) as arn:
             attributes = attributes_of(given, settings.fifo, arn)
             if settings.fifo:
                 attributes["FifoQueue"] = "true"
@@ -176,11 +184,13 @@ class AsyncSqs:
             raise QueueExists(
                 f"queue: {bare!r} exists with other settings (annotations); configure it instead"
             )
-        return info
+        return msgspec.structs.replace(info, also_created=made)
 
     @asynccontextmanager
-    async def _dead_letter(self, settings: QueueSettings) -> AsyncIterator[str | None]:
-        """The ARN of the dead-letter queue, which is made if there is none.
+    async def _dead_letter(
+        self, settings: QueueSettings, made: list[str]
+    ) -> AsyncIterator[str | None]:
+        """The ARN of the dead-letter queue, which is made if there is none, and added to `made`.
 
         If what it was wanted for is refused, it is not left behind.
         """
@@ -194,6 +204,7 @@ class AsyncSqs:
         except QueueNotFound:
             was_there = False
             await self._create(CreateQueue(name, {}))
+            made.append(name)
             queue = await self._book.find(name)
         try:
             yield await self._book.arn(queue)
@@ -213,15 +224,16 @@ class AsyncSqs:
         if "dead_letter" in given or "max_receives" in given:
             given |= {"dead_letter": settings.dead_letter, "max_receives": settings.max_receives}
         queue.stale()
+        made: list[str] = []
         async with self._dead_letter(
-            settings if "dead_letter" in given else QueueSettings()
+            settings if "dead_letter" in given else QueueSettings(), made
         ) as arn:
             attributes = attributes_of(given, settings.fifo, arn)
             if attributes:
                 await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
         if settings.annotations != before.annotations:
             await self._annotate(queue, before.annotations, settings.annotations)
-        return await self._book.described(queue)
+        return msgspec.structs.replace(await self._book.described(queue), also_created=made)
 
     async def _annotate(
         self, queue: Known, before: Mapping[str, str], after: Mapping[str, str]
@@ -234,6 +246,8 @@ class AsyncSqs:
 
     async def _remove(self, command: DeleteQueue) -> None:
         queue = await self._book.find(command.queue)
+        if not command.force:
+            check_unused(queue.name, await self._book.sources(queue))
         await self._book.ask("delete_queue", queue)
         self._book.forget(queue.name)
 
@@ -246,6 +260,13 @@ class AsyncSqs:
             raise InvalidField("prefix, after: expected text")
         names = await self._book.names(command.prefix)
         return [name for name in names if name > command.after][: command.limit]
+
+    async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
+        names = await self._list(ListQueues(command.prefix, command.after, command.limit))
+        return [await self._describe(DescribeQueue(name)) for name in names]
+
+    async def _push_many(self, command: PushMany) -> list[Any]:
+        return await self._messages.batch(Batch(list(command.pushes())))
 
     async def _purge(self, command: Purge) -> int:
         stats = await self._stats(Stats(command.queue))

@@ -6,13 +6,14 @@ it is; it is for networks that protect themselves.
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.errors import InvalidField
+from penstock.errors import AddressInUse, InvalidField
 from penstock.server.frames.connection import FrameConnection
 from penstock.server.frames.server import FrameServer
 
@@ -105,7 +106,10 @@ async def listen_tcp(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
 ) -> asyncio.Server:
-    """Lets clients in at a TCP address. Raises InvalidField if it would be open to strangers."""
+    """Lets clients in at a TCP address.
+
+    Raises InvalidField if it would be open to strangers, AddressInUse if it is taken.
+    """
     check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
     loop = asyncio.get_running_loop()
     try:
@@ -117,6 +121,10 @@ async def listen_tcp(
             backlog=1_024,
         )
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"address: another program listens on {address}; stop it, or choose another port"
+            ) from None
         reason = error.strerror or str(error)
         raise InvalidField(f"address: cannot listen on {address}: {reason}") from None
 

@@ -71,12 +71,12 @@ class QueryProtocol:
         if request.method == "GET":
             if "Action=" not in request.query:
                 raise Refusal(faults.NO_OPERATION, "")
-            return sqs_query.decode(request.query, url)
+            return sqs_query.decode(request.query.encode("latin-1"), url)
         if request.method != "POST":
             raise Refusal(faults.UNKNOWN_OPERATION, "Use GET or POST.")
-        form = request.body.decode("utf-8", "replace")
+        form = request.body
         if request.query:
-            form = f"{form}&{request.query}" if form else request.query
+            form = b"&".join(filter(None, (form, request.query.encode("latin-1"))))
         return sqs_query.decode(form, url)
 
     def encode(

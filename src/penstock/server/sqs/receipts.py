@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from penstock.core.queue import QueueState
-from penstock.core.receipts import Late
 from penstock.errors import MessageGone, PenstockError, StaleReceipt
 from penstock.server.sqs.batches import check_entries, failure
 from penstock.server.sqs.store import Caller, Store, refusal_of
@@ -38,7 +37,7 @@ class ReceiptActions:
         queue = self._locate(asked.queue_url or "", caller)
         receipt = _given(asked.receipt)
         try:
-            self._engine.submit(Delete(queue.name, Late(receipt)))
+            self._engine.submit(Delete(queue.name, receipt, late=True))
         except PenstockError as error:
             refusal = _refused_delete(error, receipt, queue.settings.fifo)
             if refusal is not None:
@@ -53,7 +52,7 @@ class ReceiptActions:
         items: list[BatchItem | Refusal] = []
         for entry in entries:
             try:
-                items.append(Delete(queue.name, Late(_given(entry.receipt))))
+                items.append(Delete(queue.name, _given(entry.receipt), late=True))
             except Refusal as refusal:
                 items.append(refusal)
         fifo = queue.settings.fifo
@@ -102,9 +101,9 @@ class ReceiptActions:
             reason = f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_S_MAX}."
         visibility_ms = hidden_ms(visibility_s or 0, reason)
         if visibility_ms == 0:
-            return Release(queue.name, Late(receipt))
+            return Release(queue.name, receipt, late=True)
         self._check_total(queue, receipt, visibility_ms)
-        return Extend(queue.name, Late(receipt), visibility_ms)
+        return Extend(queue.name, receipt, visibility_ms, late=True)
 
     def _check_total(self, queue: QueueState, receipt: str, visibility_ms: int) -> None:
         """A message is hidden for twelve hours at most, counted from its receive."""

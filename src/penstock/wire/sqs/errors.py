@@ -8,6 +8,8 @@ changed nothing.
 
 from typing import Final, NamedTuple
 
+MESSAGE_CHARS_MAX: Final = 4_096
+
 _MODELLED: Final = "com.amazonaws.sqs"
 _GENERAL: Final = "com.amazon.coral.service"
 
@@ -27,12 +29,23 @@ class Fault(NamedTuple):
 
 
 class Refusal(Exception):
-    """The request cannot be granted; the fault says which error of the API this is."""
+    """The request is refused; the fault says which error of the API this is.
+
+    A message that quotes a long value is cut: the answer's size must not follow the request's.
+    """
 
     def __init__(self, fault: Fault, message: str) -> None:
-        super().__init__(message)
+        super().__init__()
         self.fault = fault
-        self.message = message
+        self.message = message if len(message) <= MESSAGE_CHARS_MAX else _cut(message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _cut(message: str) -> str:
+    half = MESSAGE_CHARS_MAX // 2
+    return f"{message[:half]} … {message[-half:]}"
 
 
 def _of_queue_service(name: str, code: str = "", status: int = 400) -> Fault:

@@ -5,6 +5,10 @@ Content-Type: application/x-amz-json-1.0
 X-Amz-Target: AmazonSQS.SendMessage
 
 {"QueueUrl": "…", "MessageBody": "…"}
+
+Decoding costs time and memory for each value, not for each byte. So a body over `SMALL_BYTES` is
+first checked for how much of it is structure: a large request of SQS is a few long strings. What
+passes has at most as many values as a small body can have.
 """
 
 import re
@@ -25,47 +29,91 @@ from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
+# The largest body that is decoded without a look at its structure, and the most bytes that a larger
+# one may have outside its strings: about 10,000 values.
+SMALL_BYTES: Final = 32 * 1024
+STRINGS_MAX: Final = 10_000
+# All messages of a request may have 1 MiB, each byte of which can be an escape; and some for names.
+_ESCAPES_MAX: Final = 1024 * 1024 + SMALL_BYTES
 
 _DECODERS: Final = {
     TARGET_PREFIX + name: (action, msgspec.json.Decoder(action.parameters))
     for name, action in ACTIONS.items()
 }
-# What is said of a number, a truth or nothing where text was expected, and of nothing in a list.
-_CURABLE: Final = re.compile(
+# msgspec's message for a number, a boolean or null where a string was expected, or null in a list.
+_CONVERTIBLE: Final = re.compile(
     "Expected `str[^`]*`, got `(int|float|bool|null)`|Expected `object`, got `null` - "
 )
-# What is said of a value of another kind: what was expected, what came, and where.
-_OF_ANOTHER_KIND: Final = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`(?: - at `\$\.?(.*)`)?")
-_FOUND: Final = {
+# msgspec's message for a value of another type: the expected type, the given one, and the path.
+_TYPE_MISMATCH: Final = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`(?: - at `\$\.?(.*)`)?")
+_UNEXPECTED: Final = {
     "object": "Start of structure or map found where not expected.",
     "array": "Start of list found where not expected",
 }
-_KINDS: Final = {"int": "an Integer", "bytes": "a Blob"}
+_TYPE_NAMES: Final = {"int": "an Integer", "bytes": "a Blob"}
 _TOKENS: Final = {"str": "STRING_VALUE", "int": "NUMBER_VALUE", "float": "NUMBER_VALUE"}
+_BACKSLASH: Final = ord("\\")
 _encode = msgspec.json.Encoder().encode
 
 
-def decode(target: str, body: bytes) -> tuple[Action, Shape]:
-    """What the request asks for. Raises Refusal."""
+def decode(target: str, body: bytes | bytearray) -> tuple[Action, Shape]:
+    """The action that the request names and its parameters. Raises Refusal."""
     try:
         action, decoder = _DECODERS[target]
     except KeyError:
         raise Refusal(UNKNOWN_OPERATION, "") from None
+    if len(body) > SMALL_BYTES:
+        _check_structure(body)
     try:
         return action, decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if isinstance(error, msgspec.ValidationError) and _CURABLE.match(str(error)):
+        if isinstance(error, msgspec.ValidationError) and _CONVERTIBLE.match(str(error)):
             with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-                told = _as_text(msgspec.json.decode(body), _kinds(action.parameters))
-                return action, msgspec.convert(told, action.parameters)
-        # A body nested a hundred thousand deep ends here too.
+                values = _as_text(msgspec.json.decode(body), _type_info(action.parameters))
+                return action, msgspec.convert(values, action.parameters)
+        # A body nested a hundred thousand levels deep ends here too.
         raise Refusal(SERIALIZATION, _reason(error, body)) from None
 
 
-def _as_text(value: Any, kind: Any) -> Any:
-    """The same with numbers and truths as text where text is wanted, which Amazon takes too.
+def _check_structure(body: bytes | bytearray) -> None:
+    """Refuses a large body that is many values instead of a few long strings. Raises Refusal."""
+    quotes = body.count(b'"')
+    if quotes > _ESCAPES_MAX or body.count(b"\\") > 2 * _ESCAPES_MAX:
+        raise Refusal(SERIALIZATION, "the request has more escapes than 1 MiB of messages can need")
+    if quotes > 2 * STRINGS_MAX:
+        # Most of them must be escaped. Pairs of backslashes go first: then one that is left before
+        # a quote does escape it.
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if body.count(b'"') > 2 * STRINGS_MAX:
+            raise Refusal(SERIALIZATION, f"the request has over {STRINGS_MAX} strings")
+    if _outside_bytes(body) > SMALL_BYTES:
+        reason = f"the request has over {SMALL_BYTES} bytes outside its strings"
+        raise Refusal(SERIALIZATION, reason)
 
-    A list's nulls are left out. Raises Refusal if a map has nothing where text is wanted.
+
+def _outside_bytes(body: bytes | bytearray) -> int:
+    """How much of a body is outside its strings."""
+    outside_bytes = 0
+    end = -1
+    while (start := body.find(b'"', end + 1)) >= 0:
+        outside_bytes += start - end - 1
+        end = body.find(b'"', start + 1)
+        # An odd number of backslashes before a quote escapes it: the string goes on.
+        while end >= 0 and body[end - 1] == _BACKSLASH:
+            content = body[start + 1 : end]
+            if (len(content) - len(content.rstrip(b"\\"))) % 2 == 0:
+                break
+            start = end
+            end = body.find(b'"', start + 1)
+        if end < 0:
+            return outside_bytes
+    return outside_bytes + len(body) - end - 1
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """The value with numbers and booleans as text where text is expected, as Amazon reads them.
+
+    A list's nulls are left out. Raises Refusal if a map has null where text is expected.
     """
     if isinstance(kind, inspect.UnionType):
         kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
@@ -78,43 +126,48 @@ def _as_text(value: Any, kind: Any) -> Any:
             raise Refusal(INVALID_PARAMETER_VALUE, "the parameter 'value' may not be null")
         return {name: _as_text(each, kind.value_type) for name, each in value.items()}
     if isinstance(value, dict) and isinstance(kind, inspect.StructType):
-        kinds = {field.encode_name: field.type for field in kind.fields}
-        return {name: _as_text(value[name], kinds[name]) for name in value.keys() & kinds.keys()}
+        types = _field_types(kind.cls)
+        return {name: _as_text(value[name], types[name]) for name in value.keys() & types.keys()}
     return value
 
 
 @cache
-def _kinds(parameters: type[Shape]) -> Any:
+def _type_info(parameters: type[Shape]) -> Any:
     return inspect.type_info(parameters)
 
 
-def _reason(error: Exception, body: bytes) -> str:
+@cache
+def _field_types(shape: type[Shape]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in _type_info(shape).fields}
+
+
+def _reason(error: Exception, body: bytes | bytearray) -> str:
     """What is wrong with the bytes, in Amazon's words where it has some."""
     if isinstance(error, RecursionError):
         return "the request is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return "the request is not UTF-8"
-    said = str(error)
-    found = _OF_ANOTHER_KIND.match(said)
-    if found is None:
-        return said
-    expected, came, path = found[1], found[2], found[3] or ""
-    if came in _FOUND:
-        return _FOUND[came]
+    message = str(error)
+    mismatch = _TYPE_MISMATCH.match(message)
+    if mismatch is None:
+        return message
+    expected, given, path = mismatch[1], mismatch[2], mismatch[3] or ""
+    if given in _UNEXPECTED:
+        return _UNEXPECTED[given]
     if expected == "array":
         return "Expected list or null"
     if expected == "object":
         # A structure stands alone, in a list or in a map.
         return "Expected map or null" if path and not path.endswith("]") else "Expected null"
-    if expected == "int" and came == "bool":
-        return f"{_truth(body, path)}_VALUE can not be converted to an Integer"
-    if expected in _KINDS and came in _TOKENS:
-        return f"{_TOKENS[came]} can not be converted to {_KINDS[expected]}"
-    return said
+    if expected == "int" and given == "bool":
+        return f"{_boolean_at(body, path)}_VALUE can not be converted to an Integer"
+    if expected in _TYPE_NAMES and given in _TOKENS:
+        return f"{_TOKENS[given]} can not be converted to {_TYPE_NAMES[expected]}"
+    return message
 
 
-def _truth(body: bytes, path: str) -> str:
-    """Which truth stands at a place: true, if the rest of the body does not let it be told."""
+def _boolean_at(body: bytes | bytearray, path: str) -> str:
+    """Which boolean is at a path; TRUE if the rest of the body cannot be decoded."""
     with suppress(msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
         if not value_at(msgspec.json.decode(body), path):
             return "FALSE"
@@ -122,7 +175,7 @@ def _truth(body: bytes, path: str) -> str:
 
 
 def encode(result: Shape | None) -> bytes:
-    """The answer's body; an action that gives nothing has an empty one."""
+    """The answer's body; an action without a result has an empty one."""
     return b"" if result is None else _encode(result)
 
 
