@@ -42,6 +42,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
@@ -142,6 +143,7 @@ class ShardState:
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
             Carried: _nothing,
+            QueueStated: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -501,8 +503,8 @@ class ShardState:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
         return snapshot
 
-    def outline(self) -> ShardSnapshot:
-        """The state without its messages, which may be many."""
+    def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
+        """The state without its messages, and without its dedup ids if asked: both may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -514,7 +516,7 @@ class ShardState:
                     queue.created_at_ms,
                     queue.configured_at_ms,
                     [],
-                    queue.dedups.entries(),
+                    queue.dedups.entries() if with_dedups else [],
                     queue.known_attempts(),
                 )
                 for queue in self.queues.values()

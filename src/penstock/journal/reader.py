@@ -27,12 +27,17 @@ from penstock.journal.storage import OsStorage, Storage
 
 
 class JournaledEvent(NamedTuple):
-    """An event as it stands in the stream: in which entry, and where its content is found again."""
+    """An event as it stands in the stream: in which entry, and where its content is found again.
+
+    `shard` and `term` say whose event it is, and in which term of the owner it was written.
+    """
 
     entry_id: int
     offset: int
     event: AnyEvent
     place: int
+    shard: int = 0
+    term: int = 0
 
 
 class JournalReader:
@@ -176,9 +181,11 @@ class JournalReader:
         why = f"entry is of version {entry.version!r}, which is unknown here"
         if entry.version == codec.VERSION:
             try:
+                decoded = list(codec.decode(entry.data, entry.data_offset, bodies))
+                shard, term = codec.read_owner(entry.data)
                 return [
-                    JournaledEvent(entry.entry_id, entry.offset, event, place)
-                    for event, place in codec.decode(entry.data, entry.data_offset, bodies)
+                    JournaledEvent(entry.entry_id, entry.offset, event, place, shard, term)
+                    for event, place in decoded
                 ]
             except (CorruptEntry, msgspec.DecodeError, ValueError) as error:
                 why = f"data cannot be read as events: {error}"
