@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
@@ -41,6 +42,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
@@ -141,6 +143,7 @@ class ShardState:
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
             Carried: _nothing,
+            QueueStated: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -500,8 +503,8 @@ class ShardState:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
         return snapshot
 
-    def outline(self) -> ShardSnapshot:
-        """The state without its messages, which may be many."""
+    def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
+        """The state without its messages, and without its dedup ids if asked: both may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -513,7 +516,7 @@ class ShardState:
                     queue.created_at_ms,
                     queue.configured_at_ms,
                     [],
-                    queue.dedups.entries(),
+                    queue.dedups.entries() if with_dedups else [],
                     queue.known_attempts(),
                 )
                 for queue in self.queues.values()

@@ -96,7 +96,7 @@ def examine(directory: Directory) -> Examined | None:
     if pages.slots:
         number, place, slot = max(pages.slots, key=lambda found: found[2].serial)
         slot_place = (number, place)
-    elif numbers[0] == 0:
+    elif numbers[0] == 0 or (listed is not None and listed.first == 0):
         # Nothing was ever synced: the stream begins, and is durable, at its first byte.
         slot, slot_place = Slot(0, identity, 0, 1, 0, 1), (-1, 0)
     else:
@@ -197,9 +197,7 @@ def _strangers(pages: _Pages) -> str:
     return f"; {names} came from elsewhere"
 
 
-def repair(
-    files: Files, examined: Examined, missing: list[int] | None = None
-) -> tuple[int, int]:
+def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
     """Make the tail ready for appending; return the end of the stream and the next id.
 
     The files whose numbers are `missing` are made again, and the stream ends behind them.

@@ -173,11 +173,7 @@ class HttpConnection(asyncio.Protocol):
             self._reader.feed(view[at : at + PIECE_BYTES])
             if self._closing:
                 return
-            if (
-                self._reader.completed != completed
-                or not self._reading
-                or perf_counter() > until_s
-            ):
+            if self._reader.completed != completed or not self._reading or perf_counter() > until_s:
                 self._unparsed = data[at + PIECE_BYTES :]
                 break
         else:

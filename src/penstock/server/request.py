@@ -132,7 +132,7 @@ class RequestReader:
 
     def close(self) -> None:
         """Drops everything; the parser refers to its reader, and would otherwise keep it."""
-        self._parser = None
+        self._parser = None  # type: ignore[assignment]
         self._take = _ignore
         self._expects_continue = _ignore
         self._request = None
@@ -164,7 +164,9 @@ class RequestReader:
             return
         self._body_bytes += self._fed_bytes
         if self._body_bytes > BODY_BYTES_MAX + HEAD_BYTES_MAX:
-            raise Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes, chunk sizes included")
+            raise Unacceptable(
+                413, f"the body is over {BODY_BYTES_MAX} bytes, chunk sizes included"
+            )
         if len(self._body) != self._seen_bytes:
             self._seen_bytes = len(self._body)
             self._stuck_bytes = 0

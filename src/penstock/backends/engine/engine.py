@@ -1,4 +1,5 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
+Long, because the step of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may

@@ -10,7 +10,8 @@ WITH told AS (
     array_sort(collect_list(struct(sequence, at_ms, kind, before))
       FILTER (WHERE kind IN ('QueuePurged', 'QueueRemoved'))) AS ends
   FROM {events}
-  WHERE kind IN ('QueueCreated', 'QueueConfigured', 'QueuePurged', 'QueueRemoved')
+  WHERE kind IN
+    ('QueueCreated', 'QueueConfigured', 'QueuePurged', 'QueueRemoved', 'QueueStated')
   GROUP BY store, shard, queue
 ), known AS (
   SELECT DISTINCT store, shard, queue AS queue_number FROM {events} WHERE kind <> 'Damaged'
