@@ -14,7 +14,7 @@ import pytest
 
 from tests.measure import cpu_s, memory_bytes
 from tests.server.sqs.conftest import serve
-from tests.server.sqs.probe import probing
+from tests.server.probe import probing
 
 MIB = 1_048_576
 LONGEST_MS_MAX = 200
