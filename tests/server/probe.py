@@ -1,7 +1,7 @@
 """A client beside an attack: how long its answers took, and how much memory the server had.
 
 `python -m tests.server.probe http|frames PORT PID` asks again and again until its input ends, and
-then prints what it saw. It is a process of its own, so that it waits for nothing but the server; and the
+then prints what it saw. It is a process of its own, so it waits for nothing but the server. The
 time that either of them waited for a processor, which other programs had, is not counted.
 """
 

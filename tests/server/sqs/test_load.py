@@ -171,9 +171,8 @@ def test_answers_that_nobody_reads_are_limited_together(record_property):
                 while memory_bytes(pid) > before_bytes + 0.2 * limit_bytes:
                     assert time.monotonic() < until_s
         peak_bytes = seen.peak_bytes - before_bytes
-        record_property(
-            "figure", f"{clients} unread answers: {peak_bytes / 2**20:.0f} MiB, {seen.longest_ms:.0f} ms"
-        )
+        taken = f"{peak_bytes / 2**20:.0f} MiB, {seen.longest_ms:.0f} ms"
+        record_property("figure", f"{clients} unread answers: {taken}")
         assert peak_bytes <= limit_bytes + 96 * 1024 * 1024
         assert seen.longest_ms <= 200
 
