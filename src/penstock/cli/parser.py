@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
-from penstock.cli.session import URL_VARIABLE, Session, UsageError
+from penstock.cli.session import Session, UsageError
+from penstock.settings import URL_VARIABLE
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",

@@ -96,7 +96,7 @@ def examine(directory: Directory) -> Examined | None:
     if pages.slots:
         number, place, slot = max(pages.slots, key=lambda found: found[2].serial)
         slot_place = (number, place)
-    elif numbers[0] == 0:
+    elif numbers[0] == 0 or (listed is not None and listed.first == 0):
         # Nothing was ever synced: the stream begins, and is durable, at its first byte.
         slot, slot_place = Slot(0, identity, 0, 1, 0, 1), (-1, 0)
     else:

@@ -22,6 +22,7 @@ from penstock.core.shard import ShardSnapshot, ShardState
 from penstock.errors import StoreFull
 from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.entry import HEADER_BYTES, pack, unpack_header
+from penstock.journal.storage import open_regular
 
 VERSION: Final = b"PSNAPS02"
 KEPT: Final = 2
@@ -152,7 +153,7 @@ class _NotWhole(Exception):
 def read_snapshot(path: Path) -> Taken | None:
     """The state a file holds, or None if it is not whole or cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _assemble(_entries(file))
     except (OSError, ValueError, _NotWhole):
         return None
@@ -161,7 +162,7 @@ def read_snapshot(path: Path) -> Taken | None:
 def read_outline(path: Path) -> Outline | None:
     """All that a snapshot says but for its messages, or None if that part is not whole."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _decode_outline(next(_entries(file))[1])
     except (OSError, StopIteration, msgspec.DecodeError, _NotWhole):
         return None

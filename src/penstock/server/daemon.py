@@ -30,7 +30,6 @@ from penstock.errors import (
     StoreInUse,
     UnavailableError,
 )
-from penstock.server.frames.ipc import listen_unix
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
@@ -42,6 +41,7 @@ from penstock.server.frames.tcp import (
 )
 from penstock.server.holder import StoreHolder
 from penstock.server.process import allow_many_files, look_seldom_for_cycles
+from penstock.server.store_socket import StoreSocket
 from penstock.wire.frames.frames import error_words
 
 _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
@@ -243,41 +243,35 @@ async def _serve(
         failures.append(error)
         stop(str(error))
 
-    options = {"durability": arguments.durability, "interval_ms": str(arguments.interval_ms)}
-    options |= {"archive": arguments.archive or "", "holder": holder.kind}
+    options = {
+        "durability": arguments.durability,
+        "interval_ms": str(arguments.interval_ms),
+        "archive": arguments.archive or "",
+    }
     service = LoopEngine(engine)
-    server = FrameServer(service, options=options, failed=fail)
-    listeners: list[asyncio.Server] = []
+    socket = StoreSocket(holder, service, options, fail)
     reason = "the daemon could not start"
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
         if entrance is not None:
-            listeners.append(
-                await listen_tcp(
-                    server,
-                    entrance.address,
-                    token=entrance.token,
-                    tls=entrance.tls,
-                    insecure=entrance.insecure,
-                )
+            listener = await listen_tcp(
+                socket.frames,
+                entrance.address,
+                token=entrance.token,
+                tls=entrance.tls,
+                insecure=entrance.insecure,
             )
-            port = listeners[0].sockets[0].getsockname()[1]
-            holder.write_file("port", f"{port}\n")
-        # Last: a client that can connect here finds everything else in place.
-        listeners.append(await listen_unix(server, holder.socket))
+            socket.add_listener(listener)
+            holder.write_file("port", f"{listener.sockets[0].getsockname()[1]}\n")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
+        await socket.listen()
         look_seldom_for_cycles()
-        holder.started()
         starter.report_ready()
-        reason = await _until_stopped(server, stopping, arguments.idle)
+        reason = await _until_stopped(socket.frames, stopping, arguments.idle)
     finally:
-        for listener in listeners:
-            listener.close()
-        with suppress(OSError):
-            holder.socket.unlink()
-        await server.stop(reason)
+        await socket.close(reason)
         await service.close()
     return failures[0] if failures else None
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.store import check_format
 from penstock.backends.remote.daemon import (
     AUTO_DAEMON,
     DAEMON_RUN,
@@ -35,6 +34,7 @@ from penstock.backends.remote.daemon import (
 )
 from penstock.backends.remote.starting import START_S_MAX, daemon_status, only_starter
 from penstock.errors import BackendLost, StoreInUse, StoreUnusable, UnavailableError
+from penstock.journal.store import check_format
 
 # How long the process before this one may take to end.
 _ENDING_S_MAX: Final = 60.0

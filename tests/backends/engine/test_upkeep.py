@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.backends.engine import upkeep as upkeep_module
-from penstock.backends.engine.store import FORMAT as STORE_FORMAT
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.shard import ShardSnapshot
@@ -25,6 +24,7 @@ from penstock.journal.fileheader import (
 )
 from penstock.journal.files import name_of
 from penstock.journal.snapshot import Outline, SnapshotWriter, snapshot_paths
+from penstock.journal.store import FORMAT as STORE_FORMAT
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
 from tests.backends.engine.life import exact_replay, portrait, same, small_slices
 from tests.journal.disk import Disk

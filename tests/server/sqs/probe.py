@@ -63,6 +63,7 @@ def probing(port, pid):
     )
     seen = Seen()
     try:
+        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield seen
         output, errors = process.communicate(timeout=60)
@@ -77,7 +78,12 @@ def probing(port, pid):
 def main():
     port, pid = map(int, sys.argv[1:])
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def read_input():
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=read_input, daemon=True).start()
     print(json.dumps(vars(watch(port, pid, ended))))
 
 

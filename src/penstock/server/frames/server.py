@@ -129,7 +129,7 @@ class FrameServer:
         command: Any = None
         try:
             command = decode(body)
-            if kind == PULL or kind == PEEK:
+            if kind in (PULL, PEEK):
                 command = self._within_frame(command)
             reply = self._service.submit(command)
         except PenstockError as error:
