@@ -163,7 +163,9 @@ class RequestReader:
             return
         self._body_bytes += self._fed_bytes
         if self._body_bytes > BODY_BYTES_MAX + HEAD_BYTES_MAX:
-            raise Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes, chunk sizes included")
+            raise Unacceptable(
+                413, f"the body is over {BODY_BYTES_MAX} bytes, chunk sizes included"
+            )
         if self._body_came:
             self._body_came = False
             self._stuck_bytes = 0

@@ -88,9 +88,9 @@ def test_a_form_is_read_as_its_action(form, expected):
 
 
 def test_a_request_to_a_queues_url_need_not_name_it():
-    _, asked = decode("Action=PurgeQueue".encode(), "http://h/000000000000/q")
+    _, asked = decode(b"Action=PurgeQueue", "http://h/000000000000/q")
     assert asked == model.QueueRequest("http://h/000000000000/q")
-    _, asked = decode("Action=PurgeQueue&QueueUrl=other".encode(), "http://h/000000000000/q")
+    _, asked = decode(b"Action=PurgeQueue&QueueUrl=other", "http://h/000000000000/q")
     assert asked == model.QueueRequest("other")
 
 
@@ -237,9 +237,11 @@ def test_a_form_that_cannot_be_read_is_refused(form, code):
 
 
 def test_names_that_collide_do_no_harm():
-    _, asked = decode("Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a".encode(), None)
+    _, asked = decode(
+        b"Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None
+    )
     assert asked == model.CreateQueueRequest("q")
-    _, asked = decode("Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s".encode(), None)
+    _, asked = decode(b"Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s", None)
     assert asked == model.CreateQueueRequest("q")
 
 
