@@ -224,6 +224,8 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
         assert never_negative
         queue = exact.queues.get(number)
         assert messages == (0 if queue is None else len(queue.deliveries))
+    names = rows(lake.path / "queue_status", "SELECT queue FROM {table}")
+    assert {name for (name,) in names} == {queue.name for queue in exact.queues.values()}
     assert cli.main(["pipeline", "audit", "--lake", str(lake.path)]) == 0
     assert "every check holds" in capsys.readouterr().out
 

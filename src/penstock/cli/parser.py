@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
-from penstock.cli.session import URL_VARIABLE, Session, UsageError
+from penstock.cli.session import Session, UsageError
+from penstock.settings import URL_VARIABLE
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
@@ -48,6 +49,7 @@ exit status:
   5  the peer does not speak our language (ProtocolError)
   6  the store cannot be trusted or opened (JournalError)
   7  the address to listen on is taken (AddressInUse): choose another port
+  8  another process holds the data directory (StoreInUse): use it there
   130 interrupted, 141 the reader of our output went away
 
 durations: 30, 1.5, 30s, 5m, 2h, 4d      sizes: 256, 64KiB, 1MiB

@@ -19,6 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 from typing import Final, cast
 
 from penstock.server.faults import Faults
@@ -41,10 +42,11 @@ WAITING_BYTES_MAX: Final = 256 * 1024
 HELD_BYTES_MAX: Final = 256 * 1024 * 1024
 # A connection that holds less than this is not counted: what it holds is part of its own cost.
 HELD_BYTES_MIN: Final = 16 * 1024
-# Data is parsed in pieces of this size, and of each piece so many requests are answered at once:
-# a pipeline of thousands of small requests must not keep the loop from other connections.
-PIECE_BYTES: Final = 32 * 1024
-AT_ONCE_MAX: Final = 8
+# Data is parsed in pieces of this size. When one had a request in it, or when parsing took longer
+# than this, the rest waits for the next turn of the loop: thousands of small requests, or of small
+# chunks, must not hold up other connections.
+PIECE_BYTES: Final = 16 * 1024
+TURN_S: Final = 0.005
 
 Answer = Callable[[Request, "HttpConnection"], bytes | None]
 
@@ -54,7 +56,6 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answer",
-        "_at_once",
         "_body_timed",
         "_busy",
         "_closing",
@@ -92,7 +93,6 @@ class HttpConnection(asyncio.Protocol):
         # bytes that were no request.
         self._waiting: deque[Request | bytes] = deque()
         self._waiting_bytes = 0
-        self._at_once = 0
         self._busy = False
         self._must_say_keep_alive = False
         self._refused = False
@@ -153,7 +153,6 @@ class HttpConnection(asyncio.Protocol):
         reader = self._reader
         try:
             if len(data) <= PIECE_BYTES:
-                self._at_once = AT_ONCE_MAX
                 reader.feed(data)
             else:
                 self._feed_pieces(data)
@@ -168,15 +167,23 @@ class HttpConnection(asyncio.Protocol):
 
     def _feed_pieces(self, data: bytes) -> None:
         view = memoryview(data)
+        completed = self._reader.completed
+        until_s = perf_counter() + TURN_S
         for at in range(0, len(data), PIECE_BYTES):
-            self._at_once = AT_ONCE_MAX if at == 0 else 0
             self._reader.feed(view[at : at + PIECE_BYTES])
             if self._closing:
                 return
-            if not self._reading:
+            if self._reader.completed != completed or not self._reading or perf_counter() > until_s:
                 self._unparsed = data[at + PIECE_BYTES :]
-                self._count_held()
+                break
+        else:
+            if perf_counter() <= until_s:
                 return
+        # Stopping ends the reading of this turn, too: libuv would read up to 32 times.
+        if self._reading:
+            self._pause_reading()
+            self._loop.call_soon(self._resume_reading)
+        self._count_held()
 
     # Deadlines.
 
@@ -256,10 +263,9 @@ class HttpConnection(asyncio.Protocol):
         """Answers a request that is complete, now or when those before it are answered."""
         if self._closing:
             return
-        if self._busy or self._waiting or not self._writable or not self._at_once:
+        if self._busy or self._waiting or not self._writable:
             self._enqueue(request)
         else:
-            self._at_once -= 1
             self._begin(request)
 
     def _enqueue(self, request: Request) -> None:
@@ -278,6 +284,13 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
+        if (
+            self._reading
+            or self._refused
+            or len(self._waiting) >= WAITING_REQUESTS_MAX
+            or self._waiting_bytes >= WAITING_BYTES_MAX
+        ):
+            return
         self._reading = True
         unparsed, self._unparsed = self._unparsed, b""
         if unparsed:
@@ -336,12 +349,7 @@ class HttpConnection(asyncio.Protocol):
         if self.held_bytes:
             self._count_held()
         self._begin(request)
-        if (
-            not self._reading
-            and not self._refused
-            and len(self._waiting) < WAITING_REQUESTS_MAX
-            and self._waiting_bytes < WAITING_BYTES_MAX
-        ):
+        if not self._reading:
             self._resume_reading()
 
     def _send_continue(self) -> None:

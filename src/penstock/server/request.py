@@ -80,7 +80,6 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_body_came",
         "_expects_continue",
         "_fed_bytes",
         "_head_bytes",
@@ -88,6 +87,7 @@ class RequestReader:
         "_parser",
         "_repeated",
         "_request",
+        "_seen_bytes",
         "_stuck_bytes",
         "_take",
         "_trailer_bytes",
@@ -117,9 +117,10 @@ class RequestReader:
         self._fed_bytes = 0
         self._head_bytes = 0
         self._repeated = 0
-        # Of a body: what came of it, chunk sizes included; and what came since its last content.
+        # Of a body that came in several feeds: its bytes, chunk sizes included; the content there
+        # was after the last feed; and the bytes that came since there was more content.
         self._body_bytes = 0
-        self._body_came = False
+        self._seen_bytes = 0
         self._stuck_bytes = 0
         self._trailers = 0
         self._trailer_bytes = 0
@@ -131,7 +132,7 @@ class RequestReader:
 
     def close(self) -> None:
         """Drops everything; the parser refers to its reader, and would otherwise keep it."""
-        self._parser = None
+        self._parser = None  # type: ignore[assignment]
         self._take = _ignore
         self._expects_continue = _ignore
         self._request = None
@@ -166,8 +167,8 @@ class RequestReader:
             raise Unacceptable(
                 413, f"the body is over {BODY_BYTES_MAX} bytes, chunk sizes included"
             )
-        if self._body_came:
-            self._body_came = False
+        if len(self._body) != self._seen_bytes:
+            self._seen_bytes = len(self._body)
             self._stuck_bytes = 0
             return
         # No content: this is the inside of a chunk's size, of its extension or of a trailer.
@@ -204,14 +205,14 @@ class RequestReader:
         self._headers[key] += "," + value.decode("latin-1")
 
     def _count_headers(self) -> None:
-        """Called for unknown names, for repeated ones, and when the head is complete: that is
-        often enough."""
+        """Raises Unacceptable if there are too many headers so far."""
         if len(self._headers) + self._repeated > HEADERS_MAX:
             raise Unacceptable(431, f"there are over {HEADERS_MAX} headers")
 
     def _count_trailer(self, name: bytes, value: bytes) -> None:
         """Trailers are limited like a head, and dropped: nothing may depend on them."""
         self._trailers += 1
+        self._body_bytes += 1
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailers > HEADERS_MAX:
             raise Unacceptable(431, f"there are over {HEADERS_MAX} trailers")
@@ -219,10 +220,11 @@ class RequestReader:
             raise Unacceptable(431, f"the trailers are over {HEAD_BYTES_MAX} bytes")
 
     def on_headers_complete(self) -> None:
-        self._count_headers()
-        self.in_body = True
-        self._repeated = 0
         headers = self._headers
+        if self._repeated or len(headers) > HEADERS_MAX:
+            self._count_headers()
+            self._repeated = 0
+        self.in_body = True
         if self._head_bytes + self._fed_bytes > HEAD_BYTES_MAX:
             self._weigh_head()
         method = self._parser.get_method()
@@ -265,7 +267,6 @@ class RequestReader:
             self._expects_continue()
 
     def on_body(self, body: bytes) -> None:
-        self._body_came = True
         if not self._body:
             self._body = body
             return
@@ -284,11 +285,12 @@ class RequestReader:
         if "connection" in request.headers:
             request.must_say_keep_alive = self._parser.get_http_version() == "1.0"
         self.completed += 1
-        self.in_message = self.in_body = self._body_came = False
+        self.in_message = self.in_body = False
         self._request = None
         self._headers = {}
         self._url = self._body = b""
         self._head_bytes = 0
-        if self._body_bytes or self._trailers:
-            self._body_bytes = self._stuck_bytes = self._trailers = self._trailer_bytes = 0
+        if self._body_bytes:
+            self._body_bytes = self._seen_bytes = self._stuck_bytes = 0
+            self._trailers = self._trailer_bytes = 0
         self._take(request)

@@ -1,4 +1,8 @@
-"""A server from start to end: the store opened, queues made, the door open, and shut again."""
+"""The life of an SQS server: open the store, create the declared queues, listen, and stop.
+
+The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
+process; `file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+"""
 
 import asyncio
 import errno
@@ -7,23 +11,24 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.open import open_engine
+from penstock.backends.loop import AwaitedService, LoopService, Pending, Steps, result_of
 from penstock.client import to_settings
 from penstock.clock import Clock
-from penstock.errors import AddressInUse, InvalidField, QueueExists, RequestError
+from penstock.errors import AddressInUse, InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.faults import Faults
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import QUEUES_MAX, Metrics
 from penstock.server.process import allow_many_files, look_seldom_for_cycles
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import keep_home
-from penstock.server.sqs.store import Store, Windows
+from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
+from penstock.url import BackendUrl, load_backend, read_url
 from penstock.wire.sqs.address import Owner, QueueDirectory
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
@@ -32,6 +37,8 @@ BACKLOG: Final = 4_096
 _PAGES: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
 _STOPPED: Final = b'{"status":"stopped"}'
+# Of a service elsewhere each queue's figures are a request of their own.
+_QUEUES_SHOWN_ELSEWHERE_MAX: Final = 1_000
 
 
 class Running:
@@ -40,21 +47,24 @@ class Running:
     def __init__(
         self,
         settings: ServerSettings,
-        engine: Engine,
-        service: AsyncEngine,
+        service: LoopService,
         endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
     ) -> None:
         self.settings = settings
-        self.engine = engine
+        self.service = service
         self.port: int = listener.sockets[0].getsockname()[1]
-        self._service = service
         self._endpoint = endpoint
         self._http = http
         self._listener = listener
         # Done, with the reason, if the store fails while the server runs.
-        self.failed = endpoint.failed
+        self.failed: asyncio.Future[PenstockError] = asyncio.get_running_loop().create_future()
+        service.on_failure(self._fail)
+
+    def _fail(self, error: PenstockError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
 
     @property
     def url(self) -> str:
@@ -66,37 +76,54 @@ class Running:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def stop(self) -> None:
-        """Answers what was accepted, ends the waits, and lets go of the store."""
+        """Answers what was accepted, ends the waits, and closes the store."""
         self._listener.close()
         self._endpoint.end_waits()
         await self._http.drain(DRAIN_S)
         await self._endpoint.close()
-        await self._service.close()
+        await self.service.close()
 
 
 async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
-    """Opens the store and the door. Raises PenstockError."""
+    """Opens the store and listens. Raises PenstockError."""
     tls = _tls(settings)
-    engine = open_engine(settings.where, clock)
     home = Owner(settings.account, settings.region)
+    url = read_url(settings.where)
+    service = await _open(url, clock)
     try:
-        keep_home(settings.where, home)
-        _declare(engine, settings)
-        service = AsyncEngine(engine)
+        if isinstance(service, LoopEngine):
+            keep_home(settings.where, home)
+        await result_of(service.run(_declare(service, settings)))
+        directory = QueueDirectory(home)
+        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
+        access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
+        endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
+        faults = Faults()
+        asyncio.get_running_loop().set_exception_handler(faults.from_loop)
+        http = HttpServer(_router(service, endpoint, access, faults), faults)
+        listener = await _listen(settings, http, tls)
     except BaseException:
-        engine.close()
+        await service.close()
         raise
-    directory = QueueDirectory(home)
-    windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
-    store = Store(engine, directory, windows)
-    access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-    endpoint = SqsEndpoint(store, access)
-    faults = Faults()
-    asyncio.get_running_loop().set_exception_handler(faults.from_loop)
-    metrics = Metrics(engine, endpoint.answered, faults)
-    http = HttpServer(_router(endpoint, metrics, access), faults)
+    endpoint.resume()
+    return Running(settings, service, endpoint, http, listener)
+
+
+async def _open(url: BackendUrl, clock: Clock | None) -> LoopService:
+    """The store: an engine in this process, or a service elsewhere. Raises PenstockError."""
+    if url.scheme == "memory" or (url.scheme == "file" and not url.is_on("daemon")):
+        return LoopEngine(open_engine(url.text, clock))
+    options = {name: value for name, value in url.options.items() if name != "daemon"}
+    elsewhere = url._replace(options=options)
+    service = await load_backend(url).open_async_service(elsewhere, None)
+    return AwaitedService(service, clock)
+
+
+async def _listen(
+    settings: ServerSettings, http: HttpServer, tls: ssl.SSLContext | None
+) -> asyncio.Server:
     try:
-        listener = await asyncio.get_running_loop().create_server(
+        return await asyncio.get_running_loop().create_server(
             http,
             settings.host,
             settings.port,
@@ -105,7 +132,6 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
             ssl_handshake_timeout=10 if tls else None,
         )
     except OSError as error:
-        await service.close()
         place = f"{settings.host}:{settings.port}"
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
@@ -113,20 +139,20 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
             ) from None
         reason = error.strerror or error
         raise InvalidField(f"host: cannot listen on {place}: {reason}") from None
-    return Running(settings, engine, service, endpoint, http, listener)
 
 
-def _declare(engine: Engine, settings: ServerSettings) -> None:
-    """Makes the queues that the settings declare, or brings them up to what is declared."""
+def _declare(service: LoopService, settings: ServerSettings) -> Steps[None]:
+    """Creates the queues that the settings declare, or gives them the declared settings."""
+    limits = {} if "in-flight limit" in service.LACKS else {"in_flight_max": IN_FLIGHT_MAX}
     for name, words in settings.queues.items():
         try:
-            changes = {"in_flight_max": IN_FLIGHT_MAX, **to_settings(words)}
+            changes = {**limits, **to_settings(words)}
             if name.endswith(".fifo"):
                 changes.setdefault("fifo", True)
             try:
-                engine.submit(CreateQueue(name, changes))
+                yield CreateQueue(name, changes)
             except QueueExists:
-                engine.submit(ConfigureQueue(name, changes))
+                yield ConfigureQueue(name, changes)
         except RequestError as error:
             raise InvalidField(f"queues.{name}: {error}") from None
 
@@ -146,49 +172,70 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def _router(
-    endpoint: SqsEndpoint, metrics: Metrics, access: Access
+    service: LoopService, endpoint: SqsEndpoint, access: Access, faults: Faults
 ) -> Callable[[Request, HttpConnection], bytes | None]:
-    """Two pages for whoever looks after the server; everything else is for the endpoint."""
+    """Two pages for whoever operates the server; everything else is for the endpoint."""
     loop = asyncio.get_running_loop()
     answer = endpoint.answer
+    in_process = isinstance(service, LoopEngine)
+    queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
+    metrics = Metrics(endpoint.answered, queues_max, faults)
+
+    def health() -> Steps[bytes]:
+        is_healthy = yield from endpoint.health()
+        status, body = (200, _HEALTHY) if is_healthy else (503, _STOPPED)
+        return response(status, b"Content-Type: application/json\r\n", body, loop.time())
+
+    def figures() -> Steps[bytes]:
+        page = yield from metrics.page()
+        return response(200, f"Content-Type: {METRICS_TYPE}\r\n".encode(), page, loop.time())
+
+    def show(page: Steps[bytes], connection: HttpConnection) -> bytes | None:
+        def done(shown: bytes | None, error: Exception | None) -> None:
+            connection.finish(shown or response(503, b"", b"", loop.time()))
+
+        try:
+            shown = service.run(page)
+        except PenstockError:
+            return response(503, b"", b"", loop.time())
+        if isinstance(shown, Pending):
+            shown.then(done)
+            return None
+        return shown
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
         if request.path not in _PAGES or request.query or request.method != "GET":
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):
             return response(403, b"", b"", loop.time())
-        if request.path == "/health":
-            status, body = (200, _HEALTHY) if endpoint.is_healthy() else (503, _STOPPED)
-            return response(status, b"Content-Type: application/json\r\n", body, loop.time())
-        headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
-        return response(200, headers, metrics.text(), loop.time())
+        return show(health() if request.path == "/health" else figures(), connection)
 
     return route
 
 
 async def run(settings: ServerSettings, started: Callable[[Running], None]) -> None:
-    """Serves until told to stop by SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT.
 
     Raises PenstockError: at the start, or when the store fails later.
     """
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
+    stop_requested: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _tell, told)
+        loop.add_signal_handler(number, _resolve, stop_requested)
     allow_many_files()
     running = await start(settings)
     look_seldom_for_cycles()
     started(running)
-    either: list[asyncio.Future[Any]] = [told, running.failed]
+    either: list[asyncio.Future[Any]] = [stop_requested, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     await running.stop()
     if running.failed.done():
         raise running.failed.result()
 
 
-def _tell(told: "asyncio.Future[None]") -> None:
-    if not told.done():
-        told.set_result(None)
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def run_until_stopped(settings: ServerSettings, started: Callable[[Running], None]) -> None:

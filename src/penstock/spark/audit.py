@@ -134,7 +134,7 @@ def _shown(
     ).collect()
     names = {
         (row["store"], row["shard"], row["queue"]): row["name"]
-        for row in events.where("kind = 'QueueCreated'").collect()
+        for row in events.where("kind IN ('QueueCreated', 'QueueStated')").collect()
     }
     lives: dict[tuple[Any, ...], list[str]] = {}
     about = sorted(

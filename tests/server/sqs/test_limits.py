@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.service import ConfigureQueue
+from tests.measure import memory_bytes
 from tests.server.sqs.asking import (
     bodies,
     make,
     make_fifo,
-    memory_bytes,
     push,
     receive,
     refused,

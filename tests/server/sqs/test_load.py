@@ -14,7 +14,8 @@ import pytest
 
 from penstock.service import Pull, Push
 from tests.conftest import FULL
-from tests.server.sqs.asking import cpu_s, make, make_fifo, memory_bytes
+from tests.measure import cpu_s, memory_bytes
+from tests.server.sqs.asking import make, make_fifo
 from tests.server.sqs.conftest import PATIENCE_S, serve
 
 ROUNDS = 9

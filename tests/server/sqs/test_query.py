@@ -1,4 +1,4 @@
-"""The Query protocol as a script uses it: GETs and forms with a header of its own, on a queue's URL."""
+"""The Query protocol as a script uses it: GETs and forms on a queue's own URL, with a header."""
 
 import json
 import socket
@@ -123,7 +123,7 @@ def test_json_without_a_target_is_told_so_in_json(plain):
 def test_a_get_that_asks_for_json_is_told_everything_with_null_for_nothing(local):
     client = local.client()
     url = make(client)
-    accept = {"Accept": "application/json"}
+    accept = {"Accept": "application/json", **SIGNED}
 
     def get(action, **parameters):
         form = urlencode({"Action": action, "Version": "2012-11-05", **parameters})

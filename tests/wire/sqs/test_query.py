@@ -1,6 +1,7 @@
 """The Query protocol, byte for byte."""
 
 import re
+from functools import partial
 from urllib.parse import parse_qsl, quote, quote_plus, urlencode
 from xml.etree.ElementTree import fromstring
 
@@ -19,7 +20,7 @@ from penstock.wire.sqs.query import (
     encode_refusal,
     encode_refusal_as_json,
 )
-from tests.cpu import least_cpu_s
+from tests.measure import least_cpu_s
 
 FORMS = [
     (
@@ -237,9 +238,7 @@ def test_a_form_that_cannot_be_read_is_refused(form, code):
 
 
 def test_names_that_collide_do_no_harm():
-    _, asked = decode(
-        b"Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None
-    )
+    _, asked = decode(b"Action=CreateQueue&QueueName=q&Attribute=x&Attribute.1.Name=a", None)
     assert asked == model.CreateQueueRequest("q")
     _, asked = decode(b"Action=CreateQueue&QueueName=q&QueueName=r&QueueName.x=s", None)
     assert asked == model.CreateQueueRequest("q")
@@ -288,5 +287,5 @@ def test_no_form_takes_longer_than_50_ms_to_read(case):
 
 def test_no_text_takes_longer_than_50_ms_to_escape():
     """Row 20."""
-    for text in ("<" * MEBIBYTE, "\x00" * MEBIBYTE, "\u00fc<" * MEBIBYTE, "\uffff" * MEBIBYTE):
-        assert least_cpu_s(lambda text=text: query._text(text)) <= 0.05
+    for text in ("<", "\x00", "\u00fc<", "\uffff"):
+        assert least_cpu_s(partial(query._text, text * MEBIBYTE)) <= 0.05

@@ -62,11 +62,12 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
     from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
-    url.check_options({"embedded", "durability", "interval_ms", "archive"})
+    url.check_options({"embedded", "durability", "interval_ms", "archive", "accept_loss"})
     return open_store(
         url.path,
         durability=check_durability(url.options.get("durability", "sync")),
         interval_ms=url.whole_number("interval_ms", 50),
         clock=clock,
         archive=url.options.get("archive"),
+        accept_loss=url.is_on("accept_loss"),
     )

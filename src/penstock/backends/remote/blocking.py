@@ -47,6 +47,12 @@ class Remote:
         self._channel: Channel | None = self._open(0)
         start_over_when_forked(self)
 
+    @property
+    def server_options(self) -> Mapping[str, str]:
+        """The options of the server's last WELCOME."""
+        channel = self._channel or self._reopen(None)
+        return channel.welcome.options
+
     def _open(self, patience_s: float) -> Channel:
         deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
         while True:

@@ -45,7 +45,7 @@ class Signed(NamedTuple):
     path: str
     query: str
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | bytearray
 
 
 class SignatureClaims(NamedTuple):
