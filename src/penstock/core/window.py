@@ -5,10 +5,12 @@ replay forgets exactly what the living engine forgot.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Generic, TypeVar
+
+from penstock.core.discards import Container
 
 V = TypeVar("V")
 Key = str | tuple[str, str]
@@ -88,3 +90,7 @@ class Window(Generic[V]):
             for at_ms, key in zip(self._times, self._keys, strict=True)
             if key in self._by_key and self._by_key[key][0] == at_ms
         ]
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield from (self._by_key, self._times, self._keys)

@@ -105,7 +105,12 @@ class AsyncEngine:
             self._plan()
 
     def _time_moved(self) -> None:
-        self._loop.call_soon_threadsafe(self._tick)
+        self._loop.call_soon_threadsafe(self._catch_up)
+
+    def _catch_up(self) -> None:
+        with suppress(JournalError):
+            self._engine.catch_up()
+        self._tick()
 
     async def close(self) -> None:
         """Ends all waits, makes everything durable, and lets go of the journal."""
