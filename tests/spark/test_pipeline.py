@@ -194,6 +194,42 @@ def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp
         assert len(found) > 100
 
 
+@pytest.mark.timeout(600)
+def test_a_store_that_dropped_its_beginning_before_the_first_run(
+    spark, tmp_path, monkeypatch, capsys
+):
+    """What lives is there with its body, counts are the engine's, and no check fails."""
+    small_slices(monkeypatch)
+    life = Life(tmp_path, 9)
+    life.run(rounds=12)
+    store = str(life.root / "store")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(spark, lake, store)
+    assert rows(lake.path / "events", "SELECT min(entry) > 100 FROM {table}") == [(True,)]
+    derive(spark, lake)
+    exact = exact_replay(life.root)
+    living = {
+        delivery.number: number
+        for number, queue in exact.queues.items()
+        for delivery in queue.deliveries.values()
+    }
+    found = rows(lake.path / "messages", "SELECT message, held_in_number, standing FROM {table}")
+    assert {message: held for message, held, standing in found if standing} == living
+    bodies = "SELECT DISTINCT message FROM {table} WHERE body IS NOT NULL"
+    assert set(living) <= {message for (message,) in rows(lake.path / "events", bodies)}
+    last = (
+        "SELECT queue_number, arg_max(messages, minute), min(messages) >= 0 FROM {table} GROUP BY 1"
+    )
+    for number, messages, never_negative in rows(lake.path / "depth", last):
+        assert never_negative
+        queue = exact.queues.get(number)
+        assert messages == (0 if queue is None else len(queue.deliveries))
+    names = rows(lake.path / "queue_status", "SELECT queue FROM {table}")
+    assert {name for (name,) in names} == {queue.name for queue in exact.queues.values()}
+    assert cli.main(["pipeline", "audit", "--lake", str(lake.path)]) == 0
+    assert "every check holds" in capsys.readouterr().out
+
+
 def check_sql(lake, kinds, capsys):
     """Any query, in the three forms of output; one that Spark refuses is one sentence."""
     words = ["pipeline", "sql", "--lake", str(lake.path)]

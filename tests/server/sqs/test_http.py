@@ -380,6 +380,11 @@ def test_a_fault_is_answered_counted_and_told_in_one_line(query_data, capfd):
     )
 
 
+def test_the_figures_count_faults(plain):
+    said = exchange(plain, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"\npenstock_faults_total 0.0\n" in said
+
+
 def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
     with connect(plain) as wire:
         head, _, body = post(b"{}", "Expect: 100-continue").partition(b"\r\n\r\n")
