@@ -43,7 +43,7 @@ class UnixEndpoint:
         self.patience_s_min = 0.0
         self._path = path
 
-    def dial(self, patience_s):
+    def open(self, patience_s):
         import socket
 
         from penstock.errors import BackendLost

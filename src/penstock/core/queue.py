@@ -239,11 +239,11 @@ class QueueState:
         if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
             raise QueueFull(
                 f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
-                f"(messages_max={settings.messages_max}); delete some, or raise the limit"
+                f"(max_messages={settings.messages_max}); delete some, or raise the limit"
             )
         raise QueueFull(
             f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
-            f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
+            f"not fit (max_bytes={settings.bytes_max}); delete some, or raise the limit"
         )
 
     def _dedup_key(self, dedup_id: str, group: str | None) -> Key:

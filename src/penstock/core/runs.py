@@ -29,6 +29,7 @@ class Run(list[Pushed]):
         "at_ms",
         "bodies",
         "dedup_ids",
+        "deliveries",
         "numbers",
         "queue",
         "size_bytes",
@@ -52,6 +53,8 @@ class Run(list[Pushed]):
         self.dedup_ids = dedup_ids
         self.sizes = sizes
         self.size_bytes = size_bytes
+        # The messages, once they have arrived; the journal's places are for these, in order.
+        self.deliveries: list[Delivery] = []
         # One object for each number, wherever it stands: a message keeps it for long.
         self._known = list(self.numbers)
         super().__init__(
@@ -75,10 +78,10 @@ class Run(list[Pushed]):
     def arrivals(self) -> Arrivals:
         """The messages, where they stand at first."""
         numbers = self._known
-        deliveries = list(
+        self.deliveries = list(
             map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
         )
-        return Arrivals(self.queue, numbers, deliveries, self.size_bytes)
+        return Arrivals(self.queue, numbers, self.deliveries, self.size_bytes)
 
 
 def as_run(items: list[Any]) -> PushMany | None:

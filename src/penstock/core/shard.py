@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core import pulling
 from penstock.core.delivery import (
     DELAYED,
     IN_FLIGHT,
@@ -22,7 +24,6 @@ from penstock.core.delivery import (
     Content,
     Delivery,
     expiry_ms,
-    size_bytes,
 )
 from penstock.core.due import NEVER_MS, Alarm, Due
 from penstock.core.events import (
@@ -41,17 +42,15 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
-from penstock.core.visible import FifoOrder
 from penstock.core.window import Key
 from penstock.errors import (
-    AttemptLapsed,
     ClaimTooLong,
-    InFlightLimit,
     InvalidField,
     MessageGone,
     QueueExists,
@@ -65,15 +64,14 @@ from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     Peek,
-    Pull,
     Push,
     QueueInfo,
     QueueSettings,
     Redrive,
     changed_settings,
-    check_id,
     check_name,
     check_number,
+    check_unused,
 )
 
 SETTLE_MAX: Final = 1_000
@@ -145,6 +143,7 @@ class ShardState:
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
             Carried: _nothing,
+            QueueStated: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -209,11 +208,8 @@ class ShardState:
         queue = self.queues[delivery.queue]
         if queue.is_expired(delivery, now_ms):
             return [Expired(now_ms, queue.number, delivery.number)]
-        if queue.is_dead(delivery):
-            target = self._dead_letter_of(queue)
-            if target is not None:
-                return [self._move(delivery, target, now_ms, dead=True)]
-        return []
+        moved = self.decide_dead_letter(delivery, now_ms) if queue.is_dead(delivery) else None
+        return [] if moved is None else [moved]
 
     def _dead_letter_of(self, queue: QueueState) -> QueueState | None:
         """The dead-letter queue, unless it was deleted: then messages just come back."""
@@ -226,102 +222,14 @@ class ShardState:
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
 
+    def decide_dead_letter(self, delivery: Delivery, now_ms: int) -> Moved | None:
+        """The event that moves a message to its queue's dead-letter queue, if there is one."""
+        target = self._dead_letter_of(self.queues[delivery.queue])
+        return None if target is None else self._move(delivery, target, now_ms, dead=True)
+
     # Choosing and taking, in one step.
 
-    def pull(self, command: Pull, now_ms: int, events: list[AnyEvent]) -> list[Delivery]:
-        """Claims the next messages; or finds those an earlier pull with this attempt id claimed.
-
-        What happened is added to `events`.
-        """
-        try:
-            queue = self.names[command.queue]
-        except (KeyError, TypeError):
-            queue = self.queue(command.queue)
-        settings = queue.settings
-        limit = command.limit
-        visibility_ms = command.visibility_ms
-        if visibility_ms is None:
-            visibility_ms = settings.visibility_ms
-        else:
-            check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
-        room_bytes: int | None = None
-        if type(limit) is not int or limit != 1:
-            check_number("limit", limit, 1, PULL_LIMIT_MAX)
-            room_bytes = command.bytes_max
-        if command.holder is not None:
-            check_id("holder", command.holder)
-        if command.attempt_id is not None:
-            earlier = self._attempt(queue, command.attempt_id, now_ms)
-            if earlier is not None:
-                return earlier
-        if settings.in_flight_max is not None:
-            limit = min(limit, self._room_in_flight(queue, settings.in_flight_max))
-        order = queue.order
-        if settings.fifo:
-            order.begin_pull()
-        deadline_ms = now_ms + visibility_ms
-        claims: list[Delivery] = []
-        if limit > 1:
-            claims = self._take_plain(queue, command, limit)
-            events += queue.lend_all(claims, now_ms, deadline_ms, command.holder)
-        while len(claims) < limit and len(events) < limit + SETTLE_MAX:
-            delivery = order.take(queue.in_flight)
-            if delivery is None:
-                break
-            # A message may be over its limit here if the limit was lowered while it waited.
-            if settings.max_receives is not None and queue.is_dead(delivery):
-                target = self._dead_letter_of(queue)
-                if target is not None:
-                    events.append(self._move(delivery, target, now_ms, dead=True))
-                    self.apply(events[-1])
-                    continue
-            if room_bytes is not None:
-                room_bytes -= size_bytes(delivery)
-                if room_bytes < 0 and claims:
-                    order.come_back(delivery)
-                    break
-            event = Claimed(
-                now_ms,
-                queue.number,
-                delivery.number,
-                delivery.epoch + 1,
-                deadline_ms,
-                command.attempt_id,
-                command.holder,
-            )
-            queue.lend(delivery, event)
-            events.append(event)
-            claims.append(delivery)
-        return claims
-
-    def _take_plain(self, queue: QueueState, command: Pull, limit: int) -> list[Delivery]:
-        """Takes out at once what arrival alone decides, if no message need be looked at."""
-        order = queue.order
-        if (
-            isinstance(order, FifoOrder)
-            or command.attempt_id is not None
-            or queue.settings.max_receives is not None
-            or (command.bytes_max is not None and queue.stored_bytes > command.bytes_max)
-        ):
-            return []
-        return order.take_plain(limit)
-
-    def _attempt(self, queue: QueueState, attempt_id: str, now_ms: int) -> list[Delivery] | None:
-        earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
-        if earlier == []:
-            raise AttemptLapsed(
-                f"attempt_id: the claims given to {attempt_id!r} no longer all live; "
-                "pull with a new id"
-            )
-        return earlier
-
-    def _room_in_flight(self, queue: QueueState, most: int) -> int:
-        if queue.in_flight >= most:
-            raise InFlightLimit(
-                f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
-                f"(in_flight_max={most}); delete or release some first"
-            )
-        return most - queue.in_flight
+    pull = pulling.pull
 
     def redrive(self, command: Redrive, now_ms: int) -> list[AnyEvent]:
         """Moves visible messages on, or back to where they came from."""
@@ -479,9 +387,12 @@ class ShardState:
         if target is not None and target.settings.fifo != settings.fifo:
             raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
 
-    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
-        """The event that ends a queue."""
+    def decide_remove(self, name: str, now_ms: int, force: bool = True) -> QueueRemoved:
+        """The event that ends a queue. Raises QueueInUse without `force`."""
         queue = self.queue(name)
+        if not force:
+            sources = [each.name for each in self.names.values() if _is_source(each, queue)]
+            check_unused(name, sources)
         return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
 
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
@@ -526,17 +437,16 @@ class ShardState:
             self._look_at(queue, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
-    def push_run(self, queue: QueueState, run: Run) -> list[Delivery]:
-        """Lets the messages of a run arrive in a standard queue, if all of them are new.
+    def push_run(self, queue: QueueState, run: Run) -> bool:
+        """Applies a run of pushes to a standard queue, if all of them are new.
 
-        If one has a dedup id that is known, nothing has changed, and there are no deliveries.
+        False, and nothing has changed, if one has a dedup id that is known.
         """
         ids = run.dedup_ids
         if ids is not None and not queue.dedups.remember_new(ids, run.numbers, run.at_ms):
-            return []
-        arrivals = run.arrivals()
-        self.arrived(queue, arrivals)
-        return arrivals.deliveries
+            return False
+        self.arrived(queue, run.arrivals())
+        return True
 
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""
@@ -593,8 +503,8 @@ class ShardState:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
         return snapshot
 
-    def outline(self) -> ShardSnapshot:
-        """The state without its messages, which may be many."""
+    def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
+        """The state without its messages, and without its dedup ids if asked: both may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -606,7 +516,7 @@ class ShardState:
                     queue.created_at_ms,
                     queue.configured_at_ms,
                     [],
-                    queue.dedups.entries(),
+                    queue.dedups.entries() if with_dedups else [],
                     queue.known_attempts(),
                 )
                 for queue in self.queues.values()
@@ -685,6 +595,11 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _is_source(queue: QueueState, dead_letter: QueueState) -> bool:
+    """Whether a queue's dead letters go to that other queue."""
+    return queue is not dead_letter and queue.settings.dead_letter == dead_letter.name
 
 
 def _nothing(event: AnyEvent) -> None:

@@ -240,6 +240,10 @@ class StandardOrder:
                 taken.append(delivery)
         return taken
 
+    def put_back_plain(self, deliveries: list[Delivery]) -> None:
+        """Undoes `take_plain` for the last messages it took, which are still visible."""
+        self._plain.extendleft(reversed(deliveries))
+
     def begin_pull(self) -> None:
         """Says that the `take`s to come belong to one pull."""
 

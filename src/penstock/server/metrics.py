@@ -1,4 +1,4 @@
-"""The figures a server shows to Prometheus: the depths of its queues, and what it has answered.
+"""The figures of a server for Prometheus: its queues' depths, its answers and its faults.
 
 Counts are kept as plain numbers where they arise; everything else is read by commands when the
 page is asked for.
@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.backends.loop import Steps
 from penstock.errors import QueueNotFound
+from penstock.server.faults import Faults
 from penstock.service import ListQueues, QueueStats, Stats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,9 +21,15 @@ QUEUES_MAX: Final = 10_000
 class Metrics:
     """A collector of the figures of a service's queues, and of its server."""
 
-    def __init__(self, answered: Counter[tuple[str, int]], queues_max: int = QUEUES_MAX) -> None:
+    def __init__(
+        self,
+        answered: Counter[tuple[str, int]],
+        queues_max: int = QUEUES_MAX,
+        faults: Faults | None = None,
+    ) -> None:
         self._answered = answered
         self._queues_max = queues_max
+        self._faults = faults if faults is not None else Faults()
         self._stats: list[QueueStats] = []
 
     def page(self) -> Steps[bytes]:
@@ -34,7 +41,7 @@ class Metrics:
             except QueueNotFound:
                 continue  # deleted since
         self._stats = found
-        # Imported late: it takes longer to load than all the rest of the server.
+        # Imported late: it takes longer to load than the rest of the server.
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
@@ -72,4 +79,8 @@ class Metrics:
         )
         for (action, status), count in sorted(self._answered.items()):
             requests.add_metric([action or "unknown", str(status)], count)
-        yield from (states, stored, oldest, waiting, requests)
+        faults = CounterMetricFamily(
+            "penstock_faults", "Exceptions that no code expected: each is a mistake in Penstock."
+        )
+        faults.add_metric([], self._faults.total)
+        yield from (states, stored, oldest, waiting, requests, faults)

@@ -561,7 +561,7 @@ sys.stdout.buffer.write(link.recv(4096))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.root
 def test_another_user_is_turned_away_even_if_it_reaches_the_socket(server):
     import subprocess
 

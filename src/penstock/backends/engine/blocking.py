@@ -92,8 +92,10 @@ class BlockingEngine:
     def _wait_for(self, waiter: Waiter, signal: threading.Event) -> None:
         while not waiter.done:
             with self._lock:
-                timeout_s = self._engine.clock.timeout_s(self._engine.next_wake_ms)
-            signal.wait(timeout_s)
+                wake_ms = self._engine.next_wake_ms
+            # Without the lock, which our subscription takes if this moves a manual clock.
+            clock = self._engine.clock
+            signal.wait(clock.waiter_timeout_s(wake_ms, blocks_thread=True))
             signal.clear()
             if not waiter.done:
                 with self._lock:

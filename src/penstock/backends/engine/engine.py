@@ -1,4 +1,5 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
+Long, because the step of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
@@ -13,10 +14,12 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import IN_FLIGHT, Delivery, receives, size_bytes
+from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
     Deleted,
@@ -24,6 +27,7 @@ from penstock.core.events import (
     Lost,
     Moved,
     Pushed,
+    QueueCreated,
 )
 from penstock.core.receipts import (
     IDENTITY_BYTES,
@@ -32,6 +36,7 @@ from penstock.core.receipts import (
     Receipts,
     Ticket,
 )
+from penstock.core.runs import Run
 from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
@@ -149,10 +154,10 @@ class Engine:
         self._events: list[AnyEvent] = []
         self._sequence = 0
         self.answer_sequence = 0
-        # The message pushed last, and those of the batch under way: their content gets its place
-        # when it is in the journal.
-        self._arrival: Delivery | None = None
-        self._arrivals: list[Delivery] = []
+        # What the pull under way has read; None in place of a message that is damaged. A journal
+        # that keeps nothing has nothing to be read: the messages hold their content themselves.
+        self._loaded: list[Pushed | None] = []
+        self._load = None if self._keeps_nothing else self._load_content
         self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
@@ -167,7 +172,6 @@ class Engine:
         try:
             if now_ms >= self._alarm.next_ms:
                 self._settle(now_ms)
-            # A handler raises before it changes anything.
             reply: R = handler(command, now_ms)
             if not self._events:
                 # Even an answer that changed nothing may rest on a change that is not durable yet:
@@ -178,12 +182,23 @@ class Engine:
             else:
                 self.answer_sequence = self._append()
         except PenstockError:
+            self._keep_events()
             raise
         except BaseException as error:
-            # An interrupt, or what nobody expected: memory may be ahead of the journal.
+            # An interrupt, or an error of a kind no handler raises: memory may be ahead of the
+            # journal.
             self._fail(error)
             raise
         return reply
+
+    def _keep_events(self) -> None:
+        """Appends what had happened before a command was refused.
+
+        A handler raises before it changes anything on behalf of its command. But it may have met
+        damaged messages, or some with too many receives, and their ends are events of their own.
+        """
+        if self._events:
+            self._append()
 
     def _refuse(self, command: object) -> NoReturn:
         if self._stopped is not None:
@@ -208,27 +223,25 @@ class Engine:
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
-        if len(events) == 1 and self._arrival is not None:
-            self._arrival.content = places[0]
+        """Lets each message that was pushed know its content by its place in the journal."""
+        if type(events) is Run:
+            for delivery, place in zip(events.deliveries, places, strict=True):
+                delivery.content = place
             return
-        for delivery, place in zip(self._arrivals, places, strict=True):
-            delivery.content = place
-        self._arrivals = []
+        pushed = [event for event in events if type(event) is Pushed]
+        for event, place in zip(pushed, places, strict=True):
+            self.shard.place(event.queue, event.number, place)
 
     def _settle(self, now_ms: int) -> None:
         """Lets happen what is due, in entries of a bounded size, as long as there is room."""
-        try:
-            while self._alarm.next_ms <= now_ms:
-                if not self.journal.has_room(2 * SETTLE_MAX):
-                    # Whoever waits would do nothing but look again at once.
-                    self._alarm.next_ms = now_ms + _NO_ROOM_MS
-                    return
-                self._events += self.shard.settle(now_ms)
-                if self._events:
-                    self._append()
-        except BaseException as error:
-            self._fail(error)
-            raise
+        while self._alarm.next_ms <= now_ms:
+            if not self.journal.has_room(2 * SETTLE_MAX):
+                # Whoever waits would do nothing but look again at once.
+                self._alarm.next_ms = now_ms + _NO_ROOM_MS
+                return
+            self._events += self.shard.settle(now_ms)
+            if self._events:
+                self._append()
 
     # Messages.
 
@@ -241,34 +254,52 @@ class Engine:
         decided = queue.decide_push(command, now_ms, shard.next_number)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        self._arrival = shard.pushed(decided)
+        shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 
     def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-        deliveries = self.shard.pull(command, now_ms, self._events)
-        if command.renew and deliveries and not self._events:
-            self._renew(command, deliveries, now_ms)
-        if len(deliveries) == 1:
-            # The usual pull, ahead of the loop below, which also sees to what is damaged.
-            try:
-                return [self._claim(deliveries[0], command.queue)]
-            except CorruptEntry:
-                pass
         claims: list[Claim] = []
-        while deliveries and not claims:
-            for delivery in deliveries:
-                try:
-                    claims.append(self._claim(delivery, command.queue))
-                except CorruptEntry:
-                    self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
-            if claims or command.attempt_id is not None or len(self._events) > SETTLE_MAX:
+        while not claims and len(self._events) <= SETTLE_MAX:
+            self._loaded = []
+            deliveries = self.shard.pull(command, now_ms, self._events, self._load)
+            if not deliveries:
                 break
-            # All of them were damaged: there may be others behind them.
-            deliveries = self.shard.pull(command, now_ms, self._events)
+            if command.attempt_id is not None and not self._events:
+                self._repeat(command, deliveries, now_ms)
+            if self._load is None:
+                # Without a journal that reads them, messages hold their content themselves.
+                name = command.queue
+                return [self._claim(each, name, cast(Pushed, each.content)) for each in deliveries]
+            for delivery, content in zip(deliveries, self._loaded, strict=True):
+                if content is None:
+                    self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
+                else:
+                    claims.append(self._claim(delivery, command.queue, content))
+            if command.attempt_id is not None:
+                break
+            # If all of them were damaged, there may be others behind them.
         return claims
+
+    def _load_content(self, delivery: Delivery) -> None:
+        """Reads a message that is about to be claimed. Raises what the journal raises."""
+        content: Content | None = delivery.content
+        if isinstance(content, int):
+            try:
+                content = self.journal.load(content)
+            except CorruptEntry:
+                content = None
+        self._loaded.append(content)
+
+    def _repeat(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
+        """Reads what an earlier pull of this attempt was given; renews its claims if asked to."""
+        if self._load is not None:
+            for each in deliveries:
+                self._load(each)
+        if command.renew:
+            self._renew(command, deliveries, now_ms)
 
     def _renew(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
         """Begins the visibility anew of claims that an earlier pull of this attempt was given."""
@@ -357,25 +388,19 @@ class Engine:
         except (KeyError, TypeError):
             return None
         run = queue.decide_run(command, now_ms, shard.next_number)
-        arrivals = None if run is None else shard.push_run(queue, run)
-        if run is None or not arrivals:
+        if run is None or not shard.push_run(queue, run):
             return None
-        if not self._keeps_nothing:
-            self._arrivals = arrivals
         self._events = cast(list[AnyEvent], run)
         return run.numbers
 
     def _one_by_one(self, items: list[Any], now_ms: int) -> list[Any]:
         handlers = self._handlers
-        arrivals: list[Delivery] = []
         replies: list[Any] = []
         for number, item in enumerate(items):
             kind = type(item)
             try:
                 if kind is Push:
                     reply: Any = self._push(item, now_ms)
-                    if not reply.duplicate and self._arrival is not None:
-                        arrivals.append(self._arrival)
                 elif kind is Delete:
                     reply = self._delete(item, now_ms)
                 elif kind in _BATCHABLE:
@@ -387,8 +412,6 @@ class Engine:
                 replies.append(reply)
             except RequestError as refused:
                 replies.append(refused)
-        if not self._keeps_nothing:
-            self._arrivals = arrivals
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
@@ -443,15 +466,20 @@ class Engine:
     # Queues.
 
     def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_create(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_create(command, now_ms))
 
     def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_configure(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_configure(command, now_ms))
+
+    def _made(self, name: str, events: list[AnyEvent]) -> QueueInfo:
+        """Commits the events of a queue's settings; names the dead-letter queue they made."""
+        self._commit(*events)
+        info = self.shard.info(self.shard.names[name])
+        made = [each.name for each in events if type(each) is QueueCreated and each.name != name]
+        return msgspec.structs.replace(info, also_created=made) if made else info
 
     def _remove(self, command: DeleteQueue, now_ms: int) -> None:
-        self._commit(self.shard.decide_remove(command.queue, now_ms))
+        self._commit(self.shard.decide_remove(command.queue, now_ms, command.force))
 
     def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
         return self.shard.info(self.shard.queue(command.queue))
@@ -530,12 +558,22 @@ class Engine:
         if self._stopped is not None:
             return
         now_ms = self.clock.now_ms()
-        self._settle(now_ms)
-        self._line.tick(now_ms)
+        try:
+            self._settle(now_ms)
+            self._line.tick(now_ms)
+        except PenstockError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _pull_now(self, command: Pull) -> tuple[list[Claim], int]:
         """A waiter's pull, tried again: its claims, and what must be durable to show them."""
-        claims = self._pull(command, self.clock.now_ms())
+        try:
+            claims = self._pull(command, self.clock.now_ms())
+        except PenstockError:
+            self._keep_events()
+            raise
         return claims, self._append() if self._events else 0
 
     # Ending.
@@ -588,11 +626,8 @@ class Engine:
             content.context,
         )
 
-    def _claim(self, delivery: Delivery, queue: str) -> Claim:
+    def _claim(self, delivery: Delivery, queue: str, content: Pushed) -> Claim:
         # The same fields again, written out: this is the hottest reply there is.
-        content = delivery.content
-        if isinstance(content, int):
-            content = self.journal.load(content)
         number = delivery.number
         epoch = delivery.epoch
         moved = delivery.move is not None

@@ -241,8 +241,10 @@ class LoopEngine:
                 return
             self._timer.cancel()
             self._timer = None
-        timeout_s = self.engine.clock.timeout_s(wake_ms)
-        if wake_ms < NEVER_MS and timeout_s is not None and self.engine.has_waiters:
+        if wake_ms == NEVER_MS or not self.engine.has_waiters:
+            return
+        timeout_s = self.engine.clock.waiter_timeout_s(wake_ms, blocks_thread=False)
+        if timeout_s is not None:
             self._timer_ms = wake_ms
             self._timer = self._loop.call_later(timeout_s, self._tick)
 
