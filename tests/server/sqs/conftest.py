@@ -30,7 +30,7 @@ from botocore.config import Config
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.loop import result_of
-from penstock.backends.remote.daemon import own_directory, socket_path
+from penstock.backends.remote.daemon import socket_path
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
 from penstock.server.run import start
@@ -283,13 +283,12 @@ class Local:
         if store == "file":
             url = f"file:{path / 'store'}"
         elif store == "daemon":
-            own_directory(path / "store")
             socket = socket_path(path / "store")
-            own_directory(socket.parent)
+            socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._frames = ServerInThread(socket.parent, socket=socket, engine=self._engine())
             url = f"file:{path / 'store'}?daemon=1"
         elif store == "penstock":
-            own_directory(path / "server")
+            (path / "server").mkdir(mode=0o700)
             self._frames = ServerInThread(path / "server", engine=self._engine())
             url = f"penstock://127.0.0.1:{self._frames.port}"
         self.settings = ServerSettings(store=url, port=0, **settings)
