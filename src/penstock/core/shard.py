@@ -187,9 +187,19 @@ class ShardState:
         return [*_taken_up(delivery, now_ms), released, *after]
 
     def _held(self, name: str, ticket: Ticket, late: bool) -> Delivery:
-        delivery = self.queue(name).held(ticket, late)
+        queue = self.queue(name)
+        delivery = queue.held(ticket, late)
         if delivery is None:
-            raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
+            target = self._dead_letter_of(queue)
+            if target is not None and ticket.number in target.deliveries:
+                raise MessageGone(
+                    f"receipt: the message of this claim was moved to {target.name!r}, the "
+                    f"dead-letter queue of {queue.name!r}; pull it there"
+                )
+            raise MessageGone(
+                "receipt: the message of this claim is gone from the queue: deleted, expired, "
+                "purged or moved to another queue"
+            )
         return delivery
 
     def decide_after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
