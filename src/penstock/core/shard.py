@@ -374,6 +374,20 @@ class ShardState:
             queue.retention.note(queue.number, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
+    def push(self, command: Push, now_ms: int) -> Pushed | int:
+        """Decides a push and applies it: `decide_push` and `apply` in one step, for the usual push.
+
+        Returns the event, or the number of the message that an earlier push made.
+        """
+        try:
+            queue = self.names[command.queue]
+        except (KeyError, TypeError):
+            queue = self.queue(command.queue)
+        decided = queue.decide_push(command, now_ms, self.next_number)
+        if type(decided) is Pushed:
+            self.pushed(decided)
+        return decided
+
     def push_run(self, queue: QueueState, run: Run) -> bool:
         """Applies a run of pushes to a standard queue, if all of them are new.
 
