@@ -1,7 +1,8 @@
-"""What every test shares: hypothesis profiles, and services that may be missing."""
+"""What every test shares: hypothesis profiles, a quick directory, services that may be missing."""
 
 import os
 import shutil
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -29,6 +30,18 @@ QUICK_JVMS = dict.fromkeys(
 os.environ.update(QUICK_JVMS)
 
 NOT_INSTALLED = "service not installed: "
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def quick_path(tmp_path):
+    """A directory in memory, if the system has such a thing: the disk is not what is tested."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def services() -> dict[str, str]:
@@ -82,6 +95,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("root") is not None and os.geteuid() != 0:
+        if IN_CI:
+            pytest.fail("needs root, and CI must not skip", pytrace=False)
+        pytest.skip("needs root, to become another user")
     for mark in item.iter_markers("service"):
         (package,) = mark.args
         program = services().get(package)

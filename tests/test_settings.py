@@ -23,10 +23,41 @@ def test_an_argument_beats_a_variable_and_a_variable_beats_the_file(tmp_path):
     assert read_settings({}, {}, str(path)).port == 1
 
 
+def test_where_the_store_is_comes_whole_from_the_first_source_that_names_it(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text('store = "file:in-the-file"')
+    url = {"PENSTOCK_URL": "file:in-the-url"}
+    assert read_settings({}, url).where == "file:in-the-url"
+    assert read_settings({}, {"PENSTOCK_URL": ""}).where == "file:penstock-data"
+    assert read_settings({}, url, str(path)).where == "file:in-the-file"
+    data = {**url, "PENSTOCK_DATA": "in-a-variable"}
+    assert read_settings({}, data, str(path)).where == "file:in-a-variable"
+    store = {**url, "PENSTOCK_STORE": "memory:"}
+    assert read_settings({}, store, str(path)).where == "memory:"
+    assert read_settings({"data": "given"}, store, str(path)).where == "file:given"
+    assert read_settings({"store": "file:given"}, data, str(path)).where == "file:given"
+
+
+def test_a_store_that_is_named_twice_is_refused():
+    with pytest.raises(InvalidField, match="in the environment: both say where the store is"):
+        read_settings({}, {"PENSTOCK_DATA": "x", "PENSTOCK_STORE": "memory:"})
+    with pytest.raises(InvalidField, match="in the arguments: both"):
+        read_settings({"data": "x", "store": "memory:"}, {})
+
+
+def test_durability_beside_a_store_is_refused_and_not_ignored():
+    with pytest.raises(InvalidField, match=r"in its URL: file:PATH\?durability=os"):
+        read_settings({"store": "file:x", "durability": "os"}, {})
+
+
 def test_lists_and_keys_can_be_given_in_variables():
-    environment = {"PENSTOCK_KEYS": "a:b:c, d:e", "PENSTOCK_ALLOW_HOSTS": "x.example, y.example"}
+    one, two = "one:secret:of-many-characters", "two-secret-of-many-characters"
+    environment = {
+        "PENSTOCK_KEYS": f"a:{one}, d:{two}",
+        "PENSTOCK_ALLOW_HOSTS": "x.example, y.example",
+    }
     settings = read_settings({}, environment)
-    assert settings.keys == {"a": "b:c", "d": "e"}
+    assert settings.keys == {"a": one, "d": two}
     assert settings.allow_hosts == ["x.example", "y.example"]
     assert read_settings({}, {"PENSTOCK_INSECURE_WITHOUT_TLS": "true"}).insecure_without_tls
 
@@ -41,6 +72,10 @@ def test_lists_and_keys_can_be_given_in_variables():
         ("tls_cert = 'x'", "tls_cert and tls_key go together"),
         ("deleted_window = -1", "deleted_window: expected 0 to 86400"),
         ("= x", "is not TOML"),
+        ('keys = { a = "" }', "the secret of 'a' has 0 characters; at least 16"),
+        ('keys = { a = "fifteen chars.." }', "the secret of 'a' has 15 characters"),
+        ('keys = { a = "                    " }', "the secret of 'a' has 0 characters"),
+        ('keys = { "" = "a-secret-of-many-characters" }', "'' is not an access key"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, text, complaint):
@@ -60,7 +95,7 @@ def test_a_file_that_is_not_there_is_named():
 
 
 TLS = {"tls_cert": "c", "tls_key": "k"}
-KEYS = {"keys": {"a": "b"}}
+KEYS = {"keys": {"a": "a-secret-of-many-characters"}}
 
 
 @pytest.mark.parametrize(
@@ -88,3 +123,41 @@ def test_off_loopback_a_server_needs_keys_and_tls(host, given, complaint):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_on_loopback_it_needs_neither(host):
     assert read_settings({"host": host}, {}).on_loopback
+
+
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [
+        ("PENSTOCK_KEY", "did you mean PENSTOCK_KEYS?"),
+        ("PENSTOCK_INSECURE_WITHOUT_TSL", "did you mean PENSTOCK_INSECURE_WITHOUT_TLS?"),
+        ("PENSTOCK_PORT_", "did you mean PENSTOCK_PORT?"),
+        ("PENSTOCK_port", "there is no such setting"),
+        ("PENSTOCK_COLOUR", "there are PENSTOCK_ACCOUNT, ALLOW_HOSTS, "),
+        ("PENSTOCK_QUEUES", "declare them in a config file"),
+    ],
+)
+def test_an_unknown_variable_is_an_error_that_names_it(variable, complaint):
+    """Row 23: a server whose keys were misspelt would check no signatures."""
+    with pytest.raises(InvalidField, match=f"^{variable}: ") as caught:
+        read_settings({}, {variable: "AKID:a-secret-of-many-characters"})
+    assert complaint in str(caught.value)
+
+
+def test_variables_that_others_read_are_not_taken_for_a_servers():
+    others = {"PENSTOCK_FULL": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
+    assert read_settings({}, others) == ServerSettings()
+
+
+def test_a_short_secret_is_refused_whichever_way_it_came(tmp_path):
+    """Row 23: as in the file, so in the environment and the arguments."""
+    for given, environment in (({"keys": {"a": "short"}}, {}), ({}, {"PENSTOCK_KEYS": "a:short"})):
+        with pytest.raises(InvalidField, match="the secret of 'a' has 5 characters"):
+            read_settings(given, environment)
+
+
+def test_the_windows_of_amazon_are_there_on_request_only():
+    plain, limited = read_settings({}, {}), read_settings({}, {"PENSTOCK_AWS_LIMITS": "true"})
+    assert (plain.deleted_window_ms, plain.purged_window_ms) == (0, 0)
+    assert (limited.deleted_window_ms, limited.purged_window_ms) == (60_000, 60_000)
+    mixed = read_settings({"aws_limits": True, "purged_window": 0}, {})
+    assert (mixed.deleted_window_ms, mixed.purged_window_ms) == (60_000, 0)

@@ -1,4 +1,5 @@
 """The commands a queue service takes, the replies it gives, and the seam every backend implements.
+Long, because it is one list: every command with its reply and the limits of its fields.
 
 A backend is a `QueueService`: one method, `execute(command) -> reply`. The reply's type stands in
 the command's own class line. Durations and instants are whole milliseconds here; seconds belong to
@@ -7,12 +8,23 @@ are only ever added at the end, always with a default.
 """
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 import msgspec
 
-from penstock.errors import InvalidField
+from penstock.errors import InvalidField, QueueInUse
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -41,6 +53,9 @@ else:
     Attributes = dict[str, Any]
 State = Literal["visible", "delayed", "in_flight"]
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+# How many messages one Redrive moves, unless a service says otherwise: others wait for it.
+REDRIVE_MAX: Final = 1_000
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -121,13 +136,17 @@ class QueueStats(msgspec.Struct, frozen=True, gc=False):
         return self.visible + self.delayed + self.in_flight
 
 
-class QueueInfo(msgspec.Struct, frozen=True, gc=False):
-    """A queue's name, settings and dates."""
+class QueueInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A queue's name, settings and dates.
+
+    `also_created` names the dead-letter queue that the command which this answers had to make.
+    """
 
     queue: str
     settings: QueueSettings
     created_at_ms: int
     configured_at_ms: int
+    also_created: list[str] = []
 
 
 class PushReply(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -171,7 +190,9 @@ class Push(Command[PushReply], frozen=True, gc=False, array_like=True, tag=1):
 class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
     """Claims up to `limit` messages, waiting up to `wait_ms` for the first.
 
-    Repeating an `attempt_id` gives the same claims while all of them live.
+    Repeating an `attempt_id` gives the same claims while all of them live; with `renew` their
+    visibility begins anew. With `bytes_max` the reply ends before the message whose body and
+    attributes would bring the total above it; the first message is given whatever its size.
     """
 
     queue: str
@@ -180,33 +201,35 @@ class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
     wait_ms: int | None = None
     attempt_id: str | None = None
     holder: str | None = None
-
-
-class PullWithin(Pull, frozen=True, gc=False, array_like=True, tag=2):
-    """A pull for a server whose answer must not get too large: never on a wire.
-
-    It ends before the message with which all would have more than `bytes_max`, but gives one.
-    """
-
-    bytes_max: int = 1 << 62
+    bytes_max: int | None = None
+    renew: bool = False
 
 
 class Delete(Command[bool], frozen=True, gc=False, array_like=True, tag=3):
     """Ends a claim and its message; false if the message was gone already.
 
-    A receipt, here and below, is the text of it or a claim's own `proof`.
+    A receipt, here and below, is the text of it or a claim's own `proof`. With `late`, a receipt
+    counts even after its claim ran out, as long as the message was not claimed again since; on a
+    FIFO queue it never does.
     """
 
     queue: str
     receipt: Any
+    late: bool = False
 
 
 class Extend(Command[int], frozen=True, gc=False, array_like=True, tag=4):
-    """Moves a claim's deadline to `visibility_ms` from now; the new deadline is the reply."""
+    """Moves a claim's deadline to `visibility_ms` from now; the new deadline is the reply.
+
+    With `held_ms_max` it is refused with ClaimTooLong if a message that was never claimed before
+    would then be held for longer than that in all.
+    """
 
     queue: str
     receipt: Any
     visibility_ms: int
+    late: bool = False
+    held_ms_max: int | None = None
 
 
 class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
@@ -215,14 +238,19 @@ class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
     queue: str
     receipt: Any
     delay_ms: int = 0
+    late: bool = False
 
 
 class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6):
-    """Shows up to `limit` messages in one state, in the order they stand, without claiming them."""
+    """Shows up to `limit` messages in one state, in the order they stand, without claiming them.
+
+    `bytes_max` limits the reply as it does that of a Pull.
+    """
 
     queue: str
     limit: int = 1
     state: State = "visible"
+    bytes_max: int | None = None
 
 
 class Stats(Command[QueueStats], frozen=True, gc=False, array_like=True, tag=7):
@@ -260,9 +288,13 @@ class ConfigureQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True,
 
 
 class DeleteQueue(Command[None], frozen=True, gc=False, array_like=True, tag=12):
-    """Removes a queue, its messages and its claims; pulls waiting on it fail."""
+    """Removes a queue, its messages and its claims; pulls waiting on it fail.
+
+    Without `force`, a queue that others name as their dead-letter queue is refused with QueueInUse.
+    """
 
     queue: str
+    force: bool = True
 
 
 class DescribeQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=13):
@@ -285,6 +317,14 @@ class History(Command[list[HistoryEvent]], frozen=True, gc=False, array_like=Tru
     id: str
 
 
+class DescribeQueues(Command[list[QueueInfo]], frozen=True, gc=False, array_like=True, tag=17):
+    """Settings and dates of the queues that `ListQueues` with the same fields would name."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1_000
+
+
 BatchItem = Push | Delete | Extend | Release
 
 
@@ -294,34 +334,117 @@ class Batch(Command[list[Any]], frozen=True, gc=False, array_like=True, tag=16):
     items: list[BatchItem]
 
 
-class RunReply(msgspec.Struct, frozen=True, gc=False):
-    """What many pushes made: messages of their own, with numbers one after another.
+class PushMany(Command[Sequence[Any]], frozen=True, array_like=True):
+    """Many pushes to one queue in one append; each PushReply, or the RequestError that refused it.
 
-    An id is what all ids begin with and the number in twelve hexadecimal digits.
-    """
-
-    id_start: str
-    numbers: range
-
-
-class PushRun(Command[RunReply | list[Any]], frozen=True, gc=False, array_like=True):
-    """Pushes with nothing but a body, and perhaps a dedup id, each: for servers, never on a wire.
-
-    It is the `Batch` of these pushes, and is answered like it, or at once by a `RunReply`.
+    `delay_ms` to `attributes` are shared by all. The columns after them have one value a message;
+    None in a column means the shared value.
     """
 
     queue: str
-    bodies: list[bytes]
-    dedup_ids: list[str] | None = None
+    bodies: Sequence[bytes]
+    dedup_ids: Sequence[str | None] | None = None
+    delay_ms: int | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+    group: str | None = None
+    attributes: Attributes | None = None
+    delays_ms: Sequence[int | None] | None = None
+    priorities: Sequence[int | None] | None = None
+    ttls_ms: Sequence[int | None] | None = None
+    groups: Sequence[str | None] | None = None
+    each_attributes: Sequence[Attributes | None] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the pushes have nothing but bodies, and either all a dedup id or none."""
+        ids = self.dedup_ids
+        others = (
+            self.delay_ms,
+            self.ttl_ms,
+            self.group,
+            self.attributes,
+            self.delays_ms,
+            self.priorities,
+            self.ttls_ms,
+            self.groups,
+            self.each_attributes,
+        )
+        return (
+            others.count(None) == len(others)
+            and self.priority == 0
+            and (ids is None or (len(ids) == len(self.bodies) and None not in ids))
+        )
+
+    def pushes(self) -> list[Push]:
+        """The same pushes one by one. Raises InvalidField for a column of another length."""
+        count = len(self.bodies)
+        return list(
+            map(
+                Push,
+                repeat(self.queue, count),
+                self.bodies,
+                _column("delays_ms", self.delays_ms, self.delay_ms, count),
+                _column("priorities", self.priorities, self.priority, count),
+                _column("ttls_ms", self.ttls_ms, self.ttl_ms, count),
+                _column("dedup_ids", self.dedup_ids, None, count),
+                _column("groups", self.groups, self.group, count),
+                _column("each_attributes", self.each_attributes, self.attributes, count),
+            )
+        )
+
+
+def _column(name: str, values: Sequence[T | None] | None, shared: T, count: int) -> Iterable[T]:
+    if values is None:
+        return repeat(shared, count)
+    if len(values) != count:
+        raise InvalidField(f"{name}: {len(values)} values for {count} bodies")
+    return [shared if value is None else value for value in values]
+
+
+class NumberedReplies(Sequence[PushReply]):
+    """The replies to pushes that all made messages, with numbers one after another.
+
+    It stands for a list of PushReply and makes each one only when it is read. An id is `id_start`
+    and the number in twelve hexadecimal digits.
+    """
+
+    __slots__ = ("id_start", "numbers")
+
+    def __init__(self, id_start: str, numbers: range) -> None:
+        self.id_start = id_start
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> PushReply: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PushReply]: ...
+    def __getitem__(self, place: int | slice) -> PushReply | list[PushReply]:
+        if isinstance(place, slice):
+            return [self._reply(number) for number in self.numbers[place]]
+        return self._reply(self.numbers[place])
+
+    def _reply(self, number: int) -> PushReply:
+        return PushReply(f"{self.id_start}{number:012x}", number, False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class QueueService(Protocol):
     """What every backend is to a caller who may block.
 
     `LACKS` maps each behaviour of the contract that this backend cannot give to the reason.
+    `redrive_max` is how many messages one Redrive command may move.
     """
 
     LACKS: ClassVar[Mapping[str, str]]
+    redrive_max: int
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says. Raises a PenstockError, and then nothing has changed."""
@@ -336,6 +459,7 @@ class AsyncQueueService(Protocol):
     """The same seam for asyncio callers."""
 
     LACKS: ClassVar[Mapping[str, str]]
+    redrive_max: int
 
     async def execute(self, command: Command[R]) -> R:
         """Does what the command says. Raises a PenstockError, and then nothing has changed."""
@@ -375,6 +499,16 @@ def check_name(name: object, field: str = "queue") -> str:
     )
 
 
+def check_unused(queue: str, sources: Sequence[str]) -> None:
+    """Refuses to remove a queue to which these send their dead letters. Raises QueueInUse."""
+    if sources:
+        shown = ", ".join(map(repr, sorted(sources)[:5])) + (", …" if len(sources) > 5 else "")
+        raise QueueInUse(
+            f"queue: {queue!r} is the dead-letter queue of {shown}; configure "
+            f"{'it' if len(sources) == 1 else 'them'} first, or remove it with force"
+        )
+
+
 def check_number(field: str, value: object, low: int, high: int) -> int:
     """Returns the whole number if it lies within the limits. Raises InvalidField."""
     if type(value) is not int:
@@ -398,7 +532,7 @@ def check_id(field: str, value: object) -> str:
     return value
 
 
-def are_ids(values: list[Any]) -> bool:
+def are_ids(values: Sequence[Any]) -> bool:
     """Whether `check_id` would let every one of these pass; written for many."""
     try:
         sizes = set(map(len, values))

@@ -1,11 +1,14 @@
-"""What a server can be told, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
+"""A server's settings, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
 
-An argument beats a variable, a variable beats the file, the file beats the default. A name that
-nobody knows is an error, whichever way it came.
+An argument beats a variable, a variable beats the file, the file beats the default. An unknown
+name is an error in each of the three. `data` and `store` are two names for one thing, where the
+messages are: each of the three sources gives at most one of them. If none does, `PENSTOCK_URL`,
+which the other commands read too, names the store.
 """
 
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -16,17 +19,34 @@ from penstock.errors import InvalidField
 
 PREFIX: Final = "PENSTOCK_"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
-# Variables of this prefix that are not a server's.
-_OTHERS: Final = frozenset({"PENSTOCK_URL", "PENSTOCK_SERVICES", CONFIG_VARIABLE})
+URL_VARIABLE: Final = "PENSTOCK_URL"
+# Variables of this prefix that are not a server's: the command line, the tools and the tests of
+# this repository read them.
+_OTHERS: Final = frozenset(
+    {
+        URL_VARIABLE,
+        CONFIG_VARIABLE,
+        "PENSTOCK_FULL",
+        "PENSTOCK_FUZZ",
+        "PENSTOCK_SERVICES",
+        "PENSTOCK_SIMULATION_LIVES",
+        "PENSTOCK_SPARK_KILLS",
+    }
+)
+# A signature that was overheard lets its secret be guessed offline, so a short one is none.
+SECRET_CHARS_MIN: Final = 16
+AWS_WINDOW_S: Final = 60
+_PLACES: Final = {"data", "store"}
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything `penstock serve` can be told.
+    """Every setting of `penstock serve`.
 
-    `keys` maps each access key to its secret. `queues` are made at the start, in the words of
+    `keys` maps each access key to its secret. `queues` are made at the start, with the settings of
     `Queues.create`. `allow_hosts` are further names by which clients may address a server that
-    checks no signatures. The windows are how long, in seconds, a deleted queue's name stays taken
-    and a purge keeps the next one off.
+    checks no signatures. For `deleted_window` seconds after its deletion a queue cannot be made
+    again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
+    unless set, or 60 with `aws_limits`, as in Amazon SQS.
     """
 
     data: str = "penstock-data"
@@ -40,10 +60,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     allow_hosts: list[str] = []
-    deleted_window: int = 60
-    purged_window: int = 60
+    aws_limits: bool = False
+    deleted_window: int | None = None
+    purged_window: int | None = None
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
+    insecure_other_owner: bool = False
     queues: dict[str, dict[str, Any]] = {}
 
     @property
@@ -55,6 +77,20 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def deleted_window_ms(self) -> int:
+        """How long the name of a deleted queue cannot be used again."""
+        return self._window_ms(self.deleted_window)
+
+    @property
+    def purged_window_ms(self) -> int:
+        """How long after a purge the next one of the same queue is refused."""
+        return self._window_ms(self.purged_window)
+
+    def _window_ms(self, given_s: int | None) -> int:
+        default_s = AWS_WINDOW_S if self.aws_limits else 0
+        return (default_s if given_s is None else given_s) * 1_000
 
     @property
     def where(self) -> str:
@@ -69,12 +105,23 @@ def read_settings(
     given: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None
 ) -> ServerSettings:
     """The settings of a server. Raises InvalidField, naming what is wrong and where it stands."""
-    found: dict[str, Any] = {}
+    sources: list[tuple[str, dict[str, Any]]] = []
     path = config or environment.get(CONFIG_VARIABLE)
     if path:
-        found |= _checked(_read_file(path), path)
-    found |= _checked(_read_environment(environment), "the environment", strict=False)
-    found |= {name: value for name, value in given.items() if value is not None}
+        sources.append((path, _checked(_read_file(path), path)))
+    variables = _checked(_read_environment(environment), "the environment", strict=False)
+    sources.append(("the environment", variables))
+    arguments = {name: value for name, value in given.items() if value is not None}
+    sources.append(("the arguments", arguments))
+    found: dict[str, Any] = {}
+    for where, source in sources:
+        if source.keys() >= _PLACES:
+            raise InvalidField(f"data and store, in {where}: both say where the store is; give one")
+        if _PLACES & source.keys():
+            found = {name: value for name, value in found.items() if name not in _PLACES}
+        found |= source
+    if not _PLACES & found.keys() and environment.get(URL_VARIABLE):
+        found["store"] = environment[URL_VARIABLE]
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
     return settings
@@ -106,14 +153,29 @@ def _read_file(path: str) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _OTHERS:
+            continue
         name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and variable not in _OTHERS:
-            if name not in ServerSettings.__struct_fields__ or name == "queues":
-                continue
-            found[name] = read_keys(text) if name == "keys" else text
-            if name == "allow_hosts":
-                found[name] = [host.strip() for host in text.split(",") if host.strip()]
+        if variable not in _VARIABLES:
+            raise InvalidField(_unknown_variable(variable))
+        found[name] = read_keys(text) if name == "keys" else text
+        if name == "allow_hosts":
+            found[name] = [host.strip() for host in text.split(",") if host.strip()]
     return found
+
+
+_VARIABLES: Final = frozenset(
+    PREFIX + name.upper() for name in ServerSettings.__struct_fields__ if name != "queues"
+)
+
+
+def _unknown_variable(variable: str) -> str:
+    if variable == f"{PREFIX}QUEUES":
+        return f"{variable}: queues cannot be given in a variable; declare them in a config file"
+    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES)]
+    near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, 1)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {PREFIX}{', '.join(names)}"
+    return f"{variable}: there is no such setting; {hint}"
 
 
 def read_keys(text: str) -> dict[str, str]:
@@ -127,6 +189,16 @@ def read_keys(text: str) -> dict[str, str]:
     return keys
 
 
+def _check_key(access_key: str, secret: str) -> None:
+    if not access_key or access_key != access_key.strip():
+        raise InvalidField(f"keys: {access_key!r} is not an access key")
+    if len(secret.strip()) < SECRET_CHARS_MIN:
+        raise InvalidField(
+            f"keys: the secret of {access_key!r} has {len(secret.strip())} characters; "
+            f"at least {SECRET_CHARS_MIN} are needed"
+        )
+
+
 def _check(settings: ServerSettings) -> None:
     if not 0 <= settings.port <= 65_535:
         raise InvalidField(f"port: {settings.port} is outside 0 to 65535")
@@ -136,9 +208,16 @@ def _check(settings: ServerSettings) -> None:
         raise InvalidField(f"account: {settings.account!r} is not twelve digits")
     if len(settings.account) != 12:
         raise InvalidField(f"account: {settings.account!r} is not twelve digits")
+    if settings.store is not None and settings.durability != "sync":
+        raise InvalidField(
+            f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
+            f"file:PATH?durability={settings.durability}"
+        )
     for name in ("deleted_window", "purged_window"):
-        if not 0 <= getattr(settings, name) <= 86_400:
+        if not 0 <= (getattr(settings, name) or 0) <= 86_400:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")
+    for access_key, secret in settings.keys.items():
+        _check_key(access_key, secret)
     if settings.on_loopback:
         return
     if not settings.keys and not settings.insecure_without_keys:

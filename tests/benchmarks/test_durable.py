@@ -1,6 +1,7 @@
 """The durable race compares like with like, and a store that loses a message voids it."""
 
 import sqlite3
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
@@ -72,8 +73,8 @@ def test_the_syncs_of_a_group_commit_are_counted(tmp_path):
 
 @pytest.mark.parametrize("durability", ["interval", "none"])
 def test_sqlite_is_no_contestant_where_it_has_no_such_durability(durability):
-    with pytest.raises(NotImplementedError):
-        stores.set_synchronous(sqlite3.connect(":memory:"), durability)
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(NotImplementedError):
+        stores.set_synchronous(connection, durability)
 
 
 def test_a_row_that_is_absent_has_no_ratio_and_no_target():

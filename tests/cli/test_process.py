@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 
@@ -180,3 +181,11 @@ def test_a_terminal_without_unicode_still_shows_the_message(process):
     )
     assert done.status == 0
     assert "gr\\xfcn" in done.out
+
+
+def test_an_address_that_is_taken_has_an_exit_status_of_its_own(process, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = process("daemon", "run", str(tmp_path / "data"), "--listen", address)
+    assert done.status == 7
+    assert f"another program listens on {address}" in one_line(done)

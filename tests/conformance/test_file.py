@@ -1,7 +1,5 @@
 """The file engine holds the contract: through both faces, in every durability, and in real time."""
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +14,7 @@ from penstock.backends.engine.loop import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock
-from penstock.service import Pull
+from penstock.service import REDRIVE_MAX, Pull
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.batches import BatchContract
 from penstock.testing.conformance.claims import ClaimContract
@@ -39,17 +37,6 @@ def made(path, clock, durability):
 
 def opened(path, clock, durability):
     return Queues(BlockingEngine(made(path, clock, durability)))
-
-
-@pytest.fixture
-def quick_path(tmp_path):
-    """A directory in memory, if the system has one: nothing here waits for a disk."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="penstock-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class TestFile(ConformanceSuite):
@@ -98,6 +85,7 @@ class Reopening:
     """
 
     LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
 
     def __init__(self, path: Path, clock: ManualClock) -> None:
         self._path = path

@@ -64,7 +64,7 @@ class TestSqs(Endpointed, ConformanceSuite):
 
 @pytest.fixture(scope="module")
 def local():
-    server = Local(None, deleted_window=0, purged_window=0)
+    server = Local(None)
     yield server
     server.close()
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.core.receipts import Late
 from penstock.core.replay import apply_if_new
 from penstock.core.shard import ShardState, replay
 from penstock.errors import MessageGone, StaleReceipt
@@ -26,9 +25,9 @@ def test_a_late_delete_ends_a_message_that_nobody_has_claimed_since():
     receipt = lapsed(life)
     with pytest.raises(StaleReceipt):
         life.submit(Delete("q", receipt))
-    assert life.submit(Delete("q", Late(receipt))) is True
+    assert life.submit(Delete("q", receipt, late=True)) is True
     assert life.submit(Stats("q")).messages == 0
-    assert life.submit(Delete("q", Late(receipt))) is False
+    assert life.submit(Delete("q", receipt, late=True)) is False
 
 
 def test_a_late_extension_takes_the_claim_up_again_under_its_receipt():
@@ -36,7 +35,7 @@ def test_a_late_extension_takes_the_claim_up_again_under_its_receipt():
     receipt = lapsed(life)
     with pytest.raises(StaleReceipt):
         life.submit(Extend("q", receipt, 5_000))
-    assert life.submit(Extend("q", Late(receipt), 5_000)) == life.clock.now_ms() + 5_000
+    assert life.submit(Extend("q", receipt, 5_000, late=True)) == life.clock.now_ms() + 5_000
     assert life.submit(Pull("q")) == []
     assert life.submit(Stats("q")).in_flight == 1
     # It is a claim like any other again: no lateness is needed to end it.
@@ -47,7 +46,7 @@ def test_an_extension_that_came_late_runs_out_in_its_turn():
     life = Life()
     receipt = lapsed(life)
     for _ in range(200):
-        life.submit(Extend("q", Late(receipt), 1_000))
+        life.submit(Extend("q", receipt, 1_000, late=True))
         life.clock.advance(seconds=1)
     (claim,) = life.submit(Pull("q"))
     assert claim.epoch == 2
@@ -57,9 +56,9 @@ def test_an_extension_that_came_late_runs_out_in_its_turn():
 def test_a_late_release_with_a_delay_hides_the_message():
     life = Life()
     receipt = lapsed(life)
-    life.submit(Release("q", Late(receipt), 0))
+    life.submit(Release("q", receipt, 0, late=True))
     assert life.submit(Stats("q")).visible == 1
-    life.submit(Release("q", Late(receipt), 3_000))
+    life.submit(Release("q", receipt, 3_000, late=True))
     assert life.submit(Pull("q")) == []
     life.clock.advance(seconds=3)
     assert len(life.submit(Pull("q"))) == 1
@@ -71,15 +70,15 @@ def test_nobody_is_late_enough_for_a_claim_before_the_last():
     life.submit(Pull("q"))
     before = as_bytes(life.shard)
     for command in (
-        Delete("q", Late(receipt)),
-        Extend("q", Late(receipt), 1_000),
-        Release("q", Late(receipt), 0),
+        Delete("q", receipt, late=True),
+        Extend("q", receipt, 1_000, late=True),
+        Release("q", receipt, 0, late=True),
     ):
         with pytest.raises(StaleReceipt):
             life.submit(command)
     life.clock.advance(seconds=1)
     with pytest.raises(StaleReceipt):
-        life.submit(Delete("q", Late(receipt)))
+        life.submit(Delete("q", receipt, late=True))
     assert as_bytes(life.shard) != before
     assert life.submit(Stats("q")).visible == 1
 
@@ -88,18 +87,18 @@ def test_a_fifo_queue_takes_nothing_late():
     life = Life()
     receipt = lapsed(life, fifo=True)
     with pytest.raises(StaleReceipt):
-        life.submit(Delete("q", Late(receipt)))
+        life.submit(Delete("q", receipt, late=True))
     with pytest.raises(StaleReceipt):
-        life.submit(Extend("q", Late(receipt), 1_000))
+        life.submit(Extend("q", receipt, 1_000, late=True))
 
 
 def test_lateness_does_not_bring_back_what_is_gone():
     life = Life()
     receipt = lapsed(life)
     life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
-    assert life.submit(Delete("q", Late(receipt))) is False
+    assert life.submit(Delete("q", receipt, late=True)) is False
     with pytest.raises(MessageGone):
-        life.submit(Extend("q", Late(receipt), 1_000))
+        life.submit(Extend("q", receipt, 1_000, late=True))
 
 
 def test_a_life_with_latecomers_replays_from_any_point():
@@ -107,12 +106,12 @@ def test_a_life_with_latecomers_replays_from_any_point():
     life = Life()
     receipt = lapsed(life)
     for _ in range(2):
-        life.submit(Extend("q", Late(receipt), 1_000))
+        life.submit(Extend("q", receipt, 1_000, late=True))
         life.clock.advance(seconds=2)
     life.submit(Push("q", b"y", group="g"))
-    life.submit(Release("q", Late(receipt), 500))
+    life.submit(Release("q", receipt, 500, late=True))
     life.clock.advance(seconds=1)
-    life.submit(Extend("q", Late(receipt), 9_000))
+    life.submit(Extend("q", receipt, 9_000, late=True))
     living = as_bytes(life.shard)
     events = life.journal.events
     assert as_bytes(replay(events)) == living

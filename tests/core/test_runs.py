@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core import runs
+from penstock.core.delivery import pack_place
 from penstock.core.runs import Run
 from penstock.core.shard import replay
 from penstock.core.window import Window
@@ -22,12 +23,12 @@ from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     Delete,
+    NumberedReplies,
     Pull,
     Purge,
     Push,
-    PushRun,
+    PushMany,
     Release,
-    RunReply,
     Stats,
     are_ids,
     check_id,
@@ -147,7 +148,7 @@ RUNS = st.integers(2, 40).flatmap(
 def test_the_block_of_a_run_is_that_of_its_events(run, data_offset):
     block, messages = codec.encode([*run])
     assert codec.encode_run(run) == block
-    places = [codec.place(data_offset + at, size) for at, size in messages]
+    places = [pack_place(data_offset + at, size) for at, size in messages]
     assert codec.places_of(run, data_offset) == places
 
 
@@ -160,8 +161,8 @@ def test_a_run_is_taken_as_one_and_found_again(tmp_path, named):
     engine = open_engine(tmp_path / "store", durability="os", clock=clock)
     engine.submit(CreateQueue("q"))
     before = engine.answer_sequence
-    reply = engine.submit(PushRun("q", bodies, names))
-    assert reply == RunReply(engine._ids.prefix, range(1, 3_001))
+    reply = engine.submit(PushMany("q", bodies, names))
+    assert reply == NumberedReplies(engine._ids.prefix, range(1, 3_001))
     assert engine.answer_sequence == before + 1
     assert [claim.body for claim in engine.submit(Pull("q", 1_500))] == bodies[:1_500]
     engine.close()
@@ -176,7 +177,7 @@ def test_a_run_is_taken_as_one_and_found_again(tmp_path, named):
 def test_the_replies_to_a_batch_and_to_a_run_name_the_same_messages():
     life = Life()
     life.submit(CreateQueue("q"))
-    ran = life.submit(PushRun("q", [b"a", b"b"]))
+    ran = life.submit(PushMany("q", [b"a", b"b"]))
     replies = life.submit(Batch([Push("q", b"c"), Push("q", b"d")]))
     assert [reply.sequence for reply in replies] == [3, 4]
     assert all(reply.id.startswith(ran.id_start) for reply in replies)
@@ -193,12 +194,12 @@ def test_ids_of_neighbours_are_right_where_the_table_of_digits_ends():
 def test_a_run_that_cannot_be_one_is_answered_push_by_push():
     life = Life()
     life.submit(CreateQueue("q", {"messages_max": 2}))
-    full = life.submit(PushRun("q", [b"a", b"b", b"c"], ["1", "1", "2"]))
+    full = life.submit(PushMany("q", [b"a", b"b", b"c"], ["1", "1", "2"]))
     assert [reply.sequence for reply in full] == [1, 1, 2]
     assert [reply.duplicate for reply in full] == [False, True, False]
-    (refused,) = life.submit(PushRun("q", [b"d"]))
+    (refused,) = life.submit(PushMany("q", [b"d"]))
     assert "is full with 2 messages" in str(refused)
-    missing = life.submit(PushRun("none", [b"a", b"b"]))
+    missing = life.submit(PushMany("none", [b"a", b"b"]))
     assert [str(each) for each in missing] == 2 * [
         "queue: there is no queue 'none'; create it first"
     ]
@@ -208,7 +209,7 @@ def test_a_run_of_too_many_is_refused_whole():
     life = Life()
     life.submit(CreateQueue("q"))
     with pytest.raises(InvalidField, match="at most 10000"):
-        life.submit(PushRun("q", [b""] * (BATCH_ITEMS_MAX + 1)))
+        life.submit(PushMany("q", [b""] * (BATCH_ITEMS_MAX + 1)))
     assert life.shard.names["q"].deliveries == {}
 
 

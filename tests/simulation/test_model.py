@@ -36,7 +36,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.core.events import Claimed as ClaimedEvent
-from penstock.core.receipts import Late, MessageIds, Receipts
+from penstock.core.receipts import MessageIds, Receipts
 from penstock.core.shard import ShardSnapshot, ShardState, replay
 from penstock.errors import InvalidReceipt
 from penstock.journal import MemoryJournal
@@ -203,13 +203,13 @@ class Lives(RuleBasedStateMachine):
             case Push():
                 outcome(lambda: shard.decide_push(command, now_ms))
             case Delete(queue, receipt):
-                late, ticket = type(receipt) is Late, self.receipts.read
+                late, ticket = command.late, self.receipts.read
                 outcome(lambda: shard.decide_delete(queue, ticket(receipt), now_ms, late))
             case Extend(queue, receipt, for_ms):
-                late, ticket = type(receipt) is Late, self.receipts.read
+                late, ticket = command.late, self.receipts.read
                 outcome(lambda: shard.decide_extend(queue, ticket(receipt), for_ms, now_ms, late))
             case Release(queue, receipt, delay_ms):
-                late, ticket = type(receipt) is Late, self.receipts.read
+                late, ticket = command.late, self.receipts.read
                 outcome(
                     lambda: shard.decide_release(queue, ticket(receipt), delay_ms, now_ms, late)
                 )
@@ -413,21 +413,21 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     def delete_by_receipt(self, back: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Delete(claim.name, Late(claim.receipt) if late else claim.receipt)
+        command = Delete(claim.name, claim.receipt, late)
         self.run(command, lambda: self.model.delete(claim.name, claim, late))
 
     @rule(back=st.integers(0, 12), visibility_ms=SHORT_MS, late=st.booleans())
     @precondition(lambda self: self.claims)
     def extend_by_receipt(self, back: int, visibility_ms: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Extend(claim.name, Late(claim.receipt) if late else claim.receipt, visibility_ms)
+        command = Extend(claim.name, claim.receipt, visibility_ms, late)
         self.run(command, lambda: self.model.extend(claim.name, claim, visibility_ms, late))
 
     @rule(back=st.integers(0, 12), delay_ms=st.just(0) | SHORT_MS, late=st.booleans())
     @precondition(lambda self: self.claims)
     def release_by_receipt(self, back: int, delay_ms: int, late: bool) -> None:
         claim = self.some_claim(back)
-        command = Release(claim.name, Late(claim.receipt) if late else claim.receipt, delay_ms)
+        command = Release(claim.name, claim.receipt, delay_ms, late)
         self.run(command, lambda: self.model.release(claim.name, claim, delay_ms, late))
 
     @rule(back=st.integers(0, 12), place=st.integers(0, 79), name=NAMES)

@@ -164,7 +164,7 @@ def test_a_row_that_is_refused_fails_the_write_and_is_named(spark, url, queues):
         ("body:string", {"url": ""}, "option 'url': missing"),
         ("body:string", {"url": "memory:"}, "within one process"),
         ("body:string", {"url": "file:x?embedded=1"}, "within one process"),
-        ("body:string", {"url": "nowhere"}, "names no backend"),
+        ("body:string", {"url": "nowhere"}, "has no scheme"),
         ("body:string", {"queue": "a b"}, "is not a queue name"),
         ("body:string", {"keys": "id"}, "option 'keys': unknown; there are url, queue, body"),
         ("text:string", {}, "option 'body': there is no column 'body'; there are text"),
@@ -221,12 +221,12 @@ def test_frames_are_cut_by_their_rows_and_by_their_bytes(monkeypatch):
     assert len({name for bulk in found for name in bulk.dedup_ids or ()}) == 7
 
 
-def test_where_there_are_no_bulk_frames_rows_go_as_a_batch():
+def test_rows_are_pushed_to_any_backend_and_duplicates_are_told():
     batch = pa.RecordBatch.from_pydict({"body": [b"a", b"b"], "key": ["1", "1"]})
     (bulk,) = bulks(plan_of("body:binary key:string"), batch, RowIds("task"))
     with penstock.connect("memory:") as queues:
         queues.create("orders")
-        replies = sink._push(queues.service, bulk)
+        replies = queues.service.execute(bulk)
         assert [getattr(reply, "duplicate", reply) for reply in replies] == [False, True]
         assert [message.body for message in queues.peek("orders", 5)] == [b"a"]
 

@@ -13,10 +13,12 @@ from typing import Final
 from penstock.cli.parser import command_named, make_parser
 from penstock.cli.session import Session, UsageError
 from penstock.errors import (
+    AddressInUse,
     JournalError,
     PenstockError,
     ProtocolError,
     RequestError,
+    StoreInUse,
     UnavailableError,
 )
 
@@ -26,6 +28,8 @@ READER_GONE: Final = 141
 _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UsageError, USAGE),
     (RequestError, 3),
+    (AddressInUse, 7),
+    (StoreInUse, 8),
     (UnavailableError, 4),
     (ProtocolError, 5),
     (JournalError, 6),

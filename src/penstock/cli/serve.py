@@ -1,7 +1,10 @@
 """`penstock serve`: an SQS endpoint on this machine, its messages kept in a directory."""
 
 import os
+import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = (
     ("--data", "DIR", "where messages are kept (default: ./penstock-data)"),
-    ("--store", "URL", "another store: memory: or file:PATH"),
+    ("--store", "URL", "another store, as --url: memory:, file:PATH, penstock://HOST:PORT …"),
     ("--durability", "MODE", "what an answer promises: sync (default), interval or os"),
     ("--host", "ADDRESS", "where to listen (default: 127.0.0.1)"),
     ("--region", "NAME", "the region whose queues have bare names (default: us-east-1)"),
@@ -55,7 +58,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="listen for others without encryption",
     )
-    # Seconds; AWS has 60 for both. Suites that make and delete the same queues want 0.
+    parser.add_argument(
+        "--insecure-other-owner",
+        action="store_true",
+        default=None,
+        help="serve a data directory of another user (root can)",
+    )
+    parser.add_argument(
+        "--aws-limits",
+        action="store_true",
+        default=None,
+        help="as in Amazon SQS, 60 s between two purges of a queue, and before the name of a "
+        "deleted one can be used again (default: 0 s)",
+    )
+    # The two limits one by one, in seconds.
     for flag in ("--deleted-window", "--purged-window"):
         parser.add_argument(flag, type=int, metavar="SECONDS", help=SUPPRESS)
 
@@ -68,9 +84,15 @@ def run(session: Session, arguments: Namespace) -> int:
         flag[2:].replace("-", "_"): getattr(arguments, flag[2:].replace("-", "_"))
         for flag, _, _ in _PLAIN
     }
+    _take_url(arguments, given)
     for name in ("port", "deleted_window", "purged_window"):
         given[name] = getattr(arguments, name)
-    for name in ("insecure_without_keys", "insecure_without_tls"):
+    for name in (
+        "aws_limits",
+        "insecure_without_keys",
+        "insecure_without_tls",
+        "insecure_other_owner",
+    ):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host
     if arguments.key:
@@ -79,11 +101,36 @@ def run(session: Session, arguments: Namespace) -> int:
     # Imported here: the settings are checked, and refused, without loading a server.
     from penstock.server.run import run_until_stopped
 
-    run_until_stopped(settings, _tell)
+    show = partial(_show_json, session) if arguments.json else _tell
+    run_until_stopped(settings, show)
     return 0
 
 
+def _take_url(arguments: Namespace, given: dict[str, Any]) -> None:
+    """Has --url mean the store. Raises UsageError if the store is named twice."""
+    named = [name for name in ("data", "store", "url") if getattr(arguments, name) is not None]
+    if len(named) > 1:
+        flags = " and ".join(f"--{name}" for name in named)
+        raise UsageError(f"{flags} each say where the store is; give one of them")
+    if arguments.url is not None:
+        given["store"] = arguments.url
+
+
+def _show_json(session: Session, running: "Running") -> None:
+    """Prints where the server is as one line of JSON."""
+    session.tell_json(
+        {
+            "url": running.url,
+            "store": running.store.url,
+            "pid": os.getpid(),
+            "socket": running.store.socket_path,
+        }
+    )
+    sys.stdout.flush()
+
+
 def _tell(running: "Running") -> None:
+    """Prints where the server is and what to type next; a test runs these lines as they stand."""
     settings = running.settings
     url = running.url
     kept = (
@@ -104,14 +151,25 @@ def _tell(running: "Running") -> None:
     print(f"penstock: Amazon SQS at {url}")
     print(f"  messages    {kept}")
     print(f"  signatures  {checked}")
+    print(f"  docs        {_docs()}")
     print("try it:")
-    if not settings.keys:
-        print("  export AWS_ACCESS_KEY_ID=any AWS_SECRET_ACCESS_KEY=any AWS_REGION=us-east-1")
-    else:
-        print("  export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_REGION=us-east-1")
-    print(f"  aws --endpoint-url {url} sqs create-queue --queue-name orders")
-    sent = f"{url}/{settings.account}/orders"
-    print(
-        f"  aws --endpoint-url {url} sqs send-message --queue-url {sent} --message-body hello",
-        flush=True,
-    )
+    key = next(iter(settings.keys), "any")
+    secret = "…" if settings.keys else "any"
+    print(f"  export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret}")
+    # SDKs and aws-cli 2 read the first of these, aws-cli 1 only the second.
+    print(f"  export AWS_REGION={settings.region} AWS_DEFAULT_REGION={settings.region}")
+    account = key if len(key) == 12 and key.isdigit() else settings.account
+    queue = f"{url}/{account}/orders"
+    for action in (
+        "create-queue --queue-name orders",
+        f"send-message --queue-url {queue} --message-body hello",
+        f"receive-message --queue-url {queue}",
+    ):
+        print(f"  aws --endpoint-url {url} sqs {action}")
+    print("stop it with Ctrl-C", flush=True)
+
+
+def _docs() -> str:
+    """Where the endpoint is described: in a clone of the repository its page, else the help."""
+    page = Path(__file__).parents[3] / "docs" / "sqs.md"
+    return str(page) if page.is_file() else "penstock serve --help"

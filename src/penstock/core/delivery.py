@@ -1,8 +1,11 @@
 """Where one message stands: the only mutable thing a message has.
 
 A million of these may be waiting, so a `Delivery` holds no message content, only what stands for
-it: the `Pushed` event itself (memory), or a number by which the journal finds it again (disk). The
-collector does not track them (`gc=False`): they refer to nothing that could refer back.
+it: the `Pushed` event itself (memory), or its place in the journal (disk). The collector does not
+track them (`gc=False`): they refer to nothing that could refer back.
+
+A place is an integer: its low 32 bits are the message's size, the rest is the message's position,
+which belongs to the journal. `core` reads the size and never the position.
 """
 
 from collections.abc import Sequence
@@ -17,9 +20,8 @@ VISIBLE: Final = 1
 IN_FLIGHT: Final = 2
 GONE: Final = 3
 
-# A place in a journal is packed into one integer: its low bits are the message's size.
 PLACE_SIZE_BITS: Final = 32
-_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
+PLACE_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
 
 Content = Pushed | int
 
@@ -72,7 +74,17 @@ class Arrivals(NamedTuple):
 def size_bytes(delivery: Delivery) -> int:
     """What the message counts for against a queue's byte limit."""
     content = delivery.content
-    return content & _SIZE_MASK if isinstance(content, int) else content.size_bytes
+    return content & PLACE_SIZE_MASK if isinstance(content, int) else content.size_bytes
+
+
+def pack_place(position: int, size_bytes: int) -> int:
+    """The place of a message of this size; the position is any number its journal can use."""
+    return position << PLACE_SIZE_BITS | size_bytes
+
+
+def position_of(place: int) -> int:
+    """The position in a place, for the journal that packed it."""
+    return place >> PLACE_SIZE_BITS
 
 
 def not_plain(deliveries: list[Delivery]) -> list[Delivery]:

@@ -15,7 +15,9 @@ choose is to take out of line, so a pull takes and lends at once, and `claimed` 
 
 import hashlib
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final, cast
 
 from penstock.core.delivery import (
     DELAYED,
@@ -30,7 +32,8 @@ from penstock.core.delivery import (
     receives,
     size_bytes,
 )
-from penstock.core.due import Due
+from penstock.core.discards import Discards
+from penstock.core.due import DEADLINE, EXPIRY, Alarm, Due
 from penstock.core.events import (
     Claimed,
     ClaimExpired,
@@ -44,6 +47,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.core.receipts import Ticket
+from penstock.core.retention import Retention
 from penstock.core.runs import Run
 from penstock.core.visible import FifoOrder, StandardOrder
 from penstock.core.window import Key, Window
@@ -55,7 +59,7 @@ from penstock.service import (
     PRIORITY_MAX,
     TTL_MS_MAX,
     Push,
-    PushRun,
+    PushMany,
     QueueSettings,
     are_ids,
     check_id,
@@ -73,21 +77,23 @@ class QueueState:
     """A queue's messages, their order and their counts."""
 
     __slots__ = (
+        "_alarm",
         "_attempts_open",
-        "_deadlines",
-        "_expiries",
+        "_discards",
         "attempts",
         "configured_at_ms",
         "created_at_ms",
+        "deadlines",
         "dedups",
         "delayed",
         "deliveries",
+        "expiries",
         "in_flight",
         "lowest_moved",
         "name",
         "number",
         "order",
-        "retention_check_ms",
+        "retention",
         "settings",
         "stored_bytes",
     )
@@ -98,8 +104,8 @@ class QueueState:
         name: str,
         settings: QueueSettings,
         created_at_ms: int,
-        deadlines: Due,
-        expiries: Due,
+        alarm: Alarm,
+        discards: Discards,
     ) -> None:
         self.number = number
         self.name = name
@@ -114,14 +120,22 @@ class QueueState:
         self.stored_bytes = 0
         # No message that came from another queue ever had a lower number than this.
         self.lowest_moved = 1 << 62
-        self.retention_check_ms = 0
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
         # The claims of an attempt: message numbers and their epochs then.
         self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
         # Those that may not be over yet: of the others only the id need be remembered.
         self._attempts_open: deque[dict[int, int]] = deque()
-        self._deadlines = deadlines
-        self._expiries = expiries
+        self._alarm = alarm
+        self._discards = discards
+        self.retention = Retention(alarm)
+        self.deadlines = self._no_deadlines()
+        self.expiries = self._no_expiries()
+
+    def _no_deadlines(self) -> Due:
+        return Due(self.number, DEADLINE, attrgetter("due_at_ms"), self._alarm, self._discards)
+
+    def _no_expiries(self) -> Due:
+        return Due(self.number, EXPIRY, attrgetter("expires_at_ms"), self._alarm, self._discards)
 
     def _empty_order(self) -> StandardOrder | FifoOrder:
         return FifoOrder() if self.settings.fifo else StandardOrder()
@@ -130,6 +144,20 @@ class QueueState:
     def visible(self) -> int:
         """How many messages could be pulled now, groups permitting."""
         return len(self.deliveries) - self.in_flight - self.delayed
+
+    def noted_ms(self, kind: int) -> int:
+        """When something of this kind may be due next, by the alarm."""
+        if kind == DEADLINE:
+            return self.deadlines.noted_ms
+        return self.expiries.noted_ms if kind == EXPIRY else self.retention.noted_ms
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether anything in this queue may be due."""
+        return self.deadlines.noted_ms <= now_ms or self.may_be_outlived(now_ms)
+
+    def may_be_outlived(self, now_ms: int) -> bool:
+        """Whether there may be messages here that are too old and not settled yet."""
+        return self.expiries.noted_ms <= now_ms or self.retention.noted_ms <= now_ms
 
     # Deciding: nothing below changes anything until the next comment of this kind.
 
@@ -192,7 +220,7 @@ class QueueState:
             size,
         )
 
-    def decide_run(self, run: PushRun, now_ms: int, number: int) -> Run | None:
+    def decide_run(self, run: PushMany, now_ms: int, number: int) -> Run | None:
         """The events of a run, if none of its pushes can be refused; None if one can.
 
         What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
@@ -213,7 +241,9 @@ class QueueState:
         ids = run.dedup_ids
         if ids is not None and not (len(ids) == len(bodies) and are_ids(ids)):
             return None
-        return Run(now_ms, self.number, number, bodies, ids, sizes, size)
+        return Run(
+            now_ms, self.number, number, bodies, cast("Sequence[str] | None", ids), sizes, size
+        )
 
     def _check_pairs(self, command: Push) -> int:
         if command.context is not None:
@@ -236,11 +266,11 @@ class QueueState:
         if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
             raise QueueFull(
                 f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
-                f"(messages_max={settings.messages_max}); delete some, or raise the limit"
+                f"(max_messages={settings.messages_max}); delete some, or raise the limit"
             )
         raise QueueFull(
             f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
-            f"not fit (bytes_max={settings.bytes_max}); delete some, or raise the limit"
+            f"not fit (max_bytes={settings.bytes_max}); delete some, or raise the limit"
         )
 
     def _dedup_key(self, dedup_id: str, group: str | None) -> Key:
@@ -286,7 +316,9 @@ class QueueState:
         if self._is_over(epochs):
             return []
         found = [self.deliveries[number] for number in epochs]
-        return found if all(each.state == IN_FLIGHT for each in found) else []
+        # A claim whose deadline has passed is over, though it may not be settled yet.
+        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in found)
+        return found if live else []
 
     def _is_over(self, epochs: dict[int, int]) -> bool:
         """Whether one of these claims has ended for good, so that they never all live again."""
@@ -325,7 +357,7 @@ class QueueState:
         self.stored_bytes += event.size_bytes
         if event.expires_at_ms:
             delivery.expires_at_ms = event.expires_at_ms
-            self._expiries.add(event.expires_at_ms, delivery)
+            self.expiries.add(event.expires_at_ms, delivery)
         return delivery
 
     def claimed(self, event: Claimed) -> None:
@@ -342,7 +374,7 @@ class QueueState:
         if not delivery.first_claimed_at_ms:
             delivery.first_claimed_at_ms = event.at_ms
         self.in_flight += 1
-        self._deadlines.add(event.deadline_ms, delivery)
+        self.deadlines.add(event.deadline_ms, delivery)
         if delivery.group is not None:
             self.order.claimed(delivery.group, delivery)
         if event.attempt_id is not None:
@@ -359,7 +391,7 @@ class QueueState:
             if not delivery.first_claimed_at_ms:
                 delivery.first_claimed_at_ms = at_ms
         self.in_flight += len(deliveries)
-        self._deadlines.add_all(deadline_ms, deliveries)
+        self.deadlines.add_all(deadline_ms, deliveries)
         queue = self.number
         return [
             Claimed(at_ms, queue, each.number, each.epoch, deadline_ms, None, holder)
@@ -393,7 +425,7 @@ class QueueState:
 
     def _end_claim(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         self.in_flight -= 1
         return delivery
@@ -402,12 +434,12 @@ class QueueState:
         delivery.state = DELAYED
         delivery.due_at_ms = until_ms
         self.delayed += 1
-        self._deadlines.add(until_ms, delivery)
+        self.deadlines.add(until_ms, delivery)
 
     def delay_ended(self, event: DelayEnded) -> None:
         """A delayed message is visible."""
         delivery = self.deliveries[event.number]
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         delivery.state = VISIBLE
         self.delayed -= 1
@@ -430,9 +462,9 @@ class QueueState:
                 self.order.claimed(delivery.group, delivery)
             self.order.leave(delivery)
         else:
-            self._deadlines.discard(delivery.due_at_ms, delivery)
+            self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = event.deadline_ms
-        self._deadlines.add(event.deadline_ms, delivery)
+        self.deadlines.add(event.deadline_ms, delivery)
 
     def returned(self, event: Released | ClaimExpired) -> Delivery:
         """A claim ended and its message comes back: to its place, or delayed first."""
@@ -453,7 +485,7 @@ class QueueState:
         """The holder is done with the message, or there is nothing left of it to hold."""
         # `_end_claim` and `_discharge` in one: every message comes through here.
         delivery = self.deliveries.pop(event.number)
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         delivery.state = GONE
         self.in_flight -= 1
@@ -463,9 +495,11 @@ class QueueState:
         else:
             self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
-            self._expiries.discard(delivery.expires_at_ms, delivery)
+            self.expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:
             self.order.unclaimed(delivery.group, delivery)
+        if delivery.rank <= self.retention.rank:
+            self.retention.passed -= 1
 
     def expired(self, event: Expired) -> None:
         """The message outlived its welcome while nobody held it."""
@@ -478,7 +512,7 @@ class QueueState:
     def _withdraw(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
         if delivery.state == DELAYED:
-            self._deadlines.discard(delivery.due_at_ms, delivery)
+            self.deadlines.discard(delivery.due_at_ms, delivery)
             delivery.due_at_ms = 0
             self.delayed -= 1
         delivery.state = GONE
@@ -490,7 +524,9 @@ class QueueState:
         del self.deliveries[delivery.number]
         self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
-            self._expiries.discard(delivery.expires_at_ms, delivery)
+            self.expiries.discard(delivery.expires_at_ms, delivery)
+        if delivery.rank <= self.retention.rank:
+            self.retention.passed -= 1
 
     def moved_in(self, event: Moved, old: Delivery) -> None:
         """The message arrived from another queue: new here, but with the same number and epoch.
@@ -530,20 +566,25 @@ class QueueState:
         """Every message is gone; to a FIFO queue what was pushed before may be pushed again."""
         self.cleared()
         if self.settings.fifo:
+            self._discards.add(self.dedups)
             self.dedups = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
 
+    def removed(self) -> None:
+        """The queue is gone, with every message and all it remembered."""
+        self.cleared()
+        self._discards.add(self.dedups, self.attempts)
+
     def cleared(self) -> None:
-        """Every message is gone, whatever its state."""
-        for delivery in self.deliveries.values():
-            if delivery.due_at_ms:
-                self._deadlines.discard(delivery.due_at_ms, delivery)
-            if delivery.expires_at_ms:
-                self._expiries.discard(delivery.expires_at_ms, delivery)
-            # A deadline that is near stays noted; it must find that nobody means it any more.
-            delivery.state = GONE
-            delivery.due_at_ms = delivery.expires_at_ms = 0
+        """Every message is gone, whatever its state. However many they are, this takes no longer.
+
+        A delivery that is gone in this way keeps its state: nothing refers to it any more.
+        """
+        self._discards.add(self.order, self.deadlines, self.expiries, self.deliveries)
         self.deliveries = {}
         self.order = self._empty_order()
+        self.deadlines = self._no_deadlines()
+        self.expiries = self._no_expiries()
+        self.retention.start_over()
         self.in_flight = 0
         self.delayed = 0
         self.stored_bytes = 0
@@ -568,10 +609,10 @@ class QueueState:
         if delivery.move is not None:
             self.lowest_moved = min(self.lowest_moved, delivery.number)
         if delivery.expires_at_ms:
-            self._expiries.add(delivery.expires_at_ms, delivery)
+            self.expiries.add(delivery.expires_at_ms, delivery)
         if delivery.state == VISIBLE:
             return
-        self._deadlines.add(delivery.due_at_ms, delivery)
+        self.deadlines.add(delivery.due_at_ms, delivery)
         if delivery.state == DELAYED:
             self.delayed += 1
         else:

@@ -16,7 +16,7 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from hmac import compare_digest
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -47,15 +47,6 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return self.made_by.text(self)
-
-
-class Late(msgspec.Struct, frozen=True, gc=False):
-    """A receipt shown by one who may come after its claim ran out.
-
-    It is heeded as long as nobody has claimed the message since; on a FIFO queue, never.
-    """
-
-    receipt: Any
 
 
 class MessageIds:
@@ -117,8 +108,6 @@ class Receipts:
 
     def read(self, receipt: object) -> Ticket:
         """What the receipt says. Raises InvalidReceipt unless this store made it."""
-        if type(receipt) is Late:
-            receipt = receipt.receipt
         if type(receipt) is str:
             known = self._known.pop(receipt, None)
             if known is not None:

@@ -5,12 +5,13 @@ what they share is looked at once and the rest goes by columns, without a step i
 A run does exactly what its pushes would do one after another.
 """
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
 from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import Pushed
-from penstock.service import Push, PushRun
+from penstock.service import Push, PushMany
 
 # Fewer are cheaper one by one: the columns have to be set up first.
 RUN_MIN: Final = 20
@@ -28,6 +29,7 @@ class Run(list[Pushed]):
         "at_ms",
         "bodies",
         "dedup_ids",
+        "deliveries",
         "numbers",
         "queue",
         "size_bytes",
@@ -39,8 +41,8 @@ class Run(list[Pushed]):
         at_ms: int,
         queue: int,
         first: int,
-        bodies: list[bytes],
-        dedup_ids: list[str] | None,
+        bodies: Sequence[bytes],
+        dedup_ids: Sequence[str] | None,
         sizes: list[int],
         size_bytes: int,
     ) -> None:
@@ -51,6 +53,8 @@ class Run(list[Pushed]):
         self.dedup_ids = dedup_ids
         self.sizes = sizes
         self.size_bytes = size_bytes
+        # The messages, once they have arrived; the journal's places are for these, in order.
+        self.deliveries: list[Delivery] = []
         # One object for each number, wherever it stands: a message keeps it for long.
         self._known = list(self.numbers)
         super().__init__(
@@ -74,13 +78,13 @@ class Run(list[Pushed]):
     def arrivals(self) -> Arrivals:
         """The messages, where they stand at first."""
         numbers = self._known
-        deliveries = list(
+        self.deliveries = list(
             map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
         )
-        return Arrivals(self.queue, numbers, deliveries, self.size_bytes)
+        return Arrivals(self.queue, numbers, self.deliveries, self.size_bytes)
 
 
-def as_run(items: list[Any]) -> PushRun | None:
+def as_run(items: list[Any]) -> PushMany | None:
     """What a batch is if it has nothing but many plain pushes to one queue; None if not."""
     first = items[0] if len(items) >= RUN_MIN else None
     if type(first) is not Push:
@@ -102,13 +106,4 @@ def as_run(items: list[Any]) -> PushRun | None:
     ]
     if len(bodies) != len(items):
         return None
-    return PushRun(queue, bodies, [item.dedup_id for item in items] if named else None)
-
-
-def pushes_of(run: PushRun) -> list[Push]:
-    """The pushes a run stands for."""
-    ids = repeat(None, len(run.bodies)) if run.dedup_ids is None else run.dedup_ids
-    return [
-        Push(run.queue, body, dedup_id=dedup_id)
-        for body, dedup_id in zip(run.bodies, ids, strict=True)
-    ]
+    return PushMany(queue, bodies, [item.dedup_id for item in items] if named else None)

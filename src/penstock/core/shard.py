@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
@@ -7,13 +8,12 @@ events alone rebuild the state: `apply` over a journal gives what the living sha
 """
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
+from penstock.core import pulling, settling
 from penstock.core.delivery import (
     DELAYED,
     IN_FLIGHT,
@@ -21,10 +21,9 @@ from penstock.core.delivery import (
     Arrivals,
     Content,
     Delivery,
-    expiry_ms,
-    size_bytes,
 )
-from penstock.core.due import NEVER_MS, Alarm, Due
+from penstock.core.discards import Discards
+from penstock.core.due import NEVER_MS, Alarm
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -41,16 +40,16 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
-from penstock.core.visible import FifoOrder
+from penstock.core.settling import SETTLE_MAX as SETTLE_MAX
 from penstock.core.window import Key
 from penstock.errors import (
-    AttemptLapsed,
-    InFlightLimit,
+    ClaimTooLong,
     InvalidField,
     MessageGone,
     QueueExists,
@@ -64,19 +63,16 @@ from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     Peek,
-    Pull,
-    PullWithin,
     Push,
     QueueInfo,
     QueueSettings,
     Redrive,
     changed_settings,
-    check_id,
     check_name,
     check_number,
+    check_unused,
 )
 
-SETTLE_MAX: Final = 1_000
 _STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT}
 
 
@@ -106,10 +102,8 @@ class ShardState:
 
     __slots__ = (
         "_apply",
-        "_retention",
         "alarm",
-        "deadlines",
-        "expiries",
+        "discards",
         "moves",
         "names",
         "next_number",
@@ -125,10 +119,7 @@ class ShardState:
         # While somebody is taking a snapshot: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
-        self.deadlines = Due(attrgetter("due_at_ms"), self.alarm)
-        self.expiries = Due(attrgetter("expires_at_ms"), self.alarm)
-        # (instant, queue): when the oldest message of a queue may have outlived its retention.
-        self._retention: list[tuple[int, int]] = []
+        self.discards = Discards(self.alarm)
         self._apply: dict[type, Callable[[Any], object]] = {
             QueueCreated: self._queue_created,
             QueueConfigured: self._queue_configured,
@@ -145,6 +136,7 @@ class ShardState:
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
             Carried: _nothing,
+            QueueStated: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -172,11 +164,19 @@ class ShardState:
         return [*_taken_up(delivery, now_ms), deleted]
 
     def decide_extend(
-        self, name: str, ticket: Ticket, visibility_ms: int, now_ms: int, late: bool = False
+        self,
+        name: str,
+        ticket: Ticket,
+        visibility_ms: int,
+        now_ms: int,
+        late: bool = False,
+        held_ms_max: int | None = None,
     ) -> Extended:
         """The event that moves a claim's deadline."""
         check_number("visibility_ms", visibility_ms, 1, VISIBILITY_MS_MAX)
-        self._held(name, ticket, late)
+        delivery = self._held(name, ticket, late)
+        if held_ms_max is not None:
+            _check_held(delivery, now_ms + visibility_ms, held_ms_max)
         return Extended(now_ms, ticket.queue, ticket.number, ticket.epoch, now_ms + visibility_ms)
 
     def decide_release(
@@ -185,7 +185,7 @@ class ShardState:
         """The events by which a message returns before its time, and perhaps goes on from there."""
         check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
         delivery = self._held(name, ticket, late)
-        after = self._after_return(delivery, now_ms)
+        after = self.decide_after_return(delivery, now_ms)
         visible_at_ms = 0 if after or not delay_ms else now_ms + delay_ms
         released = Released(now_ms, ticket.queue, ticket.number, ticket.epoch, visible_at_ms)
         return [*_taken_up(delivery, now_ms), released, *after]
@@ -196,16 +196,13 @@ class ShardState:
             raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
         return delivery
 
-    def _after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+    def decide_after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
         """What befalls a message whose claim ends: it may be too old, or pulled too often."""
         queue = self.queues[delivery.queue]
         if queue.is_expired(delivery, now_ms):
             return [Expired(now_ms, queue.number, delivery.number)]
-        if queue.is_dead(delivery):
-            target = self._dead_letter_of(queue)
-            if target is not None:
-                return [self._move(delivery, target, now_ms, dead=True)]
-        return []
+        moved = self.decide_dead_letter(delivery, now_ms) if queue.is_dead(delivery) else None
+        return [] if moved is None else [moved]
 
     def _dead_letter_of(self, queue: QueueState) -> QueueState | None:
         """The dead-letter queue, unless it was deleted: then messages just come back."""
@@ -218,103 +215,14 @@ class ShardState:
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
 
+    def decide_dead_letter(self, delivery: Delivery, now_ms: int) -> Moved | None:
+        """The event that moves a message to its queue's dead-letter queue, if there is one."""
+        target = self._dead_letter_of(self.queues[delivery.queue])
+        return None if target is None else self._move(delivery, target, now_ms, dead=True)
+
     # Choosing and taking, in one step.
 
-    def pull(self, command: Pull, now_ms: int, events: list[AnyEvent]) -> list[Delivery]:
-        """Claims the next messages; or finds those an earlier pull with this attempt id claimed.
-
-        What happened is added to `events`.
-        """
-        try:
-            queue = self.names[command.queue]
-        except (KeyError, TypeError):
-            queue = self.queue(command.queue)
-        settings = queue.settings
-        limit = command.limit
-        visibility_ms = command.visibility_ms
-        if visibility_ms is None:
-            visibility_ms = settings.visibility_ms
-        else:
-            check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
-        room_bytes: int | None = None
-        if type(limit) is not int or limit != 1:
-            check_number("limit", limit, 1, PULL_LIMIT_MAX)
-            if type(command) is PullWithin:
-                room_bytes = command.bytes_max
-        if command.holder is not None:
-            check_id("holder", command.holder)
-        if command.attempt_id is not None:
-            earlier = self._attempt(queue, command.attempt_id, now_ms)
-            if earlier is not None:
-                return earlier
-        if settings.in_flight_max is not None:
-            limit = min(limit, self._room_in_flight(queue, settings.in_flight_max))
-        order = queue.order
-        if settings.fifo:
-            order.begin_pull()
-        deadline_ms = now_ms + visibility_ms
-        claims: list[Delivery] = []
-        if limit > 1:
-            claims = self._take_plain(queue, command, limit)
-            events += queue.lend_all(claims, now_ms, deadline_ms, command.holder)
-        while len(claims) < limit and len(events) < limit + SETTLE_MAX:
-            delivery = order.take(queue.in_flight)
-            if delivery is None:
-                break
-            # A message may be over its limit here if the limit was lowered while it waited.
-            if settings.max_receives is not None and queue.is_dead(delivery):
-                target = self._dead_letter_of(queue)
-                if target is not None:
-                    events.append(self._move(delivery, target, now_ms, dead=True))
-                    self.apply(events[-1])
-                    continue
-            if room_bytes is not None:
-                room_bytes -= size_bytes(delivery)
-                if room_bytes < 0 and claims:
-                    order.come_back(delivery)
-                    break
-            event = Claimed(
-                now_ms,
-                queue.number,
-                delivery.number,
-                delivery.epoch + 1,
-                deadline_ms,
-                command.attempt_id,
-                command.holder,
-            )
-            queue.lend(delivery, event)
-            events.append(event)
-            claims.append(delivery)
-        return claims
-
-    def _take_plain(self, queue: QueueState, command: Pull, limit: int) -> list[Delivery]:
-        """Takes out at once what arrival alone decides, if no message need be looked at."""
-        order = queue.order
-        if (
-            isinstance(order, FifoOrder)
-            or command.attempt_id is not None
-            or queue.settings.max_receives is not None
-            or (type(command) is PullWithin and queue.stored_bytes > command.bytes_max)
-        ):
-            return []
-        return order.take_plain(limit)
-
-    def _attempt(self, queue: QueueState, attempt_id: str, now_ms: int) -> list[Delivery] | None:
-        earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
-        if earlier == []:
-            raise AttemptLapsed(
-                f"attempt_id: the claims given to {attempt_id!r} no longer all live; "
-                "pull with a new id"
-            )
-        return earlier
-
-    def _room_in_flight(self, queue: QueueState, most: int) -> int:
-        if queue.in_flight >= most:
-            raise InFlightLimit(
-                f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
-                f"(in_flight_max={most}); delete or release some first"
-            )
-        return most - queue.in_flight
+    pull = pulling.pull
 
     def redrive(self, command: Redrive, now_ms: int) -> list[AnyEvent]:
         """Moves visible messages on, or back to where they came from."""
@@ -327,11 +235,16 @@ class ShardState:
             raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
         events: list[AnyEvent] = []
         kept: list[Delivery] = []
+        checks_age = self.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
         queue.order.begin_pull()
         while len(events) < command.limit and len(kept) < PULL_LIMIT_MAX:
             delivery = queue.order.take(queue.in_flight)
             if delivery is None:
                 break
+            if checks_age and queue.is_expired(delivery, now_ms):
+                events.append(Expired(now_ms, queue.number, delivery.number))
+                self.apply(events[-1])
+                continue
             target = to or self._source_of(delivery)
             if target is None:
                 # It stays; out of line for now, so that the next take finds another.
@@ -354,73 +267,9 @@ class ShardState:
         move = delivery.move
         return self.queues.get(move.source) if move is not None and move.dead else None
 
-    def settle(self, now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:
-        """Lets happen what is due: delays and claims end, old messages go.
-
-        About `limit` messages at a time; while the alarm is not later than now, there is more.
-        """
-        events: list[AnyEvent] = []
-        if self.deadlines.next_ms <= now_ms:
-            for at_ms, delivery in self.deadlines.pop(now_ms, limit):
-                if delivery.due_at_ms == at_ms and delivery.state in (DELAYED, IN_FLIGHT):
-                    events += self._settle_deadline(delivery, now_ms)
-        if self.expiries.next_ms <= now_ms:
-            for at_ms, delivery in self.expiries.pop(now_ms, limit):
-                # One in flight is spared until its claim ends; `_after_return` sees to it then.
-                if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
-                    events.append(Expired(now_ms, delivery.queue, delivery.number))
-                    self.apply(events[-1])
-        while self._retention and self._retention[0][0] <= now_ms and len(events) < limit:
-            at_ms, number = heappop(self._retention)
-            queue = self.queues.get(number)
-            if queue is not None and queue.retention_check_ms == at_ms:
-                for event in self._outlived(queue, now_ms, limit):
-                    self.apply(event)
-                    events.append(event)
-                self._plan_retention(queue, now_ms)
-        retention_ms = self._retention[0][0] if self._retention else NEVER_MS
-        self.alarm.next_ms = min(self.deadlines.next_ms, self.expiries.next_ms, retention_ms)
-        return events
-
-    def _settle_deadline(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-        if delivery.state == DELAYED:
-            events: list[AnyEvent] = [
-                DelayEnded(now_ms, delivery.queue, delivery.number, delivery.epoch)
-            ]
-        else:
-            expired = ClaimExpired(now_ms, delivery.queue, delivery.number, delivery.epoch)
-            events = [expired, *self._after_return(delivery, now_ms)]
-        for event in events:
-            self.apply(event)
-        return events
-
-    def _outlived(self, queue: QueueState, now_ms: int, limit: int) -> list[AnyEvent]:
-        events: list[AnyEvent] = []
-        for delivery in queue.deliveries.values():
-            if len(events) == limit:
-                break
-            if delivery.expires_at_ms or delivery.state == IN_FLIGHT:
-                continue
-            if not queue.is_expired(delivery, now_ms):
-                break
-            events.append(Expired(now_ms, queue.number, delivery.number))
-        return events
-
-    def _plan_retention(self, queue: QueueState, now_ms: int) -> None:
-        """Notes when to look at the oldest message that retention has yet to end."""
-        queue.retention_check_ms = 0
-        for delivery in queue.deliveries.values():
-            at_ms = expiry_ms(delivery, queue.settings.retention_ms)
-            # One in flight that is too old already goes when its claim ends, without our looking.
-            if not delivery.expires_at_ms and (at_ms > now_ms or delivery.state != IN_FLIGHT):
-                self._look_at(queue, at_ms)
-                return
-
-    def _look_at(self, queue: QueueState, at_ms: int) -> None:
-        queue.retention_check_ms = at_ms
-        heappush(self._retention, (at_ms, queue.number))
-        if at_ms < self.alarm.next_ms:
-            self.alarm.next_ms = at_ms
+    settle = settling.settle
+    settle_queue = settling.settle_queue
+    settle_claim = settling.settle_claim
 
     # Deciding about queues.
 
@@ -472,9 +321,12 @@ class ShardState:
         if target is not None and target.settings.fifo != settings.fifo:
             raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
 
-    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
-        """The event that ends a queue."""
+    def decide_remove(self, name: str, now_ms: int, force: bool = True) -> QueueRemoved:
+        """The event that ends a queue. Raises QueueInUse without `force`."""
         queue = self.queue(name)
+        if not force:
+            sources = [each.name for each in self.names.values() if _is_source(each, queue)]
+            check_unused(name, sources)
         return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
 
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
@@ -515,28 +367,27 @@ class ShardState:
         """A message arrived; its delivery is returned so that its content can be placed."""
         queue = self.queues[event.queue]
         self.next_number = event.number + 1
-        if not queue.retention_check_ms and not event.expires_at_ms:
-            self._look_at(queue, event.at_ms + queue.settings.retention_ms)
+        if queue.retention.noted_ms == NEVER_MS and not event.expires_at_ms:
+            queue.retention.note(queue.number, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
 
-    def push_run(self, queue: QueueState, run: Run) -> list[Delivery]:
-        """Lets the messages of a run arrive in a standard queue, if all of them are new.
+    def push_run(self, queue: QueueState, run: Run) -> bool:
+        """Applies a run of pushes to a standard queue, if all of them are new.
 
-        If one has a dedup id that is known, nothing has changed, and there are no deliveries.
+        False, and nothing has changed, if one has a dedup id that is known.
         """
         ids = run.dedup_ids
         if ids is not None and not queue.dedups.remember_new(ids, run.numbers, run.at_ms):
-            return []
-        arrivals = run.arrivals()
-        self.arrived(queue, arrivals)
-        return arrivals.deliveries
+            return False
+        self.arrived(queue, run.arrivals())
+        return True
 
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""
         self.next_number = arrivals.numbers[-1] + 1
-        if not queue.retention_check_ms:
+        if queue.retention.noted_ms == NEVER_MS:
             first = arrivals.deliveries[0]
-            self._look_at(queue, first.pushed_at_ms + queue.settings.retention_ms)
+            queue.retention.note(queue.number, first.pushed_at_ms + queue.settings.retention_ms)
         queue.arrived(arrivals)
 
     def place(self, queue: int, number: int, content: Content) -> None:
@@ -553,13 +404,13 @@ class ShardState:
             self.moves[event.number] = (origin, event.to)
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
-        if not target.retention_check_ms:
-            self._look_at(target, event.at_ms + target.settings.retention_ms)
+        if target.retention.noted_ms == NEVER_MS:
+            target.retention.note(target.number, event.at_ms + target.settings.retention_ms)
         target.moved_in(event, old)
 
     def _queue_created(self, event: QueueCreated) -> None:
         queue = QueueState(
-            event.queue, event.name, event.settings, event.at_ms, self.deadlines, self.expiries
+            event.queue, event.name, event.settings, event.at_ms, self.alarm, self.discards
         )
         self.queues[event.queue] = queue
         self.names[event.name] = queue
@@ -569,12 +420,15 @@ class ShardState:
         queue = self.queues[event.queue]
         if _without_notes(queue.settings) != _without_notes(event.settings):
             queue.configured_at_ms = event.at_ms
+        retention_ms = queue.settings.retention_ms
         queue.settings = event.settings
-        self._plan_retention(queue, event.at_ms)
+        if queue.deliveries and event.settings.retention_ms != retention_ms:
+            queue.retention.start_over()
+            queue.retention.note(queue.number, event.at_ms)
 
     def _queue_removed(self, event: QueueRemoved) -> None:
         queue = self.queues.pop(event.queue)
-        queue.cleared()
+        queue.removed()
         del self.names[queue.name]
 
     # Keeping.
@@ -586,8 +440,8 @@ class ShardState:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
         return snapshot
 
-    def outline(self) -> ShardSnapshot:
-        """The state without its messages, which may be many."""
+    def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
+        """The state without its messages, and without its dedup ids if asked: both may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -599,7 +453,7 @@ class ShardState:
                     queue.created_at_ms,
                     queue.configured_at_ms,
                     [],
-                    queue.dedups.entries(),
+                    queue.dedups.entries() if with_dedups else [],
                     queue.known_attempts(),
                 )
                 for queue in self.queues.values()
@@ -618,8 +472,8 @@ class ShardState:
                 kept.name,
                 kept.settings,
                 kept.created_at_ms,
-                shard.deadlines,
-                shard.expiries,
+                shard.alarm,
+                shard.discards,
             )
             queue.configured_at_ms = kept.configured_at_ms
             shard.queues[kept.number] = shard.names[kept.name] = queue
@@ -637,7 +491,8 @@ class ShardState:
                 queue.arrived(part)
             else:
                 queue.restored(part)
-        self._plan_retention(queue, 0)
+        if queue.deliveries:
+            queue.retention.note(queue.number, 0)
 
 
 def replay(events: Iterable[AnyEvent]) -> ShardState:
@@ -654,6 +509,17 @@ def _without_notes(settings: QueueSettings) -> QueueSettings:
     return msgspec.structs.replace(settings, annotations=told)
 
 
+def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
+    """Raises ClaimTooLong if a message's first claim would last longer than allowed."""
+    # When a later claim was made is not kept: only the first one's beginning is.
+    if delivery.epoch == 1 and deadline_ms - delivery.first_claimed_at_ms > held_ms_max:
+        held_ms = deadline_ms - delivery.first_claimed_at_ms
+        raise ClaimTooLong(
+            f"visibility_ms: the message would be held for {held_ms} ms in all; "
+            f"at most {held_ms_max} are allowed"
+        )
+
+
 def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
     """The event by which a claim that ran out lives again, for whoever comes late with it."""
     if delivery.state == IN_FLIGHT:
@@ -667,6 +533,11 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _is_source(queue: QueueState, dead_letter: QueueState) -> bool:
+    """Whether a queue's dead letters go to that other queue."""
+    return queue is not dead_letter and queue.settings.dead_letter == dead_letter.name
 
 
 def _nothing(event: AnyEvent) -> None:

@@ -9,11 +9,13 @@
              8  number (8)        the message; 0 for events of a queue
             16  at_ms (8)
             24  when_ms (8)       deadline (Claimed, Extended), visible at (Pushed, Released);
-                                  the queue moved to (Moved)
-            32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged)
+                                  the queue moved to (Moved); created at (QueueStated)
+            32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged);
+                                  configured at (QueueStated)
             40  epoch (4)         the claim; the count (QueuePurged, QueueRemoved)
             44  body size (4)
-            48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated)
+            48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated,
+                                  QueueStated)
             50  second text (2)   size of: dedup id (Pushed), holder (Claimed)
             52  extra size (4)    msgpack: attributes, context and size (Pushed), settings (queues)
                                   Carried holds what Pushed held
@@ -37,7 +39,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 from isal.isal_zlib import crc32
 
-from penstock.core.delivery import PLACE_SIZE_BITS, Arrivals, Delivery
+from penstock.core.delivery import Arrivals, Delivery, pack_place
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -54,6 +56,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.runs import Run
@@ -82,6 +85,7 @@ KINDS: Final[tuple[type, ...]] = (
     Moved,
     Lost,
     Carried,
+    QueueStated,
 )
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
 _DEAD: Final = 1
@@ -175,12 +179,12 @@ def encode(
     return b"".join((*headers, *payloads)), messages
 
 
-def encode_run(run: Run) -> bytes:
+def encode_run(run: Run, shard: int = 0, term: int = 0) -> bytes:
     """The block of a run: the same bytes as `encode` makes of its events, made column by column."""
     bodies = run.bodies
     count = len(bodies)
     alike = _pack_event(_PUSHED, 0, 0, run.queue, 0, run.at_ms, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    head = bytearray(BLOCK.pack(count, 0, 0) + alike * count)
+    head = bytearray(BLOCK.pack(count, shard, term) + alike * count)
     pairs, fours = memoryview(head).cast("H"), memoryview(head).cast("I")
     crcs: Iterable[int] = map(crc32, bodies)
     sizes: Iterable[int] = run.sizes
@@ -208,15 +212,23 @@ def _column(kind: str, values: Iterable[int]) -> memoryview:
 
 def places_of(run: Run, data_offset: int) -> list[int]:
     """The places of a run's messages, whose block stands at `data_offset` in the stream."""
-    first = place(data_offset + BLOCK_BYTES, 0)
-    step = place(EVENT_BYTES, 0)
+    first = pack_place(data_offset + BLOCK_BYTES, 0)
+    step = pack_place(EVENT_BYTES, 0)
     return list(map(or_, range(first, first + step * len(run), step), run.sizes))
 
 
-def encode_one(event: AnyEvent) -> bytes:
-    """The block of one event, if it is plain; empty if not. A message's body goes behind it."""
+def block_header(count: int, shard: int, term: int) -> bytes:
+    """The first bytes of a block of so many events."""
+    return BLOCK.pack(count, shard, term)
+
+
+def encode_one(event: AnyEvent, head: bytes = _ONE_EVENT) -> bytes:
+    """The block of one event, if it is plain; empty if not. A message's body goes behind it.
+
+    `head` is the `block_header` of one event. The bytes are those that `encode` makes.
+    """
     header = _pack_plain(event, EVENT_BYTES)
-    return header and _ONE_EVENT + header
+    return header and head + header
 
 
 def _pack_plain(event: AnyEvent, payload_at: int) -> bytes:
@@ -279,6 +291,14 @@ def _encode_settings(e: QueueCreated | QueueConfigured) -> Encoded:
     ), (name, settings)  # fmt: skip
 
 
+def _encode_stated(e: QueueStated) -> Encoded:
+    name, settings = e.name.encode(), _to_msgpack(e.settings)
+    return (
+        _KIND[QueueStated], 0, 0, e.queue, 0, e.at_ms, e.created_at_ms, e.configured_at_ms, 0,
+        0, len(name), 0, len(settings),
+    ), (name, settings)  # fmt: skip
+
+
 def _encode_moved(e: Moved) -> Encoded:
     flags = _DEAD if e.dead else 0
     return (_MOVED, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
@@ -304,6 +324,7 @@ _ENCODERS: Final[dict[type, Any]] = {
     QueueCreated: _encode_settings,
     QueueConfigured: _encode_settings,
     Moved: _encode_moved,
+    QueueStated: _encode_stated,
     Carried: _encode_carried,
 }
 
@@ -332,10 +353,16 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
             plain = Pushed(
                 row[5], row[3], row[4], b"", None, row[1], None, None, row[6], row[7], None, size
             )
-            yield plain, at << PLACE_SIZE_BITS | size
+            yield plain, pack_place(at, size)
         else:
             yield _decode_event(Fields._make(row), data, at - data_offset, data_offset, bodies)
         at += EVENT_BYTES
+
+
+def read_owner(data: bytes) -> tuple[int, int]:
+    """The shard whose events a block holds, and the term of the owner that wrote them."""
+    _, shard, term = BLOCK.unpack_from(data)
+    return shard, term
 
 
 def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
@@ -367,7 +394,7 @@ def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
             repeat(queue),
             numbers,
             numbers,
-            map(place, headers_at, sizes),
+            map(pack_place, headers_at, sizes),
             header_words[2::8],
         )
     )
@@ -380,7 +407,7 @@ def _decode_event(
     payload = data[at + f.payload_at : at + f.payload_at + f.payload_bytes]
     if f.kind in _WITH_CONTENT:
         pushed = _read_pushed(f, payload, bodies)
-        found = place(data_offset + at, pushed.size_bytes)
+        found = pack_place(data_offset + at, pushed.size_bytes)
         if f.kind == _PUSHED:
             return pushed, found
         return Carried(f.at_ms, f.queue, f.number, pushed), found
@@ -422,6 +449,8 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
         )
     if kind is QueueCreated:
         return QueueCreated(f.at_ms, f.queue, first, _read_settings(extra))
+    if kind is QueueStated:
+        return QueueStated(f.at_ms, f.queue, first, _read_settings(extra), f.when_ms, f.other)
     if kind is QueueConfigured:
         return QueueConfigured(f.at_ms, f.queue, _read_settings(extra))
     if kind is Moved:
@@ -440,16 +469,6 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
 def number_bytes(number: int) -> bytes:
     """A message's number as the headers of its events have it."""
     return number.to_bytes(8, "little")
-
-
-def place(header_offset: int, size_bytes: int) -> int:
-    """A `Pushed` event's place: where its header stands in the stream, and its message's size."""
-    return header_offset << PLACE_SIZE_BITS | size_bytes
-
-
-def offset_of(place: int) -> int:
-    """Where in the stream the header of a `Pushed` stands."""
-    return place >> PLACE_SIZE_BITS
 
 
 def read_header(header: bytes) -> Fields:

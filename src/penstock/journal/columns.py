@@ -9,14 +9,21 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, islice, repeat
-from operator import attrgetter, lshift, or_
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
-from penstock.core.delivery import PLACE_SIZE_BITS, Arrivals, Delivery, Move, not_plain
+from penstock.core.delivery import (
+    PLACE_SIZE_MASK,
+    Arrivals,
+    Delivery,
+    Move,
+    not_plain,
+    pack_place,
+    position_of,
+)
 
-_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
 # In the order of `Delivery`'s own fields, which are given by position when they are read back.
 _FIELDS_AFTER_CONTENT: Final = tuple(
     attrgetter(name)
@@ -47,8 +54,8 @@ def pack_columns(deliveries: Sequence[Delivery]) -> bytes:
         _pack([each.queue for each in deliveries]),
         _pack_numbers(numbers),
         None if ranks == numbers else _pack_numbers(ranks),
-        _pack_numbers([place >> PLACE_SIZE_BITS for place in places]),
-        _pack([place & _SIZE_MASK for place in places]),
+        _pack_numbers(list(map(position_of, places))),
+        _pack([place & PLACE_SIZE_MASK for place in places]),
         *(_pack(list(map(field, deliveries))) for field in _FIELDS_AFTER_CONTENT),
     ]
     return _encode([len(deliveries), *columns])
@@ -63,7 +70,7 @@ def unpack_columns(data: bytes) -> Arrivals | list[Delivery]:
     numbers = _numbers(packed_numbers)
     ranks = numbers if packed_ranks is None else _numbers(packed_ranks)
     sizes = list(islice(_unpack(packed_sizes), count))
-    places = map(or_, map(lshift, _numbers(offsets), repeat(PLACE_SIZE_BITS)), sizes)
+    places = map(pack_place, _numbers(offsets), sizes)
     deliveries = list(
         map(
             Delivery,

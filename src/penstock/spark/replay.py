@@ -33,8 +33,9 @@ from pyspark.errors import PySparkException
 from penstock.client import Queues
 from penstock.errors import InvalidField, QueueNotFound, RequestError, UnavailableError
 from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
+from penstock.spark.condition import condition_sql
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import Lake, LakeUnusable, Table, our_errors
+from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, our_errors
 from penstock.spark.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -159,11 +160,16 @@ def _chosen(spark: "SparkSession", lake: Lake, where: str) -> "DataFrame":
     messages = lake.table(MESSAGES.name, MESSAGES.schema)
     if messages.delta() is None:
         raise LakeUnusable(f"{lake.path}: has no table messages yet; `pipeline run` makes it")
+    selecting = where_sql(where)
     with _bad_condition():
-        # Parsed as an expression and not as a statement: it can select and nothing else.
-        chosen = messages.frame(spark).where(where)
-        assert chosen.schema.names, "looking at it makes a remote Spark check it"
+        chosen = messages.frame(spark).where(selecting)
+        assert chosen.schema.names, "a remote Spark checks types only when asked for the schema"
         return chosen
+
+
+def where_sql(where: str) -> str:
+    """The condition on `messages` as SQL that can do nothing but select. Raises InvalidField."""
+    return condition_sql(where, MESSAGES.columns)
 
 
 @contextmanager
@@ -171,10 +177,10 @@ def _bad_condition() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        said = (error.getMessage() or str(error)).strip().partition("\n")[0].split(" SQLSTATE")[0]
+        reason = first_line(error)
         if (error.getCondition() or "").startswith("FAILED_READ_FILE"):
-            raise LakeUnusable(f"a table of the lake cannot be read: {said}") from error
-        raise InvalidField(f"where: is no condition on messages: {said}") from None
+            raise LakeUnusable(f"a table of the lake cannot be read: {reason}") from error
+        raise InvalidField(f"where: is no condition on messages: {reason}") from None
 
 
 def _ready(

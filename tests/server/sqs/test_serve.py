@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import threading
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -16,7 +17,8 @@ from botocore.exceptions import ClientError, HTTPClientError
 
 from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
 
-KEYS = {"PENSTOCK_KEYS": "AKIDEXAMPLE:very-secret,111122223333:other-secret"}
+SECRET, OTHER_SECRET = "a very long secret", "another long secret"
+KEYS = {"PENSTOCK_KEYS": f"AKIDEXAMPLE:{SECRET},111122223333:{OTHER_SECRET}"}
 
 
 def run(*arguments, **environment):
@@ -36,7 +38,9 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
         assert lines[0] == f"penstock: Amazon SQS at {server.url}"
         assert lines[1] == f"  messages    in {tmp_path / 'data'}"
         assert lines[2].startswith("  signatures  not checked")
-        assert len(lines) == 7
+        assert lines[3].startswith("  docs        ")
+        assert Path(lines[3].split()[1]).read_text().startswith("# ")
+        assert lines[-1] == "stop it with Ctrl-C"
         with urlopen(f"{server.url}/health") as answer:
             assert json.loads(answer.read()) == {"status": "ok"}
         with urlopen(f"{server.url}/metrics") as answer:
@@ -47,11 +51,11 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
     ("arguments", "complaint"),
     [
         (("--host", "0.0.0.0"), "needs keys"),
-        (("--host", "0.0.0.0", "--key", "a:b"), "needs --tls-cert"),
+        (("--host", "0.0.0.0", "--key", f"a:{SECRET}"), "needs --tls-cert"),
         (("--host", "0.0.0.0", "--insecure-without-keys"), "needs --tls-cert"),
         (("--tls-cert", "none.pem", "--tls-key", "none.pem"), "cannot use 'none.pem'"),
         (("--tls-cert", "none.pem"), "go together"),
-        (("--store", "carrier-pigeon:"), "names no backend"),
+        (("--store", "carrier-pigeon:"), "unknown URL scheme 'carrier-pigeon'"),
         (("--config", "none.toml"), "cannot read"),
         (("--port", "99999"), "port: 99999 is outside"),
         (("--data", "/proc/none"), "cannot be used"),
@@ -70,15 +74,79 @@ def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("--store", "memory:", "--port", str(port))
-    assert done.returncode == 6
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert done.returncode == 7
+    assert f"another program listens on 127.0.0.1:{port}" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_store_in_use_is_refused(tmp_path):
-    with serve("--data", str(tmp_path / "data")):
-        done = run("--data", str(tmp_path / "data"), "--port", "0")
-    assert done.returncode == 6
-    assert str(tmp_path / "data") in done.stderr
+def test_an_address_that_is_not_this_machines_is_a_wrong_setting():
+    done = run(
+        *("--store", "memory:", "--port", "0", "--host", "192.0.2.1"),
+        *("--insecure-without-keys", "--insecure-without-tls"),
+    )
+    assert done.returncode == 3
+    assert "host: cannot listen on 192.0.2.1:0" in done.stderr
+
+
+def typed_lines(output):
+    """The lines a user is told to type."""
+    lines = output.splitlines()
+    start = lines.index("try it:") + 1
+    return [line.strip() for line in lines[start:] if line.startswith("  ")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--region", "eu-central-1", "--account", "111122223333")], ids=str
+)
+def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments):
+    with serve("--store", "memory:", *arguments) as server:
+        lines = typed_lines(server.output)
+        assert [line.split()[0] for line in lines] == ["export"] * 2 + ["aws"] * 3
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
+            env={"PATH": f"{PENSTOCK.parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"Body": "hello"' in done.stdout
+
+
+def test_by_default_a_queue_can_be_deleted_made_and_purged_again_at_once(sqs, queue_name):
+    for _ in range(2):
+        url = sqs.create_queue(QueueName=queue_name)["QueueUrl"]
+        sqs.purge_queue(QueueUrl=url)
+        sqs.purge_queue(QueueUrl=url)
+        sqs.delete_queue(QueueUrl=url)
+
+
+def test_row_23_a_store_is_not_served_as_another_region_or_account(tmp_path):
+    """Row 23: with other ones the bare names in the store would be somebody else's queues."""
+    data = ("--data", str(tmp_path / "data"))
+    with serve(*data, "--region", "eu-west-1") as server:
+        server.client(region_name="eu-west-1").create_queue(QueueName="q")
+        server.stop()
+    done = run(*data, "--port", "0", "--region", "us-east-1")
+    assert done.returncode == 3
+    assert "region eu-west-1" in done.stderr
+    assert "us-east-1 was asked for" in done.stderr
+    done = run(*data, "--port", "0", "--region", "eu-west-1", "--account", "111122223333")
+    assert done.returncode == 3
+    assert "--account 000000000000" in done.stderr
+    with serve(*data, "--region", "eu-west-1") as server:
+        assert "QueueUrls" in server.client(region_name="eu-west-1").list_queues()
+        assert "QueueUrls" not in server.client(region_name="us-east-1").list_queues()
+
+
+def test_a_server_may_have_as_many_connections_as_the_system_lets_it(tmp_path):
+    limited = ["bash", "-c", 'ulimit -S -n 128 && exec "$@"', "bash"]
+    with serve("--store", "memory:", before=limited) as server:
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        (line,) = [each for each in limits.splitlines() if each.startswith("Max open files")]
+        soft, hard = map(int, line.split()[3:5])
+        assert soft == min(hard, 65_536) > 128
 
 
 def test_queues_of_the_config_file_are_there_and_follow_it(tmp_path):
@@ -219,7 +287,7 @@ def guarded(tmp_path_factory):
 
 
 def keyed(server, **options):
-    given = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "very-secret"}
+    given = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": SECRET}
     return server.client(**{**given, **options})
 
 
@@ -242,7 +310,7 @@ def test_with_keys_only_their_holders_get_in(guarded):
         {"aws_access_key_id": "111122223333"},
     ):
         assert code_of(keyed(guarded, **wrong)) == "SignatureDoesNotMatch"
-    theirs = keyed(guarded, aws_access_key_id="111122223333", aws_secret_access_key="other-secret")
+    theirs = keyed(guarded, aws_access_key_id="111122223333", aws_secret_access_key=OTHER_SECRET)
     assert "QueueUrls" not in theirs.list_queues()
     with pytest.raises(ClientError, match="does not exist"):
         theirs.receive_message(QueueUrl=url)
@@ -263,7 +331,7 @@ def get(url):
 def test_a_presigned_url_works_until_it_is_changed(guarded):
     url = keyed(guarded).create_queue(QueueName="presigned")["QueueUrl"]
     request = AWSRequest("GET", f"{url}?Action=SendMessage&MessageBody=a%20b")
-    credentials = Credentials("AKIDEXAMPLE", "very-secret")
+    credentials = Credentials("AKIDEXAMPLE", SECRET)
     SigV4QueryAuth(credentials, "sqs", "us-east-1", expires=60).add_auth(request)
     status, text = get(request.url)
     assert status == 200

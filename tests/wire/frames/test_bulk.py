@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.runs import pushes_of
 from penstock.errors import InvalidField, PenstockError, ProtocolError, QueueFull
-from penstock.service import BATCH_ITEMS_MAX, Batch, Push, PushReply, PushRun, RunReply
+from penstock.service import BATCH_ITEMS_MAX, NumberedReplies, Push, PushMany, PushReply
 from penstock.wire.frames.bulk import (
-    BulkPush,
     decode_bulk,
     decode_bulk_reply,
     encode_bulk,
@@ -31,7 +29,7 @@ def columns(count, values):
 def bulks(draw):
     bodies = draw(st.lists(st.binary(max_size=30), max_size=8))
     count = len(bodies)
-    return BulkPush(
+    return PushMany(
         queue=draw(TEXTS),
         bodies=bodies,
         delay_ms=draw(st.none() | st.integers(0, 99)),
@@ -73,20 +71,31 @@ def meant(bulk):
 @given(bulks())
 def test_a_bulk_push_arrives_as_the_pushes_it_stands_for(bulk):
     found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
-    items = pushes_of(found) if isinstance(found, PushRun) else found.items
+    items = found.pushes()
     assert items == meant(bulk)
 
 
 @pytest.mark.parametrize("dedup_ids", [None, ["1", "2"]])
-def test_bodies_with_nothing_but_ids_arrive_as_a_run(dedup_ids):
-    bulk = BulkPush(queue="q", bodies=[b"a", b"bc"], dedup_ids=dedup_ids)
+def test_bodies_with_nothing_but_ids_arrive_plain(dedup_ids):
+    bulk = PushMany("q", [b"a", b"bc"], dedup_ids=dedup_ids)
     found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
-    assert found == PushRun("q", [b"a", b"bc"], dedup_ids)
+    assert found == PushMany("q", [b"a", b"bc"], dedup_ids)
+    assert found.is_plain
 
 
-def test_a_body_without_an_id_among_others_is_no_run():
-    bulk = BulkPush(queue="q", bodies=[b"a", b"bc"], dedup_ids=["1", None])
-    assert isinstance(decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:]), Batch)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"dedup_ids": ["1", None]},
+        {"dedup_ids": ["1"]},
+        {"delay_ms": 0},
+        {"priority": 1},
+        {"group": "g"},
+        {"each_attributes": [None, {"a": "b"}]},
+    ],
+)
+def test_anything_beside_a_body_and_an_id_is_not_plain(option):
+    assert not PushMany("q", [b"a", b"bc"], **option).is_plain
 
 
 REPLIES = st.builds(PushReply, TEXTS, st.integers(0, 2**63), st.booleans()) | st.builds(
@@ -109,7 +118,7 @@ def test_each_message_has_its_own_reply_or_error(replies):
 def test_the_reply_to_a_run_names_each_message(first, count):
     numbers = range(first, first + count)
     start = "b3c1917d-5eb2-8bb0-9000-"
-    found = decode_bulk_reply(encode_bulk_reply(1, RunReply(start, numbers))[HEADER_BYTES:])
+    found = decode_bulk_reply(encode_bulk_reply(1, NumberedReplies(start, numbers))[HEADER_BYTES:])
     assert found == [PushReply(f"{start}{number:012x}", number, False) for number in numbers]
 
 
@@ -129,11 +138,11 @@ def test_an_error_that_refused_many_is_told_once():
 @pytest.mark.parametrize(
     ("bulk", "said"),
     [
-        (BulkPush(queue="q", bodies=[b""] * (BATCH_ITEMS_MAX + 1)), "at most 10000"),
-        (BulkPush(queue="q", bodies=[b"a"], groups=["a", "b"]), "groups: 2 values for 1 bodies"),
-        (BulkPush(queue="q\ud800", bodies=[b"a"]), "cannot be sent"),
-        (BulkPush(queue="q", bodies=["text"]), "cannot be sent"),  # type: ignore[list-item]
-        (BulkPush(queue="q", bodies=[b"x" * 999]), "a frame takes at most 900"),
+        (PushMany("q", [b""] * (BATCH_ITEMS_MAX + 1)), "at most 10000"),
+        (PushMany("q", [b"a"], groups=["a", "b"]), "groups: 2 values for 1 bodies"),
+        (PushMany(queue="q\ud800", bodies=[b"a"]), "cannot be sent"),
+        (PushMany("q", ["text"]), "cannot be sent"),  # type: ignore[list-item]
+        (PushMany("q", [b"x" * 999]), "a frame takes at most 900"),
     ],
 )
 def test_what_cannot_travel_is_refused_before_it_is_sent(bulk, said):
@@ -179,7 +188,7 @@ def test_sizes_that_do_not_add_up_are_the_fault_of_the_peer(body):
 )
 def test_a_head_of_the_wrong_shape_is_the_fault_of_one_request(fields):
     with pytest.raises(InvalidField):
-        decode_bulk(made(fields))
+        decode_bulk(made(fields)).pushes()
 
 
 @pytest.mark.parametrize(

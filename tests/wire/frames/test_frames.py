@@ -30,6 +30,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
@@ -39,6 +40,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     PushReply,
     QueueInfo,
     QueueSettings,
@@ -56,7 +58,6 @@ from penstock.wire.frames.bodies import (
     encode_reply,
 )
 from penstock.wire.frames.bulk import (
-    BulkPush,
     decode_bulk,
     decode_bulk_reply,
     encode_bulk,
@@ -95,7 +96,9 @@ from penstock.wire.frames.frames import (
     server_limits,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "frames" / "version-1.txt"
+GOLDEN = Path(__file__).parents[2] / "golden" / "frames"
+# In order of age: fields were added at the end of commands, which the version allows.
+FILES = ("version-1.txt", "version-1-added-fields.txt", "version-1-peek.txt")
 ID = "b3c1917d-5eb2-8bb0-9000-000000000001"
 RECEIPT = "000000000000000100000000000000010000000000000001e46e2ce1c5b15c95aff55b1dd2e83198"
 FIELDS: list[Any] = [ID, "orders", b"hello", {"kind": "test", "raw": b"\xff"}, 9, "eu", "42"]
@@ -114,14 +117,21 @@ COMMANDS = {
     "extend": Extend("orders", RECEIPT, 60_000),
     "release": Release("orders", RECEIPT, 1_000),
     "peek": Peek("orders", 5, "in_flight"),
+    "peek of a batch": Peek("orders", 100, "visible", 65_536),
     "stats": Stats("orders"),
     "purge": Purge("orders"),
     "redrive": Redrive("dead", "orders", 100),
     "create": CreateQueue("orders", {"visibility_ms": 30_000, "fifo": True}),
     "configure": ConfigureQueue("orders", {"messages_max": None}),
     "remove": DeleteQueue("orders"),
+    "remove unless in use": DeleteQueue("orders", False),
     "describe": DescribeQueue("orders"),
+    "describe all": DescribeQueues("or", "orders", 10),
     "list": ListQueues("or", "orders", 10),
+    "pull of a batch": Pull("orders", 10, None, None, "attempt", None, 65_536, True),
+    "delete late": Delete("orders", RECEIPT, True),
+    "extend late": Extend("orders", RECEIPT, 60_000, True, 43_200_000),
+    "release late": Release("orders", RECEIPT, 0, True),
     "history": History(ID),
     "batch": Batch([Push("orders", b"a"), Delete("orders", RECEIPT), Release("orders", RECEIPT)]),
 }
@@ -139,11 +149,12 @@ REPLIES: dict[str, Any] = {
     "configure": INFO,
     "remove": None,
     "describe": INFO,
+    "describe all": [INFO],
     "list": ["orders", "orders-dead"],
     "history": [HistoryEvent(1, "Pushed", "orders", None, "size=5")],
     "batch": [PushReply(ID, 7, True), False, QueueFull("queue: 'orders' is full")],
 }
-BULK = BulkPush(
+BULK = PushMany(
     queue="orders",
     bodies=[b"one", b"", b"three"],
     priority=3,
@@ -185,8 +196,10 @@ def golden_frames():
     }
 
 
-def read_golden():
-    lines = [line for line in GOLDEN.read_text().splitlines() if not line.startswith("#")]
+def read_golden(files=FILES):
+    """The newest golden form of everything."""
+    texts = [(GOLDEN / file).read_text() for file in files]
+    lines = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
     return {
         name: bytes.fromhex(data) for name, _, data in (line.partition(" = ") for line in lines)
     }
@@ -204,9 +217,13 @@ def test_what_is_written_is_the_golden_form(name):
     assert golden_frames()[name].hex() == read_golden()[name].hex()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_golden_form_of_a_command_is_read_back(name):
-    assert decode_command(*body_of(read_golden()[f"command: {name}"])) == COMMANDS[name]
+@pytest.mark.parametrize("file", FILES)
+def test_every_golden_form_of_a_command_ever_written_is_read_back(file):
+    golden = read_golden([file])
+    forms = {name: golden[f"command: {name}"] for name in COMMANDS if f"command: {name}" in golden}
+    assert forms
+    for name, form in forms.items():
+        assert decode_command(*body_of(form)) == COMMANDS[name]
 
 
 @pytest.mark.parametrize("name", REPLIES)
@@ -220,13 +237,11 @@ def test_the_other_golden_forms_are_read_back():
     golden = read_golden()
     kind, body = body_of(golden["bulk push"])
     assert kind == BULK_PUSH
-    assert decode_bulk(body) == Batch(
-        [
-            Push("orders", b"one", None, 3, None, "1", "a", {"kind": "test"}),
-            Push("orders", b"", None, 3, None, "2", None, {"kind": "test"}),
-            Push("orders", b"three", None, 3, None, None, "b", {"kind": "test"}),
-        ]
-    )
+    assert decode_bulk(body).pushes() == [
+        Push("orders", b"one", None, 3, None, "1", "a", {"kind": "test"}),
+        Push("orders", b"", None, 3, None, "2", None, {"kind": "test"}),
+        Push("orders", b"three", None, 3, None, None, "b", {"kind": "test"}),
+    ]
     assert same(decode_bulk_reply(body_of(golden["bulk reply"])[1]), BULK_REPLIES)
     (hello,) = FrameDecoder("client", STRANGER_LIMITS).feed(golden["hello"])
     assert decode_hello(hello[2]) == Hello("penstock python", "secret")

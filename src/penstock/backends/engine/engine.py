@@ -1,8 +1,9 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
+Long, because the step of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
-be shown. The two faces in `blocking` and `asynchronous` do the waiting.
+be shown. The two faces in `blocking` and `loop` do the waiting.
 
 A pull that finds nothing may wait (`waiting`): nobody polls, and no message has a timer.
 """
@@ -13,25 +14,29 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import IN_FLIGHT, Delivery, receives
+from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
     Deleted,
+    Extended,
     Lost,
     Moved,
     Pushed,
+    QueueCreated,
 )
 from penstock.core.receipts import (
     IDENTITY_BYTES,
     KEY_BYTES,
-    Late,
     MessageIds,
     Receipts,
     Ticket,
 )
+from penstock.core.runs import Run
 from penstock.core.shard import SETTLE_MAX, ShardState
 from penstock.errors import (
     CorruptEntry,
@@ -45,6 +50,7 @@ from penstock.errors import (
 from penstock.journal import Journal, MemoryJournal
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    PULL_LIMIT_MAX,
     WAIT_MS_MAX,
     Batch,
     Claim,
@@ -54,23 +60,23 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
     ListQueues,
     Message,
+    NumberedReplies,
     Peek,
     Pull,
-    PullWithin,
     Purge,
     Push,
+    PushMany,
     PushReply,
-    PushRun,
     QueueInfo,
     QueueStats,
     Redrive,
     Release,
-    RunReply,
     Stats,
     check_number,
 )
@@ -80,7 +86,7 @@ R = TypeVar("R")
 _NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
 # Commands whose answer promises nothing, so that nobody need wait for the disk.
-_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, ListQueues, History})
+_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
 
 
 class Housekeeping(Protocol):
@@ -100,6 +106,9 @@ class Housekeeping(Protocol):
 
 class Engine:
     """One shard served from this process. Not safe for threads: its faces see to that."""
+
+    # How many messages are settled at once before others get their turn.
+    settle_max = SETTLE_MAX
 
     def __init__(
         self,
@@ -128,7 +137,6 @@ class Engine:
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
             Push: self._push,
             Pull: self._pull,
-            PullWithin: self._pull,
             Delete: self._delete,
             Extend: self._extend,
             Release: self._release,
@@ -143,16 +151,19 @@ class Engine:
             ListQueues: self._list,
             History: self._history,
             Batch: self._batch,
-            PushRun: self._push_run,
+            PushMany: self._push_many,
+            DescribeQueues: self._describe_all,
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
+        # From here on, letting go of many messages at once would hold up others.
+        self.shard.discards.is_deferred = True
         self._sequence = 0
         self.answer_sequence = 0
-        # The message pushed last, and those of the batch under way: their content gets its place
-        # when it is in the journal.
-        self._arrival: Delivery | None = None
-        self._arrivals: list[Delivery] = []
+        # What the pull under way has read; None in place of a message that is damaged. A journal
+        # that keeps nothing has nothing to be read: the messages hold their content themselves.
+        self._loaded: list[Pushed | None] = []
+        self._load = None if self._keeps_nothing else self._load_content
         self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
@@ -166,8 +177,7 @@ class Engine:
         now_ms = self._now_ms()
         try:
             if now_ms >= self._alarm.next_ms:
-                self._settle(now_ms)
-            # A handler raises before it changes anything.
+                self._settle(now_ms, command)
             reply: R = handler(command, now_ms)
             if not self._events:
                 # Even an answer that changed nothing may rest on a change that is not durable yet:
@@ -178,12 +188,23 @@ class Engine:
             else:
                 self.answer_sequence = self._append()
         except PenstockError:
+            self._keep_events()
             raise
         except BaseException as error:
-            # An interrupt, or what nobody expected: memory may be ahead of the journal.
+            # An interrupt, or an error of a kind no handler raises: memory may be ahead of the
+            # journal.
             self._fail(error)
             raise
         return reply
+
+    def _keep_events(self) -> None:
+        """Appends what had happened before a command was refused.
+
+        A handler raises before it changes anything on behalf of its command. But it may have met
+        damaged messages, or some with too many receives, and their ends are events of their own.
+        """
+        if self._events:
+            self._append()
 
     def _refuse(self, command: object) -> NoReturn:
         if self._stopped is not None:
@@ -208,34 +229,29 @@ class Engine:
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
-        if len(events) == 1 and self._arrival is not None:
-            self._arrival.content = places[0]
+        """Lets each message that was pushed know its content by its place in the journal."""
+        if type(events) is Run:
+            for delivery, place in zip(events.deliveries, places, strict=True):
+                delivery.content = place
             return
-        for delivery, place in zip(self._arrivals, places, strict=True):
-            delivery.content = place
-        self._arrivals = []
+        pushed = [event for event in events if type(event) is Pushed]
+        for event, place in zip(pushed, places, strict=True):
+            self.shard.place(event.queue, event.number, place)
 
-    def _settle(self, now_ms: int) -> None:
-        """Lets happen what is due, in entries of a bounded size, as long as there is room."""
-        try:
-            while self._alarm.next_ms <= now_ms:
-                if not self.journal.has_room(2 * SETTLE_MAX):
-                    # Whoever waits would do nothing but look again at once.
-                    self._alarm.next_ms = now_ms + _NO_ROOM_MS
-                    return
-                self._events += self.shard.settle(now_ms)
-                if self._events:
-                    self._append()
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def held(self, queue: str, receipt: object) -> Delivery | None:
-        """The message whose last claim this receipt is for, to be looked at; None if it is gone.
-
-        Raises RequestError.
-        """
-        return self.shard.queue(queue).held(self._receipts.read(receipt), late=True)
+    def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
+        """Settles some of what is due, and of the command's own queue as much as it may need."""
+        own_limit = max(self.settle_max, _messages_wanted(command))
+        if not self.journal.has_room(2 * (self.settle_max + 3 * own_limit)):
+            # Whoever waits would do nothing but look again at once.
+            self._alarm.next_ms = now_ms + _NO_ROOM_MS
+            return
+        self._events += self.shard.settle(now_ms, self.settle_max)
+        if self._alarm.next_ms <= now_ms:
+            queue = self.shard.names.get(_queue_named(command))
+            if queue is not None and queue.is_due(now_ms):
+                self._events += self.shard.settle_queue(queue, now_ms, own_limit)
+        if self._events:
+            self._append()
 
     # Messages.
 
@@ -248,32 +264,61 @@ class Engine:
         decided = queue.decide_push(command, now_ms, shard.next_number)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        self._arrival = shard.pushed(decided)
+        shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 
     def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-        deliveries = self.shard.pull(command, now_ms, self._events)
-        if len(deliveries) == 1:
-            # The usual pull, ahead of the loop below, which also sees to what is damaged.
-            try:
-                return [self._claim(deliveries[0], command.queue)]
-            except CorruptEntry:
-                pass
         claims: list[Claim] = []
-        while deliveries and not claims:
-            for delivery in deliveries:
-                try:
-                    claims.append(self._claim(delivery, command.queue))
-                except CorruptEntry:
-                    self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
-            if claims or command.attempt_id is not None or len(self._events) > SETTLE_MAX:
+        while not claims and len(self._events) <= SETTLE_MAX:
+            self._loaded = []
+            deliveries = self.shard.pull(command, now_ms, self._events, self._load)
+            if not deliveries:
                 break
-            # All of them were damaged: there may be others behind them.
-            deliveries = self.shard.pull(command, now_ms, self._events)
+            if command.attempt_id is not None and not self._events:
+                self._repeat(command, deliveries, now_ms)
+            if self._load is None:
+                # Without a journal that reads them, messages hold their content themselves.
+                name = command.queue
+                return [self._claim(each, name, cast(Pushed, each.content)) for each in deliveries]
+            for delivery, content in zip(deliveries, self._loaded, strict=True):
+                if content is None:
+                    self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
+                else:
+                    claims.append(self._claim(delivery, command.queue, content))
+            if command.attempt_id is not None:
+                break
+            # If all of them were damaged, there may be others behind them.
         return claims
+
+    def _load_content(self, delivery: Delivery) -> None:
+        """Reads a message that is about to be claimed. Raises what the journal raises."""
+        content: Content | None = delivery.content
+        if isinstance(content, int):
+            try:
+                content = self.journal.load(content)
+            except CorruptEntry:
+                content = None
+        self._loaded.append(content)
+
+    def _repeat(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
+        """Reads what an earlier pull of this attempt was given; renews its claims if asked to."""
+        if self._load is not None:
+            for each in deliveries:
+                self._load(each)
+        if command.renew:
+            self._renew(command, deliveries, now_ms)
+
+    def _renew(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
+        """Begins the visibility anew of claims that an earlier pull of this attempt was given."""
+        visibility_ms = command.visibility_ms
+        if visibility_ms is None:
+            visibility_ms = self.shard.names[command.queue].settings.visibility_ms
+        for each in deliveries:
+            deadline_ms = now_ms + visibility_ms
+            self._commit(Extended(now_ms, each.queue, each.number, each.epoch, deadline_ms))
 
     def _delete(self, command: Delete, now_ms: int) -> bool:
         ticket = command.receipt
@@ -289,10 +334,11 @@ class Engine:
             delivery is None
             or delivery.epoch != ticket.epoch
             or delivery.state != IN_FLIGHT
+            or delivery.due_at_ms <= now_ms
             or ticket.queue != queue.number
         ):
-            late = type(command.receipt) is Late
-            events = self.shard.decide_delete(command.queue, ticket, now_ms, late)
+            self._settle_claim(command.queue, ticket, now_ms)
+            events = self.shard.decide_delete(command.queue, ticket, now_ms, command.late)
             self._commit(*events)
             return bool(events)
         event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
@@ -300,17 +346,32 @@ class Engine:
         self._events.append(event)
         return True
 
+    def _settle_claim(self, name: str, ticket: Ticket, now_ms: int) -> None:
+        """Ends the claim that a receipt is for, if it is due and was not settled yet."""
+        queue = self.shard.queue(name)
+        if queue.number == ticket.queue:
+            self._events += self.shard.settle_claim(queue, ticket, now_ms)
+
     def _extend(self, command: Extend, now_ms: int) -> int:
         ticket = self._receipts.read(command.receipt)
-        late = type(command.receipt) is Late
-        event = self.shard.decide_extend(command.queue, ticket, command.visibility_ms, now_ms, late)
+        self._settle_claim(command.queue, ticket, now_ms)
+        event = self.shard.decide_extend(
+            command.queue,
+            ticket,
+            command.visibility_ms,
+            now_ms,
+            command.late,
+            command.held_ms_max,
+        )
         self._commit(event)
         return event.deadline_ms
 
     def _release(self, command: Release, now_ms: int) -> None:
         ticket = self._receipts.read(command.receipt)
-        late = type(command.receipt) is Late
-        events = self.shard.decide_release(command.queue, ticket, command.delay_ms, now_ms, late)
+        self._settle_claim(command.queue, ticket, now_ms)
+        events = self.shard.decide_release(
+            command.queue, ticket, command.delay_ms, now_ms, command.late
+        )
         self._commit(*events)
 
     def _commit(self, *events: AnyEvent) -> None:
@@ -328,16 +389,18 @@ class Engine:
             return self._one_by_one(items, now_ms)
         return list(map(PushReply, self._ids.show_all(numbers), numbers, repeat(False)))
 
-    def _push_run(self, command: PushRun, now_ms: int) -> RunReply | list[Any]:
+    def _push_many(self, command: PushMany, now_ms: int) -> Sequence[Any]:
         count = len(command.bodies)
         if count > BATCH_ITEMS_MAX:
             raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
-        numbers = self._take_run(command, now_ms) if count >= runs.RUN_MIN else None
+        numbers = None
+        if count >= runs.RUN_MIN and command.is_plain:
+            numbers = self._take_run(command, now_ms)
         if numbers is None:
-            return self._one_by_one(runs.pushes_of(command), now_ms)
-        return RunReply(self._ids.prefix, numbers)
+            return self._one_by_one(command.pushes(), now_ms)
+        return NumberedReplies(self._ids.prefix, numbers)
 
-    def _take_run(self, command: PushRun, now_ms: int) -> range | None:
+    def _take_run(self, command: PushMany, now_ms: int) -> range | None:
         """The numbers of the messages of a run, if all of it can be taken at once; else None."""
         shard = self.shard
         try:
@@ -345,25 +408,19 @@ class Engine:
         except (KeyError, TypeError):
             return None
         run = queue.decide_run(command, now_ms, shard.next_number)
-        arrivals = None if run is None else shard.push_run(queue, run)
-        if run is None or not arrivals:
+        if run is None or not shard.push_run(queue, run):
             return None
-        if not self._keeps_nothing:
-            self._arrivals = arrivals
         self._events = cast(list[AnyEvent], run)
         return run.numbers
 
     def _one_by_one(self, items: list[Any], now_ms: int) -> list[Any]:
         handlers = self._handlers
-        arrivals: list[Delivery] = []
         replies: list[Any] = []
         for number, item in enumerate(items):
             kind = type(item)
             try:
                 if kind is Push:
                     reply: Any = self._push(item, now_ms)
-                    if not reply.duplicate and self._arrival is not None:
-                        arrivals.append(self._arrival)
                 elif kind is Delete:
                     reply = self._delete(item, now_ms)
                 elif kind in _BATCHABLE:
@@ -375,13 +432,18 @@ class Engine:
                 replies.append(reply)
             except RequestError as refused:
                 replies.append(refused)
-        if not self._keeps_nothing:
-            self._arrivals = arrivals
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
-        messages = []
+        messages: list[Message] = []
+        room_bytes = command.bytes_max
+        if room_bytes is not None:
+            check_number("bytes_max", room_bytes, 1, 2**63 - 1)
         for delivery in self.shard.peek(command):
+            if room_bytes is not None:
+                room_bytes -= size_bytes(delivery)
+                if messages and room_bytes < 0:
+                    break
             # A damaged message is told as lost by the pull that meets it.
             with suppress(CorruptEntry):
                 messages.append(self._message(delivery))
@@ -395,7 +457,7 @@ class Engine:
     def _redrive(self, command: Redrive, now_ms: int) -> int:
         events = self.shard.redrive(command, now_ms)
         self._events += events
-        return len(events)
+        return sum(type(event) is Moved for event in events)
 
     def _history(self, command: History, now_ms: int) -> list[HistoryEvent]:
         number = self._ids.read(command.id)
@@ -424,20 +486,29 @@ class Engine:
     # Queues.
 
     def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_create(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_create(command, now_ms))
 
     def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_configure(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_configure(command, now_ms))
+
+    def _made(self, name: str, events: list[AnyEvent]) -> QueueInfo:
+        """Commits the events of a queue's settings; names the dead-letter queue they made."""
+        self._commit(*events)
+        info = self.shard.info(self.shard.names[name])
+        made = [each.name for each in events if type(each) is QueueCreated and each.name != name]
+        return msgspec.structs.replace(info, also_created=made) if made else info
 
     def _remove(self, command: DeleteQueue, now_ms: int) -> None:
-        self._commit(self.shard.decide_remove(command.queue, now_ms))
+        self._commit(self.shard.decide_remove(command.queue, now_ms, command.force))
 
     def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
         return self.shard.info(self.shard.queue(command.queue))
 
-    def _list(self, command: ListQueues, now_ms: int) -> list[str]:
+    def _describe_all(self, command: DescribeQueues, now_ms: int) -> list[QueueInfo]:
+        names = self._list(command, now_ms)
+        return [self.shard.info(self.shard.names[name]) for name in names]
+
+    def _list(self, command: ListQueues | DescribeQueues, now_ms: int) -> list[str]:
         check_number("limit", command.limit, 1, 2**31)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
@@ -502,17 +573,41 @@ class Engine:
         """When `tick` should next be called, if anyone waits."""
         return self._line.next_wake_ms
 
+    @property
+    def has_due_work(self) -> bool:
+        """Whether something is due now: `tick` should be called again soon, waiters or not."""
+        return self._stopped is None and self._alarm.next_ms <= self.clock.now_ms()
+
+    def catch_up(self) -> None:
+        """Settles everything that is due, however long it takes: for a clock that was set."""
+        self.tick()
+        while self.has_due_work:
+            self.tick()
+
     def tick(self) -> None:
-        """Lets happen what is due; serves those who waited for it, or long enough."""
+        """Settles some of what is due; answers those who waited for it, or long enough.
+
+        It takes milliseconds however much is due; `has_due_work` says whether there is more.
+        """
         if self._stopped is not None:
             return
         now_ms = self.clock.now_ms()
-        self._settle(now_ms)
-        self._line.tick(now_ms)
+        try:
+            self._settle(now_ms)
+            self._line.tick(now_ms)
+        except PenstockError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _pull_now(self, command: Pull) -> tuple[list[Claim], int]:
         """A waiter's pull, tried again: its claims, and what must be durable to show them."""
-        claims = self._pull(command, self.clock.now_ms())
+        try:
+            claims = self._pull(command, self.clock.now_ms())
+        except PenstockError:
+            self._keep_events()
+            raise
         return claims, self._append() if self._events else 0
 
     # Ending.
@@ -565,11 +660,8 @@ class Engine:
             content.context,
         )
 
-    def _claim(self, delivery: Delivery, queue: str) -> Claim:
+    def _claim(self, delivery: Delivery, queue: str, content: Pushed) -> Claim:
         # The same fields again, written out: this is the hottest reply there is.
-        content = delivery.content
-        if isinstance(content, int):
-            content = self.journal.load(content)
         number = delivery.number
         epoch = delivery.epoch
         moved = delivery.move is not None
@@ -591,3 +683,16 @@ class Engine:
             epoch,
             delivery.due_at_ms,
         )
+
+
+def _queue_named(command: Any) -> Any:
+    """The queue a command is about; of a batch, that of its first item. None if there is none."""
+    items = getattr(command, "items", None)
+    name = getattr(items[0] if type(items) is list and items else command, "queue", None)
+    return name if type(name) is str else None
+
+
+def _messages_wanted(command: Any) -> int:
+    """How many messages a command may need to see settled; it is not validated yet."""
+    limit = getattr(command, "limit", 1)
+    return limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 1

@@ -25,7 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--where",
         metavar="CONDITION",
         required=True,
-        help="which messages, in SQL: \"queue = 'orders' and state = 'dead'\"",
+        help="which messages: columns of the table `messages`, literals, operators and some "
+        "functions of SQL, as in \"queue = 'orders' and state = 'dead'\"",
     )
     parser.add_argument("--to", metavar="QUEUE", required=True, help="the queue they go to")
     parser.add_argument("--rate", metavar="N", type=read_count, help="so many messages a second")
@@ -38,9 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Does it. Raises InvalidField, LakeUnusable and what the queue raises."""
     from penstock.spark.lake import Lake
-    from penstock.spark.replay import RATE_MAX, replay
+    from penstock.spark.replay import RATE_MAX, replay, where_sql
 
-    # Everything that can be refused is, before Spark takes its seconds.
+    # Whatever can be refused is refused here: starting Spark takes seconds.
+    where_sql(arguments.where)
     check_name(arguments.to, "to")
     check_name(arguments.name or arguments.to, "name")
     if arguments.rate is not None:

@@ -4,12 +4,12 @@
     reply     what the command's class says it gives; of a pull, arrays with the receipt as text;
               of a batch, an array of replies in which an error is a map: {"error": its words}
 
-Bodies come from strangers. Their shape is checked while they are decoded, and a large one is
-decoded by stricter types: nobody gets to have a gigabyte of lists built from a megabyte of bytes.
+Bodies come from anyone who can connect. Their shape is checked while they are decoded. A large one
+is decoded by stricter types, so that a megabyte of bytes cannot become a gigabyte of lists.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
@@ -43,6 +44,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     PushReply,
     QueueInfo,
     QueueStats,
@@ -50,8 +52,11 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.wire.frames.attributes import read_attributes
+from penstock.wire.frames.bulk import decode_bulk, decode_bulk_reply, encode_bulk
 from penstock.wire.frames.frames import (
     BATCH,
+    BULK_PUSH,
     FRAME_BYTES_MAX,
     HEADER,
     KIND_OF,
@@ -84,18 +89,22 @@ class _LargePush(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 class _LargeDelete(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
     queue: str
     receipt: str
+    late: bool = False
 
 
 class _LargeExtend(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
     queue: str
     receipt: str
     visibility_ms: int
+    late: bool = False
+    held_ms_max: int | None = None
 
 
 class _LargeRelease(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
     queue: str
     receipt: str
     delay_ms: int = 0
+    late: bool = False
 
 
 _NotPush = (
@@ -111,6 +120,7 @@ _NotPush = (
     | ConfigureQueue
     | DeleteQueue
     | DescribeQueue
+    | DescribeQueues
     | ListQueues
     | History
 )
@@ -131,7 +141,7 @@ class _RawBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
 
 
 class BadItem:
-    """An item of a batch that could not be decoded, and why; its neighbours are none the worse."""
+    """An item of a batch that could not be decoded, and why; the other items are not affected."""
 
     __slots__ = ("error",)
 
@@ -147,7 +157,6 @@ _decode_raw_batch: Final = msgspec.msgpack.Decoder(_RawBatch).decode
 _decode_item: Final = msgspec.msgpack.Decoder(
     _LargePush | _LargeDelete | _LargeExtend | _LargeRelease
 ).decode
-_decode_any: Final = msgspec.msgpack.Decoder().decode
 _LARGE: Final[dict[type, type]] = {
     _LargeDelete: Delete,
     _LargeExtend: Extend,
@@ -194,29 +203,11 @@ def _from_large(item: Any) -> Any:
     return Push(*fields)
 
 
-def read_attributes(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Attributes that were left undecoded because they could hold anything.
-
-    Raises InvalidField for a value that is neither text nor bytes, without having built it.
-    """
-    found = {}
-    for name, value in raw.items():
-        first = memoryview(value)[0]
-        # fixstr, str 8 to 32, bin 8 to 32: everything else could be a list of a million lists.
-        if not (0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB or 0xC4 <= first <= 0xC6):
-            raise InvalidField(f"attributes[{name!r}]: expected text or bytes")
-        try:
-            found[name] = _decode_any(value)
-        except UnicodeDecodeError:
-            raise InvalidField(f"attributes[{name!r}]: is not UTF-8") from None
-    return found
-
-
 DECODE: Final[dict[int, Callable[[Body], Any]]] = {
     kind: msgspec.msgpack.Decoder(command).decode
     for command, kind in KIND_OF.items()
     if command not in (Push, Batch)
-} | {PUSH: _decode_push, BATCH: _decode_batch}
+} | {PUSH: _decode_push, BATCH: _decode_batch, BULK_PUSH: decode_bulk}
 
 
 def decode_command(kind: int, body: Body) -> Command[Any]:
@@ -229,37 +220,37 @@ def decode_command(kind: int, body: Body) -> Command[Any]:
 
 
 def command_fault(kind: int, fault: Exception) -> PenstockError:
-    """What to say about a body that could not be decoded.
+    """The error for a body that could not be decoded.
 
-    A body of the wrong shape is the fault of one request. A body that is not MessagePack at all
-    shows that the peer cannot be trusted with the next frame either.
+    A body of the wrong shape refuses one request. A body that is not MessagePack at all is a
+    ProtocolError, which ends the connection.
     """
     if isinstance(fault, PenstockError):
         return fault
     if isinstance(fault, msgspec.ValidationError):
-        field, said = _place(kind, str(fault))
+        field, reason = _place(kind, str(fault))
         # The same class as the engine itself would raise for what is not even text.
         named = {"receipt": InvalidReceipt, "id": MessageNotFound}.get(field, InvalidField)
-        return named(f"{field}: {said}")
+        return named(f"{field}: {reason}")
     return ProtocolError(
         f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
         f"{str(fault)[:200]}"
     )
 
 
-def _place(kind: int, said: str) -> tuple[str, str]:
-    """The name of the field that a decoder's complaint is about, and the complaint."""
-    said, _, path = said.partition(" - at ")
+def _place(kind: int, message: str) -> tuple[str, str]:
+    """The name of the field that a decoder's message is about, and the reason it gives."""
+    reason, _, path = message.partition(" - at ")
     found = re.search(r"\$\[(\d+)\]", path)
     command = _TYPE_OF.get(kind)
-    said = said.replace("`", "")
+    reason = reason.replace("`", "")
     if found is None or command is None:
-        return "command", said
+        return "command", reason
     fields = ("command", *command.__struct_fields__)  # type: ignore[attr-defined]
     place = int(found[1])
     name = fields[place] if place < len(fields) else "command"
     rest = path[found.end() :].strip("`. ")
-    return name, said + (f" (at {rest})" if rest else "")
+    return name, reason + (f" (at {rest})" if rest else "")
 
 
 def encode_command(
@@ -268,6 +259,8 @@ def encode_command(
     """The frame of a command. Raises InvalidField or MessageTooLarge for what cannot travel."""
     kind = KIND_OF.get(type(command))
     if kind is None:
+        if isinstance(command, PushMany):
+            return encode_bulk(request, command, frame_bytes_max)
         raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
     try:
         body = encode_body(command)
@@ -299,7 +292,7 @@ def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
 
 
 def _encode_with_care(command: Command[Any]) -> bytes:
-    """Encodes what could not be encoded as it stands, or says which field is to blame."""
+    """Encodes a command after turning its receipts into text, or names the field at fault."""
     if isinstance(command, Delete | Extend | Release):
         command = _with_text(command)
     elif isinstance(command, Batch) and type(command.items) is list:
@@ -310,14 +303,14 @@ def _encode_with_care(command: Command[Any]) -> bytes:
         pass
     for field in command.__struct_fields__:
         value = getattr(command, field)
-        blamed = _fault_in(value)
-        if blamed and field == "receipt":
+        fault = _fault_in(value)
+        if fault and field == "receipt":
             raise InvalidReceipt("receipt: not text; use the one the pull gave")
-        if blamed and type(value) is dict:
+        if fault and type(value) is dict:
             named = next((name for name, each in value.items() if _fault_in(each)), "")
-            raise InvalidField(f"{field}[{named!r}]: cannot be sent: {blamed}")
-        if blamed:
-            raise InvalidField(f"{field}: cannot be sent: {blamed}")
+            raise InvalidField(f"{field}[{named!r}]: cannot be sent: {fault}")
+        if fault:
+            raise InvalidField(f"{field}: cannot be sent: {fault}")
     raise InvalidField("command: cannot be sent")
 
 
@@ -330,7 +323,7 @@ def _fault_in(value: object) -> str:
 
 
 def _with_text(command: Any) -> Any:
-    """A command with the text of its receipt: a claim's own proof means nothing elsewhere."""
+    """A command with its receipt as text: a claim's proof object is valid in one process only."""
     if isinstance(command, Delete | Extend | Release) and type(command.receipt) is not str:
         return msgspec.structs.replace(command, receipt=str(command.receipt))
     return command
@@ -352,7 +345,7 @@ def encode_reply(request: int, reply: Any) -> bytes:
 
 
 def encode_claims(request: int, claims: list[Claim]) -> bytes:
-    """The frame of the reply to a pull; what proves each claim becomes text here."""
+    """The frame of the reply to a pull; proofs become text."""
     rows = []
     for claim in claims:
         row: list[Any] = [*astuple(claim)]
@@ -388,7 +381,9 @@ DECODE_REPLY: Final[dict[type, Callable[[Body], Any]]] = {
     ConfigureQueue: _decoder(QueueInfo),
     DeleteQueue: _decoder(None),
     DescribeQueue: _decoder(QueueInfo),
+    DescribeQueues: _decoder(list[QueueInfo]),
     ListQueues: _decoder(list[str]),
     History: _decoder(list[HistoryEvent]),
     Batch: _decode_replies,
+    PushMany: decode_bulk_reply,
 }

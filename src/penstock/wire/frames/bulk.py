@@ -9,16 +9,15 @@
              each with the numbers of the messages it refused
 
 Where a column is given, its value stands for the shared one, nil meaning the shared one after all.
-The whole is one `Batch` to the engine, or a `PushRun` if it has nothing but bodies and dedup ids:
-one append, and each message accepted or refused alone.
+It carries a `PushMany`: one append, and each message accepted or refused alone.
 """
 
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise, repeat
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -26,14 +25,11 @@ from penstock.errors import InvalidField, PenstockError, ProtocolError
 from penstock.service import (
     ATTRIBUTES_MAX,
     BATCH_ITEMS_MAX,
-    Attributes,
-    Batch,
-    Push,
+    NumberedReplies,
+    PushMany,
     PushReply,
-    PushRun,
-    RunReply,
 )
-from penstock.wire.frames.bodies import read_attributes
+from penstock.wire.frames.attributes import read_attributes
 from penstock.wire.frames.frames import (
     BULK_PUSH,
     DECODE_FAULTS,
@@ -51,24 +47,6 @@ _SIZE_BYTES: Final = _SIZE.size
 _IS_BIG_ENDIAN: Final = sys.byteorder == "big"
 _Raw = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=ATTRIBUTES_MAX)]
 _Rows = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
-
-
-class BulkPush(msgspec.Struct, frozen=True, kw_only=True):
-    """Pushes to one queue: the bodies, what they share, and columns with one value a message."""
-
-    queue: str
-    bodies: Sequence[bytes]
-    delay_ms: int | None = None
-    priority: int = 0
-    ttl_ms: int | None = None
-    group: str | None = None
-    attributes: Attributes | None = None
-    delays_ms: Sequence[int | None] | None = None
-    priorities: Sequence[int | None] | None = None
-    ttls_ms: Sequence[int | None] | None = None
-    groups: Sequence[str | None] | None = None
-    dedup_ids: Sequence[str | None] | None = None
-    each_attributes: Sequence[Attributes | None] | None = None
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -103,8 +81,8 @@ _NUMBER_DIGITS: Final = 12
 _COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", "each_attributes")
 
 
-def encode_bulk(request: int, bulk: BulkPush, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """The frame of many pushes. Raises InvalidField for what cannot travel."""
+def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """The frame of many pushes. Raises InvalidField for what cannot be encoded."""
     bodies = bulk.bodies
     count = len(bodies)
     if count > BATCH_ITEMS_MAX:
@@ -127,14 +105,14 @@ def encode_bulk(request: int, bulk: BulkPush, frame_bytes_max: int = FRAME_BYTES
         if _IS_BIG_ENDIAN:
             sizes.byteswap()
         start = HEADER.pack(total, BULK_PUSH, request) + _SIZE.pack(len(head))
-        # In one go: copying half a megabyte twice takes longer than all the rest.
+        # One join: copying half a megabyte a second time costs more than everything else here.
         return b"".join((start, head, sizes, *bodies))
     except (TypeError, ValueError, OverflowError) as fault:
         raise InvalidField(f"bulk: cannot be sent: {str(fault)[:200]}") from None
 
 
-def decode_bulk(body: Body) -> Batch | PushRun:
-    """The command that a bulk push stands for. Raises InvalidField or ProtocolError."""
+def decode_bulk(body: Body) -> PushMany:
+    """The command of a bulk push. Raises InvalidField or ProtocolError."""
     view = memoryview(body)
     if len(view) < _SIZE_BYTES:
         raise ProtocolError("the client sent a bulk push without a head")
@@ -148,46 +126,20 @@ def decode_bulk(body: Body) -> Batch | PushRun:
     except DECODE_FAULTS as fault:
         raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
     bodies = _split(view[head_end:], head.count)
-    ids = head.dedup_ids
-    is_run = head == _Head(head.queue, head.count, dedup_ids=ids)
-    if is_run and (ids is None or (len(ids) == head.count and None not in ids)):
-        return PushRun(head.queue, bodies, cast("list[str] | None", ids))
-    return to_batch(
-        BulkPush(
-            queue=head.queue,
-            bodies=bodies,
-            delay_ms=head.delay_ms,
-            priority=head.priority,
-            ttl_ms=head.ttl_ms,
-            group=head.group,
-            attributes=None if head.attributes is None else read_attributes(head.attributes),
-            delays_ms=head.delays_ms,
-            priorities=head.priorities,
-            ttls_ms=head.ttls_ms,
-            groups=head.groups,
-            dedup_ids=head.dedup_ids,
-            each_attributes=_read_each(head),
-        )
-    )
-
-
-def to_batch(bulk: BulkPush) -> Batch:
-    """The pushes a bulk push stands for. Raises InvalidField if a column is too long or short."""
-    count = len(bulk.bodies)
-    return Batch(
-        list(
-            map(
-                Push,
-                repeat(bulk.queue, count),
-                bulk.bodies,
-                _column("delays_ms", bulk.delays_ms, bulk.delay_ms, count),
-                _column("priorities", bulk.priorities, bulk.priority, count),
-                _column("ttls_ms", bulk.ttls_ms, bulk.ttl_ms, count),
-                _column("dedup_ids", bulk.dedup_ids, None, count),
-                _column("groups", bulk.groups, bulk.group, count),
-                _column("each_attributes", bulk.each_attributes, bulk.attributes, count),
-            )
-        )
+    return PushMany(
+        head.queue,
+        bodies,
+        head.dedup_ids,
+        head.delay_ms,
+        head.priority,
+        head.ttl_ms,
+        head.group,
+        None if head.attributes is None else read_attributes(head.attributes),
+        head.delays_ms,
+        head.priorities,
+        head.ttls_ms,
+        head.groups,
+        _read_each(head),
     )
 
 
@@ -210,14 +162,6 @@ def _split(view: memoryview, count: int) -> list[bytes]:
     return [joined[start:end] for start, end in pairwise(ends)]
 
 
-def _column(name: str, values: Sequence[T | None] | None, shared: T, count: int) -> Iterable[T]:
-    if values is None:
-        return repeat(shared, count)
-    if len(values) != count:
-        raise InvalidField(f"{name}: {len(values)} values for {count} bodies")
-    return [shared if value is None else value for value in values]
-
-
 def _read_each(head: _Head) -> list[dict[str, Any] | None] | None:
     if head.each_attributes is None:
         return None
@@ -225,11 +169,11 @@ def _read_each(head: _Head) -> list[dict[str, Any] | None] | None:
 
 
 def encode_bulk_reply(
-    request: int, replies: RunReply | Sequence[PushReply | PenstockError]
+    request: int, replies: NumberedReplies | Sequence[PushReply | PenstockError]
 ) -> bytes:
     """The frame that answers a bulk push."""
-    if isinstance(replies, RunReply):
-        return _encode_run_reply(request, replies)
+    if isinstance(replies, NumberedReplies):
+        return _encode_numbered(request, replies)
     ids: list[str] = []
     sequences = array("Q")
     duplicates: list[int] = []
@@ -262,7 +206,7 @@ def encode_bulk_reply(
     return HEADER.pack(len(body), REPLY, request) + body
 
 
-def _encode_run_reply(request: int, reply: RunReply) -> bytes:
+def _encode_numbered(request: int, reply: NumberedReplies) -> bytes:
     numbers = reply.numbers
     sequences = array("Q", numbers)
     if _IS_BIG_ENDIAN:

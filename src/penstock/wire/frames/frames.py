@@ -5,10 +5,10 @@
     frame        body size (4) · kind (1) · flags, all zero (1) · request (4) · body
 
 Numbers are little-endian. A request's number is chosen by the client and comes back with the one
-frame that answers it; answers come in any order. Number 0 speaks of the connection itself. A
+frame that answers it; answers come in any order. Number 0 is for frames about the connection. A
 command's kind is its tag in `service`, its body the command in MessagePack; a reply's body is the
 command's reply. An error's body is its message and then its class and the bases of that, so that a
-peer who does not know the class finds the nearest one it knows.
+peer that does not know the class raises the nearest one it knows.
 
 `bodies` has commands and replies, `bulk` many pushes in one frame. `docs/formats/frames.md` is the
 format, with the recipe for changing it. Nothing here does I/O.
@@ -32,6 +32,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     ListQueues,
@@ -50,7 +51,7 @@ MAGIC: Final = b"\x89PNSTK"
 VERSION: Final = 1
 PRELUDE: Final = MAGIC + VERSION.to_bytes(2, "little")
 PRELUDE_BYTES: Final = len(PRELUDE)
-# Kind and flags are read as one number: a flag nobody has defined makes an unknown kind.
+# Kind and flags are read as one number: an undefined flag makes an unknown kind.
 HEADER: Final = struct.Struct("<IHI")
 HEADER_BYTES: Final = HEADER.size
 
@@ -92,7 +93,10 @@ KIND_OF: Final[dict[type, int]] = {
     ListQueues: 14,
     History: 15,
     Batch: 16,
+    DescribeQueues: 17,
 }
+# What a server of the first release knows; a newer one says in its WELCOME how far it goes.
+COMMANDS_KNOWN_MIN: Final = 16
 PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
@@ -135,15 +139,15 @@ def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> dict[int, int]:
     }
 
 
-# Before it is welcome, nobody gets to have more than this buffered.
+# What is buffered for a client before its hello is accepted.
 STRANGER_LIMITS: Final[Mapping[int, int]] = {HELLO: HELLO_BYTES_MAX}
 
 
 class FrameDecoder:
-    """Cuts what a peer sent, in whatever chunks it came, into frames.
+    """Cuts the bytes a peer sent, in any chunks, into frames.
 
-    It buffers at most one frame that is not yet complete. What is wrong with the peer's bytes is
-    in `error`, after which it gives no frames any more; those before the fault have been given.
+    It buffers at most one incomplete frame. After a fault, which is then in `error`, it gives no
+    more frames; those before the fault have been given.
     """
 
     __slots__ = ("_buffer", "_greeted", "_limits", "_need", "_peer", "error", "frames_seen")
@@ -173,7 +177,7 @@ class FrameDecoder:
 
     @property
     def is_amid_frame(self) -> bool:
-        """Whether the peer owes the rest of something it began."""
+        """Whether a frame has begun and is not complete."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -185,7 +189,7 @@ class FrameDecoder:
             self._buffer += data
             if len(self._buffer) < self._need and self._greeted:
                 return []
-            # The views into a large buffer keep it; a new one takes its place.
+            # Bodies are views into a large buffer and keep it alive: a new one takes its place.
             chunk = memoryview(self._buffer)
             if len(chunk) <= SMALL_BYTES:
                 chunk = bytes(chunk)
@@ -216,7 +220,7 @@ class FrameDecoder:
             frames.append((kind, request, chunk[at + HEADER_BYTES : stop]))
             at = stop
             if kind == HELLO:
-                # What may follow depends on whether the hello was good: the rest waits for that.
+                # The limits for what follows depend on the hello, which is not checked yet.
                 break
         self._need = need
         if at < end:
@@ -225,7 +229,7 @@ class FrameDecoder:
         return frames
 
     def _greet(self, start: bytes) -> bool:
-        """Whether the prelude is there; keeps what there is of it, or notes what is wrong."""
+        """Whether the prelude is complete; buffers an incomplete one, or sets `error`."""
         if not MAGIC.startswith(start[: len(MAGIC)]):
             self.error = ProtocolError(
                 f"the {self._peer} does not speak Penstock frames: it began with {start!r}"
@@ -266,13 +270,13 @@ _HTTP_METHODS: Final = (
 
 
 def refusal(first: bytes, error: PenstockError) -> bytes:
-    """What to send a stranger before closing: in HTTP if that is what it spoke, else in frames."""
+    """The last bytes for a client that is not let in: HTTP if it sent HTTP, else frames."""
     if not first.startswith(_HTTP_METHODS):
         return PRELUDE + encode_error(0, error)
-    said = b"This port speaks Penstock frames, not HTTP. Use penstock.connect with its address.\n"
+    text = b"This port speaks Penstock frames, not HTTP. Use penstock.connect with its address.\n"
     return (
         b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-        b"Content-Length: %d\r\n\r\n%s" % (len(said), said)
+        b"Content-Length: %d\r\n\r\n%s" % (len(text), text)
     )
 
 
@@ -303,18 +307,18 @@ def error_from(words: list[str]) -> PenstockError:
     return kind(words[0])
 
 
-def _told(value: object) -> dict[str, list[str]]:
+def _encode_item_error(value: object) -> dict[str, list[str]]:
     # In a batch, an error stands among the replies; it is the only kind of map there.
     if isinstance(value, PenstockError):
         return {"error": error_words(value)}
     raise TypeError(f"{type(value).__name__} cannot travel")
 
 
-encode_body: Final = msgspec.msgpack.Encoder(enc_hook=_told).encode
+encode_body: Final = msgspec.msgpack.Encoder(enc_hook=_encode_item_error).encode
 _decode_words: Final = msgspec.msgpack.Decoder(list[str]).decode
 
 
-# What a MessagePack decoder raises for bytes that are no good, whatever its types.
+# What a MessagePack decoder raises for bad bytes, whatever its types.
 DECODE_FAULTS: Final = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
 
 

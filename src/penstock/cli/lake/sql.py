@@ -1,0 +1,78 @@
+"""`penstock pipeline sql`: any Spark SQL over the lake's tables.
+
+Unlike the condition of a replay, the query is passed to Spark as it is: it can read and write
+files and run code with the rights of whoever runs the command.
+"""
+
+import csv
+import itertools
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.lake.options import add_lake, add_spark, open_spark
+from penstock.cli.session import Session
+from penstock.cli.show import table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SHOWN_ROWS_MAX: Final = 1_000
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Says what the action takes."""
+    parser.description = (
+        "Runs one query of Spark SQL in which the lake's tables have their names. The query is not "
+        "restricted: it can read and write any file and run any code that you may. Give it only "
+        "queries that you trust."
+    )
+    add_lake(parser)
+    add_spark(parser)
+    parser.add_argument("query", metavar="QUERY", help='such as "select * from queue_status"')
+    parser.add_argument("--csv", action="store_true", help="print CSV, with a line of names")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Does it. Raises LakeUnusable, and InvalidField if Spark refuses the query."""
+    from penstock.spark.lake import Lake
+    from penstock.spark.views import query_lake
+
+    lake = Lake.open(arguments.lake)
+    names, rows = query_lake(open_spark(arguments), lake, arguments.query)
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(dict(zip(names, row, strict=True)), default=_as_text))
+    elif arguments.csv:
+        _print_csv(names, rows)
+    else:
+        _print_table(names, rows)
+    return 0
+
+
+def _print_csv(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(["" if value is None else _as_text(value) for value in row] for row in rows)
+
+
+def _print_table(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
+    following = iter(rows)
+    shown = [
+        tuple("-" if value is None else _as_text(value) for value in row)
+        for row in itertools.islice(following, _SHOWN_ROWS_MAX)
+    ]
+    print(table(tuple(names), shown))
+    if next(following, None) is not None:
+        print(
+            f"penstock: only the first {_SHOWN_ROWS_MAX:,} rows are shown; --json or --csv "
+            "prints all of them",
+            file=sys.stderr,
+        )
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="backslashreplace")
+    return str(value)

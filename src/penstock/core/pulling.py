@@ -1,0 +1,196 @@
+"""Pulling: which messages a pull claims, chosen and taken in one step.
+
+A pull is validated, then looked up by its attempt id, then takes messages out of line and lends
+them. Choosing a message means taking it out of line, so `pull` decides and applies at once, and
+the events it adds are what `ShardState.apply` would make the same state of.
+
+A caller that must read a message's content before it may hand it out passes `load`. It is called
+with each message before that message is claimed. If it raises, that message goes back to its place
+unclaimed, and the pull ends: with the messages claimed before it, or by raising if there are none.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.delivery import Delivery, size_bytes
+from penstock.core.events import AnyEvent, Claimed, Expired
+from penstock.core.visible import FifoOrder
+from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
+from penstock.service import PULL_LIMIT_MAX, VISIBILITY_MS_MAX, Pull, check_id, check_number
+
+if TYPE_CHECKING:
+    from penstock.core.queue import QueueState
+    from penstock.core.shard import ShardState
+
+Load = Callable[[Delivery], object]
+# Messages that a pull moves or ends on its way to those it claims; then it ends with what it has.
+SKIPPED_MAX: Final = 1_000
+
+
+def pull(
+    shard: "ShardState",
+    command: Pull,
+    now_ms: int,
+    events: list[AnyEvent],
+    load: Load | None = None,
+) -> list[Delivery]:
+    """Claims the next messages; or finds those an earlier pull with this attempt id claimed.
+
+    What happened is added to `events`. Raises RequestError, or what `load` raised; then no message
+    was claimed, and the events say which were moved or ended on the way.
+    """
+    try:
+        queue = shard.names[command.queue]
+    except (KeyError, TypeError):
+        queue = shard.queue(command.queue)
+    settings = queue.settings
+    limit = command.limit
+    visibility_ms = command.visibility_ms
+    if visibility_ms is None:
+        visibility_ms = settings.visibility_ms
+    else:
+        check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
+    if type(limit) is not int or limit != 1:
+        check_number("limit", limit, 1, PULL_LIMIT_MAX)
+    if command.holder is not None:
+        check_id("holder", command.holder)
+    if command.attempt_id is not None:
+        earlier = _claims_of_attempt(queue, command.attempt_id, now_ms)
+        if earlier is not None:
+            return earlier
+    if settings.in_flight_max is not None:
+        limit = min(limit, _room_in_flight(queue, settings.in_flight_max))
+    deadline_ms = now_ms + visibility_ms
+    # While much is being settled, some messages may be too old that are still in line.
+    checks_age = shard.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
+    if limit > 1 and not checks_age and _is_plain(queue, command):
+        claims, is_done = _take_plain(queue, command, limit, now_ms, deadline_ms, events, load)
+        if is_done:
+            return claims
+    else:
+        claims = []
+    return _take(
+        shard, queue, command, limit, now_ms, deadline_ms, events, load, claims, checks_age
+    )
+
+
+def _claims_of_attempt(queue: "QueueState", attempt_id: str, now_ms: int) -> list[Delivery] | None:
+    earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
+    if earlier == []:
+        raise AttemptLapsed(
+            f"attempt_id: the claims given to {attempt_id!r} no longer all live; pull with a new id"
+        )
+    return earlier
+
+
+def _room_in_flight(queue: "QueueState", most: int) -> int:
+    if queue.in_flight >= most:
+        raise InFlightLimit(
+            f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
+            f"(max_in_flight={most}); delete or release some first"
+        )
+    return most - queue.in_flight
+
+
+def _is_plain(queue: "QueueState", command: Pull) -> bool:
+    """Whether no message need be examined by itself before it is claimed."""
+    return not (
+        queue.settings.fifo
+        or command.attempt_id is not None
+        or queue.settings.max_receives is not None
+        or (command.bytes_max is not None and queue.stored_bytes > command.bytes_max)
+    )
+
+
+def _take_plain(
+    queue: "QueueState",
+    command: Pull,
+    limit: int,
+    now_ms: int,
+    deadline_ms: int,
+    events: list[AnyEvent],
+    load: Load | None,
+) -> tuple[list[Delivery], bool]:
+    """Claims many at once where arrival alone decides: what `_take` would do one by one.
+
+    Returns the claims, and whether the pull ends with them because a message could not be loaded.
+    """
+    order = queue.order
+    assert not isinstance(order, FifoOrder)
+    taken = order.take_plain(limit)
+    loaded = 0
+    if load is not None:
+        try:
+            for delivery in taken:
+                load(delivery)
+                loaded += 1
+        except BaseException as error:
+            order.put_back_plain(taken[loaded:])
+            del taken[loaded:]
+            if not taken or not isinstance(error, PenstockError):
+                order.put_back_plain(taken)
+                raise
+            events += queue.lend_all(taken, now_ms, deadline_ms, command.holder)
+            return taken, True
+    events += queue.lend_all(taken, now_ms, deadline_ms, command.holder)
+    return taken, False
+
+
+def _take(
+    shard: "ShardState",
+    queue: "QueueState",
+    command: Pull,
+    limit: int,
+    now_ms: int,
+    deadline_ms: int,
+    events: list[AnyEvent],
+    load: Load | None,
+    claims: list[Delivery],
+    checks_age: bool,
+) -> list[Delivery]:
+    """Claims messages one by one until there are `limit` of them, or no more to be had."""
+    order = queue.order
+    max_receives = queue.settings.max_receives
+    room_bytes = None if command.limit == 1 else command.bytes_max
+    order.begin_pull()
+    while len(claims) < limit and len(events) < limit + SKIPPED_MAX:
+        delivery = order.take(queue.in_flight)
+        if delivery is None:
+            break
+        if checks_age and queue.is_expired(delivery, now_ms):
+            events.append(Expired(now_ms, queue.number, delivery.number))
+            shard.apply(events[-1])
+            continue
+        # A message may be over its limit here if the limit was lowered while it waited.
+        if max_receives is not None and queue.is_dead(delivery):
+            moved = shard.decide_dead_letter(delivery, now_ms)
+            if moved is not None:
+                shard.apply(moved)
+                events.append(moved)
+                continue
+        if room_bytes is not None:
+            room_bytes -= size_bytes(delivery)
+            if room_bytes < 0 and claims:
+                order.come_back(delivery)
+                break
+        if load is not None:
+            try:
+                load(delivery)
+            except BaseException as error:
+                order.come_back(delivery)
+                if claims and isinstance(error, PenstockError):
+                    break
+                raise
+        event = Claimed(
+            now_ms,
+            queue.number,
+            delivery.number,
+            delivery.epoch + 1,
+            deadline_ms,
+            command.attempt_id,
+            command.holder,
+        )
+        queue.lend(delivery, event)
+        events.append(event)
+        claims.append(delivery)
+    return claims

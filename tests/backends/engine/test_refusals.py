@@ -1,0 +1,355 @@
+"""Row 6 of the scorecard, for the engine: a refused command leaves state and journal as they were.
+
+A journal that keeps its events in a list fails at its n-th call, for every n and every command.
+The last tests do the same to a store on disk, with a file that is missing and with no descriptor
+left.
+"""
+
+import copy
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.store import open_engine
+from penstock.clock import ManualClock
+from penstock.core.delivery import pack_place, position_of
+from penstock.core.events import AnyEvent, Pushed
+from penstock.core.shard import ShardState, replay
+from penstock.errors import (
+    CorruptEntry,
+    JournalError,
+    PenstockError,
+    UnavailableError,
+)
+from penstock.service import (
+    Batch,
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    DescribeQueues,
+    Extend,
+    History,
+    ListQueues,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    PushMany,
+    Redrive,
+    Release,
+    Stats,
+)
+from tests.core.life import as_bytes
+
+ATTEMPT = "an-attempt"
+
+
+class PlacingJournal:
+    """A journal in a list that hands out places, and fails at the call it is told to."""
+
+    keeps_nothing = False
+
+    def __init__(self) -> None:
+        self.durable_sequence = 0
+        self.entries: list[Sequence[AnyEvent]] = []
+        self.contents: list[Pushed] = []
+        self.damaged: set[int] = set()
+        self.calls: list[str] = []
+        self.fail_at = 0
+        self.error: Exception | None = None
+
+    @property
+    def events(self) -> list[AnyEvent]:
+        return [event for entry in self.entries for event in entry]
+
+    def arm(self, fail_at: int, error: Exception) -> None:
+        self.calls.clear()
+        self.fail_at, self.error = fail_at, error
+
+    def disarm(self) -> None:
+        self.fail_at = 0
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.error is not None and len(self.calls) == self.fail_at:
+            raise self.error
+
+    def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
+        self._call("append")
+        self.entries.append(list(events))
+        places = []
+        for event in events:
+            if isinstance(event, Pushed):
+                places.append(pack_place(len(self.contents), event.size_bytes))
+                self.contents.append(event)
+        self.durable_sequence += 1
+        return self.durable_sequence, places
+
+    def make_room(self, command: Command[Any]) -> None:
+        self._call("make_room")
+
+    def has_room(self, events: int) -> bool:
+        self._call("has_room")
+        return True
+
+    def load(self, place: int) -> Pushed:
+        self._call("load")
+        if position_of(place) in self.damaged:
+            raise CorruptEntry("the content of this message is damaged")
+        return self.contents[position_of(place)]
+
+    def wait(self, sequence: int) -> None:
+        pass
+
+    def notify(self, sequence: int, done: Any) -> None:
+        done()
+
+    def history(self, number: int) -> list[AnyEvent]:
+        self._call("history")
+        return [event for event in self.events if getattr(event, "number", None) == number]
+
+    def close(self) -> None:
+        pass
+
+
+def contents(shard: ShardState, journal: PlacingJournal) -> list[Any]:
+    """All of a state as plain data, with each message's content instead of its place."""
+    snapshot = copy.deepcopy(shard.snapshot())
+    for queue in snapshot.queues:
+        for delivery in queue.deliveries:
+            if isinstance(delivery.content, int):
+                delivery.content = journal.contents[position_of(delivery.content)]
+    return [snapshot.next_number, snapshot.next_queue, snapshot.queues]
+
+
+class World:
+    """An engine with messages in every state, made the same way each time."""
+
+    def __init__(self, due: bool = False, waiting: bool = False) -> None:
+        self.journal = PlacingJournal()
+        self.clock = ManualClock()
+        self.engine = Engine(self.journal, self.clock, key=b"k" * 32, identity=b"i" * 7)
+        submit = self.engine.submit
+        submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 3}))
+        submit(CreateQueue("once", {"dead_letter": "dead", "max_receives": 1}))
+        submit(CreateQueue("f", {"fifo": True}))
+        submit(CreateQueue("empty"))
+        for number in range(8):
+            submit(Push("q", b"q%d" % number, priority=number % 2))
+            submit(Push("once", b"once%d" % number))
+            submit(Push("f", b"f%d" % number, group="ab"[number % 2]))
+        submit(Push("q", b"late", delay_ms=5_000))
+        submit(Push("q", b"short", ttl_ms=7_000))
+        submit(Push("dead", b"dead0"))
+        self.id = submit(Push("dead", b"dead1")).id
+        (self.claim,) = submit(Pull("q"))
+        self.attempt = submit(Pull("f", 2, attempt_id=ATTEMPT))
+        self.waiter = None
+        if waiting:
+            self.waiter = self.engine.wait(Pull("empty", 4, wait_ms=60_000), lambda: None)
+        if due:
+            self.clock.advance(seconds=40)
+
+    def commands(self) -> dict[str, Command[Any]]:
+        receipt = self.claim.receipt
+        return {
+            "push": Push("q", b"new"),
+            "push that wakes": Push("empty", b"new"),
+            "push many": PushMany("empty", [b"%d" % number for number in range(30)]),
+            "push two": PushMany("q", [b"1", b"2"]),
+            "pull": Pull("q"),
+            "pull many": Pull("q", 10),
+            "pull the last time": Pull("once", 10),
+            "pull fifo": Pull("f", 10),
+            "pull within": Pull("q", 10, bytes_max=5),
+            "pull under an id": Pull("q", 3, attempt_id="another"),
+            "pull again": Pull("f", 2, attempt_id=ATTEMPT, renew=True),
+            "delete": Delete("q", receipt),
+            "extend": Extend("q", receipt, 60_000),
+            "release": Release("q", receipt),
+            "peek": Peek("q", 10),
+            "stats": Stats("q"),
+            "purge": Purge("q"),
+            "redrive": Redrive("dead", "q"),
+            "create": CreateQueue("made", {"dead_letter": "made-dead", "max_receives": 1}),
+            "configure": ConfigureQueue("q", {"retention_ms": 60_000}),
+            "remove": DeleteQueue("q"),
+            "describe": DescribeQueue("q"),
+            "describe all": DescribeQueues(),
+            "list": ListQueues(),
+            "history": History(self.id),
+            "batch": Batch(
+                [Push("q", b"x"), Delete("q", receipt), Push("nowhere", b""), Push("f", b"y")]
+            ),
+        }
+
+    def portrait(self) -> list[Any]:
+        return contents(self.engine.shard, self.journal)
+
+    def replayed(self) -> list[Any]:
+        return contents(replay(self.journal.events), self.journal)
+
+
+NAMES = list(World().commands())
+ERRORS = [UnavailableError("no descriptor left"), JournalError("a file is missing")]
+
+
+def test_the_injected_errors_meet_every_command_the_engine_knows():
+    kinds = {type(command) for command in World().commands().values()}
+    assert kinds == set(World().engine._handlers)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("due", [False, True], ids=["", "due"])
+def test_row_6_an_error_at_any_step_of_any_command_changes_nothing(name, due, error):
+    """Row 6: an error injected at every step of every handler leaves no half-done command."""
+    for fail_at in range(1, 200):
+        world = World(due)
+        journal, engine = world.journal, world.engine
+        command = world.commands()[name]
+        before, entries = world.portrait(), len(journal.entries)
+        journal.arm(fail_at, error)
+        refused = None
+        try:
+            engine.submit(command)
+        except PenstockError as raised:
+            refused = raised
+        failed_in = journal.calls[fail_at - 1] if len(journal.calls) >= fail_at else None
+        journal.disarm()
+        assert engine._events == []
+        if failed_in == "append":
+            # Memory is ahead of the journal: nothing is answered from it any more.
+            assert refused is error
+            with pytest.raises(PenstockError):
+                engine.submit(Push("q", b"next"))
+            continue
+        assert world.portrait() == world.replayed()
+        if failed_in is None:
+            assert refused is None or not isinstance(refused, type(error))
+            break
+        if refused is not None:
+            settled = journal.entries[entries:]
+            assert due or (settled == [] and world.portrait() == before)
+        if name != "remove" or refused is not None:
+            assert engine.submit(Push("q", b"next")).id
+            assert engine.submit(Pull("q", 100))
+        assert world.portrait() == world.replayed()
+    else:
+        pytest.fail("the command never ran to its end")
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_row_6_an_error_while_a_waiting_pull_is_served_fails_that_pull_alone(error):
+    """Row 6: the push that serves a waiter succeeds, whatever the waiter's pull meets."""
+    world = World(waiting=True)
+    # The calls of the push: make_room, append, and the load for the waiter.
+    world.journal.arm(3, error)
+    assert world.engine.submit(Push("empty", b"new")).id
+    assert world.journal.calls == ["make_room", "append", "load"]
+    world.journal.disarm()
+    assert world.waiter is not None
+    assert (world.waiter.done, world.waiter.error) == (True, error)
+    assert world.portrait() == world.replayed()
+    assert [claim.epoch for claim in world.engine.submit(Pull("empty"))] == [1]
+
+
+def test_a_pull_gives_what_it_could_load_before_an_error():
+    world = World()
+    # make_room, then the loads: the third message cannot be read.
+    world.journal.arm(4, UnavailableError("no descriptor left"))
+    claims = world.engine.submit(Pull("once", 10))
+    assert [claim.body for claim in claims] == [b"once0", b"once1"]
+    world.journal.disarm()
+    assert world.portrait() == world.replayed()
+    claims = world.engine.submit(Pull("once", 10))
+    assert [claim.body for claim in claims] == [b"once%d" % number for number in range(2, 8)]
+    assert [claim.epoch for claim in claims] == [1] * 6
+
+
+@pytest.mark.parametrize("queue", ["q", "once", "f"])
+def test_a_refused_pull_leaves_the_order_as_it_was(queue):
+    wanted = [claim.body for claim in World().engine.submit(Pull(queue, 100))]
+    world = World()
+    for _ in range(3):
+        world.journal.arm(2, UnavailableError("no descriptor left"))
+        with pytest.raises(UnavailableError):
+            world.engine.submit(Pull(queue, 100))
+        world.journal.disarm()
+    assert [claim.body for claim in world.engine.submit(Pull(queue, 100))] == wanted
+
+
+def test_damaged_messages_are_lost_by_an_event_even_if_the_pull_is_refused_behind_them():
+    world = World()
+    (first, *_) = world.engine.submit(Peek("once", 1))
+    damaged = next(e for e in world.journal.contents if e.body == first.body)
+    world.journal.damaged.add(world.journal.contents.index(damaged))
+    # The one that is damaged, and then one that cannot be read.
+    world.journal.arm(3, UnavailableError("no descriptor left"))
+    with pytest.raises(UnavailableError):
+        world.engine.submit(Pull("once", 1))
+    world.journal.disarm()
+    assert world.portrait() == world.replayed()
+    assert [type(event).__name__ for event in world.journal.entries[-1]] == ["Claimed", "Lost"]
+    assert world.engine.submit(Stats("dead")).visible == 2
+    (claim,) = world.engine.submit(Pull("once", 1))
+    assert claim.body == b"once1"
+
+
+def filled_store(path, count, file_bytes):
+    """A store of several files whose messages are no longer kept in memory."""
+    engine = open_engine(path, clock=ManualClock(), file_bytes=file_bytes)
+    engine.submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 1}))
+    engine.submit(PushMany("q", [b"%0200d" % number for number in range(count)]))
+    engine.close()
+    return open_engine(path, clock=ManualClock(), file_bytes=file_bytes)
+
+
+def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path):
+    """Row 6: with a segment missing a pull is refused, and everything else goes on."""
+    engine = filled_store(tmp_path / "store", 400, 16_384)
+    segments = sorted((tmp_path / "store" / "journal").glob("*.seg"))
+    engine.submit(Pull("q", 1))
+    before = as_bytes(engine.shard)
+    data = segments[0].read_bytes()
+    segments[0].unlink()
+    engine.journal.segments._files._let_go(0)
+    for limit in (10, 1):
+        with pytest.raises(JournalError):
+            engine.submit(Pull("q", limit))
+    assert as_bytes(engine.shard) == before
+    assert engine.submit(Push("q", b"before")).id
+    segments[0].write_bytes(data)
+    assert engine.submit(Push("q", b"next")).id
+    claims = engine.submit(Pull("q", 10))
+    assert [int(claim.body) for claim in claims] == list(range(1, 11))
+    assert [claim.epoch for claim in claims] == [1] * 10
+    engine.close()
+
+
+def test_row_6_a_pull_refused_for_want_of_descriptors_changes_nothing(tmp_path):
+    """Row 6: with no descriptor left a pull is refused as unavailable, and claims nothing."""
+    engine = filled_store(tmp_path / "store", 8_000, 1 << 20)
+    before = as_bytes(engine.shard)
+    # Room is made while files can be: what fails is the reading alone.
+    engine.journal.make_room(Pull("q", 10))
+    engine.journal.segments._files._let_go(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="descriptor|open"):
+                engine.submit(Pull("q", 10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert as_bytes(engine.shard) == before
+    assert engine.submit(Push("q", b"next")).id
+    assert [claim.epoch for claim in engine.submit(Pull("q", 10))] == [1] * 10
+    assert engine.submit(Stats("dead")).messages == 0
+    engine.close()
