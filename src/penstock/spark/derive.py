@@ -57,6 +57,15 @@ def derive(
     return done
 
 
+def is_level(lake: Lake) -> bool:
+    """Whether every table was made from the newest version of `events`; reads only Delta's log."""
+    delta = events_table(lake).delta()
+    if delta is None:
+        return True
+    tables = (lake.table(each.name, each.schema) for each in TABLES)
+    return all(table.committed(_SOURCE) == delta.version() for table in tables)
+
+
 def select(spark: "SparkSession", table: Derived, frames: "dict[str, DataFrame]") -> "DataFrame":
     """The table's rows, from the frames of those it names."""
     inputs: dict[str, Any] = {name: frames[name] for name in table.inputs}

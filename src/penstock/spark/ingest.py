@@ -69,6 +69,26 @@ def lag(lake: Lake, journal: str, archive: str | None = None, *, batch: int | No
         stream.close()
 
 
+def is_brought_in(lake: Lake, journal: str, archive: str | None = None) -> bool:
+    """Whether the lake has all that is durable of this journal. Raises StoreUnusable.
+
+    Both accounts must say so: the checkpoint, and the offset of the last commit of `events`. The
+    journal's floor for this lake is then where it belongs, too, unless a run was killed before it
+    moved the floor; so that is looked at as well.
+    """
+    found = lag(lake, journal, archive)
+    if found.behind_bytes or not events_table(lake).committed(f"offset/{found.store}"):
+        return False
+    stream = Stream(journal, archive)
+    try:
+        if stream.store is None:
+            return True
+        floors = {each.name: each.floor_offset for each in readers.registered(stream.store)}
+    finally:
+        stream.close()
+    return floors.get(reader_name(lake)) == found.read_offset
+
+
 def ingest(
     spark: "SparkSession",
     lake: Lake,
