@@ -13,6 +13,7 @@ from penstock.core.receipts import MessageIds
 from penstock.errors import JournalError, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import pack
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
 from penstock.spark.blocks import COLUMNS, Wanted, blocks
@@ -187,8 +188,8 @@ def test_any_offset_aligns_to_an_entry_even_inside_a_body_that_imitates_entries(
     )
     store = write_store(tmp_path / "s", [*pushes(30), [facts.Pushed(1, 1, 31, inner)], *pushes(50)])
     stream = Stream(str(store))
-    starts = {entry.offset: entry.entry_id for entry in Segments.open(
-        store / "journal", writable=False).entries()}  # fmt: skip
+    with JournalReader(store / "journal") as reader:
+        starts = {entry.offset: entry.entry_id for entry in reader.entries()}
     for offset in range(0, stream.end.offset, 97):
         point = align(stream.scan, offset, stream.end)
         assert point == Point(min(at for at in [*starts, stream.end.offset] if at >= offset),
