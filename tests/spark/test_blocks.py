@@ -15,9 +15,11 @@ from penstock.journal import codec
 from penstock.journal.entry import pack
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
-from penstock.service import QueueSettings
+from penstock.service import CreateQueue, Purge, Push, QueueSettings
 from penstock.spark.blocks import COLUMNS, Wanted, blocks
 from penstock.spark.stream import Point, Stream, align
+from tests.backends.engine.life import small_slices
+from tests.backends.engine.test_upkeep import Store
 from tests.spark.journals import FORMAT, flip, write_store
 
 IDENTITY = bytes(range(16))
@@ -241,4 +243,26 @@ def test_files_dropped_while_they_are_read_are_no_gap(tmp_path):
         segments.drop_before([entry.offset for entry in segments.entries()][1500])
     with pytest.raises(JournalError, match="was dropped before it was read"):
         rows_of(stream.scan, stream.first, stream.end)
+    stream.close()
+
+
+def test_a_store_that_dropped_its_beginning_before_the_first_read_names_its_queues(
+    quick_path, monkeypatch
+):
+    small_slices(monkeypatch)
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("orders"), CreateQueue("other"))
+    for _ in range(8):
+        store(*[Push("other", bytes(2_000))] * 12)
+        store(Push("orders", b"order"), Purge("other"))
+        store.run_pass()
+    store.engine.close()
+    stream = Stream(str(quick_path / "store"))
+    assert stream.first.offset > 0
+    names = {}
+    for block in blocks(stream.scan, stream.identity, stream.first, stream.end, stream.path):
+        numbers, called, kinds = block.arrow(["queue", "name", "kind"])
+        rows = zip(numbers.to_pylist(), called.to_pylist(), kinds.to_pylist(), strict=True)
+        names |= {number: name for number, name, kind in rows if kind == "QueueStated"}
+    assert sorted(names.values()) == ["orders", "other"]
     stream.close()
