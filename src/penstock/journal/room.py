@@ -115,6 +115,7 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
             size += 8 * len(repr(many.attributes)) * len(many.bodies)
         if many.each_attributes is not None:
             size += 8 * len(repr(many.each_attributes))
+        _require_fitting("bodies", size)
         return size + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items
@@ -122,11 +123,7 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
             return _COMMAND_ROOM_BYTES, True
         pushes = [item for item in items if type(item) is Push]
         size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
-        if size > _BATCH_BYTES_MAX:
-            raise InvalidField(
-                f"items: a batch of about {size} bytes; one may have {_BATCH_BYTES_MAX}, so push "
-                "these in several"
-            )
+        _require_fitting("items", size)
         return size + _COMMAND_ROOM_BYTES, not pushes
     if isinstance(command, Pull | Redrive):
         limit = command.limit
@@ -136,6 +133,14 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
             texts = len(str(command.attempt_id)) + len(str(command.holder))
         return count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
     return _COMMAND_ROOM_BYTES, True
+
+
+def _require_fitting(field: str, size: int) -> None:
+    if size > _BATCH_BYTES_MAX:
+        raise InvalidField(
+            f"{field}: a batch of about {size} bytes; one may have {_BATCH_BYTES_MAX}, so push "
+            "these in several"
+        )
 
 
 def _message_bytes(push: Push) -> int:
