@@ -292,13 +292,18 @@ def is_quick() -> bool:
     return os.environ.get(_QUICK) == "1"
 
 
-def run_benchmark(main: Callable[[], None]) -> None:
-    """Runs a benchmark; a void run ends with status 1 and says why."""
-    parser = argparse.ArgumentParser(prog="make bench")
+def run_benchmark(main: Callable[[], None], words: Sequence[str] | None = None) -> None:
+    """Runs a benchmark as these words say, or else those of the command line.
+
+    A void run ends with status 1 and says why.
+    """
+    # A benchmark may have options of its own: it finds them, and its help, in sys.argv.
+    parser = argparse.ArgumentParser(prog="make bench", add_help=False)
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
-    if parser.parse_args().quick:
+    options, sys.argv[1:] = parser.parse_known_args(words)
+    if options.quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"
     # Ended from outside, it still ends the servers it has started.
