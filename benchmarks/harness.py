@@ -292,24 +292,31 @@ def is_quick() -> bool:
     return os.environ.get(_QUICK) == "1"
 
 
-def run_benchmark(main: Callable[[], None], words: Sequence[str] | None = None) -> None:
-    """Runs a benchmark as these words say, or else those of the command line.
+def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | None = None) -> None:
+    """Runs a benchmark; a void run ends with status 1 and says why.
 
-    A void run ends with status 1 and says why.
+    `compare` is what it does instead if another checkout is given.
     """
     # A benchmark may have options of its own: it finds them, and its help, in sys.argv.
     parser = argparse.ArgumentParser(prog="make bench", add_help=False)
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
-    options, sys.argv[1:] = parser.parse_known_args(words)
-    if options.quick:
+    if compare is not None:
+        parser.add_argument(
+            "--beside", type=Path, metavar="CHECKOUT", help="compare with another checkout only"
+        )
+    given, sys.argv[1:] = parser.parse_known_args()
+    if given.quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"
     # Ended from outside, it still ends the servers it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        if compare is not None and given.beside is not None:
+            compare(given.beside)
+        else:
+            main()
     except Void as void:
         sys.exit(f"benchmark: VOID: {void}")
     except KeyboardInterrupt:

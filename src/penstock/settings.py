@@ -65,6 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purged_window: int | None = None
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
+    insecure_other_owner: bool = False
     queues: dict[str, dict[str, Any]] = {}
 
     @property

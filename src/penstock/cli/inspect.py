@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.cli.session import Session
 from penstock.cli.show import as_text
 from penstock.cli.values import read_count
-from penstock.core.events import AnyEvent, Carried, Moved, Pushed, QueueCreated
+from penstock.core.events import AnyEvent, Carried, Moved, Pushed, QueueCreated, QueueStated
 from penstock.core.receipts import MessageIds
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
@@ -88,7 +88,7 @@ class _EventPrinter:
         seen = self._reader.decoded(entry)
         self.print_damage()
         for each in seen:
-            if isinstance(each.event, QueueCreated):
+            if isinstance(each.event, QueueCreated | QueueStated):
                 self._names[each.event.queue] = each.event.name
             if self._arguments.queue in (None, *self._called(each.event)):
                 self._session.tell(self._arguments, self._as_json(each), self._as_text(each))

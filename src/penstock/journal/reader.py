@@ -20,19 +20,24 @@ from penstock.core.events import AnyEvent
 from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
-from penstock.journal.files import Files, numbers_in
+from penstock.journal.files import Files, name_of, numbers_in
 from penstock.journal.recovery import Examined, examine, newest_slot
 from penstock.journal.scan import Limit, Quarantined, find_first, walk
 from penstock.journal.storage import OsStorage, Storage
 
 
 class JournaledEvent(NamedTuple):
-    """An event as it stands in the stream: in which entry, and where its content is found again."""
+    """An event as it stands in the stream: in which entry, and where its content is found again.
+
+    `shard` and `term` say whose event it is, and in which term of the owner it was written.
+    """
 
     entry_id: int
     offset: int
     event: AnyEvent
     place: int
+    shard: int = 0
+    term: int = 0
 
 
 class JournalReader:
@@ -112,6 +117,11 @@ class JournalReader:
         return self._slot.next_id
 
     @property
+    def held_end(self) -> int:
+        """Where the newest file ends: an archive alone ends before the watermark."""
+        return self._journal.allocated_end
+
+    @property
     def file_numbers(self) -> list[int]:
         """The files there are, archived or not, each once."""
         held = set(numbers_in(self._journal.directory))
@@ -176,9 +186,11 @@ class JournalReader:
         why = f"entry is of version {entry.version!r}, which is unknown here"
         if entry.version == codec.VERSION:
             try:
+                decoded = list(codec.decode(entry.data, entry.data_offset, bodies))
+                shard, term = codec.read_owner(entry.data)
                 return [
-                    JournaledEvent(entry.entry_id, entry.offset, event, place)
-                    for event, place in codec.decode(entry.data, entry.data_offset, bodies)
+                    JournaledEvent(entry.entry_id, entry.offset, event, place, shard, term)
+                    for event, place in decoded
                 ]
             except (CorruptEntry, msgspec.DecodeError, ValueError) as error:
                 why = f"data cannot be read as events: {error}"
@@ -215,9 +227,8 @@ class JournalReader:
 
     def _limit(self) -> Limit:
         """Where reading ends: an archive alone has no more than its files hold."""
-        held_end = self._journal.allocated_end
-        if held_end < self._slot.durable_offset:
-            return Limit(held_end, None)
+        if self.held_end < self._slot.durable_offset:
+            return Limit(self.held_end, None)
         return Limit(self._slot.durable_offset, self._slot.next_id)
 
     def _note(self, *damage: Quarantined) -> None:
@@ -245,7 +256,10 @@ class JournalReader:
                     return bytes(size)
                 # It went to the archive first, if there is one.
                 if self._archive_path is None:
-                    raise
+                    raise JournalError(
+                        f"{self.path}: {name_of(number)} was dropped before it was read; "
+                        "a registered reader or an archive keeps files"
+                    ) from None
         self._find_archive()
         if self._archive is None:
             return bytes(size)

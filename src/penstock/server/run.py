@@ -1,31 +1,36 @@
 """The life of an SQS server: open the store, create the declared queues, listen, and stop.
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
-process; `file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
+`file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
 """
 
 import asyncio
-import errno
+import os
 import signal
 import ssl
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.open import open_engine
-from penstock.backends.loop import AwaitedService, LoopService, Pending, Steps, result_of
+from penstock.backends.loop import AwaitedService, LoopService, Steps, result_of
+from penstock.backends.remote.daemon import SERVE
 from penstock.client import to_settings
 from penstock.clock import Clock
-from penstock.errors import AddressInUse, InvalidField, PenstockError, QueueExists, RequestError
+from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.faults import Faults
-from penstock.server.http import HttpConnection, HttpServer, Request, response
-from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
+from penstock.server.holder import StoreHolder
+from penstock.server.http import HttpConnection, HttpServer, Request
 from penstock.server.metrics import QUEUES_MAX, Metrics
+from penstock.server.pages import Pages, listen_http
 from penstock.server.process import allow_many_files, look_seldom_for_cycles
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import keep_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
+from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
 from penstock.url import BackendUrl, load_backend, read_url
@@ -33,12 +38,59 @@ from penstock.wire.sqs.address import Owner, QueueDirectory
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
-BACKLOG: Final = 4_096
-_PAGES: Final = frozenset({"/health", "/metrics"})
-_HEALTHY: Final = b'{"status":"ok"}'
-_STOPPED: Final = b'{"status":"stopped"}'
 # Of a service elsewhere each queue's figures are a request of their own.
 _QUEUES_SHOWN_ELSEWHERE_MAX: Final = 1_000
+
+
+class OpenedStore:
+    """The store of a server: its service, and what else this process has opened for it."""
+
+    def __init__(
+        self, url: BackendUrl, service: LoopService, holder: StoreHolder | None = None
+    ) -> None:
+        self.service = service
+        self._url = url
+        self._holder = holder
+        self._socket: StoreSocket | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL by which other processes on this machine reach the store, if they can."""
+        if self._url.scheme != "file":
+            return self._url.text
+        return f"file:{os.path.abspath(self._url.path)}"
+
+    @property
+    def socket_path(self) -> str | None:
+        """The socket of a data directory that this process holds."""
+        return None if self._socket is None or self._holder is None else str(self._holder.socket)
+
+    async def listen(self, endpoint: str) -> None:
+        """Answers on the socket of the data directory; its clients see the SQS address, too."""
+        if self._holder is None:
+            return
+        options = {**self._store_options(), "endpoint": endpoint}
+        self._socket = StoreSocket(self._holder, self.service, options)
+        await self._socket.listen()
+
+    def _store_options(self) -> dict[str, str]:
+        archive = self._url.options.get("archive")
+        return {
+            "durability": self._url.options.get("durability", "sync"),
+            "interval_ms": self._url.options.get("interval_ms", "50"),
+            "archive": "" if archive is None else os.path.abspath(archive),
+        }
+
+    async def hang_up(self) -> None:
+        """Answers what the clients of the socket sent, and closes their connections."""
+        if self._socket is not None:
+            await self._socket.close("penstock serve was stopped")
+
+    async def close(self) -> None:
+        """Closes the store; no server uses it any more."""
+        await self.service.close()
+        if self._holder is not None:
+            self._holder.release()
 
 
 class Running:
@@ -47,20 +99,21 @@ class Running:
     def __init__(
         self,
         settings: ServerSettings,
-        service: LoopService,
+        store: OpenedStore,
         endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
     ) -> None:
         self.settings = settings
-        self.service = service
+        self.store = store
+        self.service = store.service
         self.port: int = listener.sockets[0].getsockname()[1]
         self._endpoint = endpoint
         self._http = http
         self._listener = listener
         # Done, with the reason, if the store fails while the server runs.
         self.failed: asyncio.Future[PenstockError] = asyncio.get_running_loop().create_future()
-        service.on_failure(self._fail)
+        self.service.on_failure(self._fail)
 
     def _fail(self, error: PenstockError) -> None:
         if not self.failed.done():
@@ -79,18 +132,19 @@ class Running:
         """Answers what was accepted, ends the waits, and closes the store."""
         self._listener.close()
         self._endpoint.end_waits()
-        await self._http.drain(DRAIN_S)
+        await asyncio.gather(self._http.drain(DRAIN_S), self.store.hang_up())
         await self._endpoint.close()
-        await self.service.close()
+        await self.store.close()
 
 
 async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
     """Opens the store and listens. Raises PenstockError."""
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
-    url = read_url(settings.where)
-    service = await _open(url, clock)
-    try:
+    async with AsyncExitStack() as undo:
+        store = await _open(settings, clock)
+        undo.push_async_callback(store.close)
+        service = store.service
         if isinstance(service, LoopEngine):
             keep_home(settings.where, home)
         await result_of(service.run(_declare(service, settings)))
@@ -101,44 +155,29 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         faults = Faults()
         asyncio.get_running_loop().set_exception_handler(faults.from_loop)
         http = HttpServer(_router(service, endpoint, access, faults), faults)
-        listener = await _listen(settings, http, tls)
-    except BaseException:
-        await service.close()
-        raise
-    endpoint.resume()
-    return Running(settings, service, endpoint, http, listener)
+        listener = await listen_http(http, settings.host, settings.port, tls)
+        undo.callback(listener.close)
+        running = Running(settings, store, endpoint, http, listener)
+        # Last: a client that connects here finds everything else in place.
+        await store.listen(running.url)
+        endpoint.resume()
+        undo.pop_all()
+    return running
 
 
-async def _open(url: BackendUrl, clock: Clock | None) -> LoopService:
+async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
     """The store: an engine in this process, or a service elsewhere. Raises PenstockError."""
-    if url.scheme == "memory" or (url.scheme == "file" and not url.is_on("daemon")):
-        return LoopEngine(open_engine(url.text, clock))
-    options = {name: value for name, value in url.options.items() if name != "daemon"}
-    elsewhere = url._replace(options=options)
-    service = await load_backend(url).open_async_service(elsewhere, None)
-    return AwaitedService(service, clock)
-
-
-async def _listen(
-    settings: ServerSettings, http: HttpServer, tls: ssl.SSLContext | None
-) -> asyncio.Server:
-    try:
-        return await asyncio.get_running_loop().create_server(
-            http,
-            settings.host,
-            settings.port,
-            ssl=tls,
-            backlog=BACKLOG,
-            ssl_handshake_timeout=10 if tls else None,
-        )
-    except OSError as error:
-        place = f"{settings.host}:{settings.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(
-                f"port: another program listens on {place}; stop it, or choose another --port"
-            ) from None
-        reason = error.strerror or error
-        raise InvalidField(f"host: cannot listen on {place}: {reason}") from None
+    url = read_url(settings.where)
+    if url.scheme == "file" and not url.is_on("daemon") and not url.is_on("embedded"):
+        other_owner = settings.insecure_other_owner or url.is_on("other_owner")
+        holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
+        options = {name: value for name, value in url.options.items() if name != "other_owner"}
+        own = url._replace(options=options)
+        return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
+    if url.is_in_this_process:
+        return OpenedStore(url, LoopEngine(open_engine(url, clock)))
+    service = await load_backend(url).open_async_service(url, None)
+    return OpenedStore(url, AwaitedService(service, clock))
 
 
 def _declare(service: LoopService, settings: ServerSettings) -> Steps[None]:
@@ -175,40 +214,17 @@ def _router(
     service: LoopService, endpoint: SqsEndpoint, access: Access, faults: Faults
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
-    loop = asyncio.get_running_loop()
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    metrics = Metrics(endpoint.answered, queues_max, faults)
-
-    def health() -> Steps[bytes]:
-        is_healthy = yield from endpoint.health()
-        status, body = (200, _HEALTHY) if is_healthy else (503, _STOPPED)
-        return response(status, b"Content-Type: application/json\r\n", body, loop.time())
-
-    def figures() -> Steps[bytes]:
-        page = yield from metrics.page()
-        return response(200, f"Content-Type: {METRICS_TYPE}\r\n".encode(), page, loop.time())
-
-    def show(page: Steps[bytes], connection: HttpConnection) -> bytes | None:
-        def done(shown: bytes | None, error: Exception | None) -> None:
-            connection.finish(shown or response(503, b"", b"", loop.time()))
-
-        try:
-            shown = service.run(page)
-        except PenstockError:
-            return response(503, b"", b"", loop.time())
-        if isinstance(shown, Pending):
-            shown.then(done)
-            return None
-        return shown
+    pages = Pages(service, Metrics(endpoint.answered, queues_max, faults), endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        if request.path not in _PAGES or request.query or request.method != "GET":
+        if not pages.is_page(request):
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):
-            return response(403, b"", b"", loop.time())
-        return show(health() if request.path == "/health" else figures(), connection)
+            return pages.refusal(403)
+        return pages.answer(request, connection)
 
     return route
 
@@ -220,10 +236,11 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     """
     loop = asyncio.get_running_loop()
     stop_requested: asyncio.Future[None] = loop.create_future()
+    allow_many_files()
+    # Until then a signal ends the process at once: it may be waiting for another one's end.
+    running = await start(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop_requested)
-    allow_many_files()
-    running = await start(settings)
     look_seldom_for_cycles()
     started(running)
     either: list[asyncio.Future[Any]] = [stop_requested, running.failed]

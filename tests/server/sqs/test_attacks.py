@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from tests.measure import cpu_s, memory_bytes
+from tests.server.probe import probing
 from tests.server.sqs.conftest import serve
-from tests.server.sqs.probe import probing
 
 MIB = 1_048_576
 LONGEST_MS_MAX = 200

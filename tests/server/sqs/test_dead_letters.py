@@ -364,8 +364,8 @@ def test_a_redrive_policy_is_shown_as_it_was_given_and_its_count_as_a_number(loc
     either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": as_text})
     assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 9
     changed = ConfigureQueue("q", {"max_receives": 3})
-    local.call(local.running.engine.submit, changed)
+    local.execute(changed)
     assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 3
     ended = ConfigureQueue("q", {"max_receives": None, "dead_letter": None})
-    local.call(local.running.engine.submit, ended)
+    local.execute(ended)
     assert "RedrivePolicy" not in shown(either, url)

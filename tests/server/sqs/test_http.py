@@ -380,6 +380,11 @@ def test_a_fault_is_answered_counted_and_told_in_one_line(query_data, capfd):
     )
 
 
+def test_the_figures_count_faults(plain):
+    said = exchange(plain, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"\npenstock_faults_total 0.0\n" in said
+
+
 def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
     with connect(plain) as wire:
         head, _, body = post(b"{}", "Expect: 100-continue").partition(b"\r\n\r\n")
@@ -420,6 +425,30 @@ def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
             # Nothing is half here, so nothing is late: the connection stays.
             idle.sendall(GET)
             assert idle.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+    finally:
+        server.close()
+
+
+def test_a_request_that_is_not_read_for_those_before_it_is_not_late(query_data, monkeypatch):
+    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    server = Local(query_data)
+    try:
+        client = server.client()
+        url = make(client, "late")
+        poll = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+        with connect(server) as wire:
+            sent = post(poll, target="AmazonSQS.ReceiveMessage", close=False)
+            wire.sendall(sent + GET * http.WAITING_REQUESTS_MAX + GET[:9])
+            until_s = time.monotonic() + 1
+            while time.monotonic() < until_s:
+                assert server.call(lambda: server.running.engine.has_waiters)
+            client.send_message(QueueUrl=url, MessageBody="woken")
+            wire.sendall(GET[9:])
+            said = b""
+            while said.count(b"HTTP/1.1 200 OK") < http.WAITING_REQUESTS_MAX + 2:
+                said += wire.recv(65_536)
+            assert b"HTTP/1.1 4" not in said
     finally:
         server.close()
 

@@ -19,10 +19,16 @@ pytestmark = [pytest.mark.service("chromium"), pytest.mark.service("chromium-dri
 
 SITE = "evil.example"
 HOSTS = ["localhost", "127.0.0.1", "0.0.0.0", "shop.test", "box.local", "penstock", "a.internal"]
+CHECKS = [
+    "LocalNetworkAccessChecks",
+    "BlockInsecurePrivateNetworkRequests",
+    "PrivateNetworkAccessSendPreflights",
+    "PrivateNetworkAccessForNavigations",
+    "HttpsUpgrades",
+]
 FLAGS = [
     f"--host-resolver-rules={','.join(f'MAP {name} 127.0.0.1' for name in [SITE, *HOSTS[3:]])}",
-    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,"
-    "PrivateNetworkAccessSendPreflights,PrivateNetworkAccessForNavigations,HttpsUpgrades",
+    f"--disable-features={','.join(CHECKS)}",
 ]
 PRESIGNED = {
     "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
@@ -34,7 +40,8 @@ PRESIGNED = {
 }
 ATTACKS = """
 const settled = [];
-const wait = (start) => settled.push(new Promise((done) => { start(done); setTimeout(done, 5000); }));
+const wait = (start) =>
+  settled.push(new Promise((done) => { start(done); setTimeout(done, 2000); }));
 for (const base of bases) {
   for (const query of queries) {
     wait((done) => {

@@ -1,7 +1,7 @@
 """The frame server on TCP: on loopback for every user of this host, elsewhere with token and TLS.
 
 A host name counts as loopback only if all its addresses are. Beyond loopback, plain TCP or a
-missing token needs the flag --insecure-open-to-the-network, for networks that are themselves closed.
+missing token needs the flag --insecure-open-to-the-network, for networks that are closed anyway.
 """
 
 import asyncio
