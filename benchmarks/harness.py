@@ -297,7 +297,8 @@ def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | No
 
     `compare` is what it does instead if another checkout is given.
     """
-    parser = argparse.ArgumentParser(prog="make bench")
+    # A benchmark may have options of its own: it finds them, and its help, in sys.argv.
+    parser = argparse.ArgumentParser(prog="make bench", add_help=False)
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
@@ -305,7 +306,7 @@ def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | No
         parser.add_argument(
             "--beside", type=Path, metavar="CHECKOUT", help="compare with another checkout only"
         )
-    given = parser.parse_args()
+    given, sys.argv[1:] = parser.parse_known_args()
     if given.quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"

@@ -1,6 +1,7 @@
 """The benchmarks' ledger can fail, and their ratios are fair."""
 
 import json
+import sys
 
 import pytest
 
@@ -33,7 +34,9 @@ def test_a_delete_that_ended_nothing_voids_the_run(answer):
         harness.check_deletes([True, answer])
 
 
-def test_a_void_run_ends_with_a_failure_and_no_figures(capsys):
+def test_a_void_run_ends_with_a_failure_and_no_figures(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench"])
+
     def lose_one():
         raise harness.Void("one was lost")
 
@@ -41,6 +44,14 @@ def test_a_void_run_ends_with_a_failure_and_no_figures(capsys):
         harness.run_benchmark(lose_one)
     assert ended.value.code != 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_benchmark_is_quick_on_request_and_keeps_its_own_options(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench", "--quick", "--events", "5"])
+    monkeypatch.setenv("BENCHMARK_QUICK", "0")
+    seen = []
+    harness.run_benchmark(lambda: seen.append((harness.is_quick(), sys.argv[1:])))
+    assert seen == [(True, ["--events", "5"])]
 
 
 def test_rounds_are_interleaved_and_every_other_one_goes_backwards():
