@@ -292,19 +292,30 @@ def is_quick() -> bool:
     return os.environ.get(_QUICK) == "1"
 
 
-def run_benchmark(main: Callable[[], None]) -> None:
-    """Runs a benchmark; a void run ends with status 1 and says why."""
+def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | None = None) -> None:
+    """Runs a benchmark; a void run ends with status 1 and says why.
+
+    `compare` is what it does instead if another checkout is given.
+    """
     parser = argparse.ArgumentParser(prog="make bench")
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
-    if parser.parse_args().quick:
+    if compare is not None:
+        parser.add_argument(
+            "--beside", type=Path, metavar="CHECKOUT", help="compare with another checkout only"
+        )
+    given = parser.parse_args()
+    if given.quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"
     # Ended from outside, it still ends the servers it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        if compare is not None and given.beside is not None:
+            compare(given.beside)
+        else:
+            main()
     except Void as void:
         sys.exit(f"benchmark: VOID: {void}")
     except KeyboardInterrupt:

@@ -1,5 +1,8 @@
 """Ids remembered for a while, and no longer."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from penstock.core.window import Window
 
 
@@ -60,3 +63,22 @@ def test_entries_fed_to_a_new_window_make_the_same_window():
     for at_ms, key, value in window.entries():
         again.remember(key, value, at_ms)
     assert again.entries() == window.entries()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=80),
+    st.integers(1, 9),
+)
+def test_slices_of_any_size_make_up_all_entries(pushes, size):
+    window: Window[int] = Window(20, 25)
+    now_ms = 0
+    for number, (key, wait_ms) in enumerate(pushes):
+        now_ms += wait_ms
+        window.remember(f"id {key}", number, now_ms)
+    first, end = window.indexes()
+    slices = [window.entries_between(at, min(at + size, end)) for at in range(first, end, size)]
+    assert [entry for part in slices for entry in part] == window.entries()
+    # Indexes count from the first ever, so those forgotten since give nothing.
+    window.remember("last", 1_000, now_ms + 100)
+    assert window.entries_between(first, end) == []
+    assert window.entries_between(end, end + 1) == [(now_ms + 100, "last", 1_000)]

@@ -157,7 +157,7 @@ def test_serve_starts_a_server_and_tells_what_to_type(copy):
     )
     assert server.stdout is not None
     try:
-        lines = []
+        lines: list[str] = []
         deadline_s = time.monotonic() + PATIENCE_S
         while not lines or "Ctrl-C" not in lines[-1]:
             assert time.monotonic() < deadline_s

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from penstock.journal.fileheader import PAGE_BYTES, SLOT_OFFSETS
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from tests.journal.disk import Disk
 
@@ -17,6 +18,14 @@ def open_on(disk, **options):
     return Segments.open(
         disk.path, storage=disk, file_bytes=FILE_BYTES, background=False, **options
     )
+
+
+def open_as(disk, writable):
+    return open_on(disk) if writable else JournalReader(disk.path, storage=disk)
+
+
+def damage_of(stream):
+    return stream.quarantined if isinstance(stream, Segments) else stream.damage
 
 
 class Damaged:
@@ -75,11 +84,11 @@ class Damaged:
 def check_all_but(disk, damaged, index):
     """Assert that the entry is detected and lost, and that it is the only one."""
     for writable in (False, True):
-        segments = open_on(disk, writable=writable)
+        segments = open_as(disk, writable)
         found = list(segments.entries())
         expected = [(n + 1, body) for n, body in enumerate(damaged.bodies) if n != index]
         assert [(entry.entry_id, entry.data) for entry in found] == expected
-        (quarantined,) = segments.quarantined
+        (quarantined,) = damage_of(segments)
         size = 32 + len(damaged.bodies[index])
         assert quarantined[:2] == (damaged.offsets[index], size)
     entry_id, _ = open_on(disk).append([b"goes on"], version=VERSION)
@@ -143,9 +152,9 @@ def test_a_flipped_bit_in_a_file_header_is_mended_and_loses_nothing(bit):
         disk = damaged.fresh()
         disk.names_now[f"{number:012d}.seg"].cache[bit // 8] ^= 1 << bit % 8
         for writable, reports in [(False, 1), (True, 1), (False, 0)]:
-            segments = open_on(disk, writable=writable)
+            segments = open_as(disk, writable)
             assert [entry.data for entry in segments.entries()] == BODIES
-            assert len(segments.quarantined) == reports
+            assert len(damage_of(segments)) == reports
 
 
 @pytest.mark.parametrize("settled", [False, True])

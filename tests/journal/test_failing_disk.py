@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import JournalError, StoreFull, StoreUnusable, UnavailableError
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from tests.journal.disk import Disk
 
@@ -285,7 +286,7 @@ def test_a_process_out_of_descriptors_still_reads_and_appends(tmp_path):
 def test_a_reader_out_of_descriptors_gets_a_clear_error(tmp_path):
     with Segments.open(tmp_path, file_bytes=FILE_BYTES, background=False) as segments:
         segments.append([bytes(3000)], version=VERSION)
-    reader = Segments.open(tmp_path, writable=False)
+    reader = JournalReader(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(tmp_path, os.O_RDONLY)
     os.close(probe)

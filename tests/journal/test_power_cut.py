@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.errors import JournalError
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from tests.journal.disk import Disk, PowerCut
 
@@ -192,7 +193,7 @@ def test_the_watermark_on_disk_never_claims_more_than_is_durable():
             durable = writer.segments.durable_offset
         left = disk.after_cut(rng)
         if writer.segments.durable_offset:
-            reader = Segments.open(left.path, storage=left, writable=False)
+            reader = JournalReader(left.path, storage=left)
             assert reader.durable_offset <= durable
 
 
@@ -205,7 +206,7 @@ def test_the_watermark_lags_by_at_most_one_sync():
         before = segments.durable_offset
         segments.sync()
         for left in itertools.islice(disk.outcomes(), 64):
-            reader = Segments.open(left.path, storage=left, writable=False)
+            reader = JournalReader(left.path, storage=left)
             assert reader.durable_offset >= previous
         previous = segments.durable_offset if size == 9000 else before
         if size == 9000:
@@ -252,4 +253,4 @@ def test_a_statement_left_in_the_last_file_of_a_full_disk_is_synced_too():
     segments.append([b"next"], version=VERSION)
     segments.sync()
     for left in disk.outcomes():
-        assert Segments.open(left.path, storage=left, writable=False).durable_offset >= 4096
+        assert JournalReader(left.path, storage=left).durable_offset >= 4096

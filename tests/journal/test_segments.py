@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidField, JournalError, StoreUnusable
+from penstock.journal.reader import JournalReader
 from penstock.journal.scan import Quarantined
 from penstock.journal.segments import Segments
 from tests.journal.disk import Disk
@@ -26,6 +27,10 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "segments"
 
 def open_in(path, **options):
     return Segments.open(path, **{"file_bytes": FILE_BYTES, "background": False} | options)
+
+
+def open_as(path, writable):
+    return open_in(path) if writable else JournalReader(path)
 
 
 def append_all(segments, bodies):
@@ -81,7 +86,7 @@ def test_the_golden_files_are_read_as_what_they_are(tmp_path):
     for name in ("000000000000.seg", "000000000001.seg"):
         golden = (GOLDEN / f"{name}.txt").read_text()
         (tmp_path / name).write_bytes(undump(golden, FILE_BYTES))
-    segments = open_in(tmp_path, writable=False)
+    segments = JournalReader(tmp_path)
     assert segments.identity == bytes(range(16))
     assert (segments.first_id, segments.next_id, segments.durable_offset) == (2, 4, 4220)
     second, third = segments.entries()
@@ -199,13 +204,13 @@ def test_dropped_files_are_kept_in_the_archive_and_read_there(tmp_path):
         segments.drop_before(offsets[6], archive=archive)
         segments.drop_before(offsets[15], archive=archive)
         assert sorted(os.listdir(archive)) == [f"{n:012d}.seg" for n in range(3)]
-    kept = open_in(archive, writable=False, all_files=True)
+    kept = JournalReader(archive, archive=archive)
     # The twelfth ends in a file that is still in the stream.
     assert [entry.entry_id for entry in kept.entries()] == list(range(1, 12))
     os.unlink(archive / "000000000000.seg")
-    kept = open_in(archive, writable=False, all_files=True)
+    kept = JournalReader(archive, archive=archive)
     assert [entry.entry_id for entry in kept.entries()] == list(range(5, 12))
-    assert kept.quarantined == []
+    assert kept.damage == []
 
 
 def test_an_archive_that_holds_another_file_of_that_name_drops_nothing(tmp_path):
@@ -235,19 +240,17 @@ def test_a_reader_follows_a_live_writer_and_changes_nothing(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [b"one"])
         segments.sync()
-        reader = open_in(tmp_path, writable=False)
+        reader = JournalReader(tmp_path)
         append_all(segments, [bytes(5000)])
         assert reader.refresh() == 35
-        assert bodies_of(reader) == [b"one"]
+        assert [entry.data for entry in reader.entries(0)] == [b"one"]
         segments.sync()
         append_all(segments, [bytes(9000)])
         segments.sync()
         before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
         assert reader.refresh() == segments.durable_offset
-        assert [len(body) for body in bodies_of(reader)] == [3, 5000, 9000]
+        assert [len(entry.data) for entry in reader.entries(0)] == [3, 5000, 9000]
         assert reader.read(32, 3) == b"one"
-        with pytest.raises(JournalError, match="read only"):
-            append_all(reader, [b"x"])
         reader.close()
         assert before == {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
         segments.drop_before(segments.end_offset)
@@ -257,14 +260,14 @@ def test_a_reader_is_told_when_what_it_reads_is_dropped(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [bytes(3000)] * 10)
         segments.sync()
-        reader = open_in(tmp_path, writable=False)
+        reader = JournalReader(tmp_path)
         walked = reader.entries()
         assert next(walked).entry_id == 1
         segments.drop_before(segments.end_offset)
         with pytest.raises(JournalError, match="dropped"):
             list(walked)
-        assert reader.quarantined == []
-        assert reader.refresh() == reader.first_offset == segments.end_offset
+        assert reader.damage == []
+        assert reader.refresh() == segments.end_offset
 
 
 def test_appends_go_on_beside_syncs_in_another_thread(tmp_path):
@@ -328,11 +331,11 @@ def test_an_unusable_path_is_named_and_not_touched(tmp_path):
         ("file", "is not a directory", True),
         ("file/below", "cannot be used: Not a directory", True),
         ("link", "is a symbolic link", True),
-        ("gone", "cannot be used: No such file or directory", False),
+        ("gone", "cannot be read: No such file or directory", False),
         ("empty", "holds no segment files", False),
     ]:
         with pytest.raises(StoreUnusable) as refused:
-            open_in(tmp_path / path, writable=writable)
+            open_as(tmp_path / path, writable)
         assert str(refused.value) == f"{tmp_path / path}: {why}"
     assert sorted(os.listdir(tmp_path)) == ["empty", "file", "link"]
     assert os.listdir(tmp_path / "empty") == []
@@ -369,7 +372,7 @@ def test_a_header_with_an_impossible_file_size_is_refused(tmp_path, file_bytes):
         name.write_bytes(image)
     for writable in (False, True):
         with pytest.raises(StoreUnusable, match=f"{tmp_path}: "):
-            open_in(tmp_path, writable=writable).close()
+            open_as(tmp_path, writable).close()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -385,7 +388,7 @@ def test_files_of_garbage_are_refused_or_read_but_never_crash(tmp_path, seed):
         name.write_bytes(image[: rng.choice([0, 100, 5000, 8192, 8192, 8192, 8192])])
     for writable in (False, True):
         try:
-            with open_in(tmp_path, writable=writable) as segments:
+            with open_as(tmp_path, writable) as segments:
                 for entry in segments.entries():
                     assert entry.data == bytes([entry.entry_id - 1]) * 700
         except JournalError as refused:
@@ -414,6 +417,7 @@ def test_a_symbolic_link_in_place_of_a_file_is_not_followed(tmp_path):
 NOBODY = """
 import os, sys
 from penstock.errors import StoreUnusable
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 os.setegid(65534); os.seteuid(65534)
 try:

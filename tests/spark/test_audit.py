@@ -20,6 +20,7 @@ from penstock.core.events import (
     QueuePurged,
     Released,
 )
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
 from penstock.spark.audit import audit
@@ -135,7 +136,8 @@ def with_a_hole(store):
     carried = [[Carried(T, 1, 1, push(1))] for _ in range(9)]
     write_store(store, [QUEUES, [push(1)], *carried])
     stream = Stream(str(store))
-    starts = [entry.offset for entry in Segments.open(store / "journal", writable=False).entries()]
+    with JournalReader(store / "journal") as reader:
+        starts = [entry.offset for entry in reader.entries()]
     stream.close()
     for at in (3, 6, 7, 10):
         flip(store, starts[at] + 40)

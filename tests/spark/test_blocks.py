@@ -13,10 +13,13 @@ from penstock.core.receipts import MessageIds
 from penstock.errors import JournalError, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import pack
+from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
-from penstock.service import QueueSettings
+from penstock.service import CreateQueue, Purge, Push, QueueSettings
 from penstock.spark.blocks import COLUMNS, Wanted, blocks
 from penstock.spark.stream import Point, Stream, align
+from tests.backends.engine.life import small_slices
+from tests.backends.engine.test_upkeep import Store
 from tests.spark.journals import FORMAT, flip, write_store
 
 IDENTITY = bytes(range(16))
@@ -187,8 +190,8 @@ def test_any_offset_aligns_to_an_entry_even_inside_a_body_that_imitates_entries(
     )
     store = write_store(tmp_path / "s", [*pushes(30), [facts.Pushed(1, 1, 31, inner)], *pushes(50)])
     stream = Stream(str(store))
-    starts = {entry.offset: entry.entry_id for entry in Segments.open(
-        store / "journal", writable=False).entries()}  # fmt: skip
+    with JournalReader(store / "journal") as reader:
+        starts = {entry.offset: entry.entry_id for entry in reader.entries()}
     for offset in range(0, stream.end.offset, 97):
         point = align(stream.scan, offset, stream.end)
         assert point == Point(min(at for at in [*starts, stream.end.offset] if at >= offset),
@@ -240,4 +243,26 @@ def test_files_dropped_while_they_are_read_are_no_gap(tmp_path):
         segments.drop_before([entry.offset for entry in segments.entries()][1500])
     with pytest.raises(JournalError, match="was dropped before it was read"):
         rows_of(stream.scan, stream.first, stream.end)
+    stream.close()
+
+
+def test_a_store_that_dropped_its_beginning_before_the_first_read_names_its_queues(
+    quick_path, monkeypatch
+):
+    small_slices(monkeypatch)
+    store = Store(quick_path, archive=None)
+    store(CreateQueue("orders"), CreateQueue("other"))
+    for _ in range(8):
+        store(*[Push("other", bytes(2_000))] * 12)
+        store(Push("orders", b"order"), Purge("other"))
+        store.run_pass()
+    store.engine.close()
+    stream = Stream(str(quick_path / "store"))
+    assert stream.first.offset > 0
+    names = {}
+    for block in blocks(stream.scan, stream.identity, stream.first, stream.end, stream.path):
+        numbers, called, kinds = block.arrow(["queue", "name", "kind"])
+        rows = zip(numbers.to_pylist(), called.to_pylist(), kinds.to_pylist(), strict=True)
+        names |= {number: name for number, name, kind in rows if kind == "QueueStated"}
+    assert sorted(names.values()) == ["orders", "other"]
     stream.close()

@@ -23,6 +23,7 @@ from deltalake import DeltaTable
 import penstock
 from penstock import cli
 from penstock.backends.remote.daemon import stop_daemon
+from penstock.cli.lake import run as run_action
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
@@ -114,6 +115,8 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     ingest(spark, lake, store, archive)
     assert events_table(lake).rows() == len(seen)
     assert derive(spark, lake) == []
+    check_nothing_new(lake, life, monkeypatch, capsys)
+    ingest(spark, lake, store, archive)
     assert {each.name: version_of(lake, each.name) for each in TABLES} == before
 
     # Each queue balances with the engine's own count, and one that is off by one is told.
@@ -228,6 +231,24 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
     assert {name for (name,) in names} == {queue.name for queue in exact.queues.values()}
     assert cli.main(["pipeline", "audit", "--lake", str(lake.path)]) == 0
     assert "every check holds" in capsys.readouterr().out
+
+
+def check_nothing_new(lake, life, monkeypatch, capsys):
+    """A run answers without Spark, unless the journal no longer knows the lake as its reader."""
+
+    def stop(arguments):
+        raise Stopped
+
+    capsys.readouterr()
+    words = ["pipeline", "run", "--lake", str(lake.path), "--journal", str(life.root / "store")]
+    words += ["--archive", str(life.root / "archive")]
+    with monkeypatch.context() as patch:
+        patch.setattr(run_action, "open_spark", stop)
+        assert cli.main(words) == 0
+        assert "0 B behind" in capsys.readouterr().out
+        readers.forget(life.root / "store", reader_name(lake))
+        with pytest.raises(Stopped):
+            cli.main(words)
 
 
 def check_sql(lake, kinds, capsys):

@@ -63,6 +63,8 @@ def pull(
     deadline_ms = now_ms + visibility_ms
     # While much is being settled, some messages may be too old that are still in line.
     checks_age = shard.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
+    if limit == 1 and not checks_age and not settings.fifo and settings.max_receives is None:
+        return _take_one(queue, command, now_ms, deadline_ms, events, load)
     if limit > 1 and not checks_age and _is_plain(queue, command):
         claims, is_done = _take_plain(queue, command, limit, now_ms, deadline_ms, events, load)
         if is_done:
@@ -100,6 +102,38 @@ def _is_plain(queue: "QueueState", command: Pull) -> bool:
         or queue.settings.max_receives is not None
         or (command.bytes_max is not None and queue.stored_bytes > command.bytes_max)
     )
+
+
+def _take_one(
+    queue: "QueueState",
+    command: Pull,
+    now_ms: int,
+    deadline_ms: int,
+    events: list[AnyEvent],
+    load: Load | None,
+) -> list[Delivery]:
+    """Claims one message of a standard queue without dead letters: `_take` for the usual pull."""
+    delivery = queue.order.take(queue.in_flight)
+    if delivery is None:
+        return []
+    if load is not None:
+        try:
+            load(delivery)
+        except BaseException:
+            queue.order.come_back(delivery)
+            raise
+    event = Claimed(
+        now_ms,
+        queue.number,
+        delivery.number,
+        delivery.epoch + 1,
+        deadline_ms,
+        command.attempt_id,
+        command.holder,
+    )
+    queue.lend(delivery, event)
+    events.append(event)
+    return [delivery]
 
 
 def _take_plain(

@@ -70,6 +70,7 @@ from penstock.service import (
 ATTEMPT_WINDOW_MS: Final = 14 * DAY_MS
 ATTEMPTS_MAX: Final = 10_000
 DEDUPS_MAX: Final = 10_000_000
+_RELEASED_MAX: Final = 1_024
 _BYTES: Final = {bytes}
 
 
@@ -80,6 +81,8 @@ class QueueState:
         "_alarm",
         "_attempts_open",
         "_discards",
+        "_knows_releases",
+        "_released",
         "attempts",
         "configured_at_ms",
         "created_at_ms",
@@ -125,6 +128,10 @@ class QueueState:
         self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
         # Those that may not be over yet: of the others only the id need be remembered.
         self._attempts_open: deque[dict[int, int]] = deque()
+        # The last epochs of messages that were released, to tell a stale receipt's holder why; no
+        # part of the state. Not all of them are there if there were many, or after a restart.
+        self._released: dict[int, int] = {}
+        self._knows_releases = True
         self._alarm = alarm
         self._discards = discards
         self.retention = Retention(alarm)
@@ -292,12 +299,23 @@ class QueueState:
         if may_be_late and delivery.epoch == ticket.epoch and delivery.state == VISIBLE:
             return delivery
         if delivery.epoch != ticket.epoch or delivery.state != IN_FLIGHT:
-            how = "it was claimed again" if delivery.epoch != ticket.epoch else "it ran out"
             raise StaleReceipt(
-                f"receipt: claim {ticket.epoch} of this message has ended ({how}); "
+                f"receipt: claim {ticket.epoch} of this message has ended "
+                f"({self._how_it_ended(delivery, ticket.epoch)}); "
                 "pull the message again for a new receipt"
             )
         return delivery
+
+    def _how_it_ended(self, delivery: Delivery, epoch: int) -> str:
+        if delivery.epoch != epoch:
+            return "the message was claimed again"
+        if delivery.move is not None and delivery.move.epoch >= epoch:
+            return "the message was moved to another queue, and is back"
+        if delivery.state == DELAYED or self._released.get(delivery.number) == epoch:
+            return "it was released"
+        if self._knows_releases:
+            return "its visibility ran out"
+        return "its visibility ran out, or it was released some time ago"
 
     def is_expired(self, delivery: Delivery, now_ms: int) -> bool:
         """Whether the message has outlived its TTL or the queue's retention."""
@@ -469,7 +487,13 @@ class QueueState:
     def returned(self, event: Released | ClaimExpired) -> Delivery:
         """A claim ended and its message comes back: to its place, or delayed first."""
         delivery = self._end_claim(event.number)
-        until_ms = event.visible_at_ms if isinstance(event, Released) else 0
+        until_ms = 0
+        if isinstance(event, Released):
+            until_ms = event.visible_at_ms
+            if len(self._released) >= _RELEASED_MAX:
+                self._released.clear()
+                self._knows_releases = False
+            self._released[event.number] = event.epoch
         if until_ms:
             self._hide(delivery, until_ms)
         else:
@@ -480,6 +504,25 @@ class QueueState:
         if not until_ms:
             self.order.come_back(delivery)
         return delivery
+
+    def delete_held(self, ticket: Ticket, now_ms: int) -> Deleted | None:
+        """Ends the message of a claim that lives, at once: what most deletes do.
+
+        The fast path of `ShardState.decide_delete` and `apply`, which decide all other cases: None,
+        and nothing has changed, if this is one of them.
+        """
+        delivery = self.deliveries.get(ticket.number)
+        if (
+            delivery is None
+            or delivery.epoch != ticket.epoch
+            or delivery.state != IN_FLIGHT
+            or delivery.due_at_ms <= now_ms
+            or ticket.queue != self.number
+        ):
+            return None
+        event = Deleted(now_ms, self.number, ticket.number, ticket.epoch)
+        self.deleted(event)
+        return event
 
     def deleted(self, event: Deleted | Lost) -> None:
         """The holder is done with the message, or there is nothing left of it to hold."""
@@ -591,6 +634,7 @@ class QueueState:
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
+        self._knows_releases = False
         self.deliveries.update({each.number: each for each in deliveries})
         self.stored_bytes += sum(map(size_bytes, deliveries))
         for delivery in deliveries:

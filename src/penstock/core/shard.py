@@ -191,9 +191,19 @@ class ShardState:
         return [*_taken_up(delivery, now_ms), released, *after]
 
     def _held(self, name: str, ticket: Ticket, late: bool) -> Delivery:
-        delivery = self.queue(name).held(ticket, late)
+        queue = self.queue(name)
+        delivery = queue.held(ticket, late)
         if delivery is None:
-            raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
+            target = self._dead_letter_of(queue)
+            if target is not None and ticket.number in target.deliveries:
+                raise MessageGone(
+                    f"receipt: the message of this claim was moved to {target.name!r}, the "
+                    f"dead-letter queue of {queue.name!r}; pull it there"
+                )
+            raise MessageGone(
+                "receipt: the message of this claim is gone from the queue: deleted, expired, "
+                "purged or moved to another queue"
+            )
         return delivery
 
     def decide_after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
@@ -370,6 +380,20 @@ class ShardState:
         if queue.retention.noted_ms == NEVER_MS and not event.expires_at_ms:
             queue.retention.note(queue.number, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
+
+    def push(self, command: Push, now_ms: int) -> Pushed | int:
+        """Decides a push and applies it: `decide_push` and `apply` in one step, for the usual push.
+
+        Returns the event, or the number of the message that an earlier push made.
+        """
+        try:
+            queue = self.names[command.queue]
+        except (KeyError, TypeError):
+            queue = self.queue(command.queue)
+        decided = queue.decide_push(command, now_ms, self.next_number)
+        if type(decided) is Pushed:
+            self.pushed(decided)
+        return decided
 
     def push_run(self, queue: QueueState, run: Run) -> bool:
         """Applies a run of pushes to a standard queue, if all of them are new.

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from penstock.core.discards import Container
 
+T = TypeVar("T")
 V = TypeVar("V")
 Key = str | tuple[str, str]
 
@@ -98,14 +99,23 @@ class Window(Generic[V]):
     def entries_between(self, start: int, stop: int) -> list[tuple[int, Key, V]]:
         """The entries of these indexes that are still remembered, oldest first."""
         begin, end = max(0, start - self._forgotten), max(0, stop - self._forgotten)
+        times, keys = _between(self._times, begin, end), _between(self._keys, begin, end)
         return [
             (at_ms, key, found[1])
-            for at_ms, key in zip(
-                islice(self._times, begin, end), islice(self._keys, begin, end), strict=True
-            )
+            for at_ms, key in zip(times, keys, strict=True)
             if (found := self._by_key.get(key)) is not None and found[0] == at_ms
         ]
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""
         yield from (self._by_key, self._times, self._keys)
+
+
+def _between(items: deque[T], begin: int, end: int) -> list[T]:
+    """Some items of a deque, reached from its nearer end: it is walked item by item."""
+    count = len(items)
+    if begin + end <= count:
+        return list(islice(items, begin, end))
+    found = list(islice(reversed(items), max(0, count - end), max(0, count - begin)))
+    found.reverse()
+    return found

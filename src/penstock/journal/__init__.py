@@ -37,7 +37,11 @@ class Journal(Protocol):
         ...
 
     def load(self, place: int) -> Pushed:
-        """The event that was appended at this place. Raises CorruptEntry if it is damaged."""
+        """The event that was appended at this place.
+
+        Raises CorruptEntry if it is damaged, JournalError if it cannot be read, and
+        UnavailableError if it cannot be read now, as without a free descriptor.
+        """
         ...
 
     def wait(self, sequence: int) -> None:

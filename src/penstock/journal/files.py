@@ -19,6 +19,8 @@ from penstock.journal.storage import Directory, File
 _NAME = re.compile(r"(\d{12})\.seg")
 _DRAFT = re.compile(r"\d{12}\.seg\.new")
 _OPEN_FILES_MAX = 64
+# The system lacks something now, and may have it later.
+_TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
 def name_of(number: int) -> str:
@@ -80,7 +82,11 @@ class Files:
         return self._open.get(number) or self._open_file(number)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes through the maps."""
+        """Return bytes through the maps.
+
+        Raises UnavailableError if the system lacks descriptors or memory to open a file now, and
+        JournalError if a file is missing or cannot be read.
+        """
         number, within = divmod(offset, self.payload_bytes)
         if within + size_bytes > self.payload_bytes:
             return b"".join(
@@ -154,8 +160,12 @@ class Files:
                 return file.map()[at : at + size]
             return self._scan_piece(number, at, size)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _TRANSIENT:
+                raise UnavailableError(
+                    f"{self.directory.path}: cannot read {name_of(number)} now: {error.strerror}"
+                ) from error
             raise JournalError(
-                f"{self.directory.path}: {name_of(number)} was dropped or cannot be read"
+                f"{self.directory.path}: {name_of(number)} is missing or cannot be read"
             ) from error
 
     def _scan_piece(self, number: int, at: int, size: int) -> bytes:

@@ -20,7 +20,7 @@ from penstock.core.events import AnyEvent
 from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
-from penstock.journal.files import Files, numbers_in
+from penstock.journal.files import Files, name_of, numbers_in
 from penstock.journal.recovery import Examined, examine, newest_slot
 from penstock.journal.scan import Limit, Quarantined, find_first, walk
 from penstock.journal.storage import OsStorage, Storage
@@ -115,6 +115,11 @@ class JournalReader:
     def next_id(self) -> int:
         """The id of the entry that begins, or will begin, at the watermark."""
         return self._slot.next_id
+
+    @property
+    def held_end(self) -> int:
+        """Where the newest file ends: an archive alone ends before the watermark."""
+        return self._journal.allocated_end
 
     @property
     def file_numbers(self) -> list[int]:
@@ -222,9 +227,8 @@ class JournalReader:
 
     def _limit(self) -> Limit:
         """Where reading ends: an archive alone has no more than its files hold."""
-        held_end = self._journal.allocated_end
-        if held_end < self._slot.durable_offset:
-            return Limit(held_end, None)
+        if self.held_end < self._slot.durable_offset:
+            return Limit(self.held_end, None)
         return Limit(self._slot.durable_offset, self._slot.next_id)
 
     def _note(self, *damage: Quarantined) -> None:
@@ -252,7 +256,10 @@ class JournalReader:
                     return bytes(size)
                 # It went to the archive first, if there is one.
                 if self._archive_path is None:
-                    raise
+                    raise JournalError(
+                        f"{self.path}: {name_of(number)} was dropped before it was read; "
+                        "a registered reader or an archive keeps files"
+                    ) from None
         self._find_archive()
         if self._archive is None:
             return bytes(size)

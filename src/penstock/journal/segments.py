@@ -9,15 +9,15 @@ Each file is a page that says what it is (see `fileheader`) and P bytes of the s
 span files; a file may hold many entries. The rules that make it safe:
 
 - A byte is durable when the sync that followed it returned. Only then does the watermark pass it,
-  and only then is the new watermark written: it can reach the disk early or late, never untrue.
+  and only then is the new watermark written: early or late on the disk, it is never untrue.
 - The files ahead of the end are written to their last block before they are used: no append can
   meet a full disk half-way, and a mapped page never lacks its block.
 - After a failed sync nothing more is written or synced through this object.
 - Before the first append after opening, all that stands behind the end is zero, durably: bytes of
   an earlier life can never be taken for entries.
 
-One thread at a time may append, and one may sync, settle or drop; the two go on side by side.
-Reading is free for all. `docs/formats/segment.md` is the format.
+One thread at a time may append, and one may sync, settle or drop, at the same time. Any thread may
+read. `JournalReader` reads a stream beside its writer. `docs/formats/segment.md` is the format.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
 from penstock.forked import start_over_when_forked
@@ -39,9 +39,10 @@ from penstock.journal.entry import (
 )
 from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
 from penstock.journal.files import Files, name_of, numbers_in
-from penstock.journal.recovery import Examined, describe_missing, examine, newest_slot, repair
-from penstock.journal.scan import Limit, Quarantined, find_first, walk
+from penstock.journal.recovery import Examined, describe_missing, examine, repair
+from penstock.journal.scan import Limit, Quarantined, walk
 from penstock.journal.storage import Directory, Map, OsStorage, Storage
+from penstock.journal.watermark import Watermark
 
 FILE_BYTES = 16 * 1024 * 1024
 
@@ -53,25 +54,20 @@ _JOIN_BYTES_MAX = 64 * 1024
 class Segments:
     """An open stream. Made by `open`, closed by `close` or at the end of a `with` block."""
 
-    def __init__(
-        self, files: Files, slot: Slot, slot_place: tuple[int, int], *, writable: bool
-    ) -> None:
+    def __init__(self, files: Files, slot: Slot, slot_place: tuple[int, int]) -> None:
         self._files = files
-        self._writable = writable
         self._payload_bytes = files.payload_bytes
         self._tip = (slot.durable_offset, slot.next_id)
         self._durable = self._tip
         self._first = (slot.first_offset, slot.first_id)
         self._durable_first = slot.first_offset
-        self._slot = slot
-        self._slot_durable = slot_place
-        self._slot_pending: tuple[int, int] | None = None
+        self._watermark = Watermark(files, slot, slot_place)
         self._quarantined: dict[tuple[int, str], Quarantined] = {}
         self._syncing = threading.RLock()
         self._preparing = threading.Lock()
         self._preparer: threading.Thread | None = None
         self._background = False
-        self._failure = "" if writable else "it was opened to be read only"
+        self._failure = ""
         self._reserve_bytes = 0
         self._ahead_bytes = 0
         self._failed_to_grow = False
@@ -89,20 +85,18 @@ class Segments:
         *,
         file_bytes: int = FILE_BYTES,
         storage: Storage | None = None,
-        writable: bool = True,
         reserve_bytes: int | None = None,
         background: bool = True,
-        all_files: bool = False,
         accept_loss: bool = False,
         known_end: int = 0,
     ) -> "Segments":
-        """Open the stream in `directory`; a writer makes it if there is none, and recovers it.
+        """Open the stream in `directory` for writing; make it if there is none, or recover it.
 
         `file_bytes` counts for a new stream only: an existing one keeps its size.
         `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
         unless given. `background` makes spare files in a thread; without it they are made where
-        they are needed. A reader takes no lock and changes nothing; `all_files` lets it begin at
-        the oldest file there is, as for an archive.
+        they are needed. With `accept_loss` a stream opens that misses files: what they held is
+        lost. `known_end` is an offset that it is known to have reached.
 
         Raises StoreUnusable, having touched nothing, if the directory cannot be used.
         """
@@ -113,45 +107,39 @@ class Segments:
         path = os.fspath(directory)
         with contextlib.ExitStack() as undo:
             try:
-                opened = (storage or OsStorage()).open(path, writable=writable)
+                opened = (storage or OsStorage()).open(path, writable=True)
                 undo.callback(opened.close)
                 examined = examine(opened)
-                if not writable:
-                    segments = cls._open_reader(opened, examined, all_files)
+                if examined is None:
+                    segments = cls._create(opened, file_bytes)
                 else:
-                    missing = [] if examined is None else examined.missing(known_end)
-                    if examined is not None and missing and not accept_loss:
+                    missing = examined.missing(known_end)
+                    if missing and not accept_loss:
                         raise StoreUnusable(
                             f"{path}: {len(missing)} of its files are missing: "
                             f"{describe_missing(examined, missing)}; put them back, or open it "
                             "with accept_loss to go on without what they held"
                         )
-                    segments = cls._open_writer(opened, examined, file_bytes, missing)
-                    segments._reserve_bytes = segments._payload_bytes // 2
-                    if reserve_bytes is not None:
-                        segments._reserve_bytes = reserve_bytes
-                    segments._background = background
-                    segments._enter_tail()
+                    segments = cls._recover(opened, examined, missing)
+                segments._reserve_bytes = segments._payload_bytes // 2
+                if reserve_bytes is not None:
+                    segments._reserve_bytes = reserve_bytes
+                segments._background = background
+                segments._enter_tail()
             except OSError as error:
                 raise StoreUnusable(_why_unusable(path, error)) from error
             undo.pop_all()
-        if writable:
-            start_over_when_forked(segments)
+        start_over_when_forked(segments)
         return segments
 
     @classmethod
-    def _open_writer(
-        cls,
-        directory: Directory,
-        examined: Examined | None,
-        file_bytes: int,
-        missing: list[int],
-    ) -> "Segments":
-        if examined is None:
-            files = Files(directory, os.urandom(16), file_bytes, [], writable=True)
-            slot, slot_place = Slot(0, files.identity, 0, 1, 0, 1), (-1, 0)
-            files.create_next()
-            return cls(files, slot, slot_place, writable=True)
+    def _create(cls, directory: Directory, file_bytes: int) -> "Segments":
+        files = Files(directory, os.urandom(16), file_bytes, [], writable=True)
+        files.create_next()
+        return cls(files, Slot(0, files.identity, 0, 1, 0, 1), (-1, 0))
+
+    @classmethod
+    def _recover(cls, directory: Directory, examined: Examined, missing: list[int]) -> "Segments":
         files = Files(
             directory,
             examined.identity,
@@ -160,7 +148,7 @@ class Segments:
             writable=True,
             listed=examined.listed,
         )
-        segments = cls(files, examined.slot, examined.slot_place, writable=True)
+        segments = cls(files, examined.slot, examined.slot_place)
         segments._note(*examined.damage)
         segments._tip = segments._durable = repair(files, examined, missing)
         if segments.first_offset > segments.end_offset:
@@ -169,24 +157,6 @@ class Segments:
         files.pinned_from = segments.end_offset // files.payload_bytes - 1
         segments._state()
         segments.settle_watermark()
-        return segments
-
-    @classmethod
-    def _open_reader(
-        cls, directory: Directory, examined: Examined | None, all_files: bool
-    ) -> "Segments":
-        if examined is None:
-            raise StoreUnusable(f"{directory.path}: holds no segment files")
-        files = Files(
-            directory, examined.identity, examined.file_bytes, examined.numbers, writable=False
-        )
-        segments = cls(files, examined.slot, examined.slot_place, writable=False)
-        segments._note(*examined.damage)
-        if all_files and files.first * files.payload_bytes < examined.slot.first_offset:
-            segments._first = (0, 1)
-            if files.first:
-                base_offset = files.first * files.payload_bytes
-                segments._first = find_first(files.scan, base_offset, segments._limit(0))
         return segments
 
     @property
@@ -226,7 +196,7 @@ class Segments:
 
     @property
     def end_offset(self) -> int:
-        """Where the next entry will begin. For a reader, the durable offset."""
+        """Where the next entry will begin."""
         return self._tip[0]
 
     @property
@@ -245,11 +215,6 @@ class Segments:
         return self._durable[1]
 
     @property
-    def allocated_bytes(self) -> int:
-        """The room the stream's files take on the disk."""
-        return (self._files.last + 1 - self._files.first) * self._files.file_bytes
-
-    @property
     def first_file_is_free(self) -> bool:
         """Whether the oldest file lies wholly before the stream, for `drop_before` to unlink."""
         number = min(self._first[0] // self._payload_bytes, self._files.last)
@@ -266,7 +231,7 @@ class Segments:
         return self._files.allocated_end - self._tip[0]
 
     def can_grow(self, size_bytes: int) -> bool:
-        """Whether files for this much more are sure to be had, as far as anyone can know."""
+        """Whether files for this much more can be made, as far as can be known beforehand."""
         if self._failed_to_grow:
             return False
         return self._files.directory.free_bytes() >= 2 * (size_bytes + self._files.file_bytes)
@@ -370,9 +335,9 @@ class Segments:
         return tail_end + ahead
 
     def ensure_room(self, size_bytes: int, reserved: bool) -> None:
-        """See to it that an entry of this size will fit; raise StoreFull if it cannot be.
+        """Make sure that an entry of this size fits; raise StoreFull if there is no room.
 
-        For the appending thread, which may then append with `reserved=True` without fear.
+        For the appending thread, whose next append with `reserved=True` is then not refused.
         """
         end = self._tip[0] + HEADER_BYTES + size_bytes
         if end > self._fast_end:
@@ -414,13 +379,13 @@ class Segments:
             preparer = threading.Thread(
                 target=self._prepare_quietly, name="penstock-spare", daemon=True
             )
-            # If the system has no thread for us now, the next append asks again.
+            # If the system has no thread to give now, the next append tries again.
             with contextlib.suppress(RuntimeError):
                 preparer.start()
                 self._preparer = preparer
 
     def _prepare_quietly(self) -> None:
-        # The append that cannot do without the room tries again, and says what is wrong.
+        # The append that needs the room tries again, and raises what is wrong.
         with contextlib.suppress(PenstockError):
             self._prepare(self._wanted_end())
 
@@ -433,11 +398,12 @@ class Segments:
             self.require_usable()
             tip = self._tip
             end = tip[0]
-            if self._first != (self._slot.first_offset, self._slot.first_id):
+            stated = self._watermark.slot
+            if self._first != (stated.first_offset, stated.first_id):
                 self._state()
             elif end == self._durable[0]:
                 return end
-            stated_first = self._slot.first_offset
+            stated_first = self._watermark.slot.first_offset
             self._sync_files(end)
             self._durable_first = stated_first
             if tip != self._durable:
@@ -450,8 +416,8 @@ class Segments:
         """Make the last statement of the watermark durable too, when there is time for it."""
         with self._syncing:
             self.require_usable()
-            if self._slot_pending is not None:
-                stated_first = self._slot.first_offset
+            if self._watermark.is_pending:
+                stated_first = self._watermark.slot.first_offset
                 self._sync_files(self._durable[0])
                 self._durable_first = stated_first
 
@@ -465,40 +431,17 @@ class Segments:
             self._state()
 
     def _sync_files(self, end: int) -> None:
-        """Sync the file of the pending slot and those that hold bytes from the watermark to `end`.
-
-        The slot's file is the first of them, so that a statement is durable one sync later.
-        """
-        number = min(self._durable[0] // self._payload_bytes, self._files.last)
-        if self._slot_pending is not None:
-            number = self._slot_pending[0]
-        last = max(number, (end - 1) // self._payload_bytes)
         try:
-            while number <= last:
-                self._files.get(number).sync()
-                number += 1
-        except OSError as error:
-            self._fail(f"the sync of {name_of(number)} failed: {os.strerror(error.errno or 0)}")
-        if self._slot_pending is not None:
-            self._slot_durable = self._slot_pending
-            self._slot_pending = None
+            self._watermark.sync(self._durable[0], end)
+        except JournalError as error:
+            self._fail(str(error), error)
 
     def _state(self) -> None:
-        """Write where the stream begins and how far it is durable, over the older statement.
-
-        Never over the newest durable one: if this one is torn, that one must still be there.
-        """
-        number = min(self._durable[0] // self._payload_bytes, self._files.last)
-        durable_number, durable_place = self._slot_durable
-        place = 1 - durable_place if durable_number == number else 0
-        serial = self._slot.serial + 1
-        self._slot = Slot(serial, self._files.identity, *self._durable, *self._first)
-        at = SLOT_OFFSETS[place]
+        """Write where the stream begins and how far it is durable; durable after the next sync."""
         try:
-            self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
-        except (OSError, ValueError) as error:
-            self._fail(f"the watermark in {name_of(number)} cannot be written: {error}")
-        self._slot_pending = (number, place)
+            self._watermark.state(self._durable, self._first)
+        except JournalError as error:
+            self._fail(str(error), error)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return bytes of the stream; raise InvalidField if it does not hold them all."""
@@ -536,22 +479,6 @@ class Segments:
     def _note(self, *damage: Quarantined) -> None:
         for found in damage:
             self._quarantined[found.offset, found.why] = found
-
-    def refresh(self) -> int:
-        """For a reader: look how far the writer has come; return the durable offset."""
-        if not self._writable:
-            numbers = numbers_in(self._files.directory)
-            if numbers:
-                self._files.first, self._files.last = numbers[0], numbers[-1]
-                self._files.pinned_from = numbers[-1] + 1
-            from_number = self._durable[0] // self._payload_bytes
-            slot = newest_slot(self._files.directory, from_number, self._files.identity)
-            if slot is not None and slot.serial > self._slot.serial:
-                self._slot = slot
-                self._tip = self._durable = (slot.durable_offset, slot.next_id)
-                if slot.first_offset > self._first[0]:
-                    self._first = (slot.first_offset, slot.first_id)
-        return self._durable[0]
 
     def advance(self, offset: int, entry_id: int | None = None) -> None:
         """Let the stream begin at the entry at `offset`; durable after the next `sync`.
@@ -615,12 +542,12 @@ class Segments:
         at = SLOT_OFFSETS[0]
         for number in numbers:
             file = self._files.get(number)
-            file.map()[at : at + SLOT_BYTES] = pack_slot(self._slot)
+            file.map()[at : at + SLOT_BYTES] = pack_slot(self._watermark.slot)
             file.sync()
             self._files.directory.archive(name_of(number), to)
 
     def close(self) -> None:
-        """Sync, settle and let go. After a failed sync only let go."""
+        """Sync, settle and close the files. After a failed sync only close them."""
         try:
             if not self._failure:
                 self.sync()
@@ -638,7 +565,7 @@ class Segments:
         self._fast_end = -1
         self._syncing = threading.RLock()
         self._preparing = threading.Lock()
-        # Its lock, too, must not outlive the parent in this copy of the descriptor.
+        # The lock must not outlive the parent in this copy of the descriptor.
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -657,11 +584,11 @@ class Segments:
         if self._failure:
             raise JournalError(f"{self.path}: {self._failure}")
 
-    def _fail(self, why: str) -> None:
-        """Stop for good: after a failed sync the system may have thrown the bytes away."""
+    def _fail(self, why: str, error: JournalError) -> NoReturn:
+        """Stop for good: after a failed sync the system may have discarded the bytes."""
         self._failure = why
         self._fast_end = -1
-        raise JournalError(f"{self.path}: {why}")
+        raise JournalError(f"{self.path}: {why}") from error
 
 
 def _why_unusable(path: str, error: OSError) -> str:

@@ -233,7 +233,12 @@ class HttpConnection(asyncio.Protocol):
                 return
             if self.held_bytes:
                 self._count_held()
-        if self.read_deadline_s is not None and now_s >= self.read_deadline_s:
+        if self.read_deadline_s is None:
+            return
+        if not self._reading:
+            # The rest of the request may be here, unread: its time begins when reading does.
+            self.read_deadline_s = now_s + (BODY_TIMEOUT_S if self._body_timed else HEAD_TIMEOUT_S)
+        elif now_s >= self.read_deadline_s:
             self.read_deadline_s = None
             self._refuse(408, "the request did not arrive in time")
 

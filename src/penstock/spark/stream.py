@@ -6,25 +6,18 @@ entry near an offset, and proves that it is one by following its chain of header
 larger than what could be imitated inside a message's body.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from penstock.errors import JournalError, StoreUnusable
 from penstock.journal.codec import VERSION
 from penstock.journal.entry import HEADER_BYTES
-from penstock.journal.fileheader import PAGE_BYTES
-from penstock.journal.files import name_of, numbers_in
-from penstock.journal.recovery import Examined, examine, newest_slot
-from penstock.journal.storage import Directory, File, OsStorage
+from penstock.journal.reader import JournalReader
+from penstock.journal.store import journal_path, store_of
 
-STORE_FORMAT: Final = b"penstock store, format 1\n"
 WINDOW_BYTES: Final = 1 << 20
-_OPEN_FILES_MAX: Final = 32
 Scan = Callable[[int, int], bytes]
 
 HEADER: Final = np.dtype(
@@ -58,128 +51,41 @@ class Stream:
         """Raises StoreUnusable, in one sentence, if this is not a journal that can be read here."""
         self.path = path
         self.store = store_of(path)
-        own = path if self.store is None else str(self.store / "journal")
-        self._directories = [_open(own)]
-        found = self._examined(0)
-        if found is None:
-            raise StoreUnusable(f"{path}: holds no segment files")
-        examined = [found]
-        if archive is not None:
-            self._directories.append(_open(archive))
-            archived = self._examined(1)
-            if archived is not None and archived.identity != found.identity:
-                raise StoreUnusable(f"{archive}: is the archive of another journal")
-            examined += [archived] if archived is not None else []
-        self.identity = found.identity
-        self._payload_bytes = found.file_bytes - PAGE_BYTES
-        self._slot = max((each.slot for each in examined), key=lambda slot: slot.serial)
-        self._numbers = sorted({number for each in examined for number in each.numbers})
-        self._files: dict[int, File] = {}
+        own = path if self.store is None else journal_path(self.store)
+        # A directory of segment files is its own archive: all of it is read.
+        self._reader = JournalReader(own, archive=path if self.store is None else archive)
+        self.identity = self._reader.identity
         self.end = self._find_end()
-        self.first = self._find_first(all_files=archive is not None or self.store is None)
-
-    def _examined(self, index: int) -> Examined | None:
-        return examine(self._directories[index])
+        first = min(self._reader.first_offset, self.end.offset)
+        self.first = Point(first, self._reader.first_id)
 
     def _find_end(self) -> Point:
-        allocated = (self._numbers[-1] + 1) * self._payload_bytes
-        slot = self._slot
-        if slot.durable_offset <= allocated:
-            return Point(slot.durable_offset, slot.next_id)
+        reader = self._reader
+        held_end = reader.held_end
+        if reader.durable_offset <= held_end:
+            return Point(reader.durable_offset, reader.next_id)
         # An archive ends where a file does, which is seldom where an entry does.
-        oldest = self._numbers[0] * self._payload_bytes
+        oldest = reader.file_numbers[0] * reader.payload_bytes
         back = WINDOW_BYTES
         while True:
-            start = max(oldest, allocated - back)
-            point = align(self.scan, start, Point(allocated, 0))
+            start = max(oldest, held_end - back)
+            point = align(self.scan, start, Point(held_end, 0))
             if point.entry:
-                return whole_until(self.scan, point, allocated)
+                return whole_until(self.scan, point, held_end)
             if start == oldest:
                 return Point(oldest, 0)
             back *= 4
-
-    def _find_first(self, all_files: bool) -> Point:
-        slot = self._slot
-        oldest = self._numbers[0] * self._payload_bytes
-        if not all_files or oldest >= slot.first_offset:
-            return Point(min(slot.first_offset, self.end.offset), slot.first_id)
-        if oldest == 0:
-            return Point(0, 1)
-        return align(self.scan, oldest, self.end)
 
     def scan(self, offset: int, size_bytes: int) -> bytes:
         """Bytes of the stream, zeroes where a file is missing or short.
 
         Raises JournalError if they were dropped since the stream was opened.
         """
-        found = []
-        while size_bytes > 0:
-            number, within = divmod(offset, self._payload_bytes)
-            size = min(size_bytes, self._payload_bytes - within)
-            file = self._file(number)
-            piece = b"" if file is None else file.read(PAGE_BYTES + within, size)
-            found.append(piece.ljust(size, b"\0"))
-            offset += size
-            size_bytes -= size
-        return found[0] if len(found) == 1 else b"".join(found)
-
-    def _file(self, number: int) -> File | None:
-        file = self._files.get(number)
-        if file is not None:
-            return file
-        if len(self._files) >= _OPEN_FILES_MAX:
-            self._files.pop(next(iter(self._files))).close()
-        for directory in self._directories:
-            try:
-                file = directory.open(name_of(number), writable=False)
-            except FileNotFoundError:
-                continue
-            self._files[number] = file
-            return file
-        # Missing, or dropped because nobody had registered as its reader?
-        slot = newest_slot(self._directories[0], 0, self.identity)
-        if slot is not None and slot.first_offset >= (number + 1) * self._payload_bytes:
-            raise JournalError(
-                f"{self.path}: {name_of(number)} was dropped before it was read; "
-                "a registered reader or an archive keeps files"
-            )
-        return None
+        return self._reader.read(offset, size_bytes)
 
     def close(self) -> None:
-        """Lets go of the files."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        for directory in self._directories:
-            directory.close()
-
-
-def store_of(path: str) -> Path | None:
-    """The store at this path, None if it is a directory of segment files. Raises StoreUnusable."""
-    store = Path(path)
-    marker = store / "store"
-    try:
-        if not marker.exists():
-            return None
-        found = marker.read_bytes()
-    except OSError as error:
-        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
-    if found != STORE_FORMAT:
-        raise StoreUnusable(
-            f"{path}: is a store of another format ({found[:60]!r}); this version of Penstock "
-            f"reads {STORE_FORMAT.decode().strip()!r}"
-        )
-    return store
-
-
-def _open(path: str) -> Directory:
-    try:
-        directory = OsStorage().open(path, writable=False)
-        numbers_in(directory)
-    except OSError as error:
-        why = error.strerror or os.strerror(error.errno or 0)
-        raise StoreUnusable(f"{path}: cannot be read as a journal: {why}") from error
-    return directory
+        """Closes the files."""
+        self._reader.close()
 
 
 def chained(data: bytes) -> tuple[np.ndarray, np.ndarray]:

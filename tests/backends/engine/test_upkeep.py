@@ -23,7 +23,7 @@ from penstock.journal.fileheader import (
     pack_slot,
 )
 from penstock.journal.files import name_of
-from penstock.journal.snapshot import Outline, SnapshotWriter, snapshot_paths
+from penstock.journal.snapshot import Outline, SnapshotWriter, read_outline, snapshot_paths
 from penstock.journal.store import FORMAT as STORE_FORMAT
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
 from tests.backends.engine.life import exact_replay, portrait, same, small_slices
@@ -437,3 +437,27 @@ def test_the_journal_is_emptied_up_to_where_the_rest_is_mostly_alive(case):
     live, first, limit, expected = CUTOFFS[case]
     found = upkeep_module.choose_cutoff(dict(enumerate(live)), first, limit, REGION)
     assert found == expected
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_dedup_ids_are_taken_in_slices_and_none_is_lost_or_doubled(quick_path, monkeypatch, fifo):
+    small_slices(monkeypatch)
+    monkeypatch.setattr(upkeep_module, "SLICE", 4)
+    store = Store(quick_path)
+    store(CreateQueue("q", {"fifo": fifo}), CreateQueue("p", {"fifo": fifo}))
+    for number in range(30):
+        store(Push("q", b"x", dedup_id=f"q{number}", group="g"))
+        store(Push("p", b"x", dedup_id=f"p{number}", group="g"))
+    # Between the outline and the first slice: more ids, and a purge, which ends those of a FIFO.
+    store.run_pass(Push("q", b"x", dedup_id="later", group="g"), Purge("p"))
+    outline = read_outline(snapshot_paths(quick_path / "store")[0])
+    assert outline is not None
+    assert [kept.dedups for kept in outline.shard.queues] == [[], []]
+    before = store.engine.shard.snapshot()
+    assert len(before.queues[0].dedups) == 31
+    assert len(before.queues[1].dedups) == (0 if fifo else 30)
+    store.reopen()
+    assert store.engine.shard.snapshot() == before
+    first = store(Push("q", b"x", dedup_id="q0", group="g"))
+    assert first.duplicate
+    store.engine.close()

@@ -276,10 +276,9 @@ class Local:
     Of a store elsewhere, the frame server that holds it runs in a thread, too, on the same clock.
     """
 
-    def __init__(self, query_data, store="memory", path=None, **settings):
+    def __init__(self, query_data, store="memory", path=None, url="memory:", **settings):
         self.clock = ManualClock()
         self._frames = None
-        url = "memory:"
         if store == "file":
             url = f"file:{path / 'store'}"
         elif store == "daemon":

@@ -429,6 +429,30 @@ def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
         server.close()
 
 
+def test_a_request_that_is_not_read_for_those_before_it_is_not_late(query_data, monkeypatch):
+    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    server = Local(query_data)
+    try:
+        client = server.client()
+        url = make(client, "late")
+        poll = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+        with connect(server) as wire:
+            sent = post(poll, target="AmazonSQS.ReceiveMessage", close=False)
+            wire.sendall(sent + GET * http.WAITING_REQUESTS_MAX + GET[:9])
+            until_s = time.monotonic() + 1
+            while time.monotonic() < until_s:
+                assert server.call(lambda: server.running.engine.has_waiters)
+            client.send_message(QueueUrl=url, MessageBody="woken")
+            wire.sendall(GET[9:])
+            said = b""
+            while said.count(b"HTTP/1.1 200 OK") < http.WAITING_REQUESTS_MAX + 2:
+                said += wire.recv(65_536)
+            assert b"HTTP/1.1 4" not in said
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

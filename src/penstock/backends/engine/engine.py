@@ -19,10 +19,9 @@ import msgspec
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives, size_bytes
+from penstock.core.delivery import Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
-    Deleted,
     Extended,
     Lost,
     Moved,
@@ -256,15 +255,9 @@ class Engine:
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
-        shard = self.shard
-        try:
-            queue = shard.names[command.queue]
-        except (KeyError, TypeError):
-            queue = shard.queue(command.queue)
-        decided = queue.decide_push(command, now_ms, shard.next_number)
+        decided = self.shard.push(command, now_ms)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 
@@ -280,9 +273,11 @@ class Engine:
             if command.attempt_id is not None and not self._events:
                 self._repeat(command, deliveries, now_ms)
             if self._load is None:
-                # Without a journal that reads them, messages hold their content themselves.
+                # Without a journal to read them from, messages hold their content themselves.
                 name = command.queue
-                return [self._claim(each, name, cast(Pushed, each.content)) for each in deliveries]
+                if len(deliveries) == 1:
+                    return [self._claim(deliveries[0], name, deliveries[0].content)]
+                return [self._claim(each, name, each.content) for each in deliveries]
             for delivery, content in zip(deliveries, self._loaded, strict=True):
                 if content is None:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
@@ -328,22 +323,13 @@ class Engine:
             queue = self.shard.names[command.queue]
         except (KeyError, TypeError):
             queue = self.shard.queue(command.queue)
-        number = ticket.number
-        delivery = queue.deliveries.get(number)
-        if (
-            delivery is None
-            or delivery.epoch != ticket.epoch
-            or delivery.state != IN_FLIGHT
-            or delivery.due_at_ms <= now_ms
-            or ticket.queue != queue.number
-        ):
+        deleted = queue.delete_held(ticket, now_ms)
+        if deleted is None:
             self._settle_claim(command.queue, ticket, now_ms)
             events = self.shard.decide_delete(command.queue, ticket, now_ms, command.late)
             self._commit(*events)
             return bool(events)
-        event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
-        queue.deleted(event)
-        self._events.append(event)
+        self._events.append(deleted)
         return True
 
     def _settle_claim(self, name: str, ticket: Ticket, now_ms: int) -> None:
@@ -660,7 +646,7 @@ class Engine:
             content.context,
         )
 
-    def _claim(self, delivery: Delivery, queue: str, content: Pushed) -> Claim:
+    def _claim(self, delivery: Delivery, queue: str, content: Any) -> Claim:
         # The same fields again, written out: this is the hottest reply there is.
         number = delivery.number
         epoch = delivery.epoch

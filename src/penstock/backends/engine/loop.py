@@ -443,7 +443,7 @@ class EngineReply(Pending):
 
 def engine_fault(fault: Exception) -> PenstockError:
     """What is said of an engine that raised what it never should: it may be half-way anywhere."""
-    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}: {fault}")
+    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}")
 
 
 class AsyncEngine:

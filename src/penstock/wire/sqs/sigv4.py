@@ -4,8 +4,8 @@
     canonical request = method ⏎ path ⏎ query ⏎ headers ⏎ ⏎ names of headers ⏎ sha256(body)
 
 Every failure raises the same `BadSignature`, so that the answer does not say what was wrong. A
-request that two readers could read differently (a parameter given twice, a `+` in a query, dots in a
-path) is refused even if its signature is right: the signature is the same for both readings.
+request that can be read in two ways (a parameter given twice, a `+` in a query, dots in a path) is
+refused even if its signature is right: the signature is the same for both readings.
 """
 
 import hmac
@@ -80,7 +80,7 @@ class Verifier:
         _check_headers(claimed, request)
         to_sign = _string_to_sign(claimed, request)
         secret = self._secrets.get(claimed.access_key)
-        # An unknown key takes as much time as a known one, so that timing does not tell which exist.
+        # An unknown key takes as long as a known one, so that the time does not tell which exist.
         key = self._signing_key(claimed, secret if secret is not None else "")
         expected = hmac.new(key, to_sign, sha256).hexdigest()
         if not compare_digest(expected, claimed.signature) or secret is None:

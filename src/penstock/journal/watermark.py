@@ -1,0 +1,68 @@
+"""The watermark: how far a stream is durable and where it begins, as its files state it.
+
+A statement is written into a slot of the file where the next bytes go, only after the sync of all
+that it covers, and becomes durable with the sync after it. It is never written over the newest
+durable one: if it is torn, that one still counts. `docs/formats/segment.md` says why this holds.
+"""
+
+import os
+
+from penstock.errors import JournalError
+from penstock.journal.fileheader import SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
+from penstock.journal.files import Files, name_of
+
+
+class Watermark:
+    """The statements of one stream, for its one writer."""
+
+    def __init__(self, files: Files, slot: Slot, slot_place: tuple[int, int]) -> None:
+        """`slot` is the newest statement, and `slot_place` the file and the place it stands in."""
+        self.slot = slot
+        self._files = files
+        self._durable_place = slot_place
+        self._pending_place: tuple[int, int] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the newest statement may not survive a power cut yet."""
+        return self._pending_place is not None
+
+    def state(self, durable: tuple[int, int], first: tuple[int, int]) -> None:
+        """Writes how far the stream is durable and where it begins, each an offset and an id.
+
+        Raises JournalError if it cannot be written.
+        """
+        number = min(durable[0] // self._files.payload_bytes, self._files.last)
+        durable_number, durable_place = self._durable_place
+        place = 1 - durable_place if durable_number == number else 0
+        self.slot = Slot(self.slot.serial + 1, self._files.identity, *durable, *first)
+        at = SLOT_OFFSETS[place]
+        try:
+            self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self.slot)
+        except (OSError, ValueError) as error:
+            raise JournalError(
+                f"the watermark in {name_of(number)} cannot be written: {error}"
+            ) from error
+        self._pending_place = (number, place)
+
+    def sync(self, start: int, end: int) -> None:
+        """Syncs the file of the pending statement and those that hold bytes from `start` to `end`.
+
+        The statement's file is the first of them, so that it is durable one sync later. Raises
+        JournalError if the disk refuses.
+        """
+        payload_bytes = self._files.payload_bytes
+        number = min(start // payload_bytes, self._files.last)
+        if self._pending_place is not None:
+            number = self._pending_place[0]
+        last = max(number, (end - 1) // payload_bytes)
+        try:
+            while number <= last:
+                self._files.get(number).sync()
+                number += 1
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise JournalError(f"the sync of {name_of(number)} failed: {why}") from error
+        if self._pending_place is not None:
+            self._durable_place = self._pending_place
+            self._pending_place = None

@@ -1,0 +1,80 @@
+"""A journal in segment files: what `load` raises when a body cannot be read, and why."""
+
+import errno
+import os
+
+import pytest
+
+from penstock.core.delivery import pack_place, position_of
+from penstock.core.events import Pushed
+from penstock.errors import CorruptEntry, JournalError, UnavailableError
+from penstock.journal.file import FileJournal
+from penstock.journal.segments import Segments
+
+FILE_BYTES = 8192
+AT_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = FileJournal(Segments.open(tmp_path, file_bytes=FILE_BYTES, background=False))
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def places(journal, tmp_path):
+    """The places of messages over many files, opened again: nothing of them is in memory."""
+    found = []
+    for number in range(1, 13):
+        push = Pushed(AT_MS, 1, number, bytes([number]) * 3_000, size_bytes=3_000)
+        found += journal.append([push])[1]
+    journal.sync()
+    journal._recent.clear()
+    # The files are opened again when they are read.
+    for number in range(2):
+        journal.segments._files._open.pop(number)
+    return found
+
+
+def test_a_body_is_loaded_by_its_place(journal, places):
+    assert journal.load(places[0]).body == bytes([1]) * 3_000
+    assert journal.load(places[-1]).number == 12
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_without_a_descriptor_or_memory_a_body_cannot_be_read_now(
+    journal, places, monkeypatch, code
+):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(UnavailableError, match=r"000000000000\.seg"):
+            journal.load(places[0])
+    assert journal.load(places[0]).number == 1
+
+
+def test_a_body_in_a_file_that_is_gone_is_a_journal_error(journal, places, tmp_path):
+    os.unlink(tmp_path / "000000000000.seg")
+    with pytest.raises(JournalError, match=r"000000000000\.seg is missing or cannot be read"):
+        journal.load(places[0])
+    assert journal.load(places[-1]).number == 12
+
+
+def test_a_file_that_cannot_be_read_is_a_journal_error(journal, places, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(JournalError, match="cannot be read") as caught:
+            journal.load(places[0])
+    assert not isinstance(caught.value, UnavailableError)
+
+
+@pytest.mark.parametrize("moved", [1, 64, 10**9])
+def test_a_place_where_no_message_stands_is_a_corrupt_entry(journal, places, moved):
+    with pytest.raises(CorruptEntry):
+        journal.load(pack_place(position_of(places[0]) + moved, 3_000))
