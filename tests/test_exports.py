@@ -59,7 +59,7 @@ def test_every_public_name_is_there_and_says_what_it_is():
 def test_every_public_error_is_a_penstock_error():
     errors = [getattr(penstock, name) for name in penstock.__all__]
     kinds = [each for each in errors if isinstance(each, type) and issubclass(each, Exception)]
-    assert len(kinds) == 27
+    assert len(kinds) == 28
     assert all(issubclass(kind, penstock.PenstockError) for kind in kinds)
 
 

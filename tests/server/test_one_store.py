@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -218,6 +219,18 @@ def test_plain_pushes_are_neither_lost_nor_doubled_by_hand_overs(store):
         assert sorted(bodies) == sorted(
             f"{name}/{number}".encode() for name in range(2) for number in range(400)
         )
+
+
+def test_a_serve_whose_port_is_taken_leaves_the_daemon_alone(store, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, connect(store) as queues:
+        port = str(taken.getsockname()[1])
+        queues.create("orders")
+        daemon = running_pid(store)
+        done = penstock_command("serve", "--data", store, "--port", port)
+        assert done.returncode == 7
+        assert running_pid(store) == daemon
+        assert penstock_command("serve", "--data", tmp_path / "new", "--port", port).returncode == 7
+        assert not (tmp_path / "new").exists()
 
 
 def test_a_daemon_that_was_started_by_hand_is_not_replaced(store):

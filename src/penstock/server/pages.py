@@ -85,10 +85,10 @@ class Pages:
         return response(200, headers, page, self._loop.time())
 
 
-async def listen_http(
+async def bind_http(
     http: HttpServer, host: str, port: int, tls: ssl.SSLContext | None = None
 ) -> asyncio.Server:
-    """Listens on an address. Raises AddressInUse or InvalidField."""
+    """Takes an address; `start_serving` lets clients in. Raises AddressInUse or InvalidField."""
     try:
         return await asyncio.get_running_loop().create_server(
             http,
@@ -97,6 +97,7 @@ async def listen_http(
             ssl=tls,
             backlog=BACKLOG,
             ssl_handshake_timeout=_HANDSHAKE_S_MAX if tls else None,
+            start_serving=False,
         )
     except OSError as error:
         place = f"{host}:{port}"
@@ -111,7 +112,7 @@ async def listen_http(
 async def listen_pages(
     service: LoopService, host: str, port: int
 ) -> tuple[HttpServer, asyncio.Server]:
-    """Shows the pages of a process that answers nothing else by HTTP. Raises as `listen_http`.
+    """Shows the pages of a process that answers nothing else by HTTP. Raises as `bind_http`.
 
     A request that a web page may have sent is refused, as in `penstock serve`.
     """
@@ -127,4 +128,6 @@ async def listen_pages(
         return pages.answer(request, connection)
 
     http = HttpServer(route, faults)
-    return http, await listen_http(http, host, port)
+    listener = await bind_http(http, host, port)
+    await listener.start_serving()
+    return http, listener

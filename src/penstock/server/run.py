@@ -22,9 +22,9 @@ from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.faults import Faults
 from penstock.server.holder import StoreHolder
-from penstock.server.http import HttpConnection, HttpServer, Request
+from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, Metrics
-from penstock.server.pages import Pages, listen_http
+from penstock.server.pages import Pages, bind_http
 from penstock.server.process import allow_many_files, look_seldom_for_cycles
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
@@ -141,7 +141,13 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     """Opens the store and listens. Raises PenstockError."""
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
+    faults = Faults()
+    asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
+        # Before the store: if the address is taken, the process that holds it is left alone.
+        http = HttpServer(_refuse, faults)
+        listener = await bind_http(http, settings.host, settings.port, tls)
+        undo.callback(listener.close)
         store = await _open(settings, clock)
         undo.push_async_callback(store.close)
         service = store.service
@@ -152,17 +158,19 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
-        faults = Faults()
-        asyncio.get_running_loop().set_exception_handler(faults.from_loop)
-        http = HttpServer(_router(service, endpoint, access, faults), faults)
-        listener = await listen_http(http, settings.host, settings.port, tls)
-        undo.callback(listener.close)
+        http.answer = _router(service, endpoint, access, faults)
+        await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener)
         # Last: a client that connects here finds everything else in place.
         await store.listen(running.url)
         endpoint.resume()
         undo.pop_all()
     return running
+
+
+def _refuse(request: Request, connection: HttpConnection) -> bytes | None:
+    """The answer until the store is open, when no client is let in yet."""
+    return response(503, b"", b"", asyncio.get_running_loop().time())
 
 
 async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
