@@ -1,10 +1,13 @@
-# Every habit of this project is one plain word; bare `make` lists them.
+# Every task of this project is one plain word; bare `make` lists them.
 # A target appears in that list when its line ends in a double-hash comment.
 
-VENV    := .venv
-BIN     := $(VENV)/bin
-STAMP   := $(VENV)/.installed
 PYTHON  ?=
+# PYTHON=python3.13 has an environment of its own, beside that of the default Python.
+VENV    := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
+BIN     := $(VENV)/bin
+# Two sizes of one environment: what serving needs, and with the tools of development.
+SERVING := $(VENV)/.serving
+STAMP   := $(VENV)/.installed
 ARGS    ?=
 NAME    ?= memory
 ROWS    ?=
@@ -17,8 +20,9 @@ WORKERS ?= 2
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: env ## create the environment if need be and start Penstock (ARGS=… goes to `penstock serve`)
-	$(BIN)/penstock serve $(ARGS)
+# The large environment serves too, and is not made small again.
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## create a small environment if need be and start Penstock (ARGS=… goes to `penstock serve`)
+	@$(BIN)/penstock serve $(ARGS)
 
 test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=1 runs one at a time)
 	$(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
@@ -26,8 +30,8 @@ test: static services ## everything `make check` does, then every test (ARGS=…
 check: static ## format, lint, types, layers and tidiness, without running a test
 
 fix: env ## format the code and mend what the linter can mend by itself
+	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
-	$(BIN)/ruff check --fix
 
 bench: env ## run one benchmark and print its table (NAME=memory)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
@@ -38,15 +42,19 @@ score: env services ## run the tests of the scorecard and print it (ROWS="13 15"
 services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh
 
-env: $(STAMP) ## create .venv and install Penstock into it, again only when pyproject.toml changes
+env: $(STAMP) ## create .venv with the tools of development, again only when pyproject.toml changes (PYTHON=… says by which Python)
 	@:
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
+$(SERVING): pyproject.toml tools/environment.sh
+	@PYTHON="$(PYTHON)" tools/environment.sh $(VENV) serving
+	@touch $@
+
 $(STAMP): pyproject.toml tools/environment.sh
-	@PYTHON="$(PYTHON)" tools/environment.sh $(VENV)
+	@PYTHON="$(PYTHON)" tools/environment.sh $(VENV) development
 	@touch $@
 
 static: env

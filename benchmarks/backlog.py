@@ -62,9 +62,10 @@ def bodies(start: int, count: int, size_bytes: int = BODY_BYTES) -> list[bytes]:
 def fill(queues: penstock.Queues, count: int, size_bytes: int = BODY_BYTES) -> None:
     """Pushes so many messages, a thousand a call. Raises Void."""
     for start in range(0, count, CHUNK):
-        replies = queues.push_many(QUEUE, bodies(start, min(CHUNK, count - start), size_bytes))
-        if any(isinstance(reply, Exception) for reply in replies):
-            raise Void(f"a push was refused: {replies[0]}")
+        try:
+            queues.push_many(QUEUE, bodies(start, min(CHUNK, count - start), size_bytes))
+        except penstock.BatchRefused as error:
+            raise Void(f"a push was refused: {error}") from error
 
 
 def fill_and_die(path: Path, count: int) -> None:

@@ -179,9 +179,9 @@ def read_prebuilt(store: str, events: int) -> float:
 
 def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, float]:
     """Seconds from journals to bronze, and from there to every table. Raises Void."""
+    from penstock.spark.derive import derive
     from penstock.spark.ingest import events_table, ingest
     from penstock.spark.lake import Lake
-    from penstock.spark.tables import derive
 
     spark = _spark["session"]
     lake = Lake.open(path, create=True)

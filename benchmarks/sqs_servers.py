@@ -159,7 +159,7 @@ class Server:
                 )
         except OSError as error:
             raise Absent(f"cannot start {command[0]}: {error.strerror}") from None
-        self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S_MAX)
+        self._link = Link(self.port)
         try:
             self.start_s = self._wait_until_it_answers()
         except BaseException:
@@ -177,7 +177,7 @@ class Server:
                     self.ask("ListQueues", {})
                 return time.perf_counter() - self.started_s
             except OSError:
-                self._connection.close()
+                self._link.close()
             if self._process.poll() is not None or took_s > START_S_MAX:
                 said = self._output.read_text(errors="replace").strip()[-300:]
                 raise Absent(f"it does not answer; it said: {said or 'nothing'}")
@@ -193,16 +193,10 @@ class Server:
         else:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             content = urlencode({"Action": action, "Version": "2012-11-05", **parameters})
-        try:
-            self._connection.request("POST", path, content, headers)
-            answer = self._connection.getresponse()
-            said = answer.read().decode()
-        except http.client.HTTPException as error:
-            self._connection.close()
-            raise ConnectionError(str(error)) from None
-        if answer.status != 200:
-            raise RuntimeError(f"{self.name} answers {action} with {answer.status}: {said[:300]}")
-        return said
+        status, text = self._link.post(path, content, headers)
+        if status != 200:
+            raise RuntimeError(f"{self.name} answers {action} with {status}: {text[:300]}")
+        return text
 
     def create_queue(self, name: str) -> str:
         """Makes a queue; its URL."""
@@ -253,13 +247,40 @@ class Server:
 
     def stop(self) -> None:
         """Ends the process."""
-        self._connection.close()
+        self._link.close()
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S_MAX)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+class Link:
+    """A connection to a server on this machine, which may close it whenever it idles."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S_MAX)
+
+    def post(self, path: str, content: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        """The status and the body of an answer. Raises OSError.
+
+        A connection that was used before may be closed by now, so it is tried on a new one, too.
+        """
+        for is_new in (self._connection.sock is None, True):
+            try:
+                self._connection.request("POST", path, content, dict(headers))
+                answer = self._connection.getresponse()
+                return answer.status, answer.read().decode()
+            except (http.client.HTTPException, ConnectionError) as error:
+                self._connection.close()
+                if is_new:
+                    raise ConnectionError(str(error)) from None
+        raise AssertionError("the second try returns or raises")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
 
 
 def free_port() -> int:

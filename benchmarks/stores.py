@@ -98,13 +98,7 @@ class Penstock:
         """One call for each body, or one for the batch."""
         if batch == 1:
             return partial(self.queues.push, QUEUE)
-        return partial(self._push_many, self.queues.push_many)
-
-    @staticmethod
-    def _push_many(push_many: Callable[..., list[Any]], bodies: list[bytes]) -> None:
-        for reply in push_many(QUEUE, bodies):
-            if isinstance(reply, Exception):
-                raise reply
+        return partial(self.queues.push_many, QUEUE)
 
     def cycler(self, batch: int) -> Cycle:
         """Three calls, for one message or for many."""

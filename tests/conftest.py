@@ -95,6 +95,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("root") is not None and os.geteuid() != 0:
+        if IN_CI:
+            pytest.fail("needs root, and CI must not skip", pytrace=False)
+        pytest.skip("needs root, to become another user")
     for mark in item.iter_markers("service"):
         (package,) = mark.args
         program = services().get(package)

@@ -1,7 +1,9 @@
 """The two faces are one: the same words with the same parameters, blocking and awaited."""
 
+import asyncio
 import inspect
 import math
+import pickle
 
 import pytest
 
@@ -12,6 +14,8 @@ from penstock.client import Queues, to_ms
 
 WORDS = [name for name, _ in inspect.getmembers(Queues, inspect.isfunction) if name[0] != "_"]
 # What a `with` statement calls is spelt differently for each face.
+# A loop is not awaited itself: it is a `for` on one face and an `async for` on the other.
+LOOPS = ("consume",)
 TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
@@ -33,7 +37,7 @@ def test_a_word_has_the_same_parameters_on_both_faces(word):
     blocking = inspect.signature(getattr(Queues, word))
     awaited = inspect.signature(getattr(penstock.aio.AsyncQueues, TWINS.get(word, word)))
     assert list(awaited.parameters.values()) == list(blocking.parameters.values())
-    if word != "__enter__":
+    if word not in ("__enter__", *LOOPS):
         assert awaited.return_annotation == blocking.return_annotation
 
 
@@ -44,7 +48,7 @@ def test_a_word_is_explained_alike_on_both_faces(word):
     assert awaited.__doc__
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", [word for word in WORDS if word not in LOOPS])
 def test_a_word_is_awaited_on_the_asyncio_face_and_not_on_the_other(word):
     assert inspect.iscoroutinefunction(getattr(penstock.aio.AsyncQueues, word))
     assert not inspect.iscoroutinefunction(getattr(Queues, word))
@@ -126,3 +130,137 @@ def test_a_closed_connection_says_so(queues):
         other.push("q", "x")
     with pytest.raises(penstock.UnavailableError, match="closed"):
         other.stats("q")
+
+
+def test_an_error_of_create_names_the_word_that_was_typed(queues):
+    for word, value in (
+        ("max_messages", 0),
+        ("max_bytes", "much"),
+        ("max_body_bytes", -1),
+        ("max_in_flight", 1.5),
+        ("visibility_timeout", -1),
+        ("retention", None),
+    ):
+        for use in (queues.create, queues.configure):
+            with pytest.raises(InvalidField, match=f"^{word}: "):
+                use("q", **{word: value})
+
+
+def test_an_awaited_error_of_create_names_the_word_that_was_typed():
+    async def complaint():
+        async with await penstock.aio.connect("memory:") as queues:
+            with pytest.raises(InvalidField, match=r"^max_messages: "):
+                await queues.create("q", max_messages=0)
+            await queues.create("q")
+            with pytest.raises(InvalidField, match=r"^max_bytes: "):
+                await queues.configure("q", max_bytes=0)
+
+    asyncio.run(complaint())
+
+
+def test_a_full_queue_names_the_setting_that_was_typed(queues):
+    queues.create("few", max_messages=1, max_in_flight=1)
+    queues.push("few", "x")
+    with pytest.raises(penstock.QueueFull, match="max_messages=1"):
+        queues.push("few", "x")
+    queues.configure("few", max_messages=2)
+    queues.push("few", "y")
+    assert queues.pull("few")
+    with pytest.raises(penstock.InFlightLimit, match="max_in_flight=1"):
+        queues.pull("few")
+
+
+def test_one_dedup_id_for_many_messages_is_refused(queues):
+    with pytest.raises(InvalidField, match="dedup_id: one for all would keep only the first"):
+        queues.push_many("q", ["a", "b"], dedup_id="x")
+    assert queues.stats("q").messages == 0
+
+
+@pytest.mark.parametrize(
+    ("item", "complaint"),
+    [
+        ({"delay": 1}, r"bodies\[1\]: there is no body"),
+        ({"body": "x", "colour": 1}, r"bodies\[1\]: there is no 'colour'; an item has body, delay"),
+        ({"body": "x", "delay": "soon"}, "delay: expected a number of seconds"),
+    ],
+)
+def test_an_item_with_a_wrong_option_is_refused_before_anything_is_pushed(queues, item, complaint):
+    with pytest.raises(InvalidField, match=complaint):
+        queues.push_many("q", ["fine", item])
+    assert queues.stats("q").messages == 0
+
+
+def test_options_of_an_item_replace_those_of_all(queues):
+    items = ["plain", {"body": "later", "delay": 9}, {"body": "first", "priority": 9}]
+    assert len(queues.push_many("q", items, priority=1, ttl=60)) == 3
+    assert [claim.body for claim in queues.pull_many("q")] == [b"first", b"plain"]
+    assert queues.stats("q").delayed == 1
+
+
+def test_what_became_of_each_item_survives_pickling(queues):
+    with pytest.raises(penstock.BatchRefused) as caught:
+        queues.push_many("q", ["a", "x" * 2**21])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert [type(each) for each in again.results] == [type(each) for each in caught.value.results]
+
+
+def test_deleting_many_of_which_one_is_stale_raises_and_deletes_the_others(queues):
+    queues.push_many("q", ["a", "b"])
+    kept, lost = queues.pull_many("q")
+    queues.release(lost)
+    with pytest.raises(penstock.BatchRefused, match="1 of 2 items were refused") as caught:
+        queues.delete_many([kept, lost])
+    assert caught.value.results[0] is True
+    assert isinstance(caught.value.results[1], penstock.StaleReceipt)
+    assert queues.stats("q").messages == 1
+
+
+def test_a_name_that_ends_in_fifo_makes_a_fifo_queue(queues):
+    assert queues.create("x.fifo").settings.fifo
+    assert queues.create("x.fifo", fifo=True).settings.fifo
+    assert queues.create("y.fifo@scope").settings.fifo
+    assert not queues.create("fifo").settings.fifo
+    with pytest.raises(InvalidField, match=r"fifo: a name that ends in \.fifo"):
+        queues.create("z.fifo", fifo=False)
+    assert "z.fifo" not in queues.names()
+
+
+def test_a_dead_letter_queue_that_had_to_be_made_is_named(queues):
+    assert queues.create("a", dead_letter="q", max_receives=1).also_created == []
+    assert queues.create("b", dead_letter="b-daed", max_receives=1).also_created == ["b-daed"]
+    assert queues.create("b", dead_letter="b-daed", max_receives=1).also_created == []
+    assert queues.configure("q", dead_letter="c", max_receives=1).also_created == ["c"]
+    assert queues.describe("b").also_created == []
+
+
+def test_a_dead_letter_queue_in_use_is_removed_by_force_only(queues):
+    queues.create("orders", dead_letter="q", max_receives=1)
+    with pytest.raises(penstock.QueueInUse, match="'q' is the dead-letter queue of 'orders'"):
+        queues.remove("q")
+    queues.remove("q", force=True)
+    queues.remove("orders")
+    assert queues.names() == []
+
+
+def test_a_redrive_of_what_is_no_dead_letter_queue_says_so(queues):
+    with pytest.raises(InvalidField, match="'q' is the dead-letter queue of no queue"):
+        queues.redrive("q")
+    queues.create("orders", dead_letter="q", max_receives=1)
+    assert queues.redrive("q") == 0
+    queues.create("to")
+    assert queues.redrive("orders", to="to") == 0
+
+
+def test_an_awaited_redrive_of_what_is_no_dead_letter_queue_says_so():
+    async def complaint():
+        async with await penstock.aio.connect("memory:") as queues:
+            await queues.create("q")
+            with pytest.raises(InvalidField, match="'q' is the dead-letter queue of no queue"):
+                await queues.redrive("q")
+            await queues.create("orders", dead_letter="q", max_receives=1)
+            assert await queues.redrive("q") == 0
+            with pytest.raises(penstock.QueueInUse):
+                await queues.remove("q")
+
+    asyncio.run(complaint())

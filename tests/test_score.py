@@ -61,4 +61,15 @@ def test_a_row_that_is_not_on_the_card_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["26"])
     assert ended.value.code == 2
-    assert "invalid choice: 26" in capsys.readouterr().err
+    assert "there is no row '26'" in capsys.readouterr().err
+
+
+def test_without_arguments_the_whole_card_is_run(monkeypatch, capsys):
+    def main_of_pytest(words, plugins):
+        (card,) = plugins
+        assert sorted(card.passed) == sorted(ROWS)
+        return pytest.ExitCode.OK
+
+    monkeypatch.setattr(pytest, "main", main_of_pytest)
+    assert main([]) == 0
+    assert capsys.readouterr().out.count("no test") == len(ROWS)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Creates the virtual environment named by $1 and installs Penstock into it with its development extra.
+# Creates the virtual environment named by $1, if it does not exist, and installs Penstock into it:
+# with "serving" as $2 only what a server needs, with "development" the extra `dev` too.
 #
 # Debian ships Python without ensurepip unless python3-venv is installed, so `python3 -m venv` may fail on
 # a fresh machine. The ways round it are tried from the least intrusive to the most: uv, virtualenv,
@@ -8,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/apt.sh
 venv="$1"
+size="$2"
 
 new_enough() {
   "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -61,5 +63,10 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   }
 fi
 
-echo "installing penstock and its development tools into $venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+case "$size" in
+serving) wanted='.' ;;
+development) wanted='.[dev]' ;;
+*) echo "penstock: there is no environment for $size" >&2 && exit 1 ;;
+esac
+echo "installing penstock for $size into $venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$wanted"

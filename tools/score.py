@@ -1,10 +1,10 @@
-"""The scorecard: what each promise of reliability is tested by, and what came of it.
+"""The scorecard: the tests of each promise of reliability, and their results.
 
 `make score` runs the tests that belong to a row and prints the card; `make score ROWS="13 15"` some
-of it. With FULL=1 the tests that have larger figures use those; `tests.conftest.FULL` tells them.
+of it. With FULL=1 the tests that have larger figures use those, by `tests.conftest.FULL`.
 
 A test belongs to the rows that its docstring names, or else its module's: "Row 13: …", "Rows 5 and
-6 of the scorecard: …". What it measured it tells by `record_property("figure", "1.2 × alone")`.
+6 of the scorecard: …". It reports what it measured by `record_property("figure", "1.2 × alone")`.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ROWS: Final = {
     21: "queue names",
     22: "mutated receipts",
     23: "SigV4 negatives",
-    24: "console",
+    24: "console and endpoint in a browser",
     25: "code named by a message",
 }
 _NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
@@ -58,6 +58,16 @@ def rows_of(item: pytest.Item) -> list[int]:
     """The rows a test belongs to."""
     own = rows_named(getattr(getattr(item, "function", None), "__doc__", None))
     return own or rows_named(getattr(getattr(item, "module", None), "__doc__", None))
+
+
+def read_row(text: str) -> int:
+    """A row's number, for argparse. Raises ArgumentTypeError.
+
+    Not `choices`: argparse looks for the empty list among them when no row is named.
+    """
+    if not text.isdigit() or int(text) not in ROWS:
+        raise argparse.ArgumentTypeError(f"there is no row {text!r}; there are 1 to {max(ROWS)}")
+    return int(text)
 
 
 class Card:
@@ -94,8 +104,8 @@ class Card:
             elif report.when == "call":
                 self.passed[row] += 1
             if report.when == "call":
-                said = [str(value) for name, value in report.user_properties if name == "figure"]
-                self.figures[row] += said
+                properties = report.user_properties
+                self.figures[row] += [str(value) for name, value in properties if name == "figure"]
 
     def verdict(self, row: int) -> str:
         """What is to be said of a row."""
@@ -124,14 +134,14 @@ class Card:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the card; the exit status is 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="score", description="Runs the scorecard's tests.")
-    parser.add_argument("rows", nargs="*", type=int, choices=ROWS, metavar="ROW")
+    parser.add_argument("rows", nargs="*", type=read_row, metavar="ROW")
     parser.add_argument("--full", action="store_true", help="use the larger figures")
-    asked = parser.parse_args(arguments)
-    if asked.full:
+    options = parser.parse_args(arguments)
+    if options.full:
         os.environ["PENSTOCK_FULL"] = "1"
-    card = Card(asked.rows or list(ROWS))
+    card = Card(options.rows or list(ROWS))
     # A test at its full figures may take longer than any other test.
-    status = pytest.main(["-q", "--timeout", "3600" if asked.full else "300"], plugins=[card])
+    status = pytest.main(["-q", "--timeout", "3600" if options.full else "300"], plugins=[card])
     print(card.text())
     return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0
 

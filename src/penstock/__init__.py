@@ -1,53 +1,83 @@
-"""Penstock: an SQS-class message queue you can pip install.
+"""Penstock: a durable message queue with the delivery rules of Amazon SQS, as a Python library.
 
 import penstock
 
 queues = penstock.connect("memory:")
 queues.create("orders", visibility_timeout=30)
 queues.push("orders", b"hello")
-claim = queues.pull("orders", wait=20)
-queues.delete(claim)
+for claim in queues.consume("orders"):
+    print(claim.body)
 """
 
 from penstock.backends import open_service
 from penstock.client import Queues
 from penstock.clock import Clock, ManualClock
 from penstock.errors import (
+    AddressInUse,
     AttemptLapsed,
+    BackendLost,
+    BatchRefused,
+    EngineClosed,
+    InFlightLimit,
     InvalidField,
     InvalidReceipt,
     JournalError,
+    MessageGone,
+    MessageNotFound,
     MessageTooLarge,
+    MissingExtra,
+    Overloaded,
     PenstockError,
     ProtocolError,
+    QueueDeleted,
+    QueueExists,
     QueueFull,
+    QueueInUse,
     QueueNotFound,
     RequestError,
     StaleReceipt,
+    StoreFull,
+    StoreUnusable,
     UnavailableError,
+    UnsupportedOperation,
 )
 from penstock.service import Claim, Message, PushReply, QueueInfo, QueueStats
 
 __all__ = [
+    "AddressInUse",
     "AttemptLapsed",
+    "BackendLost",
+    "BatchRefused",
     "Claim",
+    "EngineClosed",
+    "InFlightLimit",
     "InvalidField",
     "InvalidReceipt",
     "JournalError",
     "ManualClock",
     "Message",
+    "MessageGone",
+    "MessageNotFound",
     "MessageTooLarge",
+    "MissingExtra",
+    "Overloaded",
     "PenstockError",
     "ProtocolError",
     "PushReply",
+    "QueueDeleted",
+    "QueueExists",
     "QueueFull",
+    "QueueInUse",
     "QueueInfo",
     "QueueNotFound",
     "QueueStats",
     "Queues",
     "RequestError",
     "StaleReceipt",
+    "StoreFull",
+    "StoreUnusable",
     "UnavailableError",
+    "UnsupportedOperation",
     "connect",
 ]
 
@@ -59,4 +89,4 @@ def connect(url: str, *, clock: Clock | None = None) -> Queues:
 
     `clock` lets a test run on a `ManualClock`.
     """
-    return Queues(open_service(url, clock))
+    return Queues(open_service(url, clock), clock)

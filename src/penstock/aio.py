@@ -1,25 +1,33 @@
-"""Penstock for asyncio: the same words as `penstock.connect`, awaited.
+"""Penstock for asyncio: the same methods as `penstock.connect` gives, awaited.
 
 queues = await penstock.aio.connect("memory:")
 await queues.push("orders", b"hello")
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from penstock.backends import open_async_service
 from penstock.client import (
+    check_is_dead_letter_queue,
+    check_results,
     claimed,
+    in_user_words,
+    make_create,
     make_deletes,
     make_pull,
     make_push,
+    make_push_many,
     redrive_steps,
     to_list,
     to_ms,
     to_settings,
 )
-from penstock.clock import Clock
+from penstock.clock import Clock, SystemClock
+from penstock.consumer.awaited import AsyncConsumer
+from penstock.consumer.options import ConsumerOptions
+from penstock.errors import RequestError
 from penstock.service import (
     AsyncQueueService,
     Attributes,
@@ -27,10 +35,10 @@ from penstock.service import (
     BatchItem,
     Claim,
     ConfigureQueue,
-    CreateQueue,
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
@@ -48,14 +56,15 @@ from penstock.service import (
 
 async def connect(url: str, *, clock: Clock | None = None) -> "AsyncQueues":
     """Opens the queues at a URL, as `penstock.connect` does, for the running event loop."""
-    return AsyncQueues(await open_async_service(url, clock))
+    return AsyncQueues(await open_async_service(url, clock), clock)
 
 
 class AsyncQueues:
     """Every queue of one backend, awaited. It belongs to one event loop."""
 
-    def __init__(self, service: AsyncQueueService) -> None:
+    def __init__(self, service: AsyncQueueService, clock: Clock | None = None) -> None:
         self.service = service
+        self.clock = clock or SystemClock()
         self._execute = service.execute
 
     async def create(self, queue: str, **settings: Any) -> QueueInfo:
@@ -63,17 +72,29 @@ class AsyncQueues:
 
         Settings: visibility_timeout, delay, wait, retention (seconds); max_messages, max_bytes,
         max_body_bytes, max_in_flight; dead_letter with max_receives; fifo, dedup_by_content,
-        dedup_per_group; annotations.
+        dedup_per_group; annotations. A name that ends in .fifo makes a FIFO queue. A dead-letter
+        queue that does not exist is made, and named in the reply's `also_created`.
         """
-        return await self._execute(CreateQueue(queue, to_settings(settings)))
+        command = make_create(queue, settings)
+        try:
+            return await self._execute(command)
+        except RequestError as error:
+            raise in_user_words(error) from None
 
     async def configure(self, queue: str, **settings: Any) -> QueueInfo:
         """Changes some settings of a queue."""
-        return await self._execute(ConfigureQueue(queue, to_settings(settings)))
+        command = ConfigureQueue(queue, to_settings(settings))
+        try:
+            return await self._execute(command)
+        except RequestError as error:
+            raise in_user_words(error) from None
 
-    async def remove(self, queue: str) -> None:
-        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted."""
-        await self._execute(DeleteQueue(queue))
+    async def remove(self, queue: str, *, force: bool = False) -> None:
+        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted.
+
+        Raises QueueInUse, without `force`, if other queues send their dead letters to it.
+        """
+        await self._execute(DeleteQueue(queue, force))
 
     async def describe(self, queue: str) -> QueueInfo:
         """A queue's settings and dates."""
@@ -150,16 +171,60 @@ class AsyncQueues:
         return await self._execute(Batch(to_list("items", items)))
 
     async def push_many(
-        self, queue: str, bodies: Iterable[bytes | str], **options: Any
-    ) -> list[Any]:
-        """Pushes several messages with the same options; each PushReply, or its error."""
-        return await self.batch(
-            make_push(queue, body, **options) for body in to_list("bodies", bodies)
-        )
+        self,
+        queue: str,
+        bodies: Iterable[bytes | str | Mapping[str, Any]],
+        *,
+        delay: float | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        dedup_id: str | None = None,
+        group: str | None = None,
+        attributes: Attributes | None = None,
+        return_errors: bool = False,
+    ) -> Sequence[Any]:
+        """Pushes several messages in one append; the PushReply of each.
 
-    async def delete_many(self, claims: Iterable[Claim]) -> list[Any]:
-        """Deletes several claims; each True or False as `delete` gives, or its error."""
-        return await self.batch(make_deletes(claims))
+        An item is a body, or a dict of `body` and options of its own, which replace those given
+        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
+        or with `return_errors` has the error of each in the place of its reply.
+        """
+        command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
+        return check_results(await self._execute(command), return_errors)
+
+    async def delete_many(
+        self, claims: Iterable[Claim], *, return_errors: bool = False
+    ) -> Sequence[Any]:
+        """Deletes several claims; for each what `delete` gives.
+
+        Raises BatchRefused if some are refused, or with `return_errors` has the error of each in
+        the place of its reply.
+        """
+        return check_results(await self.batch(make_deletes(claims)), return_errors)
+
+    def consume(
+        self,
+        queue: str,
+        *,
+        visibility: float | None = None,
+        wait: float = 1.0,
+        idle: float | None = None,
+        hold_max: float = 43_200.0,
+        backoff: float = 1.0,
+        backoff_max: float = 300.0,
+        holder: str | None = None,
+    ) -> AsyncConsumer:
+        """A loop over the queue's messages: each claim is extended while the body works.
+
+        Asking for the next claim deletes the one at hand. Leaving the loop releases it: at once, or
+        after an exception in `backoff` seconds, twice that at its next failure and so on, at most
+        `backoff_max`. The loop ends by `stop()`, within `wait` seconds, or after `idle` seconds
+        without a message. No claim is held for longer than `hold_max` seconds.
+        """
+        return AsyncConsumer(
+            self,
+            ConsumerOptions(queue, visibility, wait, idle, hold_max, backoff, backoff_max, holder),
+        )
 
     async def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
         """Shows messages without claiming them."""
@@ -174,7 +239,10 @@ class AsyncQueues:
         return await self._execute(Purge(queue))
 
     async def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
-        """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
+        """Moves messages back to where they were dead-lettered from, or to `to`; counts them.
+
+        Raises InvalidField for a queue that holds no dead letters and is no dead-letter queue.
+        """
         moved = 0
         step = self.service.redrive_max
         for command in redrive_steps(queue, to, limit, (await self.stats(queue)).visible, step):
@@ -182,14 +250,23 @@ class AsyncQueues:
             moved += count
             if count < command.limit:
                 break
+        if not moved and to is None:
+            check_is_dead_letter_queue(queue, [info async for info in self._every_info()])
         return moved
+
+    async def _every_info(self) -> AsyncIterator[QueueInfo]:
+        page = await self._execute(DescribeQueues())
+        while page:
+            for info in page:
+                yield info
+            page = await self._execute(DescribeQueues(after=page[-1].queue))
 
     async def history(self, message_id: str) -> list[HistoryEvent]:
         """Everything the journal still knows of a message."""
         return await self._execute(History(message_id))
 
     async def close(self) -> None:
-        """Lets go of the backend."""
+        """Closes the backend."""
         await self.service.close()
 
     async def __aenter__(self) -> "AsyncQueues":

@@ -1,15 +1,20 @@
-"""The words people use: push, pull, extend, release, delete and the rest, on any backend.
+"""The public methods: push, pull, extend, release, delete and the rest, on any backend.
 
 `Queues` blocks, `AsyncQueues` is awaited; they have the same methods with the same parameters (a
-test holds them to it). Durations are seconds here, fractions allowed, and become the whole
-milliseconds of `service`. Bodies are bytes; text is encoded as UTF-8 for you.
+test compares them). Durations are seconds here, fractions allowed, and become the whole
+milliseconds of `service`. Bodies are bytes; text is encoded as UTF-8. Settings have other names
+here than in `service`, and an error of `create` or `configure` uses the names here.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from penstock.errors import InvalidField
+from penstock.clock import Clock, SystemClock
+from penstock.consumer.blocking import Consumer
+from penstock.consumer.options import ConsumerOptions
+from penstock.errors import BatchRefused, InvalidField, PenstockError, RequestError
 from penstock.service import (
     DELAY_MS_MAX,
     TTL_MS_MAX,
@@ -24,15 +29,18 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DescribeQueues,
     Extend,
     History,
     HistoryEvent,
     ListQueues,
     Message,
+    NumberedReplies,
     Peek,
     Pull,
     Purge,
     Push,
+    PushMany,
     QueueInfo,
     QueueService,
     QueueStats,
@@ -75,6 +83,14 @@ _SETTINGS_AS_THEY_ARE: Final = {
     "dedup_per_group": "dedup_per_group",
     "annotations": "annotations",
 }
+_WORD_OF: Final = {
+    inside: word
+    for word, inside in (_SETTINGS_IN_SECONDS | _SETTINGS_AS_THEY_ARE).items()
+    if word != inside
+}
+_INSIDE: Final = re.compile(rf"\b(?:{'|'.join(_WORD_OF)})\b")
+_ITEM_FIELDS: Final = ("body", "delay", "priority", "ttl", "dedup_id", "group", "attributes")
+_FIFO: Final = ".fifo"
 
 
 def to_ms(field: str, seconds: object) -> int:
@@ -105,6 +121,28 @@ def to_settings(given: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def in_user_words(error: RequestError) -> RequestError:
+    """The error with the settings it names called as `create` and `configure` call them."""
+    text = _INSIDE.sub(lambda found: _WORD_OF[found[0]], str(error))
+    return error if text == str(error) else type(error)(text)
+
+
+def make_create(queue: str, given: dict[str, Any]) -> CreateQueue:
+    """The command that makes a queue; a name that ends in .fifo makes a FIFO queue.
+
+    Raises InvalidField.
+    """
+    # A name that is no text is the service's to refuse.
+    if str(queue).partition("@")[0].endswith(_FIFO):
+        if given.get("fifo", True) is False:
+            raise InvalidField(
+                f"fifo: a name that ends in {_FIFO}, as {queue!r} does, is for FIFO queues only; "
+                "use another name"
+            )
+        given = {"fifo": True, **given}
+    return CreateQueue(queue, to_settings(given))
+
+
 def make_push(
     queue: str,
     body: bytes | str,
@@ -115,15 +153,10 @@ def make_push(
     group: str | None = None,
     attributes: Attributes | None = None,
 ) -> Push:
-    """The command of a push; several of them make a `push_many`."""
-    if isinstance(body, str):
-        try:
-            body = body.encode()
-        except UnicodeEncodeError:
-            raise InvalidField("body: holds a lone surrogate, which is not text") from None
+    """The command of a push."""
     return Push(
         queue,
-        body,
+        to_bytes(body),
         None if delay is None else to_ms("delay", delay),
         priority,
         None if ttl is None else to_ms("ttl", ttl),
@@ -131,6 +164,104 @@ def make_push(
         group,
         attributes,
     )
+
+
+def to_bytes(body: Any) -> Any:
+    """Text as UTF-8, anything else as it is. Raises InvalidField."""
+    if not isinstance(body, str):
+        return body
+    try:
+        return body.encode()
+    except UnicodeEncodeError:
+        raise InvalidField("body: holds a lone surrogate, which is not text") from None
+
+
+def make_push_many(
+    queue: str,
+    bodies: Iterable[bytes | str | Mapping[str, Any]],
+    delay: float | None,
+    priority: int,
+    ttl: float | None,
+    dedup_id: str | None,
+    group: str | None,
+    attributes: Attributes | None,
+) -> PushMany | Batch:
+    """The command that pushes several messages. Raises InvalidField.
+
+    A body that is not bytes has no place in a PushMany; in a Batch it is refused alone.
+    """
+    items = to_list("bodies", bodies)
+    if dedup_id is not None:
+        raise InvalidField(
+            "dedup_id: one for all would keep only the first message; give each item its own, "
+            'as {"body": …, "dedup_id": …}'
+        )
+    columns: dict[str, list[Any]] = {}
+    kinds = set(map(type, items))
+    if not kinds <= _BODY_KINDS:
+        fields = [_item_fields(number, item) for number, item in enumerate(items)]
+        items = [each["body"] for each in fields]
+        columns = {
+            name: [each.get(field) for each in fields]
+            for field, name in _COLUMNS.items()
+            if any(field in each for each in fields)
+        }
+    if kinds != {bytes}:
+        items = [to_bytes(item) for item in items]
+    command = PushMany(
+        queue,
+        cast(list[bytes], items),
+        delay_ms=None if delay is None else to_ms("delay", delay),
+        priority=priority,
+        ttl_ms=None if ttl is None else to_ms("ttl", ttl),
+        group=group,
+        attributes=attributes,
+        **columns,
+    )
+    if all(type(item) is bytes for item in items):
+        return command
+    return Batch([*command.pushes()])
+
+
+_BODY_KINDS: Final = frozenset({bytes, str})
+_COLUMNS: Final = {
+    "delay": "delays_ms",
+    "priority": "priorities",
+    "ttl": "ttls_ms",
+    "dedup_id": "dedup_ids",
+    "group": "groups",
+    "attributes": "each_attributes",
+}
+
+
+def _item_fields(number: int, item: Any) -> dict[str, Any]:
+    """What one item of several says for itself. Raises InvalidField, naming the item."""
+    if not isinstance(item, Mapping):
+        return {"body": item}
+    unknown = [str(name) for name in item if name not in _ITEM_FIELDS]
+    if unknown or "body" not in item:
+        wrong = f"there is no {unknown[0]!r}" if unknown else "there is no body"
+        raise InvalidField(f"bodies[{number}]: {wrong}; an item has {', '.join(_ITEM_FIELDS)}")
+    fields = {name: value for name, value in item.items() if value is not None or name == "body"}
+    for name in ("delay", "ttl"):
+        if name in fields:
+            fields[name] = to_ms(name, fields[name])
+    return fields
+
+
+def check_results(results: Sequence[T], return_errors: bool) -> Sequence[T]:
+    """The results of several items. Raises BatchRefused if there is an error among them."""
+    if return_errors or isinstance(results, NumberedReplies):
+        return results
+    refused = [(n, each) for n, each in enumerate(results) if isinstance(each, PenstockError)]
+    if refused:
+        number, first = refused[0]
+        raise BatchRefused(
+            f"{len(refused)} of {len(results)} items were refused, the others done; "
+            f"item {number}: {first}",
+            results,
+        ) from first
+    return results
 
 
 def make_pull(
@@ -176,8 +307,9 @@ def to_list(field: str, items: Iterable[T]) -> list[T]:
 class Queues:
     """Every queue of one backend, for callers who may block. Safe for many threads."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: QueueService, clock: Clock | None = None) -> None:
         self.service = service
+        self.clock = clock or SystemClock()
         self._execute = service.execute
 
     def create(self, queue: str, **settings: Any) -> QueueInfo:
@@ -185,17 +317,29 @@ class Queues:
 
         Settings: visibility_timeout, delay, wait, retention (seconds); max_messages, max_bytes,
         max_body_bytes, max_in_flight; dead_letter with max_receives; fifo, dedup_by_content,
-        dedup_per_group; annotations.
+        dedup_per_group; annotations. A name that ends in .fifo makes a FIFO queue. A dead-letter
+        queue that does not exist is made, and named in the reply's `also_created`.
         """
-        return self._execute(CreateQueue(queue, to_settings(settings)))
+        command = make_create(queue, settings)
+        try:
+            return self._execute(command)
+        except RequestError as error:
+            raise in_user_words(error) from None
 
     def configure(self, queue: str, **settings: Any) -> QueueInfo:
         """Changes some settings of a queue."""
-        return self._execute(ConfigureQueue(queue, to_settings(settings)))
+        command = ConfigureQueue(queue, to_settings(settings))
+        try:
+            return self._execute(command)
+        except RequestError as error:
+            raise in_user_words(error) from None
 
-    def remove(self, queue: str) -> None:
-        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted."""
-        self._execute(DeleteQueue(queue))
+    def remove(self, queue: str, *, force: bool = False) -> None:
+        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted.
+
+        Raises QueueInUse, without `force`, if other queues send their dead letters to it.
+        """
+        self._execute(DeleteQueue(queue, force))
 
     def describe(self, queue: str) -> QueueInfo:
         """A queue's settings and dates."""
@@ -275,13 +419,59 @@ class Queues:
         """Runs several commands in one append; each reply, or the error that refused that item."""
         return self._execute(Batch(to_list("items", items)))
 
-    def push_many(self, queue: str, bodies: Iterable[bytes | str], **options: Any) -> list[Any]:
-        """Pushes several messages with the same options; each PushReply, or its error."""
-        return self.batch(make_push(queue, body, **options) for body in to_list("bodies", bodies))
+    def push_many(
+        self,
+        queue: str,
+        bodies: Iterable[bytes | str | Mapping[str, Any]],
+        *,
+        delay: float | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        dedup_id: str | None = None,
+        group: str | None = None,
+        attributes: Attributes | None = None,
+        return_errors: bool = False,
+    ) -> Sequence[Any]:
+        """Pushes several messages in one append; the PushReply of each.
 
-    def delete_many(self, claims: Iterable[Claim]) -> list[Any]:
-        """Deletes several claims; each True or False as `delete` gives, or its error."""
-        return self.batch(make_deletes(claims))
+        An item is a body, or a dict of `body` and options of its own, which replace those given
+        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
+        or with `return_errors` has the error of each in the place of its reply.
+        """
+        command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
+        return check_results(self._execute(command), return_errors)
+
+    def delete_many(self, claims: Iterable[Claim], *, return_errors: bool = False) -> Sequence[Any]:
+        """Deletes several claims; for each what `delete` gives.
+
+        Raises BatchRefused if some are refused, or with `return_errors` has the error of each in
+        the place of its reply.
+        """
+        return check_results(self.batch(make_deletes(claims)), return_errors)
+
+    def consume(
+        self,
+        queue: str,
+        *,
+        visibility: float | None = None,
+        wait: float = 1.0,
+        idle: float | None = None,
+        hold_max: float = 43_200.0,
+        backoff: float = 1.0,
+        backoff_max: float = 300.0,
+        holder: str | None = None,
+    ) -> Consumer:
+        """A loop over the queue's messages: each claim is extended while the body works.
+
+        Asking for the next claim deletes the one at hand. Leaving the loop releases it: at once, or
+        after an exception in `backoff` seconds, twice that at its next failure and so on, at most
+        `backoff_max`. The loop ends by `stop()`, within `wait` seconds, or after `idle` seconds
+        without a message. No claim is held for longer than `hold_max` seconds.
+        """
+        return Consumer(
+            self,
+            ConsumerOptions(queue, visibility, wait, idle, hold_max, backoff, backoff_max, holder),
+        )
 
     def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
         """Shows messages without claiming them."""
@@ -296,7 +486,10 @@ class Queues:
         return self._execute(Purge(queue))
 
     def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
-        """Moves messages back to where they were dead-lettered from, or to `to`; counts them."""
+        """Moves messages back to where they were dead-lettered from, or to `to`; counts them.
+
+        Raises InvalidField for a queue that holds no dead letters and is no dead-letter queue.
+        """
         moved = 0
         step = self.service.redrive_max
         for command in redrive_steps(queue, to, limit, self.stats(queue).visible, step):
@@ -304,14 +497,22 @@ class Queues:
             moved += count
             if count < command.limit:
                 break
+        if not moved and to is None:
+            check_is_dead_letter_queue(queue, self._every_info())
         return moved
+
+    def _every_info(self) -> Iterator[QueueInfo]:
+        page = self._execute(DescribeQueues())
+        while page:
+            yield from page
+            page = self._execute(DescribeQueues(after=page[-1].queue))
 
     def history(self, message_id: str) -> list[HistoryEvent]:
         """Everything the journal still knows of a message."""
         return self._execute(History(message_id))
 
     def close(self) -> None:
-        """Lets go of the backend."""
+        """Closes the backend."""
         self.service.close()
 
     def __enter__(self) -> "Queues":
@@ -329,12 +530,24 @@ class Queues:
 def redrive_steps(
     queue: str, to: str | None, limit: int | None, visible: int, step_max: int
 ) -> Iterable[Redrive]:
-    """The commands of a redrive: short ones, so that nobody else has to wait for a long one."""
+    """The commands of a redrive: short ones, because other commands wait while one is done."""
     left = visible if limit is None else check_number("limit", limit, 1, 2**63 - 1)
     if not left:
-        # Nothing to move, but a wrong name must still be told.
+        # Nothing to move, but a wrong name must still raise.
         yield Redrive(queue, to, 1)
     while left:
         step = min(left, step_max)
         yield Redrive(queue, to, step)
         left -= step
+
+
+def check_is_dead_letter_queue(queue: str, infos: Iterable[QueueInfo]) -> None:
+    """Refuses a redrive of a queue that no other names as its dead-letter queue.
+
+    Raises InvalidField.
+    """
+    if not any(info.settings.dead_letter == queue for info in infos):
+        raise InvalidField(
+            f"queue: {queue!r} is the dead-letter queue of no queue and holds no dead letters; "
+            "nothing was moved"
+        )

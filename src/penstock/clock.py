@@ -3,7 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+from penstock.errors import InvalidField
+
+# The next due time of an engine in which nothing is due; `core.due.NEVER_MS`, a layer above.
+_NEVER_MS: Final = 1 << 62
+# What the names of Penstock's own threads begin with.
+THREAD_PREFIX: Final = "penstock-"
 
 
 class Clock(Protocol):
@@ -15,6 +22,14 @@ class Clock(Protocol):
 
     def timeout_s(self, until_ms: int) -> float | None:
         """How long a waiter should really sleep until that instant; None for "until woken"."""
+        ...
+
+    def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
+        """The same for a waiter for whose sake time may move: by this call, if the clock is such.
+
+        So it is called without a lock that a subscriber takes. Raises InvalidField if the thread
+        would block and nothing could wake it.
+        """
         ...
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
@@ -44,6 +59,9 @@ class SystemClock:
         # One millisecond more: waking a hair early would find nothing due and sleep again.
         return max(0, until_ms + 1 - self.now_ms()) / 1_000
 
+    def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
+        return self.timeout_s(until_ms)
+
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
         return _nothing
 
@@ -56,10 +74,15 @@ class ManualClock:
         clock = ManualClock()
         queues = penstock.connect("memory:", clock=clock)
         clock.advance(seconds=43_200)
+
+    A pull that waits ends when another thread advances the clock far enough. With `auto_advance`
+    the wait itself moves time to the next instant at which something is due, and so takes no time
+    in a test of one thread. Without it, a wait that no other thread could end is refused.
     """
 
-    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, start_ms: int = 1_700_000_000_000, *, auto_advance: bool = False) -> None:
         self._now_ms = start_ms
+        self._auto_advance = auto_advance
         self._lock = threading.Lock()
         self._subscribers: list[Callable[[], None]] = []
 
@@ -67,6 +90,17 @@ class ManualClock:
         return self._now_ms
 
     def timeout_s(self, until_ms: int) -> float | None:
+        return None
+
+    def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
+        if self._auto_advance and until_ms < _NEVER_MS:
+            self.advance(ms=max(0, until_ms - self._now_ms))
+            return 0
+        if blocks_thread and _is_only_thread():
+            raise InvalidField(
+                "wait: this ManualClock stands still, and there is no other thread to advance it; "
+                "pull without wait, or use ManualClock(auto_advance=True)"
+            )
         return None
 
     def advance(self, *, seconds: float = 0, ms: int = 0) -> None:
@@ -90,6 +124,12 @@ class ManualClock:
                     self._subscribers.remove(moved)
 
         return unsubscribe
+
+
+def _is_only_thread() -> bool:
+    """Whether no thread but this one and Penstock's own, which advance no clock, is running."""
+    own = threading.current_thread()
+    return all(each is own or each.name.startswith(THREAD_PREFIX) for each in threading.enumerate())
 
 
 def _nothing() -> None:

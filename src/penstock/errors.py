@@ -3,16 +3,20 @@
     PenstockError
     ├── RequestError      fix the request: it can never succeed as it stands
     ├── UnavailableError  try again later: nothing is wrong with the request
-    ├── ProtocolError     drop the connection: the peer does not speak our language
+    ├── ProtocolError     drop the connection: what the peer sent is no valid frame
     └── JournalError      the engine has stopped: its storage cannot be trusted
 
 A message says what was wrong, where, which limit it broke, and what to do about it.
-Whoever raises one of these has changed nothing.
+An operation that raises one of these has changed nothing; BatchRefused is the exception, as its
+other items were done, and BackendLost leaves it open.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class PenstockError(Exception):
-    """The root: catch it to catch everything Penstock raises on purpose."""
+    """The base class of every error that Penstock raises on purpose."""
 
 
 class RequestError(PenstockError):
@@ -29,6 +33,10 @@ class QueueNotFound(RequestError):
 
 class QueueExists(RequestError):
     """A queue of this name exists already, with other settings."""
+
+
+class QueueInUse(RequestError):
+    """The queue is the dead-letter queue of others; removing it needs `force`."""
 
 
 class QueueDeleted(QueueNotFound):
@@ -65,6 +73,20 @@ class AttemptLapsed(RequestError):
 
 class ClaimTooLong(RequestError):
     """The claim would be held for longer, in all, than the request allows."""
+
+
+class BatchRefused(RequestError):
+    """Some of several items were refused; the others were done.
+
+    `results` has, in the order of the items, the reply of each or the error that refused it.
+    """
+
+    def __init__(self, message: str, results: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.results = results
+
+    def __reduce__(self) -> tuple[type["BatchRefused"], tuple[str, Sequence[Any]]]:
+        return type(self), (str(self), self.results)
 
 
 class InFlightLimit(RequestError):
@@ -105,6 +127,10 @@ class NotOwner(UnavailableError):
 
 class AddressInUse(UnavailableError):
     """Another program listens at this address already."""
+
+
+class StoreInUse(UnavailableError):
+    """Another process holds this data directory; the message names it and how to reach it."""
 
 
 class ProtocolError(PenstockError):

@@ -1,4 +1,5 @@
 """The commands a queue service takes, the replies it gives, and the seam every backend implements.
+Long, because it is one list: every command with its reply and the limits of its fields.
 
 A backend is a `QueueService`: one method, `execute(command) -> reply`. The reply's type stands in
 the command's own class line. Durations and instants are whole milliseconds here; seconds belong to
@@ -23,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from penstock.errors import InvalidField
+from penstock.errors import InvalidField, QueueInUse
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -135,13 +136,17 @@ class QueueStats(msgspec.Struct, frozen=True, gc=False):
         return self.visible + self.delayed + self.in_flight
 
 
-class QueueInfo(msgspec.Struct, frozen=True, gc=False):
-    """A queue's name, settings and dates."""
+class QueueInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A queue's name, settings and dates.
+
+    `also_created` names the dead-letter queue that the command which this answers had to make.
+    """
 
     queue: str
     settings: QueueSettings
     created_at_ms: int
     configured_at_ms: int
+    also_created: list[str] = []
 
 
 class PushReply(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -237,11 +242,15 @@ class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6):
-    """Shows up to `limit` messages in one state, in the order they stand, without claiming them."""
+    """Shows up to `limit` messages in one state, in the order they stand, without claiming them.
+
+    `bytes_max` limits the reply as it does that of a Pull.
+    """
 
     queue: str
     limit: int = 1
     state: State = "visible"
+    bytes_max: int | None = None
 
 
 class Stats(Command[QueueStats], frozen=True, gc=False, array_like=True, tag=7):
@@ -279,9 +288,13 @@ class ConfigureQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True,
 
 
 class DeleteQueue(Command[None], frozen=True, gc=False, array_like=True, tag=12):
-    """Removes a queue, its messages and its claims; pulls waiting on it fail."""
+    """Removes a queue, its messages and its claims; pulls waiting on it fail.
+
+    Without `force`, a queue that others name as their dead-letter queue is refused with QueueInUse.
+    """
 
     queue: str
+    force: bool = True
 
 
 class DescribeQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=13):
@@ -484,6 +497,16 @@ def check_name(name: object, field: str = "queue") -> str:
         f"{field}: {shown} is not a queue name; use 1 to 80 of A-Z a-z 0-9 _ - . "
         "(the first not a dot), with an optional @scope"
     )
+
+
+def check_unused(queue: str, sources: Sequence[str]) -> None:
+    """Refuses to remove a queue to which these send their dead letters. Raises QueueInUse."""
+    if sources:
+        shown = ", ".join(map(repr, sorted(sources)[:5])) + (", …" if len(sources) > 5 else "")
+        raise QueueInUse(
+            f"queue: {queue!r} is the dead-letter queue of {shown}; configure "
+            f"{'it' if len(sources) == 1 else 'them'} first, or remove it with force"
+        )
 
 
 def check_number(field: str, value: object, low: int, high: int) -> int:

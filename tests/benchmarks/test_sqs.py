@@ -1,6 +1,8 @@
 """The race of SQS servers loads them all alike, and a server that loses a message voids it."""
 
 import json
+import socket
+import threading
 from hashlib import md5
 
 import pytest
@@ -116,3 +118,29 @@ def test_a_second_of_each_work_is_measured_and_the_ledger_holds(tmp_path, name):
             cell = contestant.run(sqs.Race(work, 2), 1)
             assert cell.per_s > 0
             assert 0 < cell.p50_ms <= cell.p99_ms
+
+
+def test_a_server_that_closes_an_idle_connection_is_asked_on_a_new_one():
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+    def serve(listener, closing):
+        # Each connection is answered once and then closed, without a word in the answer.
+        for _ in range(3):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+            closing.release()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closing = threading.Semaphore(0)
+        thread = threading.Thread(target=serve, args=(listener, closing))
+        thread.start()
+        link = sqs_servers.Link(listener.getsockname()[1])
+        for _ in range(3):
+            assert link.post("/", "x", {}) == (200, "ok")
+            closing.acquire(timeout=30)
+        link.close()
+        thread.join(30)
+    with pytest.raises(OSError, match="refused"):
+        link.post("/", "", {})

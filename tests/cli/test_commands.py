@@ -308,3 +308,37 @@ def test_an_option_may_not_be_shortened(run_main):
     done = run_main("--url", "memory:", "create", "q", "--dead", "x")
     assert done.status == 2
     assert "--dead" in done.err
+
+
+def test_create_says_which_dead_letter_queue_it_made(cli):
+    words = "create orders --dead-letter orders-daed --max-receives 3"
+    assert cli(words).results[0]["also_created"] == ["orders-daed"]
+    assert cli(words).results[0]["also_created"] == []
+    done = cli("create other --dead-letter other-dead --max-receives 3", json=False)
+    assert "also created        other-dead, the dead-letter queue" in done.out
+    done = cli("configure other --dead-letter third --max-receives 3", json=False)
+    assert "also created        third, the dead-letter queue" in done.out
+
+
+def test_a_dead_letter_queue_in_use_is_removed_by_force_only(cli):
+    cli("create orders --dead-letter dead --max-receives 3")
+    with pytest.raises(penstock.QueueInUse, match="'dead' is the dead-letter queue of 'orders'"):
+        cli("remove dead")
+    assert cli("remove dead --force").results == [{"queue": "dead", "removed": True}]
+
+
+def test_create_of_a_fifo_name_makes_a_fifo_queue(cli):
+    assert cli("create x.fifo").results[0]["settings"]["fifo"] is True
+    with pytest.raises(penstock.InvalidField, match="for FIFO queues only"):
+        cli("create y.fifo --no-fifo")
+
+
+def test_redrive_of_what_is_no_dead_letter_queue_says_so(cli):
+    cli("create orders")
+    with pytest.raises(penstock.InvalidField, match="dead-letter queue of no queue"):
+        cli("redrive orders")
+
+
+def test_an_error_names_the_setting_that_was_typed(cli):
+    with pytest.raises(penstock.InvalidField, match=r"^max_messages: 0 is outside 1 to"):
+        cli("create orders --max-messages 0")

@@ -76,9 +76,10 @@ class Map:
 
 
 class File:
-    def __init__(self, disk: "Disk", inode: Inode) -> None:
+    def __init__(self, disk: "Disk", inode: Inode, name: str = "") -> None:
         self._disk = disk
         self._inode = inode
+        self._is_list = name == "manifest"
 
     @property
     def size_bytes(self) -> int:
@@ -96,8 +97,14 @@ class File:
 
     def sync(self) -> None:
         self._disk.step()
-        self._disk.syncs += 1
-        if self._disk.syncs in self._disk.failing_syncs:
+        # The list of files is counted by itself: a failure there does not end the stream.
+        if self._is_list:
+            self._disk.list_syncs += 1
+            fails = self._disk.list_syncs in self._disk.failing_list_syncs
+        else:
+            self._disk.syncs += 1
+            fails = self._disk.syncs in self._disk.failing_syncs
+        if fails:
             self._inode.lose()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._inode.flush()
@@ -125,6 +132,8 @@ class Disk:
         self.archived: dict[str, bytes] = {}
         self.syncs = 0
         self.failing_syncs: set[int] = set()
+        self.list_syncs = 0
+        self.failing_list_syncs: set[int] = set()
         self.open_files_max = 1 << 30
         self.steps_left: int | None = None
 
@@ -141,7 +150,7 @@ class Disk:
             return self
         if name not in self.names_now:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return File(self, self.names_now[name])
+        return File(self, self.names_now[name], name)
 
     def names(self) -> list[str]:
         return sorted(self.names_now)
@@ -161,7 +170,7 @@ class Disk:
         self.names_now[name] = self.names_now.pop(name + ".new")
         self.step()
         self.sync()
-        return File(self, inode)
+        return File(self, inode, name)
 
     def extend(self, name: str, size_bytes: int) -> None:
         inode = self.names_now[name]

@@ -163,11 +163,12 @@ def test_a_flipped_bit_in_a_slot_loses_nothing(settled):
 def test_a_single_file_whose_header_is_damaged_is_known_by_its_slots():
     damaged = Damaged([b"a", b"b"], settled=True)
     disk = damaged.fresh()
-    for name in disk.names_now:
+    names = [name for name in disk.names_now if name.endswith(".seg")]
+    for name in names:
         disk.names_now[name].cache[:60] = bytes(60)
     segments = open_on(disk)
     assert [entry.data for entry in segments.entries()] == [b"a", b"b"]
-    assert len(segments.quarantined) == len(disk.names_now)
+    assert len(segments.quarantined) == len(names)
 
 
 @pytest.mark.parametrize("seed", range(60))

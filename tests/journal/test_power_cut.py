@@ -241,7 +241,7 @@ def test_bytes_of_an_earlier_life_never_come_back_as_entries():
 
 
 def test_a_statement_left_in_the_last_file_of_a_full_disk_is_synced_too():
-    disk = Disk(sector_bytes=512, room_bytes=SMALL_FILE)
+    disk = Disk(sector_bytes=512, room_bytes=SMALL_FILE + 4096)
     segments = Segments.open(
         disk.path, storage=disk, file_bytes=SMALL_FILE, background=False, reserve_bytes=0
     )

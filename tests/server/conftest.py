@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.remote.daemon import connect_socket, running_pid, stop_daemon
 from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
@@ -42,7 +43,7 @@ class UnixEndpoint:
         self.patience_s_min = 0.0
         self._path = path
 
-    def dial(self, patience_s):
+    def open(self, patience_s):
         import socket
 
         from penstock.errors import BackendLost
@@ -80,7 +81,8 @@ class ServerInThread:
     async def _main(self):
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self.desk = FrameServer(self.engine, limits=self._limits, failed=self.failures.append)
+        service = LoopEngine(self.engine)
+        self.desk = FrameServer(service, limits=self._limits, failed=self.failures.append)
         servers = [
             await listen_unix(self.desk, self.path),
             await listen_tcp(
@@ -93,6 +95,7 @@ class ServerInThread:
         for server in servers:
             server.close()
         await self.desk.stop("the test is over")
+        await service.close()
 
     def call(self, function):
         """Run a function in the server's loop and give what it gives."""

@@ -5,7 +5,8 @@ import pytest
 import penstock
 from penstock.backends.portal import Portal
 from penstock.backends.remote.asynchronous import AsyncRemote
-from penstock.backends.remote.blocking import Remote, TcpEndpoint
+from penstock.backends.remote.blocking import Remote
+from penstock.backends.remote.endpoints import TcpEndpoint
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.testing.conformance import ConformanceSuite

@@ -11,6 +11,7 @@ import pyarrow as pa  # noqa: E402
 
 from penstock.spark import checks  # noqa: E402
 from penstock.spark.blocks import INDEX_BITS  # noqa: E402
+from penstock.spark.queries import documented_columns  # noqa: E402
 
 T = 1_700_000_000_000
 LIVES = 3_000
@@ -101,6 +102,35 @@ def test_messages_set_apart_as_plain_are_right_by_every_check(monkeypatch, seed)
     assert {"pushed first", "one holder", "epochs rise", "nothing after the end", "terms rise",
             "order in the group", "one message per dedup id", "nothing lost",
             } <= {finding[0] for finding in findings}  # fmt: skip
-    monkeypatch.setattr(checks, "_MESSAGES", f"SELECT * REPLACE (false AS plain) "
-                        f"FROM ({checks._MESSAGES})")  # fmt: skip
+    none_plain = f"SELECT * REPLACE (false AS plain) FROM ({checks.STEPS['messages']})"
+    monkeypatch.setitem(checks.STEPS, "messages", none_plain)
     assert found_in(events) == (findings, stores)
+
+
+class Describing:
+    """DuckDB as a runner that compares each step's columns with the head of its file."""
+
+    def __init__(self):
+        self.duck = duck.Duck(threads=1)
+        self.keep, self.send, self.any = self.duck.keep, self.duck.send, self.duck.any
+        self.described = set()
+        self.names = {query: name for name, query in checks.STEPS.items()}
+
+    def ask(self, query, **tables):
+        made = self.duck.ask(query, **tables)
+        name = self.names.get(query)
+        if name is not None:
+            columns = [row[0] for row in self.duck.fetch(f"DESCRIBE {made}")]
+            assert documented_columns(f"audit/{name}") in (columns, []), name
+            self.described.add(name)
+        return made
+
+
+def test_the_head_of_every_step_names_its_columns_in_order():
+    runner = Describing()
+    engine = runner.duck.rows(pa.table({"name": ["q1"], "counted": [7]}))
+    checks.check_all(runner, runner.duck.rows(some_journal(1)), engine)
+    assert set(checks.STEPS) - runner.described <= {"gap_findings"}
+    assert [name for name in checks.STEPS if not documented_columns(f"audit/{name}")] == [
+        "queue_changes"
+    ]

@@ -1,5 +1,8 @@
 """A condition can select rows and do nothing else: whatever is not in its grammar is refused."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.errors import InvalidField
@@ -130,3 +133,9 @@ def test_no_function_on_the_list_reads_or_runs_anything():
     """Those of Spark that do, by their names: a reminder for whoever adds one."""
     dangerous = "reflect java_method try_reflect input_file_name read_files assert_true raise_error"
     assert not set(dangerous.split()) & set(FUNCTIONS)
+
+
+def test_the_docs_list_every_function():
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    listed = page.partition("- `abs`")[2].partition("Anything else is refused")[0]
+    assert ["abs", *re.findall(r"`(\w+)`", listed)] == list(FUNCTIONS)

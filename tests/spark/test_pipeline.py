@@ -30,13 +30,14 @@ from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.reader import JournalReader
 from penstock.service import QueueSettings
-from penstock.spark import tables
+from penstock.spark import derive as deriving
 from penstock.spark.audit import audit
+from penstock.spark.derive import derive, select
 from penstock.spark.ingest import events_table, ingest, reader_name
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream, SourceOptions
-from penstock.spark.tables import ATTEMPTS, MESSAGES, QUEUES, TABLES, derive, select
+from penstock.spark.tables import ATTEMPTS, MESSAGES, QUEUES, TABLES
 from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import write_store
 
@@ -130,6 +131,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     assert "events: " in capsys.readouterr().out
     assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
     assert len(DeltaTable(str(events)).file_uris()) == 1
+    check_sql(lake, kinds, capsys)
     status = ["pipeline", "status", "--lake", str(lake.path), "--journal", store]
     assert cli.main(status) == 0
     assert "0 B behind" in capsys.readouterr().out
@@ -138,7 +140,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
 @pytest.mark.timeout(600)
 def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp_path, monkeypatch):
     """Between the steps runs are killed, and a second journal comes late."""
-    monkeypatch.setattr(tables, "PART_MESSAGES", 16)
+    monkeypatch.setattr(deriving, "PART_MESSAGES", 16)
     lake = Lake.open(tmp_path / "lake", create=True)
     silver = (QUEUES, MESSAGES, ATTEMPTS)
 
@@ -164,7 +166,7 @@ def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp
     # The next run is killed between two tables; then come the rest and another journal.
     bring_in_some()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "_refresh", stop)
+        patch.setattr(deriving, "_refresh", stop)
         with pytest.raises(Stopped):
             derive(spark, lake, tables=silver)
     pushes = [[Pushed(n, 1, n, b"late")] for n in range(1, 40)]
@@ -190,6 +192,61 @@ def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp
         found = sorted(map(repr, lake.table(each.name, each.schema).frame(spark).collect()))
         assert found == sorted(map(repr, select(spark, each, frames).collect()))
         assert len(found) > 100
+
+
+@pytest.mark.timeout(600)
+def test_a_store_that_dropped_its_beginning_before_the_first_run(
+    spark, tmp_path, monkeypatch, capsys
+):
+    """What lives is there with its body, counts are the engine's, and no check fails."""
+    small_slices(monkeypatch)
+    life = Life(tmp_path, 9)
+    life.run(rounds=12)
+    store = str(life.root / "store")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(spark, lake, store)
+    assert rows(lake.path / "events", "SELECT min(entry) > 100 FROM {table}") == [(True,)]
+    derive(spark, lake)
+    exact = exact_replay(life.root)
+    living = {
+        delivery.number: number
+        for number, queue in exact.queues.items()
+        for delivery in queue.deliveries.values()
+    }
+    found = rows(lake.path / "messages", "SELECT message, held_in_number, standing FROM {table}")
+    assert {message: held for message, held, standing in found if standing} == living
+    bodies = "SELECT DISTINCT message FROM {table} WHERE body IS NOT NULL"
+    assert set(living) <= {message for (message,) in rows(lake.path / "events", bodies)}
+    last = (
+        "SELECT queue_number, arg_max(messages, minute), min(messages) >= 0 FROM {table} GROUP BY 1"
+    )
+    for number, messages, never_negative in rows(lake.path / "depth", last):
+        assert never_negative
+        queue = exact.queues.get(number)
+        assert messages == (0 if queue is None else len(queue.deliveries))
+    names = rows(lake.path / "queue_status", "SELECT queue FROM {table}")
+    assert {name for (name,) in names} == {queue.name for queue in exact.queues.values()}
+    assert cli.main(["pipeline", "audit", "--lake", str(lake.path)]) == 0
+    assert "every check holds" in capsys.readouterr().out
+
+
+def check_sql(lake, kinds, capsys):
+    """Any query, in the three forms of output; one that Spark refuses is one sentence."""
+    words = ["pipeline", "sql", "--lake", str(lake.path)]
+    query = "select kind, count(*) as n from events group by kind order by kind"
+    assert cli.main([*words, "--json", query]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["kind"]: row["n"] for row in found} == kinds
+    assert cli.main([*words, "--csv", query]) == 0
+    lines = [f"{kind},{count}" for kind, count in sorted(kinds.items())]
+    assert capsys.readouterr().out.splitlines() == ["kind,n", *lines]
+    assert cli.main([*words, "select queue, null as x from queue_status order by 1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["queue", "x"]
+    assert cli.main([*words, "select nothing from events"]) == 3
+    told = capsys.readouterr()
+    assert "query: " in told.err
+    assert "`nothing` cannot be resolved" in told.err
+    assert len(told.err.splitlines()) == 1
 
 
 def version_of(lake, name):

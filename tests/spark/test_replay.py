@@ -22,10 +22,11 @@ from penstock.core.events import Claimed, Deleted, QueueCreated
 from penstock.errors import InvalidField, UnavailableError
 from penstock.service import CreateQueue, Pull, Push, QueueSettings, Release
 from penstock.spark import replay as replaying
+from penstock.spark.derive import derive
 from penstock.spark.ingest import ingest
 from penstock.spark.lake import Lake, LakeUnusable
 from penstock.spark.replay import backfill, beside, replay, replays_table
-from penstock.spark.tables import MESSAGES, QUEUES, derive
+from penstock.spark.tables import MESSAGES, QUEUES
 from tests.spark.journals import write_store
 
 pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
@@ -236,7 +237,8 @@ def test_every_part_of_the_grammar_is_understood_by_spark(lake, near, spark):
         "case when claims > 0 then true else false end and cast(claims as string) = '1'",
         "date(timestamp_millis(pushed_at_ms)) <= current_date() or year(pushed_at) > 2000",
         "-claims + 3 * 2 - 5 = 0 and substr(queue, 1, 2) = 'or' and coalesce(dedup_id, '-') = '-'",
-        "greatest(claims, 1) % 2 = 1 and if(claims = 1, length(queue), 0) = 6 and dedup_id <=> null",
+        "greatest(claims, 1) % 2 = 1 and if(claims = 1, length(queue), 0) = 6",
+        "dedup_id <=> null and round(1.5) + floor(1.5) + ceil(0.5) = 4",
     ]
     where = f"state = 'dead' and queue = 'orders' and ({') and ('.join(tests)})"
     told = replay(spark, lake, near, where, "orders", name="grammar", dry_run=True)

@@ -18,6 +18,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
     RequestError,
+    StoreInUse,
     UnavailableError,
 )
 
@@ -28,6 +29,7 @@ _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UsageError, USAGE),
     (RequestError, 3),
     (AddressInUse, 7),
+    (StoreInUse, 8),
     (UnavailableError, 4),
     (ProtocolError, 5),
     (JournalError, 6),

@@ -25,5 +25,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 def tell_info(session: Session, arguments: Namespace, info: QueueInfo) -> None:
     """Prints a queue's settings."""
-    text = labelled([("queue", info.queue), *settings_rows(info)])
-    session.tell(arguments, msgspec.to_builtins(info), text)
+    rows = [("queue", info.queue), *settings_rows(info)]
+    rows += [("also created", f"{name}, the dead-letter queue") for name in info.also_created]
+    result = {**msgspec.to_builtins(info), "also_created": info.also_created}
+    session.tell(arguments, result, labelled(rows))

@@ -1,7 +1,7 @@
 """`penstock inspect PATH`: the events of a store's journal, one a line, as far as they are durable.
 
-It reads beside whoever has the store open, takes no lock and changes nothing. PATH may be a store,
-a journal or an archive directory.
+It reads beside the process that has the store open, takes no lock and changes nothing. PATH may be
+a store, a journal or an archive directory.
 """
 
 import time
@@ -12,18 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.backends.engine.store import check_format
 from penstock.cli.session import Session
 from penstock.cli.show import as_text
 from penstock.cli.values import read_count
-from penstock.core.events import AnyEvent, Carried, Moved, Pushed, QueueCreated
+from penstock.core.events import AnyEvent, Carried, Moved, Pushed, QueueCreated, QueueStated
 from penstock.core.receipts import MessageIds
-from penstock.errors import StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
 from penstock.journal.reader import JournaledEvent, JournalReader
 from penstock.journal.scan import Quarantined
 from penstock.journal.snapshot import read_outline, snapshot_paths
+from penstock.journal.store import open_reader
 
 DAMAGED: Final = 6
 _POLL_S: Final = 0.1
@@ -44,13 +43,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the events; 6 if some of them are damaged."""
-    with open_reader(arguments.path, arguments.archive) as reader:
-        teller = _Teller(session, arguments, reader)
+    with open_reader(path_of(arguments.path), arguments.archive) as reader:
+        printer = _EventPrinter(session, arguments, reader)
         start: int | None = reader.first_offset if arguments.start is None else arguments.start
         while True:
             for entry in reader.entries(start):
-                teller.tell(entry)
-            teller.tell_damage()
+                printer.print_entry(entry)
+            printer.print_damage()
             if not arguments.follow:
                 return DAMAGED if reader.damage else 0
             start = None
@@ -58,19 +57,12 @@ def run(session: Session, arguments: Namespace) -> int:
                 time.sleep(_POLL_S)
 
 
-def open_reader(path: str, archive: str | None = None) -> JournalReader:
-    """The journal of a store, or the stream in a directory of segments. Raises StoreUnusable."""
-    store = Path(path.removeprefix("file:").partition("?")[0])
-    if not store.exists():
-        raise StoreUnusable(f"{store}: there is nothing here")
-    if store.is_dir() and not (store / "store").exists() and any(store.glob("*.seg")):
-        return JournalReader(store, archive=archive or store)
-    if not check_format(store):
-        raise StoreUnusable(f"{store}: is not a Penstock store")
-    return JournalReader(store / "journal", archive=archive)
+def path_of(text: str) -> str:
+    """The directory that a path or a `file:` URL names."""
+    return text.removeprefix("file:").partition("?")[0]
 
 
-class _Teller:
+class _EventPrinter:
     """Prints events by the names their queues have had."""
 
     def __init__(self, session: Session, arguments: Namespace, reader: JournalReader) -> None:
@@ -78,37 +70,37 @@ class _Teller:
         self._arguments = arguments
         self._reader = reader
         self._ids = MessageIds(reader.identity)
-        self._told: set[Quarantined] = set()
+        self._printed: set[Quarantined] = set()
         self._names: dict[int, str] = {}
         for path in reversed(snapshot_paths(Path(reader.path).parent)):
             outline = read_outline(path)
             if outline is not None:
                 self._names |= {kept.number: kept.name for kept in outline.shard.queues}
 
-    def tell(self, entry: StoredEntry) -> None:
+    def print_entry(self, entry: StoredEntry) -> None:
         """Prints the events of an entry, and before them what was damaged on the way to it."""
         if entry.version != codec.VERSION:
             version = entry.version.decode(errors="backslashreplace")
-            told = {"offset": entry.offset, "entry": entry.entry_id, "version": version}
+            fields = {"offset": entry.offset, "entry": entry.entry_id, "version": version}
             text = f"{entry.offset:>12}  {entry.entry_id:>8}  {version}, {len(entry.data)} bytes"
-            self._session.tell(self._arguments, told | {"bytes": len(entry.data)}, text)
+            self._session.tell(self._arguments, fields | {"bytes": len(entry.data)}, text)
             return
         seen = self._reader.decoded(entry)
-        self.tell_damage()
+        self.print_damage()
         for each in seen:
-            if isinstance(each.event, QueueCreated):
+            if isinstance(each.event, QueueCreated | QueueStated):
                 self._names[each.event.queue] = each.event.name
             if self._arguments.queue in (None, *self._called(each.event)):
                 self._session.tell(self._arguments, self._as_json(each), self._as_text(each))
 
-    def tell_damage(self) -> None:
+    def print_damage(self) -> None:
         """Prints what has been found damaged since the last time."""
         for found in self._reader.damage:
-            if found not in self._told:
-                self._told.add(found)
-                told = {"offset": found.offset, "damaged": found.why, "bytes": found.size_bytes}
+            if found not in self._printed:
+                self._printed.add(found)
+                fields = {"offset": found.offset, "damaged": found.why, "bytes": found.size_bytes}
                 text = f"{found.offset:>12}  DAMAGED: {found.why} ({found.size_bytes} bytes)"
-                self._session.tell(self._arguments, told, text)
+                self._session.tell(self._arguments, fields, text)
 
     def _name(self, number: int) -> str:
         return self._names.get(number, f"#{number}")
@@ -132,7 +124,7 @@ class _Teller:
 
     def _as_json(self, seen: JournaledEvent) -> dict[str, Any]:
         event = seen.event
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "offset": seen.offset,
             "entry": seen.entry_id,
             "at_ms": event.at_ms,
@@ -140,21 +132,21 @@ class _Teller:
             "queue": self._name(event.queue),
         }
         if hasattr(event, "number"):
-            told["message"] = self._ids.show(event.number)
+            fields["message"] = self._ids.show(event.number)
         content = event.pushed if isinstance(event, Carried) else event
         if isinstance(content, Pushed):
             text = as_text(content.body)
             if text is None:
-                told["body_base64"] = b64encode(content.body).decode()
+                fields["body_base64"] = b64encode(content.body).decode()
             else:
-                told["body"] = text
-            told["attributes"] = content.attributes or {}
+                fields["body"] = text
+            fields["attributes"] = content.attributes or {}
             if content.context is not None:
-                told["context"] = content.context
+                fields["context"] = content.context
         settings = getattr(event, "settings", None)
         if settings is not None:
-            told["settings"] = settings
-        return told | self._details(event)
+            fields["settings"] = settings
+        return fields | self._details(event)
 
     def _as_text(self, seen: JournaledEvent) -> str:
         event = seen.event

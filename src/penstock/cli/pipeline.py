@@ -16,6 +16,7 @@ ACTIONS: Final = {
     "status": "show how far the lake is behind the journals",
     "audit": "check every message's life; status 1 if one is wrong",
     "report": "draw what the lake tells on one HTML page",
+    "sql": "run any Spark SQL over the lake's tables, with all your rights",
     "replay": "send messages of the lake to a queue, each of them once",
     "compact": "join small files, remove files nobody needs",
 }

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 from penstock.cli.session import Session, UsageError, read_body_file
 from penstock.cli.values import read_count, read_duration, read_pair
 from penstock.client import Queues, make_push
-from penstock.errors import MessageTooLarge, RequestError
+from penstock.errors import MessageTooLarge, PenstockError
 from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX, PushReply
 
 _READ_BYTES: Final = 256 * 1024
@@ -99,16 +99,17 @@ def _push_batch(
     lines: list[bytes],
     before: int,
 ) -> int:
-    refused: list[tuple[int, RequestError]] = []
-    for number, reply in enumerate(queues.push_many(arguments.queue, lines, **options), before + 1):
-        if isinstance(reply, RequestError):
+    refused: list[tuple[int, PenstockError]] = []
+    replies = queues.push_many(arguments.queue, lines, return_errors=True, **options)
+    for number, reply in enumerate(replies, before + 1):
+        if isinstance(reply, PenstockError):
             refused.append((number, reply))
         else:
             _tell(session, arguments, reply)
     if refused:
         number, error = refused[0]
         last = before + len(lines)
-        raise RequestError(
+        raise type(error)(
             f"line {number}: {error} ({len(refused)} of the lines up to {last} were refused, "
             "those after it not tried)"
         )

@@ -1,6 +1,6 @@
-"""`penstock readers PATH`: who reads a store's journal, and how far each has come.
+"""`penstock readers PATH`: the named readers of a store's journal, and how far each has read.
 
-Nothing that a reader has yet to read is dropped; one that will not come back is to be forgotten.
+The journal drops nothing that a reader has yet to read: remove those that will not read again.
 """
 
 import time
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli.inspect import open_reader
+from penstock.cli.inspect import path_of
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.cli.values import show_age, show_size
 from penstock.journal import readers
+from penstock.journal.store import open_reader
 
 _HEAD = ("reader", "floor", "behind", "moved")
 
@@ -21,22 +22,24 @@ _HEAD = ("reader", "floor", "behind", "moved")
 def add_arguments(parser: ArgumentParser) -> None:
     """Says what the command takes."""
     parser.add_argument("path", metavar="PATH", help="a store")
-    parser.add_argument("--forget", metavar="NAME", help="let go of what this reader has not read")
+    parser.add_argument(
+        "--forget", metavar="NAME", help="remove this reader: what it has not read may be dropped"
+    )
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the readers, or forgets one; 1 if there is none of that name."""
-    with open_reader(arguments.path) as reader:
+    with open_reader(path_of(arguments.path)) as reader:
         store = Path(reader.path).parent
         if arguments.forget is not None:
             return 0 if readers.forget(store, arguments.forget) else 1
         durable = reader.durable_offset
-    found = readers.registered(store)
+    registered = readers.registered(store)
     if arguments.json:
-        for each in found:
+        for each in registered:
             behind = {"behind_bytes": max(0, durable - each.floor_offset)}
             session.tell_json(msgspec.structs.asdict(each) | behind)
-    elif found:
+    elif registered:
         now_ms = time.time_ns() // 1_000_000
         rows = [
             (
@@ -45,7 +48,7 @@ def run(session: Session, arguments: Namespace) -> int:
                 show_size(max(0, durable - each.floor_offset)),
                 show_age(max(0, now_ms - each.moved_at_ms)),
             )
-            for each in found
+            for each in registered
         ]
         print(table(_HEAD, rows))
     return 0

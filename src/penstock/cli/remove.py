@@ -8,11 +8,16 @@ from penstock.cli.session import Session
 def add_arguments(parser: ArgumentParser) -> None:
     """Says what the command takes."""
     parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="even if it is the dead-letter queue of others",
+    )
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Removes the queue."""
     queue = arguments.queue
-    session.queues(arguments).remove(queue)
+    session.queues(arguments).remove(queue, force=arguments.force)
     session.tell(arguments, {"queue": queue, "removed": True}, f"removed {queue}")
     return 0

@@ -131,6 +131,18 @@ class Carried(Event, frozen=True, gc=False, array_like=True, tag=15):
     pushed: Pushed
 
 
+class QueueStated(Event, frozen=True, gc=False, array_like=True, tag=16):
+    """What a living queue is, said again because the events that made it so are dropped.
+
+    It changes no state: it lets a reader that begins here know the queue.
+    """
+
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    configured_at_ms: int
+
+
 AnyEvent = (
     QueueCreated
     | QueueConfigured
@@ -147,4 +159,5 @@ AnyEvent = (
     | Moved
     | Lost
     | Carried
+    | QueueStated
 )

@@ -89,7 +89,7 @@ def _room_in_flight(queue: "QueueState", most: int) -> int:
     if queue.in_flight >= most:
         raise InFlightLimit(
             f"queue: {queue.name!r} has {queue.in_flight} messages in flight "
-            f"(in_flight_max={most}); delete or release some first"
+            f"(max_in_flight={most}); delete or release some first"
         )
     return most - queue.in_flight
 

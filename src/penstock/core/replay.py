@@ -23,6 +23,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
@@ -52,6 +53,13 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
         if earlier is not None:
             # Its removal was lost: the name belongs to the newer queue.
             shard.apply(QueueRemoved(event.at_ms, earlier.number, len(earlier.deliveries)))
+    elif isinstance(event, QueueStated):
+        if queue is None and event.queue >= shard.next_queue and event.name not in shard.names:
+            # Its making was lost: this says what it was.
+            made = QueueCreated(event.created_at_ms, event.queue, event.name, event.settings)
+            shard.apply(made)
+            shard.queues[event.queue].configured_at_ms = event.configured_at_ms
+        return False
     elif isinstance(event, Carried):
         if content is not None:
             shard.place(event.queue, event.number, content)

@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
@@ -39,6 +40,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.queue import QueueState
@@ -68,6 +70,7 @@ from penstock.service import (
     changed_settings,
     check_name,
     check_number,
+    check_unused,
 )
 
 _STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT}
@@ -133,6 +136,7 @@ class ShardState:
             Moved: self._moved,
             Lost: lambda event: self.queues[event.queue].deleted(event),
             Carried: _nothing,
+            QueueStated: _nothing,
         }
 
     def queue(self, name: str) -> QueueState:
@@ -327,9 +331,12 @@ class ShardState:
         if target is not None and target.settings.fifo != settings.fifo:
             raise InvalidField(f"dead_letter: {name!r} and {dead!r} must both be fifo, or neither")
 
-    def decide_remove(self, name: str, now_ms: int) -> QueueRemoved:
-        """The event that ends a queue."""
+    def decide_remove(self, name: str, now_ms: int, force: bool = True) -> QueueRemoved:
+        """The event that ends a queue. Raises QueueInUse without `force`."""
         queue = self.queue(name)
+        if not force:
+            sources = [each.name for each in self.names.values() if _is_source(each, queue)]
+            check_unused(name, sources)
         return QueueRemoved(now_ms, queue.number, len(queue.deliveries))
 
     def decide_purge(self, name: str, now_ms: int) -> QueuePurged:
@@ -457,8 +464,8 @@ class ShardState:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
         return snapshot
 
-    def outline(self) -> ShardSnapshot:
-        """The state without its messages, which may be many."""
+    def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
+        """The state without its messages, and without its dedup ids if asked: both may be many."""
         return ShardSnapshot(
             self.next_number,
             self.next_queue,
@@ -470,7 +477,7 @@ class ShardState:
                     queue.created_at_ms,
                     queue.configured_at_ms,
                     [],
-                    queue.dedups.entries(),
+                    queue.dedups.entries() if with_dedups else [],
                     queue.known_attempts(),
                 )
                 for queue in self.queues.values()
@@ -550,6 +557,11 @@ def _difference(one: QueueSettings, other: QueueSettings) -> str:
         for name in QueueSettings.__struct_fields__
         if getattr(one, name) != getattr(other, name)
     )
+
+
+def _is_source(queue: QueueState, dead_letter: QueueState) -> bool:
+    """Whether a queue's dead letters go to that other queue."""
+    return queue is not dead_letter and queue.settings.dead_letter == dead_letter.name
 
 
 def _nothing(event: AnyEvent) -> None:

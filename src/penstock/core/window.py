@@ -6,7 +6,7 @@ replay forgets exactly what the living engine forgot.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from operator import is_
 from typing import Generic, TypeVar
 
@@ -19,7 +19,7 @@ Key = str | tuple[str, str]
 class Window(Generic[V]):
     """What each id stood for, if it was remembered within the window; at most `count_max` ids."""
 
-    __slots__ = ("_by_key", "_count_max", "_keys", "_times", "_window_ms")
+    __slots__ = ("_by_key", "_count_max", "_forgotten", "_keys", "_times", "_window_ms")
 
     def __init__(self, window_ms: int, count_max: int) -> None:
         self._window_ms = window_ms
@@ -28,6 +28,8 @@ class Window(Generic[V]):
         # In order of time, side by side.
         self._times: deque[int] = deque()
         self._keys: deque[Key] = deque()
+        # How many were forgotten: the index, counted from the first ever, of the oldest one here.
+        self._forgotten = 0
 
     def find(self, key: Key, now_ms: int) -> V | None:
         """What the id stands for now, if anything."""
@@ -72,6 +74,7 @@ class Window(Generic[V]):
             times[0] + self._window_ms <= at_ms or len(times) + coming > self._count_max
         ):
             oldest_ms, oldest = times.popleft(), self._keys.popleft()
+            self._forgotten += 1
             found = by_key.get(oldest)
             if found is not None and found[0] == oldest_ms:
                 del by_key[oldest]
@@ -79,16 +82,28 @@ class Window(Generic[V]):
     def keep(self, wanted: Callable[[V], bool]) -> None:
         """Forgets every id but those that stand for something wanted."""
         kept = [entry for entry in self.entries() if wanted(entry[2])]
+        self._forgotten += len(self._keys)
         self._by_key = {key: (at_ms, value) for at_ms, key, value in kept}
         self._times = deque(at_ms for at_ms, _, _ in kept)
         self._keys = deque(key for _, key, _ in kept)
 
     def entries(self) -> list[tuple[int, Key, V]]:
         """Everything remembered, oldest first, for a snapshot."""
+        return self.entries_between(*self.indexes())
+
+    def indexes(self) -> tuple[int, int]:
+        """The index of the oldest entry and of the next one to come, counted from the first."""
+        return self._forgotten, self._forgotten + len(self._keys)
+
+    def entries_between(self, start: int, stop: int) -> list[tuple[int, Key, V]]:
+        """The entries of these indexes that are still remembered, oldest first."""
+        begin, end = max(0, start - self._forgotten), max(0, stop - self._forgotten)
         return [
-            (at_ms, key, self._by_key[key][1])
-            for at_ms, key in zip(self._times, self._keys, strict=True)
-            if key in self._by_key and self._by_key[key][0] == at_ms
+            (at_ms, key, found[1])
+            for at_ms, key in zip(
+                islice(self._times, begin, end), islice(self._keys, begin, end), strict=True
+            )
+            if (found := self._by_key.get(key)) is not None and found[0] == at_ms
         ]
 
     def parts(self) -> Iterator[Container]:

@@ -4,6 +4,7 @@ An engine appends the events of one command at a time and answers when the journ
 durable. A journal assigns each append its sequence, the order everything else agrees on.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -53,6 +54,72 @@ class Journal(Protocol):
 
     def close(self) -> None:
         """Makes durable what was appended, and lets go of the storage."""
+        ...
+
+
+class StoredJournal(Journal, Protocol):
+    """What upkeep needs of a journal that keeps its entries and can drop the oldest of them.
+
+    A position says where in the journal something stands: the part of a place that `core` does
+    not read. Positions rise from entry to entry, by as many as an entry has bytes.
+    """
+
+    shard: int
+    """Whose events these are."""
+    term: int
+    """The term of the owner that appends."""
+    growth_limit: int
+    """The position at which `grown` is called, once."""
+    grown: Callable[[], None]
+    """Called when the journal has passed `growth_limit`, or has no room left."""
+
+    @property
+    def first_position(self) -> int:
+        """Where the journal begins: what stood before it was dropped."""
+        ...
+
+    @property
+    def end_position(self) -> int:
+        """Where the next entry will stand."""
+        ...
+
+    @property
+    def region_bytes(self) -> int:
+        """Room comes free in regions of this size: dropping less frees nothing."""
+        ...
+
+    def count_held_by(self, count: Callable[[], int]) -> None:
+        """Keeps room back for as many messages as this says to leave."""
+        ...
+
+    def check_usable(self) -> None:
+        """Raises JournalError if nothing more can be appended, as after a failed sync."""
+        ...
+
+    def ensure_room(self, size_bytes: int, *, reserved: bool = False) -> None:
+        """Makes sure that so much fits, from the reserve if allowed. Raises StoreFull."""
+        ...
+
+    def prepare_room(self) -> None:
+        """Makes room ahead of time; takes its time. Raises StoreFull."""
+        ...
+
+    def sync(self) -> int:
+        """Makes durable what was appended; the sequence that is durable then."""
+        ...
+
+    def entry_before(self, position: int) -> int:
+        """Where an entry at or not long before `position` stands, at which the journal may begin.
+
+        The first position if none is known.
+        """
+        ...
+
+    def drop_before(self, position: int, archive: str | os.PathLike[str] | None = None) -> None:
+        """Lets the journal begin there; what comes free is kept in `archive` or removed.
+
+        Raises JournalError or StoreFull, with nothing dropped.
+        """
         ...
 
 

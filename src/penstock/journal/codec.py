@@ -9,11 +9,13 @@
              8  number (8)        the message; 0 for events of a queue
             16  at_ms (8)
             24  when_ms (8)       deadline (Claimed, Extended), visible at (Pushed, Released);
-                                  the queue moved to (Moved)
-            32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged)
+                                  the queue moved to (Moved); created at (QueueStated)
+            32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged);
+                                  configured at (QueueStated)
             40  epoch (4)         the claim; the count (QueuePurged, QueueRemoved)
             44  body size (4)
-            48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated)
+            48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated,
+                                  QueueStated)
             50  second text (2)   size of: dedup id (Pushed), holder (Claimed)
             52  extra size (4)    msgpack: attributes, context and size (Pushed), settings (queues)
                                   Carried holds what Pushed held
@@ -54,6 +56,7 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.runs import Run
@@ -82,6 +85,7 @@ KINDS: Final[tuple[type, ...]] = (
     Moved,
     Lost,
     Carried,
+    QueueStated,
 )
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
 _DEAD: Final = 1
@@ -175,12 +179,12 @@ def encode(
     return b"".join((*headers, *payloads)), messages
 
 
-def encode_run(run: Run) -> bytes:
+def encode_run(run: Run, shard: int = 0, term: int = 0) -> bytes:
     """The block of a run: the same bytes as `encode` makes of its events, made column by column."""
     bodies = run.bodies
     count = len(bodies)
     alike = _pack_event(_PUSHED, 0, 0, run.queue, 0, run.at_ms, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    head = bytearray(BLOCK.pack(count, 0, 0) + alike * count)
+    head = bytearray(BLOCK.pack(count, shard, term) + alike * count)
     pairs, fours = memoryview(head).cast("H"), memoryview(head).cast("I")
     crcs: Iterable[int] = map(crc32, bodies)
     sizes: Iterable[int] = run.sizes
@@ -213,10 +217,18 @@ def places_of(run: Run, data_offset: int) -> list[int]:
     return list(map(or_, range(first, first + step * len(run), step), run.sizes))
 
 
-def encode_one(event: AnyEvent) -> bytes:
-    """The block of one event, if it is plain; empty if not. A message's body goes behind it."""
+def block_header(count: int, shard: int, term: int) -> bytes:
+    """The first bytes of a block of so many events."""
+    return BLOCK.pack(count, shard, term)
+
+
+def encode_one(event: AnyEvent, head: bytes = _ONE_EVENT) -> bytes:
+    """The block of one event, if it is plain; empty if not. A message's body goes behind it.
+
+    `head` is the `block_header` of one event. The bytes are those that `encode` makes.
+    """
     header = _pack_plain(event, EVENT_BYTES)
-    return header and _ONE_EVENT + header
+    return header and head + header
 
 
 def _pack_plain(event: AnyEvent, payload_at: int) -> bytes:
@@ -279,6 +291,14 @@ def _encode_settings(e: QueueCreated | QueueConfigured) -> Encoded:
     ), (name, settings)  # fmt: skip
 
 
+def _encode_stated(e: QueueStated) -> Encoded:
+    name, settings = e.name.encode(), _to_msgpack(e.settings)
+    return (
+        _KIND[QueueStated], 0, 0, e.queue, 0, e.at_ms, e.created_at_ms, e.configured_at_ms, 0,
+        0, len(name), 0, len(settings),
+    ), (name, settings)  # fmt: skip
+
+
 def _encode_moved(e: Moved) -> Encoded:
     flags = _DEAD if e.dead else 0
     return (_MOVED, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
@@ -304,6 +324,7 @@ _ENCODERS: Final[dict[type, Any]] = {
     QueueCreated: _encode_settings,
     QueueConfigured: _encode_settings,
     Moved: _encode_moved,
+    QueueStated: _encode_stated,
     Carried: _encode_carried,
 }
 
@@ -336,6 +357,12 @@ def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple
         else:
             yield _decode_event(Fields._make(row), data, at - data_offset, data_offset, bodies)
         at += EVENT_BYTES
+
+
+def read_owner(data: bytes) -> tuple[int, int]:
+    """The shard whose events a block holds, and the term of the owner that wrote them."""
+    _, shard, term = BLOCK.unpack_from(data)
+    return shard, term
 
 
 def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
@@ -422,6 +449,8 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
         )
     if kind is QueueCreated:
         return QueueCreated(f.at_ms, f.queue, first, _read_settings(extra))
+    if kind is QueueStated:
+        return QueueStated(f.at_ms, f.queue, first, _read_settings(extra), f.when_ms, f.other)
     if kind is QueueConfigured:
         return QueueConfigured(f.at_ms, f.queue, _read_settings(extra))
     if kind is Moved:

@@ -10,31 +10,23 @@ Many who wait for the disk share a sync (`commit`). Bodies are read back from th
 those pushed lately are kept at hand, because most messages are pulled soon after they were pushed.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, Literal, get_args
 
 from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.runs import Run
-from penstock.errors import CorruptEntry, InvalidField, StoreFull, StoreUnusable
+from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
 from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES, StoredEntry
+from penstock.journal.room import RoomBudget
 from penstock.journal.segments import Segments
-from penstock.service import (
-    PULL_LIMIT_MAX,
-    Batch,
-    Command,
-    Delete,
-    Pull,
-    Push,
-    PushMany,
-    Redrive,
-    check_number,
-)
+from penstock.service import check_number
 
 Durability = Literal["sync", "interval", "os"]
 
@@ -43,18 +35,7 @@ _INTERVAL_MS_MAX: Final = 60 * 60 * 1_000
 _OS_SYNC_MS: Final = 1_000
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
-# More than any entry needs beside the bodies: headers, texts and extras of one event.
-_EVENT_ROOM_BYTES: Final = 2_048
-# An entry says its size in four bytes, and is put together in memory first.
-_BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
-_COMMAND_ROOM_BYTES: Final = 256 * 1_024
-_SMALL_BODY_BYTES_MAX: Final = 64 * 1024
-_AMPLE_BYTES: Final = 1024 * 1024
-# What the smallest messages need that are written before anyone looks again: once to come, twice
-# as much to leave.
-_UNTIL_THE_NEXT_LOOK_BYTES: Final = 3 * _AMPLE_BYTES
 _MARK_BYTES: Final = 1024 * 1024
-_LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
 
 
 def check_durability(text: str) -> Durability:
@@ -75,17 +56,31 @@ class FileJournal:
     keeps_nothing = False
 
     def __init__(
-        self, segments: Segments, durability: Durability = "sync", interval_ms: int = 50
+        self,
+        segments: Segments,
+        durability: Durability = "sync",
+        interval_ms: int = 50,
+        *,
+        shard: int = 0,
+        term: int = 0,
     ) -> None:
+        """`shard` and `term` are written into every entry; on one machine both are 0."""
         self.segments = segments
         self.durability: Durability = durability
         self.durable_sequence = segments.next_id - 1
+        self.shard = shard
+        self.term = term
+        self._one_event = codec.block_header(1, shard, term)
         self._append_data = segments.append_data
-        # Who may use the last room is decided here, before a command, and not at the append.
+        # What may use the last room is decided before a command, and not at the append.
         segments.reserve_bytes = 0
-        self._end_offset = segments.end_offset
-        self._room_until = 0
-        self._ample_until = 0
+        # Called once when the stream passes `growth_limit`, and when there is no room; upkeep sets
+        # both.
+        self.growth_limit = 1 << 62
+        self.grown: Callable[[], None] = _nothing
+        self._room = RoomBudget(segments, lambda: self.grown())
+        self.make_room = self._room.make_room
+        self.has_room = self._room.has_room
         # Offsets at which entries begin, about a megabyte apart: the stream can be cut at them.
         self._marks: deque[int] = deque()
         self._next_mark = 0
@@ -96,11 +91,6 @@ class FileJournal:
         self._commit = GroupCommit(self.sync, period_ms / 1_000)
         self._commit.start()
         start_over_when_forked(self)
-        # Called once when the stream passes `growth_limit`; set by whoever keeps house.
-        self.growth_limit = 1 << 62
-        self.grown: Callable[[], None] = _nothing
-        # How many messages live in the journal; told by whoever knows.
-        self.held: Callable[[], int] = lambda: 0
 
     def start_over(self) -> None:
         """In the child of a fork: nobody is left to let go of a lock, nor to sync."""
@@ -110,20 +100,20 @@ class FileJournal:
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         # Most commands append one plain event, which is written without being copied together.
         event = events[0] if len(events) == 1 else None
-        block = b"" if event is None else codec.encode_one(event)
+        block = b"" if event is None else codec.encode_one(event, self._one_event)
         body = b""
         messages: Sequence[tuple[int, int]] = ()
         if not block:
             event = None
             if type(events) is Run:
-                block = codec.encode_run(events)
+                block = codec.encode_run(events, self.shard, self.term)
             else:
-                block, messages = codec.encode(events)
+                block, messages = codec.encode(events, self.shard, self.term)
         elif type(event) is Pushed:
             body = event.body
         # Room was made before the command was decided: what is left may be used to the last byte.
         sequence, data_offset = self._append_data(block, body, codec.VERSION, True)
-        self._end_offset = data_offset + len(block) + len(body)
+        self._room.end_offset = data_offset + len(block) + len(body)
         if self._answers_before_sync:
             self.durable_sequence = sequence
         if data_offset > self._next_mark:
@@ -162,58 +152,41 @@ class FileJournal:
             self.growth_limit = 1 << 62
             self.grown()
 
-    def entry_before(self, offset: int) -> int:
-        """Where some entry at or not long before `offset` begins; the stream's start if unknown."""
-        while len(self._marks) > 1 and self._marks[1] <= offset:
+    # What upkeep needs: `StoredJournal`. A position is an offset in the stream.
+
+    @property
+    def first_position(self) -> int:
+        return self.segments.first_offset
+
+    @property
+    def end_position(self) -> int:
+        return self.segments.end_offset
+
+    @property
+    def region_bytes(self) -> int:
+        return self.segments.payload_bytes
+
+    def count_held_by(self, count: Callable[[], int]) -> None:
+        self._room.held = count
+
+    def check_usable(self) -> None:
+        self.segments.require_usable()
+
+    def ensure_room(self, size_bytes: int, *, reserved: bool = False) -> None:
+        self.segments.ensure_room(size_bytes, reserved)
+
+    def prepare_room(self) -> None:
+        self.segments.prepare()
+
+    def entry_before(self, position: int) -> int:
+        while len(self._marks) > 1 and self._marks[1] <= position:
             self._marks.popleft()
-        if self._marks and self._marks[0] <= offset:
+        if self._marks and self._marks[0] <= position:
             return self._marks[0]
         return self.segments.first_offset
 
-    def make_room(self, command: Command[Any]) -> None:
-        """Sees to it that what the command may append will fit. Raises StoreFull or InvalidField.
-
-        Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
-        """
-        if self._end_offset <= self._ample_until:
-            # Most commands need little, and mostly there is plenty.
-            kind = type(command)
-            if kind is Delete or (kind is Pull and cast(Pull, command).limit == 1):
-                return
-            if kind is Push and _is_small(cast(Push, command)):
-                return
-        size, reserved = _room_needed(command)
-        if self._end_offset + size > self._room_until:
-            self._find_room(size, reserved)
-
-    def _find_room(self, size: int, reserved: bool) -> None:
-        segments = self.segments
-        # What is held must be able to leave: room for a claim and a delete of each is kept back,
-        # and beside it what a command asks for to be on the safe side. The background makes it
-        # ahead of time; a push waits for it only if there may not be enough on the disk.
-        leaving = _LEAVING_BYTES * self.held() + 2 * _COMMAND_ROOM_BYTES
-        kept_back = max(segments.payload_bytes // 2, leaving)
-        segments.ahead_bytes = kept_back
-        missing = size + kept_back - segments.free_bytes
-        grows = missing > 0 and segments.can_grow(missing + _UNTIL_THE_NEXT_LOOK_BYTES)
-        insisted = 0 if grows else kept_back
-        needed = size if reserved else size + insisted
-        if segments.free_bytes < needed:
-            try:
-                segments.ensure_room(needed, reserved=True)
-            except StoreFull:
-                self.grown()
-                raise
-        ample = min(segments.free_bytes - insisted, _AMPLE_BYTES)
-        self._room_until = self._end_offset + max(0, ample)
-        self._ample_until = self._room_until - _COMMAND_ROOM_BYTES - _SMALL_BODY_BYTES_MAX
-
-    def has_room(self, events: int) -> bool:
-        try:
-            self.segments.ensure_room(_COMMAND_ROOM_BYTES + events * codec.EVENT_BYTES, True)
-        except StoreFull:
-            return False
-        return True
+    def drop_before(self, position: int, archive: str | os.PathLike[str] | None = None) -> None:
+        self.segments.drop_before(position, archive=archive)
 
     def load(self, place: int) -> Pushed:
         recent = self._recent.get(place)
@@ -282,61 +255,6 @@ class FileJournal:
         with self._syncing:
             self.segments.close()
             self.durable_sequence = self.segments.durable_next_id - 1
-
-
-def _is_small(push: Push) -> bool:
-    if push.attributes is not None or push.context is not None:
-        return False
-    return type(push.body) is bytes and len(push.body) <= _SMALL_BODY_BYTES_MAX
-
-
-def _room_needed(command: Command[Any]) -> tuple[int, bool]:
-    """How many bytes the command may append at most, and whether it may use the reserve for it.
-
-    Nothing is validated yet, so this looks at types and otherwise assumes the largest there is.
-    """
-    kind = type(command)
-    if kind is Push:
-        return _message_bytes(cast(Push, command)) + _COMMAND_ROOM_BYTES, False
-    if kind is PushMany:
-        many = cast(PushMany, command)
-        try:
-            size = sum(map(len, many.bodies)) + _EVENT_ROOM_BYTES * len(many.bodies)
-        except TypeError:
-            raise InvalidField("bodies: expected a list of bytes") from None
-        if many.attributes is not None:
-            size += 8 * len(repr(many.attributes)) * len(many.bodies)
-        if many.each_attributes is not None:
-            size += 8 * len(repr(many.each_attributes))
-        return size + _COMMAND_ROOM_BYTES, False
-    if kind is Batch:
-        items = cast(Batch, command).items
-        if type(items) is not list:
-            return _COMMAND_ROOM_BYTES, True
-        pushes = [item for item in items if type(item) is Push]
-        size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
-        if size > _BATCH_BYTES_MAX:
-            raise InvalidField(
-                f"items: a batch of about {size} bytes; one may have {_BATCH_BYTES_MAX}, so push "
-                "these in several"
-            )
-        return size + _COMMAND_ROOM_BYTES, not pushes
-    if isinstance(command, Pull | Redrive):
-        limit = command.limit
-        count = limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 0
-        texts = 0
-        if isinstance(command, Pull):
-            texts = len(str(command.attempt_id)) + len(str(command.holder))
-        return count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
-    return _COMMAND_ROOM_BYTES, True
-
-
-def _message_bytes(push: Push) -> int:
-    """More than the message can need, without looking closely: it is not validated yet."""
-    size = _EVENT_ROOM_BYTES + (len(push.body) if type(push.body) is bytes else 0)
-    if push.attributes is not None or push.context is not None:
-        size += 8 * len(repr((push.attributes, push.context)))
-    return size
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ header page. Files are opened when first needed; only so many are kept open, exc
 wholly durable, which stay open until they are.
 """
 
+import contextlib
 import errno
 import re
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 from penstock.errors import JournalError, UnavailableError
 from penstock.journal.fileheader import FORMAT, PAGE_BYTES, FileHeader, pack_page
+from penstock.journal.manifest import FileList, Manifest
 from penstock.journal.storage import Directory, File
 
 _NAME = re.compile(r"(\d{12})\.seg")
@@ -45,6 +47,7 @@ class Files:
         numbers: list[int],
         *,
         writable: bool,
+        listed: FileList | None = None,
     ) -> None:
         self.directory = directory
         self.identity = identity
@@ -54,6 +57,7 @@ class Files:
         self.last = numbers[-1] if numbers else -1
         self.pinned_from = 0 if writable else self.last + 1
         self._writable = writable
+        self._manifest = Manifest(directory, identity, file_bytes, listed)
         self._open: dict[int, File] = {}
         self._opening = threading.Lock()
 
@@ -101,19 +105,35 @@ class Files:
             done += size
 
     def create_next(self) -> None:
-        """Make the next file, durably; raise OSError if it cannot be."""
+        """Make the next file and list it, durably; raise OSError if it cannot be."""
         number = self.last + 1
-        header = FileHeader(
-            FORMAT, number, number * self.payload_bytes, self.file_bytes, self.identity
-        )
         # Room for this one among the open files: two descriptors each, one of them the map's.
         self._let_go(_OPEN_FILES_MAX - 1)
-        file = self.directory.create(name_of(number), self.file_bytes, pack_page(header))
+        file = self.create(number)
+        try:
+            self._manifest.write(self.first, number)
+        except OSError:
+            # Not listed, so nothing may be appended to it; the next attempt makes it again.
+            file.close()
+            with contextlib.suppress(OSError):
+                self.directory.remove(name_of(number))
+            raise
         self._open[number] = file
         self.last = number
 
+    def create(self, number: int) -> File:
+        """Make a file that holds nothing yet, durably; raise OSError if it cannot be."""
+        header = FileHeader(
+            FORMAT, number, number * self.payload_bytes, self.file_bytes, self.identity
+        )
+        return self.directory.create(name_of(number), self.file_bytes, pack_page(header))
+
+    def write_list(self) -> None:
+        """List the files from `first` to `last`, durably: before any other is unlinked."""
+        self._manifest.write(self.first, self.last)
+
     def remove(self, numbers: list[int]) -> None:
-        """Unlink files, durably. Who drops the oldest moves `first` before, for readers to see."""
+        """Unlink files, durably. The caller has moved `first` or `last` and listed it before."""
         for number in numbers:
             self.directory.remove(name_of(number))
             # Not closed: a reader may be in it. The last to let go of it closes it.

@@ -27,12 +27,17 @@ from penstock.journal.storage import OsStorage, Storage
 
 
 class JournaledEvent(NamedTuple):
-    """An event as it stands in the stream: in which entry, and where its content is found again."""
+    """An event as it stands in the stream: in which entry, and where its content is found again.
+
+    `shard` and `term` say whose event it is, and in which term of the owner it was written.
+    """
 
     entry_id: int
     offset: int
     event: AnyEvent
     place: int
+    shard: int = 0
+    term: int = 0
 
 
 class JournalReader:
@@ -44,8 +49,13 @@ class JournalReader:
         *,
         archive: str | os.PathLike[str] | None = None,
         storage: Storage | None = None,
+        known_end: int = 0,
     ) -> None:
-        """Raises StoreUnusable if there is no stream, or the archive is another stream's."""
+        """Raises StoreUnusable if there is no stream, or the archive is another stream's.
+
+        `known_end` is an offset that the stream is known to have reached, from a snapshot.
+        """
+        self._known_end = known_end
         self._storage = storage or OsStorage()
         self._archive_path = None if archive is None else os.fspath(archive)
         self._archive: Files | None = None
@@ -92,9 +102,9 @@ class JournalReader:
         return self._first[0]
 
     @property
-    def journal_offset(self) -> int:
-        """Where the writer lets the stream begin; what lies before it is in the archive, if any."""
-        return self._slot.first_offset
+    def first_id(self) -> int:
+        """The id of the entry at `first_offset`, 0 if not known."""
+        return self._first[1]
 
     @property
     def durable_offset(self) -> int:
@@ -113,6 +123,17 @@ class JournalReader:
         if self._archive is not None:
             held |= set(numbers_in(self._archive.directory))
         return sorted(held)
+
+    def missing_files(self) -> list[int]:
+        """The numbers of the files that the journal must have and has not."""
+        missing: list[int] = []
+        for _ in range(2):
+            # Twice: a writer that opens the stream may remove spare files between two looks.
+            examined = examine(self._journal.directory)
+            missing = [] if examined is None else examined.missing(self._known_end)
+            if not missing:
+                break
+        return missing
 
     @property
     def damage(self) -> list[Quarantined]:
@@ -160,9 +181,11 @@ class JournalReader:
         why = f"entry is of version {entry.version!r}, which is unknown here"
         if entry.version == codec.VERSION:
             try:
+                decoded = list(codec.decode(entry.data, entry.data_offset, bodies))
+                shard, term = codec.read_owner(entry.data)
                 return [
-                    JournaledEvent(entry.entry_id, entry.offset, event, place)
-                    for event, place in codec.decode(entry.data, entry.data_offset, bodies)
+                    JournaledEvent(entry.entry_id, entry.offset, event, place, shard, term)
+                    for event, place in decoded
                 ]
             except (CorruptEntry, msgspec.DecodeError, ValueError) as error:
                 why = f"data cannot be read as events: {error}"
@@ -225,7 +248,9 @@ class JournalReader:
             try:
                 return self._journal.scan(offset, size)
             except JournalError:
-                # Dropped since we looked; it went to the archive first, if there is one.
+                if not self._was_dropped(number):
+                    return bytes(size)
+                # It went to the archive first, if there is one.
                 if self._archive_path is None:
                     raise
         self._find_archive()
@@ -235,8 +260,13 @@ class JournalReader:
         self._archive.first, self._archive.last = archived[0], archived[-1]
         return self._archive.scan(offset, size).ljust(size, b"\0")
 
+    def _was_dropped(self, number: int) -> bool:
+        """Whether the writer let the stream begin behind this file; else the file is missing."""
+        slot = newest_slot(self._journal.directory, 0, self.identity)
+        return slot is not None and slot.first_offset >= (number + 1) * self.payload_bytes
+
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         self._journal.close()
         if self._archive is not None:
             self._archive.close()

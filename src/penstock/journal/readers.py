@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import InvalidField, StoreUnusable
+from penstock.journal.storage import open_regular
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}", re.ASCII)
 
@@ -65,7 +66,8 @@ def registered(store: Path) -> list[Reader]:
     found = []
     for path in sorted((store / "readers").glob("[!.]*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Reader))
+            with open_regular(path) as file:
+                found.append(msgspec.json.decode(file.read(), type=Reader))
         except FileNotFoundError:
             continue
         except (OSError, msgspec.DecodeError) as error:

@@ -1,14 +1,21 @@
 """Find out what a directory holds, and make its tail fit to append to.
 
-`examine` only reads. It refuses what is not ours before anything is touched.
+`examine` only reads. It refuses files of another stream or format before anything is touched, and
+knows which files must be there and are not.
 `repair` is for the writer: it finds the true end behind the watermark, writes all that it accepts
 there once more, zeroes what follows, and returns when that is durable. Writing once more matters
 after a failed sync: the system may then show pages as clean that never reached the disk.
+
+Where the loss of files was accepted, `repair` makes them again without content. What they held is
+then damage like any other, and the stream goes on behind it: no id and no offset is used twice.
 """
 
+import contextlib
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from penstock.errors import StoreUnusable
+from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.fileheader import (
     FORMAT,
     PAGE_BYTES,
@@ -20,6 +27,7 @@ from penstock.journal.fileheader import (
     unpack_slots,
 )
 from penstock.journal.files import Files, drafts_in, name_of, numbers_in
+from penstock.journal.manifest import FileList, read_manifest
 from penstock.journal.scan import Quarantined, valid_end
 from penstock.journal.storage import Directory
 
@@ -36,8 +44,27 @@ class Examined:
     numbers: list[int]
     slot: Slot
     slot_place: tuple[int, int]
+    listed: FileList | None = None
     damage: list[Quarantined] = field(default_factory=list)
     damaged_headers: list[int] = field(default_factory=list)
+
+    @property
+    def payload_bytes(self) -> int:
+        """How much of the stream one file holds."""
+        return self.file_bytes - PAGE_BYTES
+
+    def missing(self, known_end: int = 0) -> list[int]:
+        """The numbers of the files that must be there and are not.
+
+        The watermark says it, and the manifest; `known_end` is an offset that is known, from a
+        snapshot of the stream, to have been durable.
+        """
+        slot = self.slot
+        first = min(slot.first_offset, slot.durable_offset) // self.payload_bytes
+        last = (max(slot.durable_offset, known_end) - 1) // self.payload_bytes
+        if self.listed is not None:
+            first, last = max(first, self.listed.first), max(last, self.listed.last)
+        return sorted(set(range(first, last + 1)).difference(self.numbers))
 
 
 @dataclass
@@ -52,29 +79,53 @@ class _Pages:
 
 def examine(directory: Directory) -> Examined | None:
     """Return what the directory holds, None if no segment; raise StoreUnusable if not ours."""
-    numbers = numbers_in(directory)
-    if not numbers:
-        return None
-    pages = _read_pages(directory, numbers)
+    # The manifest is read before the names, and the pages after them: beside a live writer a file
+    # that was listed is then there, or the watermark read last says that it was dropped.
+    listed = read_manifest(directory)
+    pages = _read_pages(directory, numbers_in(directory))
     numbers = sorted(pages.sizes)
     if not numbers:
+        if listed is not None:
+            raise StoreUnusable(
+                f"{directory.path}: all of its files are missing, "
+                f"{name_of(listed.first)} to {name_of(listed.last)}; put them back"
+            )
         return None
     identity, file_bytes = _agree(directory, numbers, pages)
-    payload_bytes = file_bytes - PAGE_BYTES
+    listed = read_manifest(directory, identity) and listed
     if pages.slots:
         number, place, slot = max(pages.slots, key=lambda found: found[2].serial)
         slot_place = (number, place)
-    elif numbers[0] == 0:
+    elif numbers[0] == 0 or (listed is not None and listed.first == 0):
         # Nothing was ever synced: the stream begins, and is durable, at its first byte.
         slot, slot_place = Slot(0, identity, 0, 1, 0, 1), (-1, 0)
     else:
         raise StoreUnusable(f"{directory.path}: no file says how far the stream is durable")
-    examined = Examined(identity, file_bytes, numbers, slot, slot_place)
+    begin = 0 if listed is None else listed.first * (file_bytes - PAGE_BYTES)
+    if begin > slot.first_offset:
+        # The files with the newest slots are gone, and what this slot begins at was dropped.
+        if begin > slot.durable_offset:
+            raise StoreUnusable(f"{directory.path}: no file is left that was in use; put them back")
+        slot = slot._replace(first_offset=begin, first_id=0)
+    examined = Examined(identity, file_bytes, numbers, slot, slot_place, listed)
     examined.damaged_headers = pages.damaged_headers
     for number in pages.damaged_headers:
         why = f"header of {name_of(number)} does not match its checksum"
-        examined.damage.append(Quarantined(number * payload_bytes, 0, why))
+        examined.damage.append(Quarantined(number * examined.payload_bytes, 0, why))
     return examined
+
+
+def describe_missing(examined: Examined, missing: list[int]) -> str:
+    """Say which files these are, and which offsets of the stream they held."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
+    ]
+    return " and ".join(
+        f"{name_of(run[0])}{f' to {name_of(run[-1])}' if len(run) > 1 else ''} "
+        f"(offsets {run[0] * examined.payload_bytes} to {(run[-1] + 1) * examined.payload_bytes})"
+        for run in runs
+    )
 
 
 def newest_slot(directory: Directory, from_number: int, identity: bytes) -> Slot | None:
@@ -124,7 +175,9 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
         name = name_of(numbers[0])
         raise StoreUnusable(f"{directory.path}: {name} is not a segment file, or is damaged")
     if len(identities) > 1 or len(sizes) > 1:
-        raise StoreUnusable(f"{directory.path}: its files belong to different streams")
+        raise StoreUnusable(
+            f"{directory.path}: its files belong to different streams{_strangers(pages)}"
+        )
     # With no whole header left a slot has told the identity, and the longest file its size.
     file_bytes = sizes.pop() if sizes else max(pages.sizes.values())
     if not 2 * PAGE_BYTES <= file_bytes <= _FILE_BYTES_MAX or file_bytes % PAGE_BYTES:
@@ -132,33 +185,61 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
     return identities.pop(), file_bytes
 
 
-def repair(files: Files, examined: Examined) -> tuple[int, int]:
-    """Make the tail ready for appending; return the end of the stream and the next id."""
-    _tidy(files, examined)
+def _strangers(pages: _Pages) -> str:
+    """Name the files that fewer of the others agree with, if that is clear."""
+    by_identity: dict[bytes, list[int]] = {}
+    for number, header in pages.headers.items():
+        by_identity.setdefault(header.identity, []).append(number)
+    *fewer, most = sorted(by_identity.values(), key=len) or [[]]
+    if not fewer or len(fewer[-1]) == len(most):
+        return ""
+    names = ", ".join(name_of(number) for numbers in fewer for number in numbers)
+    return f"; {names} came from elsewhere"
+
+
+def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
+    """Make the tail ready for appending; return the end of the stream and the next id.
+
+    The files whose numbers are `missing` are made again, and the stream ends behind them.
+    """
+    _tidy(files, examined, missing or [])
     slot = examined.slot
-    end, next_id = valid_end(
+    payload_bytes = files.payload_bytes
+    found_end, next_id = valid_end(
         files.scan, slot.durable_offset, slot.next_id, max(files.allocated_end, 0)
     )
-    tail = end // files.payload_bytes
-    _keep_through(files, tail + 1)
-    _rewrite(files, slot.durable_offset, end)
-    start = end
-    for number in range(tail, files.last + 1):
-        at = PAGE_BYTES + start - number * files.payload_bytes
+    end = found_end
+    if missing and (missing[-1] + 1) * payload_bytes > end:
+        # Entries were lost, and nobody knows how many: no id that one may have had is given again.
+        end = (missing[-1] + 1) * payload_bytes
+        next_id += (end - found_end) // HEADER_BYTES
+    _keep_through(files, end // payload_bytes + 1)
+    _rewrite(files, slot.durable_offset, found_end)
+    start = found_end
+    for number in range(start // payload_bytes, files.last + 1):
+        at = PAGE_BYTES + start - number * payload_bytes
         files.get(number).zero(at, files.file_bytes)
-        start = (number + 1) * files.payload_bytes
-    for number in range(slot.durable_offset // files.payload_bytes, files.last + 1):
+        start = (number + 1) * payload_bytes
+    for number in range(slot.durable_offset // payload_bytes, files.last + 1):
         file = files.get(number)
         file.sync()
         file.unload()
+    # A process that was killed may have left a file whose name is not durable yet.
+    files.directory.sync()
+    # A store of an older version has no list yet, and may have no room for one.
+    with contextlib.suppress(OSError):
+        files.write_list()
     return end, next_id
 
 
-def _tidy(files: Files, examined: Examined) -> None:
+def _tidy(files: Files, examined: Examined, missing: list[int]) -> None:
     """Finish what a crash interrupted, and give damaged files their header and size again."""
     directory = files.directory
     for draft in drafts_in(directory):
         directory.remove(draft)
+    for number in missing:
+        files.create(number).close()
+        files.first, files.last = min(files.first, number), max(files.last, number)
     slot = examined.slot
     first = min(slot.first_offset, slot.durable_offset) // files.payload_bytes
     dropped = [number for number in examined.numbers if number < min(first, files.last)]
@@ -184,9 +265,10 @@ def _keep_through(files: Files, keep_last: int) -> None:
     while last >= files.first and not _unbroken(present, keep_last - 1, last):
         last -= 1
     surplus = sorted(number for number in present if number > last)
-    if surplus:
-        files.remove(surplus)
     files.last = last
+    if surplus:
+        files.write_list()
+        files.remove(surplus)
 
 
 def _unbroken(present: set[int], tail: int, last: int) -> bool:

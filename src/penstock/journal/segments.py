@@ -1,4 +1,5 @@
 """One append-only stream of bytes, cut into fixed-size files that are preallocated and mapped.
+Long, because the rules below hold only together.
 
     stream   0            P            2P           3P
              |  file 0    |  file 1    |  file 2    |  file 3, the spare …
@@ -38,7 +39,7 @@ from penstock.journal.entry import (
 )
 from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
 from penstock.journal.files import Files, name_of, numbers_in
-from penstock.journal.recovery import Examined, examine, newest_slot, repair
+from penstock.journal.recovery import Examined, describe_missing, examine, newest_slot, repair
 from penstock.journal.scan import Limit, Quarantined, find_first, walk
 from penstock.journal.storage import Directory, Map, OsStorage, Storage
 
@@ -92,6 +93,8 @@ class Segments:
         reserve_bytes: int | None = None,
         background: bool = True,
         all_files: bool = False,
+        accept_loss: bool = False,
+        known_end: int = 0,
     ) -> "Segments":
         """Open the stream in `directory`; a writer makes it if there is none, and recovers it.
 
@@ -116,7 +119,14 @@ class Segments:
                 if not writable:
                     segments = cls._open_reader(opened, examined, all_files)
                 else:
-                    segments = cls._open_writer(opened, examined, file_bytes)
+                    missing = [] if examined is None else examined.missing(known_end)
+                    if examined is not None and missing and not accept_loss:
+                        raise StoreUnusable(
+                            f"{path}: {len(missing)} of its files are missing: "
+                            f"{describe_missing(examined, missing)}; put them back, or open it "
+                            "with accept_loss to go on without what they held"
+                        )
+                    segments = cls._open_writer(opened, examined, file_bytes, missing)
                     segments._reserve_bytes = segments._payload_bytes // 2
                     if reserve_bytes is not None:
                         segments._reserve_bytes = reserve_bytes
@@ -131,7 +141,11 @@ class Segments:
 
     @classmethod
     def _open_writer(
-        cls, directory: Directory, examined: Examined | None, file_bytes: int
+        cls,
+        directory: Directory,
+        examined: Examined | None,
+        file_bytes: int,
+        missing: list[int],
     ) -> "Segments":
         if examined is None:
             files = Files(directory, os.urandom(16), file_bytes, [], writable=True)
@@ -139,11 +153,16 @@ class Segments:
             files.create_next()
             return cls(files, slot, slot_place, writable=True)
         files = Files(
-            directory, examined.identity, examined.file_bytes, examined.numbers, writable=True
+            directory,
+            examined.identity,
+            examined.file_bytes,
+            examined.numbers,
+            writable=True,
+            listed=examined.listed,
         )
         segments = cls(files, examined.slot, examined.slot_place, writable=True)
         segments._note(*examined.damage)
-        segments._tip = segments._durable = repair(files, examined)
+        segments._tip = segments._durable = repair(files, examined, missing)
         if segments.first_offset > segments.end_offset:
             # The stream was to begin behind entries that did not survive, nor were promised.
             segments._first = segments._tip
@@ -585,6 +604,7 @@ class Segments:
                 self.settle_watermark()
             self._files.first = number
             try:
+                self._files.write_list()
                 self._files.remove(doomed)
             except OSError as error:
                 raise JournalError(f"{self.path}: cannot drop a file: {error}") from error

@@ -1,9 +1,9 @@
 """A shard's state in a file, written a slice at a time while the shard lives on.
 
-The file is a row of entries (the 32-byte header of `entry`, version PSNAPS02): first the outline
-with the point in the journal where it was taken, then slices of deliveries, last the number of
-slices. A file without its last entry, or with a damaged one, is no snapshot; the one before it
-still is. Two are kept.
+The file is a row of entries (the 32-byte header of `entry`, version PSNAPS03): first the outline
+with the point in the journal where it was taken, then slices of dedup ids and of deliveries, last
+the number of slices. A file without its last entry, or with a damaged one, is no snapshot; the one
+before it still is. Two are kept.
 """
 
 import os
@@ -19,29 +19,40 @@ import msgspec
 
 from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.shard import ShardSnapshot, ShardState
+from penstock.core.window import Key
 from penstock.errors import StoreFull
 from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.entry import HEADER_BYTES, pack, unpack_header
+from penstock.journal.storage import open_regular
 
-VERSION: Final = b"PSNAPS02"
+VERSION: Final = b"PSNAPS03"
 KEPT: Final = 2
 _SYNC_BYTES: Final = 2 * 1024 * 1024
 _NAME: Final = "snapshot-{:016x}"
 _encode = msgspec.msgpack.Encoder().encode
-# How to read a slice of each version; the first one cannot say where a message stands that lies
-# four gigabytes or more into the stream.
+Dedups = list[tuple[int, Key, int]]
+# The first element of a slice of dedup ids; that of a slice of messages is their number.
+_DEDUPS: Final = -1
+# How to read a slice of messages in each version; the first one cannot say where a message stands
+# that lies four gigabytes or more into the stream.
 _SLICES: Final[dict[bytes, Callable[[bytes], Arrivals | list[Delivery]]]] = {
     b"PSNAPS01": msgspec.msgpack.Decoder(list[Delivery]).decode,
+    b"PSNAPS02": unpack_columns,
     VERSION: unpack_columns,
 }
 
 
 class Outline(msgspec.Struct, array_like=True):
-    """Where in the journal the snapshot begins, and all of the state but its messages."""
+    """Where in the journal the snapshot begins, and the state but for what the slices hold.
+
+    `number` and `term` say whose state it is, and in which term of its owner it was taken.
+    """
 
     offset: int
     at_ms: int
     shard: ShardSnapshot
+    number: int = 0
+    term: int = 0
 
 
 class End(msgspec.Struct, array_like=True):
@@ -51,11 +62,13 @@ class End(msgspec.Struct, array_like=True):
 
 
 _decode_outline = msgspec.msgpack.Decoder(Outline).decode
+_decode_dedups = msgspec.msgpack.Decoder(tuple[int, int, Dedups]).decode
+_dedups_begin: Final = _encode([_DEDUPS, 0, []])[:2]
 _decode_end = msgspec.msgpack.Decoder(End).decode
 
 
 class SnapshotWriter:
-    """A snapshot in the making: it counts for nothing until `finish` returns."""
+    """A snapshot in the making: it is none until `finish` returns."""
 
     def __init__(self, directory: Path, outline: Outline) -> None:
         self._directory = directory
@@ -75,7 +88,7 @@ class SnapshotWriter:
             raise
 
     def add(self, packed: bytes) -> None:
-        """Adds a slice, as `pack_slice` made it."""
+        """Adds a slice, as `pack_slice` or `pack_dedups` made it."""
         self._slices += 1
         self._write(self._slices, packed)
 
@@ -84,7 +97,7 @@ class SnapshotWriter:
             self._file.write(pack(VERSION, 0, entry_id, data))
             self._unsynced_bytes += len(data)
             if self._unsynced_bytes > _SYNC_BYTES:
-                # Bit by bit, so that the journal's writes never stall behind one large flush.
+                # In small parts, so that the journal's writes never stall behind one large flush.
                 self._unsynced_bytes = 0
                 self._file.flush()
                 os.fdatasync(self._file.fileno())
@@ -92,7 +105,7 @@ class SnapshotWriter:
             raise StoreFull(f"{self._path}: cannot write a snapshot: {error.strerror}") from error
 
     def finish(self) -> None:
-        """Makes the snapshot durable and the newest; lets the oldest go."""
+        """Makes the snapshot durable and the newest; removes the oldest."""
         self._write(self._slices + 1, _encode(End(self._slices)))
         try:
             self._file.flush()
@@ -103,12 +116,12 @@ class SnapshotWriter:
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot keep a snapshot: {error.strerror}") from error
         for old in snapshot_paths(self._directory)[KEPT:]:
-            # One that cannot go now goes after the next snapshot.
+            # One that cannot be removed now is removed after the next snapshot.
             with suppress(OSError):
                 old.unlink()
 
     def abandon(self) -> None:
-        """Leaves things as they were."""
+        """Removes what was written; the snapshots before it are as they were."""
         # Closing writes what is still buffered, which a full disk refuses: it is not wanted.
         with suppress(OSError):
             self._file.close()
@@ -119,6 +132,11 @@ class SnapshotWriter:
 def pack_slice(deliveries: list[Delivery]) -> bytes:
     """Deliveries as they are at this instant."""
     return pack_columns(deliveries)
+
+
+def pack_dedups(queue: int, dedups: Dedups) -> bytes:
+    """Dedup ids of one queue, oldest first: when each was used, the id, and its message."""
+    return _encode([_DEDUPS, queue, dedups])
 
 
 def snapshot_paths(directory: Path) -> list[Path]:
@@ -152,16 +170,16 @@ class _NotWhole(Exception):
 def read_snapshot(path: Path) -> Taken | None:
     """The state a file holds, or None if it is not whole or cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _assemble(_entries(file))
-    except (OSError, ValueError, _NotWhole):
+    except (OSError, ValueError, KeyError, _NotWhole):
         return None
 
 
 def read_outline(path: Path) -> Outline | None:
     """All that a snapshot says but for its messages, or None if that part is not whole."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _decode_outline(next(_entries(file))[1])
     except (OSError, StopIteration, msgspec.DecodeError, _NotWhole):
         return None
@@ -188,26 +206,34 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
         raise _NotWhole
     outline = _decode_outline(first)
     by_queue: defaultdict[int, _Held] = defaultdict(_Held)
+    kept_by_number = {kept.number: kept for kept in outline.shard.queues}
     slices = 0
     for following, data in entries:
         slices += 1
-        found = _SLICES[version](held)
-        if isinstance(found, Arrivals):
-            by_queue[found.queue].add(found, found.numbers)
+        if version == VERSION and held.startswith(_dedups_begin):
+            _, queue, dedups = _decode_dedups(held)
+            kept_by_number[queue].dedups += dedups
         else:
-            for queue, mates in groupby(found, attrgetter("queue")):
-                of_queue = list(mates)
-                by_queue[queue].add(of_queue, [each.rank for each in of_queue])
+            _add_messages(by_queue, _SLICES[version](held))
         version, held = following, data
     if _decode_end(held).slices != slices:
         raise _NotWhole
     shard = ShardState.restore(outline.shard)
     is_ordered = all(each.highest_rank < shard.next_number for each in by_queue.values())
-    for number, queue in shard.queues.items():
+    for number, queue_state in shard.queues.items():
         if number in by_queue:
-            shard.restored(queue, by_queue.pop(number).in_order())
+            shard.restored(queue_state, by_queue.pop(number).in_order())
     early = {number: each.sorted() for number, each in by_queue.items()}
     return Taken(outline, shard, early, is_ordered)
+
+
+def _add_messages(by_queue: "defaultdict[int, _Held]", found: Arrivals | list[Delivery]) -> None:
+    if isinstance(found, Arrivals):
+        by_queue[found.queue].add(found, found.numbers)
+        return
+    for queue, mates in groupby(found, attrgetter("queue")):
+        of_queue = list(mates)
+        by_queue[queue].add(of_queue, [each.rank for each in of_queue])
 
 
 class _Held:

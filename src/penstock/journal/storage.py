@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import stat
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 128 * 1024
@@ -204,10 +204,15 @@ class OsDirectory:
         return file
 
     def open(self, name: str, *, writable: bool) -> OsFile:
-        fd = self._open_fd(name, os.O_RDWR if writable else os.O_RDONLY)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        # Before opening: that alone can act on a device, and waits for the other end of a FIFO.
+        _require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        fd = self._open_fd(name, flags | os.O_NONBLOCK)
+        try:
+            _require_regular(name, os.fstat(fd))
+        except OSError:
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise
         return OsFile(fd, writable)
 
     def extend(self, name: str, size_bytes: int) -> None:
@@ -304,6 +309,31 @@ class OsStorage:
                 os.close(fd)
                 raise
         return OsDirectory(path, fd)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file to read, if it is one; a FIFO, a device or a directory is an OSError at once."""
+    _require_regular(os.fspath(path), os.stat(path))
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fspath(path), os.fstat(fd))
+    except OSError:
+        os.close(fd)
+        raise
+    return os.fdopen(fd, "rb")
+
+
+def _require_regular(name: str, about: os.stat_result) -> None:
+    mode = about.st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {
+            stat.S_IFIFO: "a named pipe",
+            stat.S_IFDIR: "a directory",
+            stat.S_IFLNK: "a symbolic link",
+            stat.S_IFSOCK: "a socket",
+        }
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise OSError(errno.EINVAL, f"{os.path.basename(name)} is {kind}, not a regular file")
 
 
 def _make_directories(path: str) -> None:

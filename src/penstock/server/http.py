@@ -1,133 +1,54 @@
-"""HTTP/1.1 with nothing between the parser and whoever answers.
+"""HTTP/1.1 connections, with nothing between the parser and the function that answers.
 
-An `HttpConnection` reads requests, in order, and hands each to the server's `answer`, which returns
+An `HttpConnection` reads requests, in order, and gives each to the server's `answer`, which returns
 the response's bytes at once, or None and calls `finish` later: for a long poll, or when a disk must
-sync first. Requests that arrive meanwhile wait their turn, so pipelining keeps its order.
+sync first. Requests that arrive meanwhile wait, so pipelining keeps its order.
 
-Everything that comes in has a limit: the head in bytes and seconds, the body in bytes and seconds,
-the requests that wait, the answers nobody reads. What cannot be told apart safely (two lengths, a
-length and chunks, bare line feeds, odd encodings) is answered 400, and the connection is closed.
+`request` limits the size of a request. This module limits time and memory:
+
+    a head              HEAD_TIMEOUT_S from its first byte
+    a body              BODY_TIMEOUT_S from the first byte of the head
+    an answer           of what is unsent, WRITE_PROGRESS_BYTES are taken every WRITE_TIMEOUT_S
+    a pipeline          about WAITING_REQUESTS_MAX requests or WAITING_BYTES_MAX wait; then reading
+                        stops until some are answered
+    all connections     HELD_BYTES_MAX of unfinished and waiting requests and of unsent answers;
+                        over that, the connections that hold the most are aborted, largest first
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from email.utils import formatdate
+from time import perf_counter
 from typing import Final, cast
 
-import httptools
+from penstock.server.faults import Faults
+from penstock.server.request import BODY_BYTES_MAX as BODY_BYTES_MAX
+from penstock.server.request import Request as Request
+from penstock.server.request import RequestReader, Unacceptable
+from penstock.server.response import CONTINUE, with_connection
+from penstock.server.response import first_lines as first_lines
+from penstock.server.response import response as response
 
-HEAD_BYTES_MAX: Final = 16 * 1024
-BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 30.0
+WRITE_TIMEOUT_S: Final = 30.0
+WRITE_PROGRESS_BYTES: Final = 16 * 1024
 SWEEP_S: Final = 1.0
 IDLE_SWEEP_S: Final = 60.0
 IDLE_SWEEPS_MAX: Final = 10
-HEADERS_MAX: Final = 100
 WAITING_REQUESTS_MAX: Final = 32
-
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    415: "Unsupported Media Type",
-    417: "Expectation Failed",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
-_STATUS_LINES: Final = {
-    status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in _REASONS.items()
-}
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Headers that most requests do not have, and that need a closer look.
-_UNUSUAL: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding", "expect"})
-# Of these, a second one would leave it open which is meant.
-_SINGLE: Final = frozenset(
-    {"host", "content-type", "content-encoding", "authorization", "x-amz-target", "x-amz-date"}
-)
-
-
-class Request:
-    """One request, complete.
-
-    Header names are in lower case; one that came several times has its values joined by commas.
-    A client of HTTP/1.0 that asks for the connection to stay must be told that it does.
-    """
-
-    __slots__ = ("body", "headers", "keep_alive", "method", "must_tell", "path", "query")
-
-    def __init__(self, method: str, path: str, query: str, headers: dict[str, str]) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = b""
-        self.keep_alive = True
-        self.must_tell = False
-
+WAITING_BYTES_MAX: Final = 256 * 1024
+HELD_BYTES_MAX: Final = 256 * 1024 * 1024
+# A connection that holds less than this is not counted: what it holds is part of its own cost.
+HELD_BYTES_MIN: Final = 16 * 1024
+# Data is parsed in pieces of this size. When one had a request in it, or when parsing took longer
+# than this, the rest waits for the next turn of the loop: thousands of small requests, or of small
+# chunks, must not hold up other connections.
+PIECE_BYTES: Final = 16 * 1024
+TURN_S: Final = 0.005
 
 Answer = Callable[[Request, "HttpConnection"], bytes | None]
-
-
-class _Unacceptable(Exception):
-    """What is being read must be answered with this status, and the connection closed."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-class _Heads:
-    """The first lines of responses, with the date: made anew at most once a second."""
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._by_status: dict[int, bytes] = {}
-
-    def first_lines(self, status: int, loop_time_s: float) -> bytes:
-        """The status line and the date."""
-        if int(loop_time_s) != self._second:
-            self._second = int(loop_time_s)
-            date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
-            self._by_status = {each: line + date for each, line in _STATUS_LINES.items()}
-        return self._by_status[status]
-
-
-first_lines = _Heads().first_lines
-
-
-def response(status: int, headers: bytes, body: bytes, loop_time_s: float) -> bytes:
-    """A whole response; `headers` are complete lines."""
-    return b"%s%sContent-Length: %d\r\n\r\n%s" % (
-        first_lines(status, loop_time_s),
-        headers,
-        len(body),
-        body,
-    )
-
-
-def _saying(what: bytes, answer: bytes) -> bytes:
-    """A response that also says what becomes of the connection."""
-    status_line, _, rest = answer.partition(b"\r\n")
-    return b"%s\r\nConnection: %s\r\n%s" % (status_line, what, rest)
-
-
-def _lower(name: bytes) -> str:
-    """A header's name in lower case; the names everybody sends are remembered."""
-    lowered = name.decode("latin-1").lower()
-    if len(_LOWERED) < _LOWERED_MAX and len(name) <= 64:
-        _LOWERED[name] = lowered
-    return lowered
-
-
-_LOWERED_MAX: Final = 1_024
-_LOWERED: Final[dict[bytes, str]] = {}
 
 
 class HttpConnection(asyncio.Protocol):
@@ -135,31 +56,29 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answer",
-        "_body",
+        "_answer_bytes",
         "_body_timed",
         "_busy",
-        "_chunk_bytes",
         "_closing",
-        "_head_bytes",
-        "_headers",
+        "_completed_idle",
+        "_completed_timed",
         "_idle_sweeps",
-        "_in_head",
-        "_in_message",
         "_loop",
-        "_more",
-        "_must_tell",
-        "_parser",
-        "_repeated",
-        "_request",
-        "_seen",
-        "_seen_idle",
+        "_must_say_keep_alive",
+        "_reader",
+        "_reading",
+        "_refused",
         "_server",
         "_transport",
-        "_url",
+        "_unparsed",
+        "_unsent_bytes",
         "_waiting",
+        "_waiting_bytes",
         "_writable",
-        "deadline_s",
+        "held_bytes",
         "on_gone",
+        "read_deadline_s",
+        "write_deadline_s",
     )
 
     def __init__(self, server: "HttpServer") -> None:
@@ -167,212 +86,233 @@ class HttpConnection(asyncio.Protocol):
         self._loop = server.loop
         self._answer = server.answer
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
-        # The request being read: first its head, then its body, which most often comes whole.
-        self._in_message = False
-        self._in_head = True
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._request: Request | None = None
-        self._body = b""
-        self._more: list[bytes] = []
-        self._body_timed = False
-        self._head_bytes = 0
-        self._repeated = 0
-        self._chunk_bytes = 0
-        # The requests that were read, one of which may be being answered.
-        self._seen = 0
-        self._seen_idle = 0
-        self._idle_sweeps = 0
+        self._reader = RequestReader(self._take, self._send_continue)
+        # Data that came behind too many waiting requests; reading has stopped.
+        self._unparsed = b""
+        self._reading = True
+        # The requests that wait while another is answered, and behind them perhaps the answer to
+        # bytes that were no request.
+        self._waiting: deque[Request | bytes] = deque()
+        self._waiting_bytes = 0
         self._busy = False
-        self._must_tell = False
+        self._must_say_keep_alive = False
+        self._refused = False
         self._closing = False
         self._writable = True
-        self._waiting: deque[Request] = deque()
-        self.deadline_s: float | None = None
-        # What to call if the client goes away while its request is being answered.
+        # Deadlines, and how far what they watch had come when they were set.
+        self.read_deadline_s: float | None = None
+        self._body_timed = False
+        self._completed_timed = 0
+        self.write_deadline_s: float | None = None
+        self._unsent_bytes = 0
+        self._answer_bytes = 0
+        self._idle_sweeps = 0
+        self._completed_idle = 0
+        # What the server counts for this connection against HELD_BYTES_MAX.
+        self.held_bytes = 0
+        # Called if the client goes away while its request is being answered.
         self.on_gone: Callable[[], None] | None = None
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # Above this, an answer that the client does not take is noticed.
+        self._transport.set_write_buffer_limits(HELD_BYTES_MIN)
         self._server.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.forget(self)
-        self._server.slow.discard(self)
         self._transport = None
         self._waiting.clear()
+        self._waiting_bytes = 0
+        self._unparsed = b""
+        self._reader.close()
+        self._server.forget(self)
         gone, self.on_gone = self.on_gone, None
         if gone is not None:
             gone()
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._time_answer()
+        self._count_held()
 
     def resume_writing(self) -> None:
         self._writable = True
+        if not self._closing:
+            self.write_deadline_s = None
+            self._unwatch()
+        self._count_held()
         self._next()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        self._chunk_bytes = len(data)
-        seen = self._seen
+        if not self._reading:
+            if not self._refused:
+                self._unparsed += data
+            return
+        reader = self._reader
         try:
-            self._parser.feed_data(data)
-            if self._in_message:
-                self._half_read(seen)
-            elif self.deadline_s is not None:
-                self.deadline_s = None
-                self._server.slow.discard(self)
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            if not isinstance(cause, _Unacceptable):
-                raise
-            self._refuse(cause.status, str(cause))
-        except _Unacceptable as error:
+            if len(data) <= PIECE_BYTES:
+                reader.feed(data)
+            else:
+                self._feed_pieces(data)
+        except Unacceptable as error:
             self._refuse(error.status, str(error))
-        except httptools.HttpParserError as error:
-            self._refuse(400, str(error))
-
-    def _half_read(self, seen: int) -> None:
-        """A request is half here: the rest of it must come in time, and not be too much."""
-        if self._in_head and seen == self._seen:
-            self._head_bytes += self._chunk_bytes
-            if self._head_bytes > HEAD_BYTES_MAX:
-                raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
-        if self.deadline_s is None or seen != self._seen:
-            self.deadline_s = self._loop.time() + HEAD_TIMEOUT_S
-            self._server.slow.add(self)
-        if not self._in_head and not self._body_timed:
-            # The head is complete: the body has the rest of its own time, from the first byte on.
-            self._body_timed = True
-            self.deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
-
-    # What the parser calls.
-
-    def on_message_begin(self) -> None:
-        self._in_message = True
-
-    def on_url(self, url: bytes) -> None:
-        self._url = self._url + url if self._url else url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return  # after the last chunk: nothing that came that late may matter
-        key = _LOWERED.get(name)
-        if key is None:
-            self._count_headers()
-            key = _lower(name)
-        if key in self._headers:
-            self._repeat_header(key, value)
+        except Exception as error:
+            self._server.faults.report("reading a request", error)
+            self._refuse(500, "the request could not be served")
         else:
-            self._headers[key] = value.decode("latin-1")
+            if reader.in_message or self.read_deadline_s is not None:
+                self._time_request()
 
-    def _repeat_header(self, key: str, value: bytes) -> None:
-        if key in _SINGLE:
-            raise _Unacceptable(400, f"the header {key} came twice")
-        self._repeated += 1
-        self._count_headers()
-        self._headers[key] += "," + value.decode("latin-1")
-
-    def _count_headers(self) -> None:
-        """Called for names that are not known, repeated names, and in the end: that is enough."""
-        if len(self._headers) + self._repeated > HEADERS_MAX:
-            raise _Unacceptable(431, f"there are over {HEADERS_MAX} headers")
-
-    def on_headers_complete(self) -> None:
-        self._count_headers()
-        self._in_head = False
-        self._repeated = 0
-        headers = self._headers
-        if self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
-            self._weigh_head()
-        raw_method = self._parser.get_method()
-        method = "POST" if raw_method == b"POST" else raw_method.decode()
-        if self._url == b"/":
-            self._request = request = Request(method, "/", "", headers)
+    def _feed_pieces(self, data: bytes) -> None:
+        view = memoryview(data)
+        completed = self._reader.completed
+        until_s = perf_counter() + TURN_S
+        for at in range(0, len(data), PIECE_BYTES):
+            self._reader.feed(view[at : at + PIECE_BYTES])
+            if self._closing:
+                return
+            if self._reader.completed != completed or not self._reading or perf_counter() > until_s:
+                self._unparsed = data[at + PIECE_BYTES :]
+                break
         else:
-            path, _, query = self._url.decode("latin-1").partition("?")
-            self._request = request = Request(method, path, query, headers)
-            if not path.startswith("/"):
-                raise _Unacceptable(400, "the request names no path of this server")
-        if "host" not in headers and self._parser.get_http_version() != "1.0":
-            raise _Unacceptable(400, "a request needs a Host header")
-        if not _UNUSUAL.isdisjoint(headers):
-            self._check_unusual(request)
-        length = headers.get("content-length", "")
-        if len(length) > 6 and int(length) > BODY_BYTES_MAX:
-            raise _Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
+            if perf_counter() <= until_s:
+                return
+        # Stopping ends the reading of this turn, too: libuv would read up to 32 times.
+        if self._reading:
+            self._pause_reading()
+            self._loop.call_soon(self._resume_reading)
+        self._count_held()
 
-    def _weigh_head(self) -> None:
-        head_bytes = len(self._url) + sum(len(n) + len(v) + 4 for n, v in self._headers.items())
-        if head_bytes > HEAD_BYTES_MAX:
-            raise _Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
+    # Deadlines.
 
-    def _check_unusual(self, request: Request) -> None:
-        headers = request.headers
-        if "upgrade" in headers:
-            raise _Unacceptable(400, "this server upgrades to no other protocol")
-        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            raise _Unacceptable(400, "the only transfer encoding is chunked")
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            raise _Unacceptable(415, "compressed bodies are not taken")
-        expected = headers.get("expect")
-        if expected is not None:
-            if expected.lower() != "100-continue":
-                raise _Unacceptable(417, "the only expectation met is 100-continue")
-            if self._transport is not None and not self._busy:
-                self._transport.write(_CONTINUE)
+    def _time_request(self) -> None:
+        """Sets or ends the deadline of the request that is arriving, after some of it came."""
+        reader = self._reader
+        if not reader.in_message or self._closing:
+            self.read_deadline_s = None
+            self._unwatch()
+        else:
+            if self.read_deadline_s is None or self._completed_timed != reader.completed:
+                self.read_deadline_s = self._loop.time() + HEAD_TIMEOUT_S
+                self._completed_timed = reader.completed
+                self._body_timed = False
+                self._server.watched.add(self)
+            if reader.in_body and not self._body_timed:
+                # The head is complete: the body has its own time, from the head's first byte on.
+                self._body_timed = True
+                self.read_deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
+        if self.held_bytes or reader.held_bytes > HELD_BYTES_MIN:
+            self._count_held()
 
-    def on_body(self, body: bytes) -> None:
-        if not self._body:
-            self._body = body
+    def _time_answer(self) -> None:
+        """Sets the deadline by which the client must have taken some of what is unsent."""
+        if self._transport is not None:
+            self._unsent_bytes = self._transport.get_write_buffer_size()
+            self.write_deadline_s = self._loop.time() + WRITE_TIMEOUT_S
+            self._server.watched.add(self)
+
+    def _unwatch(self) -> None:
+        if self.read_deadline_s is None and self.write_deadline_s is None:
+            self._server.watched.discard(self)
+
+    def sweep(self, now_s: float) -> None:
+        """Ends the connection if a request does not arrive in time, or an answer is not taken."""
+        if self.write_deadline_s is not None and self._transport is not None:
+            unsent_bytes = self._transport.get_write_buffer_size()
+            if unsent_bytes == 0 and not self._closing:
+                self.write_deadline_s = None
+                self._unwatch()
+            elif unsent_bytes <= self._unsent_bytes - WRITE_PROGRESS_BYTES:
+                self._time_answer()
+            elif now_s >= self.write_deadline_s:
+                self.abort()
+                return
+            if self.held_bytes:
+                self._count_held()
+        if self.read_deadline_s is not None and now_s >= self.read_deadline_s:
+            self.read_deadline_s = None
+            self._refuse(408, "the request did not arrive in time")
+
+    def sweep_idle(self) -> None:
+        """Closes the connection if no request has come for many of these sweeps."""
+        completed = self._reader.completed
+        self._idle_sweeps = self._idle_sweeps + 1 if completed == self._completed_idle else 0
+        self._completed_idle = completed
+        if self._transport is None or self.write_deadline_s is not None:
             return
-        if not self._more:
-            self._more = [self._body]
-            self._head_bytes = len(self._body)
-        # Once the head is read its count is free to count the body.
-        self._head_bytes += len(body)
-        self._more.append(body)
-        if self._head_bytes > BODY_BYTES_MAX:
-            raise _Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
+        if self._transport.get_write_buffer_size() > 0:
+            # An answer too small to stop the writing, which the client does not take.
+            self._time_answer()
+        elif self._idle_sweeps > IDLE_SWEEPS_MAX and self.is_idle:
+            self.close()
 
-    def on_message_complete(self) -> None:
-        request = self._request
-        if request is None or self._closing:
+    # Memory.
+
+    def _count_held(self) -> None:
+        """Tells the server how much this connection holds."""
+        held_bytes = self._reader.held_bytes + self._waiting_bytes + len(self._unparsed)
+        if not self._writable and self._transport is not None:
+            # An answer stays in memory whole until its last byte is sent.
+            unsent_bytes = self._transport.get_write_buffer_size()
+            held_bytes += max(self._answer_bytes, unsent_bytes)
+        self._server.count_held(self, held_bytes if held_bytes > HELD_BYTES_MIN else 0)
+
+    # Answering.
+
+    def _take(self, request: Request) -> None:
+        """Answers a request that is complete, now or when those before it are answered."""
+        if self._closing:
             return
-        request.body = b"".join(self._more) if self._more else self._body
-        request.keep_alive = self._parser.should_keep_alive()
-        if "connection" in request.headers:
-            request.must_tell = self._parser.get_http_version() == "1.0"
-        self._seen += 1
-        self._in_message = False
-        self._in_head = True
-        self._body_timed = False
-        self._request = None
-        self._headers = {}
-        self._url = self._body = b""
-        self._head_bytes = 0
-        if self._more:
-            self._more = []
         if self._busy or self._waiting or not self._writable:
-            self._waiting.append(request)
-            if len(self._waiting) >= WAITING_REQUESTS_MAX and self._transport is not None:
-                self._transport.pause_reading()
+            self._enqueue(request)
         else:
             self._begin(request)
 
-    # Answering.
+    def _enqueue(self, request: Request) -> None:
+        waiting = self._waiting
+        waiting.append(request)
+        self._waiting_bytes += len(request.body)
+        if len(waiting) >= WAITING_REQUESTS_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
+            self._pause_reading()
+        if self._waiting_bytes > HELD_BYTES_MIN:
+            self._count_held()
+        self._next()
+
+    def _pause_reading(self) -> None:
+        if self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if (
+            self._reading
+            or self._refused
+            or len(self._waiting) >= WAITING_REQUESTS_MAX
+            or self._waiting_bytes >= WAITING_BYTES_MAX
+        ):
+            return
+        self._reading = True
+        unparsed, self._unparsed = self._unparsed, b""
+        if unparsed:
+            self.data_received(unparsed)
+        if self._reading and self._transport is not None and not self._closing:
+            self._transport.resume_reading()
 
     def _begin(self, request: Request) -> None:
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True
-        self._must_tell = request.must_tell
-        answer = self._answer(request, self)
+        self._must_say_keep_alive = request.must_say_keep_alive
+        try:
+            answer = self._answer(request, self)
+        except Exception as error:
+            self._server.faults.report("answering a request", error)
+            self._closing = True
+            answer = response(500, b"", b"", self._loop.time())
         if answer is not None:
             self.finish(answer)
 
@@ -384,17 +324,19 @@ class HttpConnection(asyncio.Protocol):
         if transport is None:
             return
         if self._closing:
-            transport.write(_saying(b"close", answer))
-            transport.close()
+            self._send_last(with_connection(b"close", answer))
             return
-        transport.write(_saying(b"keep-alive", answer) if self._must_tell else answer)
+        if self._must_say_keep_alive:
+            answer = with_connection(b"keep-alive", answer)
+        self._answer_bytes = len(answer)
+        transport.write(answer)
         if self._waiting:
             self._next()
         elif self._server.stopping:
-            transport.close()
+            self._close_when_sent(transport)
 
     def _next(self) -> None:
-        # One turn of the loop each: a long pipeline must not hold everyone else up.
+        # One turn of the loop each: a long pipeline must not hold up other connections.
         if self._waiting and not self._busy and self._writable and self._transport is not None:
             self._busy = True
             self._loop.call_soon(self._begin_next)
@@ -404,42 +346,71 @@ class HttpConnection(asyncio.Protocol):
             self._busy = False
             return
         request = self._waiting.popleft()
-        if len(self._waiting) == WAITING_REQUESTS_MAX - 1:
-            self._transport.resume_reading()
+        if type(request) is bytes:
+            self._send_last(request)
+            return
+        assert isinstance(request, Request)
+        self._waiting_bytes -= len(request.body)
+        if self.held_bytes:
+            self._count_held()
         self._begin(request)
+        if not self._reading:
+            self._resume_reading()
+
+    def _send_continue(self) -> None:
+        if self._transport is not None and not self._busy and not self._waiting:
+            self._transport.write(CONTINUE)
+
+    # Ending.
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answers with an error and closes: what follows on this connection means nothing."""
-        self._closing = True
-        self._in_message = False
-        transport = self._transport
-        if transport is None:
-            return
-        if self._busy:
-            # An earlier request is still being answered; its answer is the last.
-            return
+        """Answers with an error and closes, once the requests before this one are answered.
+
+        What follows on this connection cannot be read.
+        """
+        self._refused = True
+        self.read_deadline_s = None
+        self._pause_reading()
         body = f"{reason}\n".encode("latin-1", "replace")
         headers = b"Content-Type: text/plain\r\nConnection: close\r\n"
-        transport.write(response(status, headers, body, self._loop.time()))
+        refusal = response(status, headers, body, self._loop.time())
+        if self._busy or self._waiting:
+            self._waiting.append(refusal)
+            self._next()
+        else:
+            self._send_last(refusal)
+
+    def _send_last(self, answer: bytes) -> None:
+        if self._transport is not None:
+            self._answer_bytes = len(answer)
+            self._transport.write(answer)
+            self._close_when_sent(self._transport)
+
+    def _close_when_sent(self, transport: asyncio.Transport) -> None:
+        """Closes the connection when the client has taken everything, within the time for that."""
+        self._closing = True
+        self._waiting.clear()
         transport.close()
+        self._time_answer()
 
-    def sweep(self, now_s: float) -> None:
-        """Closes the connection if a request takes too long to arrive."""
-        if self.deadline_s is not None and now_s >= self.deadline_s:
-            self._server.slow.discard(self)
-            self._refuse(408, "the request did not arrive in time")
+    def close(self) -> None:
+        """Closes the connection, once what was written is sent."""
+        if self._transport is not None:
+            self._close_when_sent(self._transport)
 
-    def sweep_idle(self) -> None:
-        """Closes the connection if nothing has come over it for many of these sweeps."""
-        self._idle_sweeps = self._idle_sweeps + 1 if self._seen == self._seen_idle else 0
-        self._seen_idle = self._seen
-        if self._idle_sweeps > IDLE_SWEEPS_MAX and self.is_idle:
-            self.close()
+    def abort(self) -> None:
+        """Ends the connection now; what is unsent is lost."""
+        self._closing = True
+        self.read_deadline_s = self.write_deadline_s = None
+        self._unwatch()
+        self._server.count_held(self, 0)
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is here, whole or in part."""
-        return not self._busy and not self._waiting and not self._in_message
+        return not self._busy and not self._waiting and not self._reader.in_message
 
     @property
     def peer(self) -> str:
@@ -447,22 +418,23 @@ class HttpConnection(asyncio.Protocol):
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(name[0]) if name else ""
 
-    def close(self) -> None:
-        """Closes the connection, once what was written is sent."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-
 
 class HttpServer:
-    """The connections of one server, and the time they are given."""
+    """The connections of one server, and the time and memory they may use."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, faults: Faults | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self.answer = answer
+        self.faults = faults if faults is not None else Faults()
         self.connections: set[HttpConnection] = set()
-        # Those that have sent half a request: the only ones worth looking at every second.
-        self.slow: set[HttpConnection] = set()
+        # Those with a deadline: the only ones to look at every second.
+        self.watched: set[HttpConnection] = set()
+        # Those that hold more than HELD_BYTES_MIN, what they hold together, and how many of them
+        # were aborted for it.
+        self._holders: set[HttpConnection] = set()
+        self.held_bytes = 0
+        self.aborted = 0
+        self._abort_scheduled = False
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [
@@ -474,15 +446,41 @@ class HttpServer:
         return HttpConnection(self)
 
     def forget(self, connection: HttpConnection) -> None:
-        """A connection is gone."""
+        """Drops a connection that has ended."""
         self.connections.discard(connection)
+        self.watched.discard(connection)
+        self.count_held(connection, 0)
         if self.stopping and not self.connections:
             self._emptied.set()
 
+    def count_held(self, connection: HttpConnection, held_bytes: int) -> None:
+        """Notes what a connection holds now."""
+        if held_bytes == connection.held_bytes:
+            return
+        self.held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        if held_bytes:
+            self._holders.add(connection)
+        else:
+            self._holders.discard(connection)
+        if self.held_bytes > HELD_BYTES_MAX and not self._abort_scheduled:
+            # Not here: a transport or the parser may be in the middle of something.
+            self._abort_scheduled = True
+            self.loop.call_soon(self._abort_largest)
+
+    def _abort_largest(self) -> None:
+        """Aborts the connections that hold the most until the rest is within the limit."""
+        self._abort_scheduled = False
+        for connection in sorted(self._holders, key=lambda each: each.held_bytes, reverse=True):
+            if self.held_bytes <= HELD_BYTES_MAX:
+                return
+            self.aborted += 1
+            connection.abort()
+
     def _sweep(self) -> None:
-        # A deadline that would pass before the next look is kept now.
+        # A deadline that would pass before the next look counts as passed now.
         now_s = self.loop.time() + SWEEP_S
-        for connection in list(self.slow):
+        for connection in list(self.watched):
             connection.sweep(now_s)
         self._timers[0] = self.loop.call_later(SWEEP_S, self._sweep)
 
@@ -501,6 +499,6 @@ class HttpServer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), within_s)
         for connection in list(self.connections):
-            connection.close()
+            connection.abort()
         for timer in self._timers:
             timer.cancel()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.checks import CHECKS, SCHEMA, check_all
 from penstock.spark.lake import our_errors
-from penstock.spark.tables import MESSAGE_ID
+from penstock.spark.queries import MESSAGE_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,7 +134,7 @@ def _shown(
     ).collect()
     names = {
         (row["store"], row["shard"], row["queue"]): row["name"]
-        for row in events.where("kind = 'QueueCreated'").collect()
+        for row in events.where("kind IN ('QueueCreated', 'QueueStated')").collect()
     }
     lives: dict[tuple[Any, ...], list[str]] = {}
     about = sorted(

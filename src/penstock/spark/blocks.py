@@ -417,7 +417,7 @@ def _extra(block: Block) -> pa.Array:
         return pa.nulls(len(events), pa.string())
     begins = block.payloads + events["body_bytes"] + events["first_bytes"] + events["second_bytes"]
     shown: list[str | None] = [None] * len(events)
-    of_queue = block.having("QueueCreated", "QueueConfigured")
+    of_queue = block.having("QueueCreated", "QueueConfigured", "QueueStated")
     for at in having.tolist():
         packed = block.data[begins[at] : begins[at] + sizes[at]]
         shown[at] = _extra_json(packed, bool(of_queue[at]))
@@ -527,7 +527,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "dedup_id": _text("second_bytes", *_CONTENT),
     "attempt_id": _text("first_bytes", "Claimed"),
     "holder": _text("second_bytes", "Claimed"),
-    "name": _text("first_bytes", "QueueCreated"),
+    "name": _text("first_bytes", "QueueCreated", "QueueStated"),
     "to_queue": _number("when_ms", _LONG, "Moved"),
     "rank": _number("other", _LONG, "Moved"),
     "dead": lambda block: pa.array(

@@ -22,7 +22,7 @@ Names and words may be in any case. Types are left to Spark, which checks them b
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from penstock.errors import InvalidField
 
@@ -51,9 +51,11 @@ _COMPARES: Final = {
     "<=>": "<=>",
 }  # fmt: skip
 _WORDS: Final = frozenset(
-    "and or not in between like ilike escape is null true false case when then else end cast as "
-    "interval".split()
-)
+    {
+        "and", "or", "not", "in", "between", "like", "ilike", "escape", "is", "null", "true",
+        "false", "case", "when", "then", "else", "end", "cast", "as", "interval",
+    }
+)  # fmt: skip
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s+)
@@ -99,7 +101,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup == "comment":
-            _refuse(at, *_unreadable(text[at : at + 2]))
+            raise _refusal(at, *_unreadable(text[at : at + 2]))
         if match.lastgroup != "space":
             tokens.append(_Token(str(match.lastgroup), match[0], at))
         at = match.end()
@@ -123,8 +125,8 @@ def _unreadable(start: str) -> tuple[str, str]:
     return found, "a condition has columns, literals, operators and functions"
 
 
-def _refuse(at: int, found: str, why: str) -> NoReturn:
-    raise InvalidField(f"where: at character {at + 1}, {found}: {why}")
+def _refusal(at: int, found: str, why: str) -> InvalidField:
+    return InvalidField(f"where: at character {at + 1}, {found}: {why}")
 
 
 class _Parser:
@@ -139,7 +141,7 @@ class _Parser:
     def whole(self) -> str:
         sql = self._condition()
         if self._token.kind != "end":
-            self._expect("AND, OR, an operator or the end")
+            raise self._unexpected("AND, OR, an operator or the end")
         return sql
 
     @property
@@ -161,21 +163,23 @@ class _Parser:
         self._next += taken
         return taken
 
-    def _expect(self, what: str) -> NoReturn:
-        _refuse(self._token.at, self._token.shown(), f"expected {what}")
+    def _unexpected(self, what: str) -> InvalidField:
+        return _refusal(self._token.at, self._token.shown(), f"expected {what}")
 
     def _need_word(self, word: str) -> None:
         if not self._take_word(word):
-            self._expect(word.upper())
+            raise self._unexpected(word.upper())
 
     def _need_sign(self, sign: str) -> None:
         if not self._take_sign(sign):
-            self._expect(repr(sign))
+            raise self._unexpected(repr(sign))
 
     def _condition(self) -> str:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            _refuse(self._token.at, self._token.shown(), f"nested more than {DEPTH_MAX} deep")
+            raise _refusal(
+                self._token.at, self._token.shown(), f"nested more than {DEPTH_MAX} deep"
+            )
         sql = self._chain("or", lambda: self._chain("and", self._negation))
         self._depth -= 1
         return sql
@@ -206,7 +210,7 @@ class _Parser:
         else:
             left = self._worded_test(left)
         if self._token.is_sign(*_COMPARES):
-            self._expect("AND, OR or the end; comparisons do not chain")
+            raise self._unexpected("AND, OR or the end; comparisons do not chain")
         return left
 
     def _worded_test(self, left: str) -> str:
@@ -226,7 +230,7 @@ class _Parser:
                     escape = f" ESCAPE {self._text('one character in single quotes', 1)}"
                 return f"({left} {negated}{word.upper()} {pattern}{escape})"
         if negated:
-            self._expect("IN, BETWEEN or LIKE")
+            raise self._unexpected("IN, BETWEEN or LIKE")
         return left
 
     def _sum(self) -> str:
@@ -262,7 +266,7 @@ class _Parser:
         if token.kind == "word":
             return self._named(token)
         self._next -= 1
-        self._expect("a column, a literal, a function or a condition in parentheses")
+        raise self._unexpected("a column, a literal, a function or a condition in parentheses")
 
     def _named(self, token: _Token) -> str:
         word = token.text.lower()
@@ -278,7 +282,7 @@ class _Parser:
             return self._case()
         if word in _WORDS:
             self._next -= 1
-            self._expect("a column, a literal, a function or a condition in parentheses")
+            raise self._unexpected("a column, a literal, a function or a condition in parentheses")
         if self._token.is_sign("("):
             return self._function(token)
         return self._column(token, token.text)
@@ -289,13 +293,15 @@ class _Parser:
             near = get_close_matches(name.lower(), self._columns, 1)
             hint = f", did you mean {self._columns[near[0]]}" if near else ""
             known = ", ".join(self._columns.values())
-            _refuse(token.at, token.shown(), f"there is no such column{hint}; there are {known}")
+            raise _refusal(
+                token.at, token.shown(), f"there is no such column{hint}; there are {known}"
+            )
         return f"`{column.replace('`', '``')}`"
 
     def _function(self, token: _Token) -> str:
         name = token.text.lower()
         if name not in FUNCTIONS:
-            _refuse(
+            raise _refusal(
                 token.at,
                 token.shown(),
                 f"this function is not allowed; allowed are {', '.join(FUNCTIONS)}",
@@ -305,7 +311,7 @@ class _Parser:
         least, most = FUNCTIONS[name]
         if not least <= len(given) <= most:
             takes = str(least) if least == most else f"{least} to {most}"
-            _refuse(token.at, token.shown(), f"takes {takes} arguments, not {len(given)}")
+            raise _refusal(token.at, token.shown(), f"takes {takes} arguments, not {len(given)}")
         return f"{name}({', '.join(given)})"
 
     def _list(self, part: Callable[[], str]) -> list[str]:
@@ -323,7 +329,7 @@ class _Parser:
         token = self._take()
         amount = token.text.strip("'")
         if token.kind not in ("number", "text") or not re.fullmatch(r"\d{1,9}", amount):
-            _refuse(token.at, token.shown(), "expected a whole number, as in INTERVAL 3 DAY")
+            raise _refusal(token.at, token.shown(), "expected a whole number, as in INTERVAL 3 DAY")
         unit = self._one_of(UNITS, "a unit of time")
         return f"INTERVAL '{amount}' {unit.upper()}"
 
@@ -340,7 +346,7 @@ class _Parser:
         for known in (name, name.removesuffix("s")):
             if token.kind == "word" and known in names:
                 return known
-        _refuse(token.at, token.shown(), f"expected {what}: {', '.join(names)}")
+        raise _refusal(token.at, token.shown(), f"expected {what}: {', '.join(names)}")
 
     def _case(self) -> str:
         pieces = ["CASE"]
@@ -351,7 +357,7 @@ class _Parser:
             self._need_word("then")
             pieces += ["THEN", self._condition()]
         if "WHEN" not in pieces:
-            self._expect("WHEN")
+            raise self._unexpected("WHEN")
         if self._take_word("else"):
             pieces += ["ELSE", self._condition()]
         self._need_word("end")
@@ -360,7 +366,7 @@ class _Parser:
     def _text(self, what: str, characters: int | None = None) -> str:
         token = self._token
         if token.kind != "text" or characters not in (None, len(_characters(token.text))):
-            self._expect(what)
+            raise self._unexpected(what)
         return _literal(self._take().text)
 
 

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -273,6 +274,12 @@ class _Added:
         of_part = {} if self.part is None else {PART: self.part}
         said = json.dumps(stats)
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, said)
+
+
+def first_line(error: PySparkException) -> str:
+    """What Spark says is wrong, without the plan and the stack trace that follow it."""
+    text = (error.getMessage() or str(error)).strip()
+    return text.partition("\n")[0].split(" SQLSTATE")[0]
 
 
 _OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")

@@ -35,7 +35,7 @@ from penstock.errors import InvalidField, QueueNotFound, RequestError, Unavailab
 from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
 from penstock.spark.condition import condition_sql
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import Lake, LakeUnusable, Table, our_errors
+from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, our_errors
 from penstock.spark.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def _chosen(spark: "SparkSession", lake: Lake, where: str) -> "DataFrame":
 
 def where_sql(where: str) -> str:
     """The condition on `messages` as SQL that can do nothing but select. Raises InvalidField."""
-    columns = [column.split()[0].strip("`") for column in MESSAGES.schema.split(", ")]
-    return condition_sql(where, columns)
+    return condition_sql(where, MESSAGES.columns)
 
 
 @contextmanager
@@ -178,10 +177,10 @@ def _bad_condition() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        said = (error.getMessage() or str(error)).strip().partition("\n")[0].split(" SQLSTATE")[0]
+        reason = first_line(error)
         if (error.getCondition() or "").startswith("FAILED_READ_FILE"):
-            raise LakeUnusable(f"a table of the lake cannot be read: {said}") from error
-        raise InvalidField(f"where: is no condition on messages: {said}") from None
+            raise LakeUnusable(f"a table of the lake cannot be read: {reason}") from error
+        raise InvalidField(f"where: is no condition on messages: {reason}") from None
 
 
 def _ready(

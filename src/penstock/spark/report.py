@@ -24,7 +24,8 @@ from penstock.spark.audit import Verdict, audit
 from penstock.spark.checks import CHECKS
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
-from penstock.spark.tables import BUCKET_MS, TABLES
+from penstock.spark.queries import BUCKET_MS
+from penstock.spark.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -384,7 +384,7 @@ def queue_numbers(stream: Stream, queues: Sequence[str], end: Point) -> tuple[in
 
 
 def _created(stream: Stream, end: Point) -> Iterator[tuple[int, str]]:
-    wanted = Wanted(("QueueCreated",))
+    wanted = Wanted(("QueueCreated", "QueueStated"))
     for block in blocks(stream.scan, stream.identity, stream.first, end, stream.path):
         numbers, names = wanted.of(block).arrow(["queue", "name"])
         yield from zip(numbers.to_pylist(), names.to_pylist(), strict=True)

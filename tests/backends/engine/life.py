@@ -17,6 +17,7 @@ from penstock.clock import ManualClock
 from penstock.core.shard import replay
 from penstock.errors import RequestError
 from penstock.journal import file as file_module
+from penstock.journal import room as room_module
 from penstock.journal.reader import JournalReader
 from penstock.service import (
     ConfigureQueue,
@@ -277,4 +278,4 @@ def small_slices(monkeypatch):
     """Makes a pass of many slices, and cuts of many places, out of a small store."""
     monkeypatch.setattr(upkeep_module, "SLICE", 5)
     monkeypatch.setattr(file_module, "_MARK_BYTES", 2_000)
-    monkeypatch.setattr(file_module, "_AMPLE_BYTES", 2_000)
+    monkeypatch.setattr(room_module, "_AMPLE_BYTES", 2_000)

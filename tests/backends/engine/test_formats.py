@@ -27,16 +27,22 @@ from penstock.core.events import (
     QueueCreated,
     QueuePurged,
     QueueRemoved,
+    QueueStated,
     Released,
 )
 from penstock.core.replay import apply_arrivals_if_new, apply_if_new
+from penstock.core.runs import Run
 from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
 from penstock.errors import CorruptEntry
 from penstock.journal import codec
 from penstock.journal.columns import pack_columns, unpack_columns
+from penstock.journal.file import FileJournal
+from penstock.journal.reader import JournalReader
+from penstock.journal.segments import Segments
 from penstock.journal.snapshot import (
     Outline,
     SnapshotWriter,
+    pack_dedups,
     pack_slice,
     read_outline,
     read_snapshot,
@@ -72,6 +78,7 @@ EVENTS: dict[str, list[Any]] = {
     "Moved, a dead letter": [Moved(AT_MS, 2, 77, 3, 80, True)],
     "Lost": [Lost(AT_MS, 2, 77, 2)],
     "Carried": [Carried(AT_MS + 9, 3, 77, PUSHED)],
+    "QueueStated": [QueueStated(AT_MS, 2, "orders", SETTINGS, AT_MS - 9, AT_MS - 1)],
     "a batch": [
         Pushed(AT_MS, 2, 78, b"one", size_bytes=3),
         Pushed(AT_MS, 2, 79, b"two", group="g", size_bytes=3),
@@ -86,10 +93,15 @@ def golden(name):
     return {name: bytes.fromhex(digits) for name, digits in pairs}
 
 
+def golden_events():
+    """The blocks of every kind: a file is never edited, so later kinds have files of their own."""
+    return golden("events-1.txt") | golden("events-2.txt")
+
+
 @pytest.mark.parametrize("name", EVENTS)
 def test_golden_blocks_hold_in_both_directions(name):
     events = EVENTS[name]
-    block = golden("events-1.txt")[name]
+    block = golden_events()[name]
     assert codec.encode(events)[0] == block
     decoded = list(codec.decode(block, 0))
     found: list[Any] = [event for event, _ in decoded]
@@ -105,17 +117,35 @@ def test_golden_blocks_hold_in_both_directions(name):
 
 def test_every_kind_of_event_has_a_golden_block():
     assert {type(events[0]) for events in EVENTS.values()} == set(codec.KINDS)
-    assert golden("events-1.txt").keys() == EVENTS.keys()
+    assert golden_events().keys() == EVENTS.keys()
 
 
 def test_a_block_tells_its_shard_and_its_term():
-    block = codec.encode([Deleted(AT_MS, 2, 77, 2)], shard=5, term=9)[0]
+    event = Deleted(AT_MS, 2, 77, 2)
+    block = codec.encode([event], shard=5, term=9)[0]
     assert block[:16].hex(" ", 4) == "01000000 05000000 09000000 00000000"
+    assert codec.read_owner(block) == (5, 9)
+    assert codec.encode_one(event, codec.block_header(1, 5, 9)) == block
+    run = Run(AT_MS, 2, 70, [b"a", b"bc"], None, [1, 2], 3)
+    pushes = [Pushed(AT_MS, 2, 70, b"a", size_bytes=1), Pushed(AT_MS, 2, 71, b"bc", size_bytes=2)]
+    assert codec.encode_run(run, 5, 9) == codec.encode(pushes, 5, 9)[0]
+
+
+def test_a_journal_writes_its_shard_and_its_term_into_every_entry(tmp_path):
+    journal = FileJournal(Segments.open(tmp_path, background=False), shard=5, term=9)
+    push = Pushed(AT_MS, 2, 70, b"a", size_bytes=1)
+    journal.append([push])
+    journal.append([push, Deleted(AT_MS, 2, 70, 1)])
+    journal.append(Run(AT_MS, 2, 71, [b"a", b"bc"], None, [1, 2], 3))
+    journal.close()
+    with JournalReader(tmp_path) as reader:
+        owners = [(each.shard, each.term) for each in reader.events()]
+    assert owners == [(5, 9)] * 5
 
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_a_block_cut_short_is_refused_or_says_less_and_never_something_else(name):
-    block = golden("events-1.txt")[name]
+    block = golden_events()[name]
     for size in range(16 + 64 * len(EVENTS[name])):
         with pytest.raises(CorruptEntry):
             list(codec.decode(block[:size], 0))
@@ -161,25 +191,39 @@ def the_snapshot():
     return outline, slices
 
 
-def test_the_golden_snapshot_is_what_is_written(tmp_path):
+def write_golden_snapshot(directory):
     outline, slices = the_snapshot()
-    writer = SnapshotWriter(tmp_path, outline)
+    dedups = outline.shard.queues[0].dedups
+    outline.shard.queues[0].dedups = []
+    outline.number, outline.term = 3, 7
+    writer = SnapshotWriter(directory, outline)
+    for each in dedups:
+        writer.add(pack_dedups(2, [each]))
     for each in slices:
         writer.add(pack_slice(each))
     writer.finish()
-    (path,) = snapshot_paths(tmp_path)
+    (path,) = snapshot_paths(directory)
+    return path
+
+
+def test_the_golden_snapshot_is_what_is_written(tmp_path):
+    path = write_golden_snapshot(tmp_path)
     assert path.name == "snapshot-0000000000001000"
-    assert path.read_bytes() == b"".join(golden("snapshot-2.txt").values())
+    assert path.read_bytes() == b"".join(golden("snapshot-3.txt").values())
+    outline = read_outline(path)
+    assert outline is not None
+    assert (outline.number, outline.term) == (3, 7)
 
 
-@pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt"])
+@pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt", "snapshot-3.txt"])
 def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden(name).values()))
     taken = read_snapshot(path)
     outline, slices = the_snapshot()
     assert taken is not None
-    assert read_outline(path) == outline
+    if name != "snapshot-3.txt":
+        assert read_outline(path) == outline
     assert (taken.outline.offset, taken.outline.at_ms) == (4_096, AT_MS + 2)
     assert taken.is_ordered
     assert taken.early == {}
@@ -191,7 +235,7 @@ def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
 
 def test_a_snapshot_of_another_version_is_none(tmp_path):
     path = tmp_path / "snapshot-0000000000001000"
-    path.write_bytes(b"".join(golden("snapshot-2.txt").values()).replace(b"PSNAPS02", b"PSNAPS03"))
+    path.write_bytes(b"".join(golden("snapshot-2.txt").values()).replace(b"PSNAPS02", b"PSNAPS99"))
     assert read_snapshot(path) is None
     assert read_outline(path) is None
 

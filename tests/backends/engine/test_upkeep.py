@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.backends.engine import upkeep as upkeep_module
-from penstock.backends.engine.store import FORMAT as STORE_FORMAT
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.shard import ShardSnapshot
@@ -25,6 +24,7 @@ from penstock.journal.fileheader import (
 )
 from penstock.journal.files import name_of
 from penstock.journal.snapshot import Outline, SnapshotWriter, snapshot_paths
+from penstock.journal.store import FORMAT as STORE_FORMAT
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
 from tests.backends.engine.life import exact_replay, portrait, same, small_slices
 from tests.journal.disk import Disk
@@ -415,3 +415,25 @@ def test_housekeeping_outlives_what_it_did_not_expect_and_says_what_that_was(
     assert str(seen[0]) == "the event loop is closed"
     engine.upkeep.stop()
     engine.close()
+
+
+REGION = 100
+FULL, HALF, NONE = 100, 50, 0
+CUTOFFS = {
+    "all regions are dense": ([FULL, FULL, FULL], 0, 300, 0),
+    "the first is empty": ([NONE, FULL, FULL, FULL], 0, 400, 0),
+    "half of them is empty": ([NONE, NONE, FULL, FULL], 0, 400, 100),
+    "everything has left": ([NONE, NONE, NONE], 0, 350, 350),
+    "everything is thin": ([HALF, HALF, HALF], 0, 350, 350),
+    "thin ones before dense ones": ([HALF, HALF, HALF, HALF, FULL], 0, 500, 200),
+    "the first were dropped before": ([NONE, NONE, NONE, FULL, FULL], 230, 400, 300),
+    "nothing lies before the limit": ([NONE, NONE], 0, 50, 0),
+    "what lies behind the limit does not count": ([NONE, FULL, FULL, NONE, NONE], 0, 300, 0),
+}
+
+
+@pytest.mark.parametrize("case", CUTOFFS)
+def test_the_journal_is_emptied_up_to_where_the_rest_is_mostly_alive(case):
+    live, first, limit, expected = CUTOFFS[case]
+    found = upkeep_module.choose_cutoff(dict(enumerate(live)), first, limit, REGION)
+    assert found == expected

@@ -7,15 +7,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 import penstock
 from penstock.aio import AsyncQueues
 from penstock.backends.portal import Portal
 from penstock.backends.remote.asynchronous import AsyncRemote
-from penstock.backends.remote.blocking import Remote, TcpEndpoint, is_repeatable, settle_repeated
+from penstock.backends.remote.blocking import Remote
+from penstock.backends.remote.endpoints import TcpEndpoint
+from penstock.backends.remote.retry import is_repeatable, settle_repeated, still_to_wait
 from penstock.client import Queues
 from penstock.errors import (
     BackendLost,
@@ -25,6 +29,7 @@ from penstock.errors import (
     QueueFull,
     QueueNotFound,
     StaleReceipt,
+    UnsupportedOperation,
 )
 from penstock.service import (
     Batch,
@@ -32,6 +37,7 @@ from penstock.service import (
     CreateQueue,
     Delete,
     DeleteQueue,
+    DescribeQueues,
     Extend,
     ListQueues,
     Pull,
@@ -44,6 +50,7 @@ from penstock.service import (
     Stats,
 )
 from penstock.wire.frames.frames import (
+    KIND_OF,
     Frame,
     FrameDecoder,
     Welcome,
@@ -92,11 +99,11 @@ class DeafServer:
         self._listener.listen()
         self._listener.settimeout(PATIENCE_S)
 
-    def accept(self, *, welcome=True):
+    def accept(self, *, welcome=True, options=None):
         link, _ = self._listener.accept()
         link.settimeout(PATIENCE_S)
         if welcome:
-            link.sendall(encode_welcome(Welcome("deaf", 10**6, 10, {})))
+            link.sendall(encode_welcome(Welcome("deaf", 10**6, 10, options or {})))
         return link
 
     def close(self):
@@ -216,6 +223,13 @@ def test_what_may_be_done_twice_and_what_may_not():
     assert not any(map(is_repeatable, unsafe))
 
 
+def test_a_pull_that_is_sent_again_asks_for_the_same_but_waits_less():
+    pull = Pull("q", 3, 1_000, 60_000, "attempt", "holder", 4_096, True)
+    again = still_to_wait(pull, time.monotonic() - 10)
+    assert 0 < again.wait_ms <= 50_000
+    assert msgspec.structs.replace(again, wait_ms=60_000) == pull
+
+
 def test_after_a_break_the_next_request_goes_to_a_new_connection(server, queues):
     for _ in range(3):
         server.cut()
@@ -230,6 +244,31 @@ def test_a_pull_that_waits_goes_on_waiting_on_the_next_connection(server, queues
     until(lambda: queues.stats("orders").waiting_pulls == 1)
     queues.push("orders", b"x")
     assert waiting.result(PATIENCE_S).body == b"x"
+
+
+def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(server, queues):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    def work(number):
+        while not done.is_set():
+            queues.push("orders", b"x", dedup_id=f"{number}", delay=3_600)
+
+    # The server's end of a connection is in this process, too.
+    until(lambda: len(server.desk.connections) == 1)
+    before = descriptors()
+    done = threading.Event()
+    with ThreadPoolExecutor(8) as pool:
+        working = [pool.submit(work, number) for number in range(8)]
+        for _ in range(30):
+            seen = server.desk.connections_seen
+            server.cut()
+            until(lambda seen=seen: server.desk.connections_seen > seen)
+        done.set()
+        for each in working:
+            each.result(PATIENCE_S)
+    until(lambda: len(server.desk.connections) == 1)
+    until(lambda: descriptors() == before)
 
 
 def lost_midway(deaf, command):
@@ -308,7 +347,7 @@ def test_a_server_that_stops_answering_is_given_up(deaf):
 def test_a_server_that_answers_nothing_to_the_hello_is_given_up(deaf):
     opening = in_thread(lambda: Remote(deaf.endpoint, timeout_s=0.2))
     link = deaf.accept(welcome=False)
-    with pytest.raises(BackendLost, match="broke off"):
+    with pytest.raises(BackendLost, match="no WELCOME came"):
         opening.result(PATIENCE_S)
     link.close()
 
@@ -371,6 +410,45 @@ def test_a_url_that_means_nothing_is_refused(url):
 def test_a_clock_cannot_be_given_to_another_process():
     with pytest.raises(InvalidField, match="clock"):
         penstock.connect("penstock://127.0.0.1", clock=penstock.ManualClock())
+
+
+# A server of another version.
+
+
+@pytest.mark.parametrize("options", [{"commands": "16"}, {}, {"commands": "many"}])
+def test_a_command_that_an_older_server_does_not_know_is_not_sent(deaf, options):
+    opening = in_thread(lambda: Remote(deaf.endpoint))
+    link = deaf.accept(options=options)
+    remote = opening.result(PATIENCE_S)
+    with pytest.raises(UnsupportedOperation, match=r"is older than this client .* DescribeQueues"):
+        remote.execute(DescribeQueues("orders"))
+    # Nothing has left: the next frame is that of the next command.
+    asking = in_thread(lambda: remote.execute(ListQueues()))
+    ((kind, request, _),) = hear(link)
+    assert kind == KIND_OF[ListQueues]
+    link.sendall(pack(0x81, request, b"\x90"))
+    assert asking.result(PATIENCE_S) == []
+    remote.close()
+    link.close()
+
+
+def test_an_asyncio_caller_does_not_send_it_either(deaf):
+    async def main():
+        loop = asyncio.get_running_loop()
+        accepting = loop.run_in_executor(None, lambda: deaf.accept(options={"commands": "16"}))
+        remote = await AsyncRemote.open(deaf.endpoint)
+        link = await accepting
+        with pytest.raises(UnsupportedOperation, match="is older than this client"):
+            await remote.execute(DescribeQueues("orders"))
+        await remote.close()
+        link.close()
+
+    run(main())
+
+
+def test_a_server_that_knows_the_command_gets_it(remote):
+    (description,) = remote.execute(DescribeQueues("orders"))
+    assert description.queue == "orders"
 
 
 # Ending.

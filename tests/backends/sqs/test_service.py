@@ -19,6 +19,7 @@ from penstock.errors import (
     MessageTooLarge,
     Overloaded,
     QueueExists,
+    QueueInUse,
     QueueNotFound,
     RequestError,
     StaleReceipt,
@@ -57,7 +58,7 @@ def name():
 
 @pytest.fixture
 def local():
-    server = Local(None)
+    server = Local(None, aws_limits=True)
     yield server
     server.close()
 
@@ -291,23 +292,23 @@ def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
     new = timed.pull("q.fifo")
     with pytest.raises(StaleReceipt):
         timed.delete(old)
-    assert isinstance(timed.delete_many([old])[0], StaleReceipt)
+    assert isinstance(timed.delete_many([old], return_errors=True)[0], StaleReceipt)
     assert timed.delete(new) is True
 
 
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"retention": 59}, "retention_ms: Amazon SQS takes 60 to 1209600 s, got 59 s"),
-        ({"wait": 21}, "wait_ms"),
-        ({"delay": 901}, "delay_ms"),
-        ({"max_body_bytes": 1_023}, "body_bytes_max"),
+        ({"retention": 59}, "retention: Amazon SQS takes 60 to 1209600 s; got 59 s"),
+        ({"wait": 21}, "^wait: "),
+        ({"delay": 901}, "^delay: "),
+        ({"max_body_bytes": 1_023}, "^max_body_bytes: "),
         ({"max_receives": 1_001, "dead_letter": "d"}, "max_receives"),
         ({"dead_letter": "d.fifo", "max_receives": 1}, "both be fifo"),
         ({"dead_letter": "a.b", "max_receives": 1}, "dead_letter"),
         ({"fifo": True}, r"end in \.fifo"),
-        ({"max_messages": 5}, "messages_max"),
-        ({"max_bytes": 5}, "bytes_max"),
+        ({"max_messages": 5}, "^max_messages: "),
+        ({"max_bytes": 5}, "^max_bytes: "),
         ({"max_in_flight": 5}, "120,000"),
         ({"dedup_by_content": True}, "FIFO"),
     ],
@@ -565,3 +566,16 @@ def test_the_documentation_prints_both_tables():
     rows = [line.split(" | ")[0].removeprefix("| ") for line in lacking.splitlines()]
     printed = [row for row in rows if row in BEHAVIOURS]
     assert sorted(printed) == sorted([*LACKS, *WEAKER_AT_AMAZON])
+
+
+def test_a_dead_letter_queue_that_had_to_be_made_is_named_and_removed_by_force_only(queues, name):
+    made = queues.create(name, dead_letter=f"{name}-dead", max_receives=3)
+    assert made.also_created == [f"{name}-dead"]
+    assert queues.configure(name, dead_letter=f"{name}-2", max_receives=3).also_created == [
+        f"{name}-2"
+    ]
+    with pytest.raises(QueueInUse, match=f"'{name}-2' is the dead-letter queue of '{name}'"):
+        queues.remove(f"{name}-2")
+    queues.remove(f"{name}-dead")
+    queues.remove(f"{name}-2", force=True)
+    assert queues.names(name) == [name]

@@ -1,9 +1,6 @@
 """Short words for what the SQS tests ask again and again."""
 
 import json
-import os
-import resource
-from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
@@ -75,15 +72,3 @@ def kill(local, client, source, *letters):
         send(client, source, body)
     receive(client, source, MaxNumberOfMessages=10)
     local.clock.advance(seconds=31)
-
-
-def cpu_s(pid):
-    """How much of the processors' time a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_bytes(pid):
-    """How much memory a process has resident."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize()

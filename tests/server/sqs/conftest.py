@@ -238,6 +238,8 @@ class Local:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self.running = await start(self.settings, self.clock)
+        # The engine itself, for tests that look into it; None if it is in another process.
+        self.running.engine = getattr(self.running.service, "engine", None)
         self.url = self.running.url
         self._started.set()
         await self._ended.wait()

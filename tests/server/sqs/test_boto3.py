@@ -7,7 +7,7 @@ import time
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.server.sqs.asking import cpu_s
+from tests.measure import cpu_s
 from tests.server.sqs.conftest import PATIENCE_S, serve
 
 

@@ -103,6 +103,8 @@ def test_sources_of_dead_letters_are_listed_by_page(either):
         (redrive("DEAD", 0), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DEAD", 1_001), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DEAD", "x"), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", "\u00b2"), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", "\u0663"), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DENIES"), "does not allow this queue as a source queue."),
         (redrive("OTHERS"), "does not allow this queue as a source queue."),
     ],

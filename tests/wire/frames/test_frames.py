@@ -98,7 +98,7 @@ from penstock.wire.frames.frames import (
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frames"
 # In order of age: fields were added at the end of commands, which the version allows.
-FILES = ("version-1.txt", "version-1-added-fields.txt")
+FILES = ("version-1.txt", "version-1-added-fields.txt", "version-1-peek.txt")
 ID = "b3c1917d-5eb2-8bb0-9000-000000000001"
 RECEIPT = "000000000000000100000000000000010000000000000001e46e2ce1c5b15c95aff55b1dd2e83198"
 FIELDS: list[Any] = [ID, "orders", b"hello", {"kind": "test", "raw": b"\xff"}, 9, "eu", "42"]
@@ -117,12 +117,14 @@ COMMANDS = {
     "extend": Extend("orders", RECEIPT, 60_000),
     "release": Release("orders", RECEIPT, 1_000),
     "peek": Peek("orders", 5, "in_flight"),
+    "peek of a batch": Peek("orders", 100, "visible", 65_536),
     "stats": Stats("orders"),
     "purge": Purge("orders"),
     "redrive": Redrive("dead", "orders", 100),
     "create": CreateQueue("orders", {"visibility_ms": 30_000, "fifo": True}),
     "configure": ConfigureQueue("orders", {"messages_max": None}),
     "remove": DeleteQueue("orders"),
+    "remove unless in use": DeleteQueue("orders", False),
     "describe": DescribeQueue("orders"),
     "describe all": DescribeQueues("or", "orders", 10),
     "list": ListQueues("or", "orders", 10),
@@ -300,6 +302,9 @@ def test_a_stream_may_come_byte_by_byte():
         (PRELUDE + HEADER.pack(0, PUSH | 0x100, 1), "flags 0x01"),
         (PRELUDE + HEADER.pack(0, REPLY, 1), "kind 0x81"),
         (PRELUDE + HEADER.pack(2**32 - 1, 3, 1), "4294967295 bytes"),
+        (PRELUDE + pack(STATUS, 0), "kind 0x32 with request number 0"),
+        (PRELUDE + pack(CANCEL, 0), "kind 0x31 with request number 0"),
+        (PRELUDE + pack(PUSH, 0, b"\x90"), "kind 0x01 with request number 0"),
     ],
 )
 def test_a_fault_names_who_erred_and_how(data, said):

@@ -16,7 +16,7 @@ from penstock.wire.sqs.errors import (
     Refusal,
 )
 from penstock.wire.sqs.json import decode, encode, encode_refusal
-from tests.cpu import least_cpu_s
+from tests.measure import least_cpu_s
 
 REQUESTS = [
     (

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
+from penstock.errors import InFlightLimit
 from penstock.forked import start_over_when_forked
 from penstock.service import REDRIVE_MAX, Command, Pull
 
@@ -30,7 +32,7 @@ class BlockingEngine:
         start_over_when_forked(self)
 
     def start_over(self) -> None:
-        """Takes a new lock: in the child of a fork nobody is left to let go of the old one."""
+        """Makes a new lock: in the child of a fork, no thread is left to release the old one."""
         self._lock = threading.Lock()
         self._taking = iter(self._lock.acquire, False)
         self._release = self._lock.release
@@ -41,13 +43,18 @@ class BlockingEngine:
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
-        # `with` costs as much again as the lock itself. A plain call to acquire it may be followed
-        # by an interrupt before `try` is reached, and then nobody lets go of the lock any more;
+        # `with` costs as much again as the lock itself. After a plain call to acquire it, an
+        # interrupt may come before `try` is reached, and the lock would stay taken for good;
         # between an iterator and the body of its loop there is no such gap.
         for _ in self._taking:
             try:
                 reply = self._submit(command)
                 sequence = 0 if self._answers_at_once else self._engine.answer_sequence
+                break
+            except InFlightLimit:
+                if type(command) is not Pull or not self._engine.wait_ms(command):
+                    raise
+                reply = cast(R, [])
                 break
             finally:
                 self._release()
@@ -63,7 +70,9 @@ class BlockingEngine:
             if not self._engine.wait_ms(command):
                 return []
             # Between the two locks a message may have come: look again before waiting for one.
-            claims = self._engine.submit(command)
+            claims: list[Any] = []
+            with suppress(InFlightLimit):
+                claims = self._engine.submit(command)
             sequence = self._engine.answer_sequence
             waiter = None if claims else self._engine.wait(command, signal.set)
         if waiter is not None:
@@ -83,8 +92,10 @@ class BlockingEngine:
     def _wait_for(self, waiter: Waiter, signal: threading.Event) -> None:
         while not waiter.done:
             with self._lock:
-                timeout_s = self._engine.clock.timeout_s(self._engine.next_wake_ms)
-            signal.wait(timeout_s)
+                wake_ms = self._engine.next_wake_ms
+            # Without the lock, which our subscription takes if this moves a manual clock.
+            clock = self._engine.clock
+            signal.wait(clock.waiter_timeout_s(wake_ms, blocks_thread=True))
             signal.clear()
             if not waiter.done:
                 with self._lock:
@@ -95,7 +106,7 @@ class BlockingEngine:
             self._engine.catch_up()
 
     def close(self) -> None:
-        """Ends all waits, makes everything durable, and lets go of the journal."""
+        """Ends all waits, makes everything durable, and closes the journal."""
         self._unsubscribe()
         if self._engine.upkeep is not None:
             self._engine.upkeep.stop()

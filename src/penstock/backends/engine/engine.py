@@ -1,8 +1,9 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
+Long, because the step of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
-be shown. The two faces in `blocking` and `asynchronous` do the waiting.
+be shown. The two faces in `blocking` and `loop` do the waiting.
 
 A pull that finds nothing may wait (`waiting`): nobody polls, and no message has a timer.
 """
@@ -13,16 +14,19 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
+import msgspec
+
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import Content, Delivery, receives
+from penstock.core.delivery import Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
     Extended,
     Lost,
     Moved,
     Pushed,
+    QueueCreated,
 )
 from penstock.core.receipts import (
     IDENTITY_BYTES,
@@ -248,13 +252,6 @@ class Engine:
         if self._events:
             self._append()
 
-    def held(self, queue: str, receipt: object) -> Delivery | None:
-        """The message whose last claim this receipt is for, to be looked at; None if it is gone.
-
-        Raises RequestError.
-        """
-        return self.shard.queue(queue).held(self._receipts.read(receipt), late=True)
-
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
@@ -424,8 +421,15 @@ class Engine:
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
-        messages = []
+        messages: list[Message] = []
+        room_bytes = command.bytes_max
+        if room_bytes is not None:
+            check_number("bytes_max", room_bytes, 1, 2**63 - 1)
         for delivery in self.shard.peek(command):
+            if room_bytes is not None:
+                room_bytes -= size_bytes(delivery)
+                if messages and room_bytes < 0:
+                    break
             # A damaged message is told as lost by the pull that meets it.
             with suppress(CorruptEntry):
                 messages.append(self._message(delivery))
@@ -468,15 +472,20 @@ class Engine:
     # Queues.
 
     def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_create(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_create(command, now_ms))
 
     def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
-        self._commit(*self.shard.decide_configure(command, now_ms))
-        return self.shard.info(self.shard.names[command.queue])
+        return self._made(command.queue, self.shard.decide_configure(command, now_ms))
+
+    def _made(self, name: str, events: list[AnyEvent]) -> QueueInfo:
+        """Commits the events of a queue's settings; names the dead-letter queue they made."""
+        self._commit(*events)
+        info = self.shard.info(self.shard.names[name])
+        made = [each.name for each in events if type(each) is QueueCreated and each.name != name]
+        return msgspec.structs.replace(info, also_created=made) if made else info
 
     def _remove(self, command: DeleteQueue, now_ms: int) -> None:
-        self._commit(self.shard.decide_remove(command.queue, now_ms))
+        self._commit(self.shard.decide_remove(command.queue, now_ms, command.force))
 
     def _describe(self, command: DescribeQueue, now_ms: int) -> QueueInfo:
         return self.shard.info(self.shard.queue(command.queue))

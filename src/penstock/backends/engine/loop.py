@@ -1,37 +1,369 @@
-"""The engine for asyncio callers: no lock, no thread, and one timer for all who wait."""
+"""The engine on an event loop: no lock, no thread, one timer and one notification for all.
+
+`LoopEngine` is what the servers use, and what `AsyncEngine` awaits. It owns everything that is to
+be waited for:
+
+- the disk: a reply whose changes are not durable yet is deferred; all that is deferred in one turn
+  of the event loop is asked for by one notification of the journal
+- a message: a pull that finds nothing stands in the engine's waiting line; one timer wakes the
+  engine for the whole line
+- another's turn: the engine wakes a waiting pull in the middle of a command that made a message
+  visible. Its callback is not called there, where it could submit commands of its own, but in a
+  later callback of the event loop
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar, cast
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.waiting import Waiter
+from penstock.backends.loop import Pending, Steps
 from penstock.core.due import NEVER_MS
-from penstock.errors import JournalError
-from penstock.service import REDRIVE_MAX, Command, Pull
+from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
+from penstock.service import REDRIVE_MAX, Claim, Command, Pull, QueueInfo, Release
 
 R = TypeVar("R")
+_NO_CLAIMS: Sequence[Claim] = ()
+# How late a message may become visible on a server that has nothing else to do.
+SWEEP_S: Final = 0.25
 
 
-class AsyncEngine:
-    """An `AsyncQueueService` over an engine that belongs to one event loop."""
+class LoopEngine:
+    """The `LoopService` over an engine that belongs to one event loop."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
     redrive_max: int = REDRIVE_MAX
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
+        self.now_ms = engine.clock.now_ms
+        self.failure: PenstockError | None = None
+        self._submit = engine.submit
         self._journal = engine.journal
+        self._shard = engine.shard
+        self._views: dict[str, QueueInfo] = {}
+        self._listeners: list[Callable[[PenstockError], None]] = []
+        self._loop = asyncio.get_running_loop()
+        # Replies that wait for the disk, by and large in the order of their sequences.
+        self._deferred: deque[EngineReply] = deque()
+        self._wanted_sequence = 0
+        self._notified_sequence = 0
+        # Pulls whose wait has ended since the last turn.
+        self._woken: list[EngineReply] = []
+        self._must_plan = False
+        self._turn_is_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER_MS
-        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
 
+    # Commands.
+
+    def submit(self, command: Command[R]) -> R | Pending:
+        try:
+            reply = self._submit(command)
+        except InFlightLimit:
+            if not self._may_wait(command):
+                raise
+            reply = cast(R, [])
+        except Exception:
+            self._check_failed()
+            raise
+        if type(command) is Pull:
+            if not reply:
+                return self._wait(command) or reply
+            claims = cast("list[Claim]", reply)
+        else:
+            claims = cast("list[Claim]", _NO_CLAIMS)
+        sequence = self.engine.answer_sequence
+        if sequence > self._journal.durable_sequence:
+            pending = EngineReply(self)
+            if claims:
+                pending.note_claims(cast(Pull, command), claims)
+            self._defer(pending, reply, sequence)
+            return pending
+        return reply
+
+    def run(self, steps: Steps[R]) -> R | Pending:
+        return self._run(steps, None, None, None)
+
+    def _run(
+        self,
+        steps: Steps[R],
+        pending: "EngineReply | None",
+        reply: Any,
+        error: Exception | None,
+    ) -> R | Pending:
+        """Runs the generator to its end, or to a pull that waits; `pending` if it waited before."""
+        engine = self.engine
+        submit = self._submit
+        pull: Pull | None = None
+        claims: Sequence[Claim] = _NO_CLAIMS
+        sequence = 0
+        if pending is not None:
+            sequence = pending.sequence
+            pull, claims = pending.pull, pending.claims
+        try:
+            while True:
+                if error is None:
+                    command = steps.send(reply)
+                else:
+                    command = steps.throw(error)
+                    error = None
+                try:
+                    reply = submit(command)
+                except PenstockError as refused:
+                    reply = []
+                    if not (type(refused) is InFlightLimit and self._may_wait(command)):
+                        self._check_failed()
+                        error = refused
+                        continue
+                except Exception:
+                    self._check_failed()
+                    raise
+                # The largest: a look at the end does not make the changes before it durable.
+                if engine.answer_sequence > sequence:
+                    sequence = engine.answer_sequence
+                if type(command) is Pull:
+                    pull, claims = command, reply
+                    if not reply:
+                        waiting = self._wait(command, pending)
+                        if waiting is not None:
+                            waiting.steps = steps
+                            waiting.sequence = sequence
+                            return waiting
+        except StopIteration as stop:
+            if sequence <= self._journal.durable_sequence:
+                return cast(R, stop.value)
+            if pending is None:
+                pending = EngineReply(self)
+            pending.steps = None
+            if claims and pull is not None:
+                pending.note_claims(pull, claims)
+            self._defer(pending, stop.value, sequence)
+            return pending
+
+    def view(self, name: str) -> QueueInfo | None:
+        queue = self._shard.names.get(name)
+        if queue is None:
+            self._views.pop(name, None)
+            return None
+        known = self._views.get(name)
+        # Settings are replaced as a whole, so the same object means that nothing has changed.
+        if (
+            known is None
+            or known.settings is not queue.settings
+            or known.created_at_ms != queue.created_at_ms
+        ):
+            if len(self._views) > 2 * len(self._shard.names):
+                self._views.clear()
+            known = self._views[name] = self._shard.info(queue)
+        return known
+
+    def abandon(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            # A claim that cannot be released now returns when it runs out.
+            with suppress(PenstockError):
+                self._submit(Release(claim.queue, claim.proof))
+
+    # Waiting for a message.
+
+    def _may_wait(self, command: Command[Any]) -> bool:
+        return type(command) is Pull and self.engine.wait_ms(command) > 0
+
+    def _wait(self, command: Pull, pending: "EngineReply | None" = None) -> "EngineReply | None":
+        """Puts a pull that found nothing in line; None if it does not want to wait."""
+        pending = pending or EngineReply(self)
+        pending.waiter = None
+        waiter = self.engine.wait(command, pending.wake)
+        if waiter is None:
+            return None
+        pending.waiter = waiter
+        pending.waits = True
+        return pending
+
+    def woken(self, pending: "EngineReply") -> None:
+        """A wait has ended; the callback follows in the next turn."""
+        pending.waits = False
+        self._woken.append(pending)
+        self._plan_turn()
+
+    def plan_timer(self) -> None:
+        """The instant at which the line must be looked at may have changed."""
+        self._must_plan = True
+        self._plan_turn()
+
+    def forget(self, waiter: Waiter) -> None:
+        """Takes a pull out of the line that has no claims yet."""
+        with suppress(PenstockError):
+            self.engine.forget(waiter)
+
+    def _answer_woken(self, pending: "EngineReply") -> None:
+        waiter = pending.waiter
+        if waiter is None or pending.done is None:
+            return
+        claims, error, sequence = waiter.claims, waiter.error, waiter.sequence
+        if pending.steps is not None:
+            pending.sequence = max(pending.sequence, sequence)
+            pending.note_claims(waiter.command, claims)
+            self._resume(pending, claims, error)
+        elif error is not None:
+            pending.finish(None, error)
+        elif sequence > self._journal.durable_sequence:
+            pending.note_claims(waiter.command, claims)
+            self._defer(pending, claims, sequence)
+        else:
+            pending.finish(claims, None)
+
+    def _resume(
+        self, pending: "EngineReply", claims: list[Claim], error: PenstockError | None
+    ) -> None:
+        steps = cast("Steps[Any]", pending.steps)
+        try:
+            result = self._run(steps, pending, claims, error)
+        except Exception as raised:
+            pending.finish(None, raised)
+            return
+        if not isinstance(result, Pending):
+            pending.finish(result, None)
+
+    def _set_timer(self) -> None:
+        """Sets the timer for the next instant at which a waiting pull may be served."""
+        self._must_plan = False
+        wake_ms = self.engine.next_wake_ms
+        if self._timer is not None:
+            if self._timer_ms == wake_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if wake_ms == NEVER_MS or not self.engine.has_waiters:
+            return
+        timeout_s = self.engine.clock.waiter_timeout_s(wake_ms, blocks_thread=False)
+        if timeout_s is not None:
+            self._timer_ms = wake_ms
+            self._timer = self._loop.call_later(timeout_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._closed:
+            return
+        try:
+            self.engine.tick()
+        except JournalError as error:
+            self.fail(error)
+        except Exception as fault:
+            self.fail(engine_fault(fault))
+        if self.engine.has_waiters:
+            self.plan_timer()
+
+    def _time_moved(self) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Settles everything that is due since a manual clock was set."""
+        self._tick()
+        while self.engine.has_due_work and self.failure is None and not self._closed:
+            self._tick()
+
+    def _sweep(self) -> None:
+        """Settles, a step at a time, what is due while no command and no waiting pull does so."""
+        pause_s = SWEEP_S
+        if self.engine.has_due_work:
+            self._tick()
+            if self.engine.has_due_work:
+                pause_s = 0.0
+        self._sweeper = self._loop.call_later(pause_s, self._sweep)
+
+    # Waiting for the disk.
+
+    def _defer(self, pending: "EngineReply", reply: Any, sequence: int) -> None:
+        pending.reply = reply
+        pending.sequence = sequence
+        self._deferred.append(pending)
+        if sequence > self._wanted_sequence:
+            self._wanted_sequence = sequence
+            # Not at once: everything that is read in this turn of the loop shares the sync.
+            self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._turn_is_planned:
+            self._turn_is_planned = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """What has gathered: pulls that were woken, the timer, the notification of the journal."""
+        self._turn_is_planned = False
+        if self._woken:
+            woken, self._woken = self._woken, []
+            for pending in woken:
+                self._answer_woken(pending)
+        if self._must_plan:
+            self._set_timer()
+        sequence = self._wanted_sequence
+        if sequence > self._notified_sequence:
+            self._notified_sequence = sequence
+            self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
+
+    def _durable_from_any_thread(self, sequence: int) -> None:
+        # The loop may be closed already when the last entry becomes durable.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._durable, sequence)
+
+    def _durable(self, sequence: int) -> None:
+        """The journal has reached this sequence, or never will."""
+        if sequence > self._journal.durable_sequence:
+            try:
+                # It does not block: it returns or says what has failed.
+                self._journal.wait(sequence)
+            except JournalError as error:
+                self.fail(error)
+                return
+        durable = self._journal.durable_sequence
+        deferred = self._deferred
+        while deferred and deferred[0].sequence <= durable:
+            pending = deferred.popleft()
+            pending.finish(pending.reply, None)
+
+    # Ending.
+
+    def on_failure(self, listener: Callable[[PenstockError], None]) -> None:
+        self._listeners.append(listener)
+
+    def _check_failed(self) -> None:
+        """After a refused command: tells the servers if the engine has stopped for good."""
+        try:
+            self.engine.check()
+        except JournalError as error:
+            self.fail(error)
+        except PenstockError:
+            pass
+
+    def fail(self, error: PenstockError) -> None:
+        """Nothing that is deferred will become durable: says so, first to the servers."""
+        if self.failure is not None or self._closed:
+            return
+        self.failure = error
+        for listener in self._listeners:
+            listener(error)
+        while self._deferred:
+            self._deferred.popleft().finish(None, error)
+
+    @property
+    def upkeep_error(self) -> Exception | None:
+        upkeep = self.engine.upkeep
+        return None if upkeep is None else upkeep.last_error
+
     def _exclusively(self, step: Callable[[], object]) -> object:
-        """Runs a step of another thread in the loop, between the commands."""
+        """Runs a step of another thread in the event loop, between the commands."""
         done: Future[object] = Future()
 
         def run() -> None:
@@ -43,85 +375,122 @@ class AsyncEngine:
         self._loop.call_soon_threadsafe(run)
         return done.result()
 
+    async def close(self) -> None:
+        """Ends all waits, makes everything durable, and closes the journal."""
+        if self._closed:
+            return
+        self._unsubscribe()
+        self._sweeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.engine.upkeep is not None:
+            await self._loop.run_in_executor(None, self.engine.upkeep.stop)
+        self._closed = True
+        self.engine.close()
+        durable = self._journal.durable_sequence
+        while self._deferred:
+            pending = self._deferred.popleft()
+            if pending.sequence <= durable:
+                pending.finish(pending.reply, None)
+            else:
+                pending.finish(None, EngineClosed("the engine was closed"))
+        self._turn()
+
+
+class EngineReply(Pending):
+    """The Pending of a command, or a generator of commands, to an engine in this process."""
+
+    __slots__ = ("_face", "claims", "pull", "reply", "sequence", "steps", "waiter")
+
+    def __init__(self, face: LoopEngine) -> None:
+        super().__init__()
+        self._face = face
+        self.reply: Any = None
+        self.sequence = 0
+        self.pull: Pull | None = None
+        self.claims: Sequence[Claim] = _NO_CLAIMS
+        self.steps: Steps[Any] | None = None
+        self.waiter: Waiter | None = None
+
+    def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
+        """Remembers what is to be released if the reply cannot be delivered."""
+        self.pull = pull
+        self.claims = claims
+
+    def wake(self) -> None:
+        """Called by the engine, within a command: the wait is over, or the timer is to be set."""
+        if self.waiter is not None and self.waiter.done:
+            self._face.woken(self)
+        else:
+            self._face.plan_timer()
+
+    def cancel(self) -> None:
+        if self.done is None:
+            return
+        self.done = None
+        self.waits = False
+        waiter = self.waiter
+        if waiter is not None and not waiter.done:
+            self._face.forget(waiter)
+            return
+        claims, pull = self.claims, self.pull
+        if waiter is not None:
+            claims, pull = waiter.claims, waiter.command
+        self.claims = _NO_CLAIMS
+        if claims and pull is not None and pull.attempt_id is None:
+            self._face.abandon(claims)
+
+
+def engine_fault(fault: Exception) -> PenstockError:
+    """What is said of an engine that raised what it never should: it may be half-way anywhere."""
+    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}: {fault}")
+
+
+class AsyncEngine:
+    """An `AsyncQueueService` over an engine that belongs to one event loop."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max: int = REDRIVE_MAX
+
+    def __init__(self, engine: Engine) -> None:
+        self._face = LoopEngine(engine)
+        self._loop = asyncio.get_running_loop()
+
     async def execute(self, command: Command[R]) -> R:
         """Does what the command says, and returns once that is durable."""
-        reply = self._engine.submit(command)
-        sequence = self._engine.answer_sequence
-        if type(command) is Pull and not reply:
-            reply, sequence = cast(tuple[R, int], await self._pull_later(command))
-        if sequence > self._journal.durable_sequence:
-            await self._durable(sequence)
-        return reply
-
-    async def _pull_later(self, command: Pull) -> tuple[list[Any], int]:
-        woken: asyncio.Event = asyncio.Event()
-        waiter = self._engine.wait(command, woken.set)
-        if waiter is None:
-            return [], 0
+        reply = self._face.submit(command)
+        if not isinstance(reply, Pending):
+            return reply
+        answer: asyncio.Future[R] = self._loop.create_future()
+        reply.then(partial(self._resolve, command, answer))
         try:
-            while not waiter.done:
-                self._plan()
-                await woken.wait()
-                woken.clear()
-        except BaseException:
-            self._engine.forget(waiter)
+            return await answer
+        except asyncio.CancelledError:
+            reply.cancel()
+            if not answer.cancelled() and not answer.exception():
+                self._give_back(command, answer.result())
             raise
-        if waiter.error is not None:
-            raise waiter.error
-        return waiter.claims, waiter.sequence
 
-    async def _durable(self, sequence: int) -> None:
-        done = self._loop.create_future()
+    def _resolve(
+        self,
+        command: Command[R],
+        answer: "asyncio.Future[R]",
+        reply: R,
+        error: Exception | None,
+    ) -> None:
+        if answer.done():
+            # Cancelled, and its task has not run since.
+            self._give_back(command, reply)
+        elif error is None:
+            answer.set_result(reply)
+        else:
+            answer.set_exception(error)
 
-        def finish() -> None:
-            # The loop may be closed already when the last entry becomes durable.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_resolve, done)
-
-        self._journal.notify(sequence, finish)
-        await done
-        # Already durable, or never to be: in both cases this returns or raises at once.
-        self._journal.wait(sequence)
-
-    def _plan(self) -> None:
-        """Sets the timer for the next instant at which someone who waits may be served."""
-        wake_ms = self._engine.next_wake_ms
-        if self._timer is not None and self._timer_ms == wake_ms:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        timeout_s = self._engine.clock.timeout_s(wake_ms)
-        if wake_ms < NEVER_MS and timeout_s is not None:
-            self._timer_ms = wake_ms
-            self._timer = self._loop.call_later(timeout_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        # An engine that stops here has told all who wait.
-        with suppress(JournalError):
-            self._engine.tick()
-        if self._engine.has_waiters:
-            self._plan()
-
-    def _time_moved(self) -> None:
-        self._loop.call_soon_threadsafe(self._catch_up)
-
-    def _catch_up(self) -> None:
-        with suppress(JournalError):
-            self._engine.catch_up()
-        self._tick()
+    def _give_back(self, command: Command[R], reply: R) -> None:
+        """Releases claims whose caller was cancelled before it could take them."""
+        if type(command) is Pull and command.attempt_id is None and reply:
+            self._face.abandon(cast("list[Claim]", reply))
 
     async def close(self) -> None:
-        """Ends all waits, makes everything durable, and lets go of the journal."""
-        self._unsubscribe()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._engine.upkeep is not None:
-            await self._loop.run_in_executor(None, self._engine.upkeep.stop)
-        self._engine.close()
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+        """Ends all waits, makes everything durable, and closes the journal."""
+        await self._face.close()

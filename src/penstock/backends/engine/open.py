@@ -33,15 +33,15 @@ async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueue
     return await remote.open_async_service(url, clock)
 
 
-def open_engine(url: str, clock: Clock | None = None) -> Engine:
+def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
 
     Raises InvalidField, or why the store cannot be opened.
     """
-    found = read_url(url)
+    found = url if isinstance(url, BackendUrl) else read_url(url)
     if found.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {url!r} is served elsewhere; an engine needs memory: or file:PATH"
+            f"url: {found.text!r} is served elsewhere; an engine needs memory: or file:PATH"
         )
     return _open(found, clock)
 
@@ -62,11 +62,12 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
     from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
-    url.check_options({"embedded", "durability", "interval_ms", "archive"})
+    url.check_options({"embedded", "durability", "interval_ms", "archive", "accept_loss"})
     return open_store(
         url.path,
         durability=check_durability(url.options.get("durability", "sync")),
         interval_ms=url.whole_number("interval_ms", 50),
         clock=clock,
         archive=url.options.get("archive"),
+        accept_loss=url.is_on("accept_loss"),
     )

@@ -1,18 +1,19 @@
-"""Keeping house while the engine lives on: snapshots, old content carried forward, files dropped.
+"""Upkeep while the engine lives on: snapshots, old content carried forward, files dropped.
 
 A pass goes over all messages a slice at a time, by their numbers. Each slice is taken exclusively,
-in well under the 50 ms that nobody may be held up; what happens between the slices is in the
-journal, and a replay tells it apart (`core.replay`). Messages whose content lies in old, mostly
-dead files are appended again on the way, so that those files can go: the disk holds at most about
-twice what lives.
+in well under the 50 ms for which commands may be delayed; what happens between the slices is in
+the journal, and a replay tells it apart (`core.replay`). Messages whose content lies in old, mostly
+dead regions are appended again on the way, so that those regions can be dropped: the disk holds at
+most about twice what lives.
 
 A pass is due when the journal has grown, or when much of what it holds has left.
 Dropping never goes past the snapshot before the newest one, nor past a registered reader's floor.
+Before anything is dropped every queue is stated again, so that what is kept names its queues.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,15 +21,15 @@ from typing import Final, TypeVar
 
 from penstock.backends.engine.engine import Engine
 from penstock.core.delivery import Delivery, pack_place, position_of, size_bytes
-from penstock.core.events import AnyEvent, Carried
+from penstock.core.events import AnyEvent, Carried, QueueStated
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
-from penstock.journal import readers
-from penstock.journal.file import FileJournal
+from penstock.journal import StoredJournal, readers
 from penstock.journal.snapshot import (
     Outline,
     SnapshotWriter,
     offset_of,
+    pack_dedups,
     pack_slice,
     snapshot_paths,
 )
@@ -36,7 +37,7 @@ from penstock.journal.snapshot import (
 T = TypeVar("T")
 
 SLICE: Final = 4_000
-# A range of numbers of which fewer than one in so many is a message's is not worth going through.
+# A range of numbers of which fewer than one in so many is a message's is not worth listing.
 _SPARSE: Final = 8
 CARRY_BYTES_MAX: Final = 1024 * 1024
 CARRY_MESSAGES_MAX: Final = 1_000
@@ -45,41 +46,43 @@ GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
 _GROWTH_PART: Final = 8
 # What a message costs the journal beside its own bytes, roughly: headers of its events.
 MESSAGE_BYTES: Final = 320
-_DENSE_ENOUGH: Final = 2 / 3
+DENSE_ENOUGH: Final = 2 / 3
 _RETRY_S: Final = 5.0
 _LOOK_S: Final = 1.0
 _WORTH_A_SNAPSHOT_BYTES: Final = 1024 * 1024
+# How many queues one entry states, and what each may need beside its name and settings.
+_STATED_QUEUES_MAX: Final = 200
+_STATED_BYTES_MAX: Final = 4_096
 
 
 class Upkeep:
-    """The housekeeping of one engine on a file journal; runs in a thread of its own."""
+    """The upkeep of one engine and its journal; runs in a thread of its own."""
 
     def __init__(
-        self, engine: Engine, journal: FileJournal, store: Path, archive: Path | None
+        self, engine: Engine, journal: StoredJournal, store: Path, archive: Path | None
     ) -> None:
         self._engine = engine
         self._journal = journal
-        self._segments = journal.segments
         self._store = store
         self._archive = archive
         self._woken = threading.Event()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
-        # Up to where the pass under way wants to empty the stream; less if there is no room.
+        # Up to where the pass under way wants to empty the journal; less if there is no room.
         self._cutoff = 0
-        # What lived when last the journal was shrunk, or the most seen since; at first, anything.
+        # What lived when the journal was last shrunk, or the most seen since; at first, anything.
         self._shrunk_from = 1 << 62
-        # What the last pass failed of; None when it was well.
+        # Why the last pass failed; None if it did not.
         self.last_error: Exception | None = None
         self._journal.grown = self._woken.set
-        self._journal.held = self._count_messages
+        self._journal.count_held_by(self._count_messages)
         newest = snapshot_paths(store)
-        self._begun_at = offset_of(newest[0]) if newest else self._segments.first_offset
+        self._begun_at = offset_of(newest[0]) if newest else self._journal.first_position
         self._plan_next()
 
     def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
-        """Begins; `exclusive` runs a function while nobody else touches the engine."""
+        """Begins; `exclusive` runs a function while no other thread uses the engine."""
         self._exclusive = exclusive
         self._thread = threading.Thread(target=self._run, name="penstock-upkeep", daemon=True)
         self._thread.start()
@@ -94,18 +97,18 @@ class Upkeep:
         if self._thread is not None:
             self._thread.join()
         self._ending.clear()
-        if self._segments.end_offset - self._begun_at > _WORTH_A_SNAPSHOT_BYTES:
+        if self._journal.end_position - self._begun_at > _WORTH_A_SNAPSHOT_BYTES:
             with suppress(PenstockError):
                 self.run_pass()
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            is_asked = self._woken.wait(_LOOK_S)
+            is_woken = self._woken.wait(_LOOK_S)
             self._woken.clear()
             if self._ending.is_set():
                 return
             try:
-                if is_asked:
+                if is_woken:
                     self.run_pass()
                 elif self._is_worth_shrinking():
                     self._shrink()
@@ -120,7 +123,7 @@ class Upkeep:
 
     def _is_wasteful(self) -> bool:
         """Whether the journal is much larger than what lives in it."""
-        stream_bytes = self._segments.end_offset - self._segments.first_offset
+        stream_bytes = self._journal.end_position - self._journal.first_position
         return stream_bytes > 2 * self._live_bytes() + 2 * GROWTH_BYTES_MIN
 
     def _is_worth_shrinking(self) -> bool:
@@ -134,24 +137,24 @@ class Upkeep:
         return has_left and self._is_wasteful()
 
     def _shrink(self) -> None:
-        """Passes until what has left is gone from the disk, as far as readers let it go."""
+        """Passes until what has left is gone from the disk, as far as readers permit."""
         self._shrunk_from = self._live_bytes()
         self.run_pass()
         if self._is_wasteful() and not self._ending.is_set():
-            # Files go up to the snapshot before the newest. An entry of nothing lets there be one
-            # more snapshot, behind all that has left.
-            self._in_turn(self._append_nothing)
+            # Files go up to the snapshot before the newest. An empty entry allows one more
+            # snapshot, behind all that has left.
+            self._in_turn(self._append_empty)
             self.run_pass()
 
-    def _append_nothing(self) -> None:
-        self._segments.ensure_room(0, reserved=False)
+    def _append_empty(self) -> None:
+        self._journal.ensure_room(0)
         self._journal.append(())
 
     def _plan_next(self) -> None:
         live_bytes = self._live_bytes()
         self._shrunk_from = max(self._shrunk_from, live_bytes)
         growth = max(GROWTH_BYTES_MIN, live_bytes // _GROWTH_PART)
-        self._journal.growth_limit = self._segments.end_offset + growth
+        self._journal.growth_limit = self._journal.end_position + growth
 
     def _count_messages(self) -> int:
         return sum(len(queue.deliveries) for queue in self._engine.shard.queues.values())
@@ -163,26 +166,22 @@ class Upkeep:
         )
 
     def run_pass(self) -> None:
-        """Takes a snapshot, carries old content forward, and drops what nobody needs."""
+        """Takes a snapshot, carries old content forward, and drops what is no longer needed."""
         shard = self._engine.shard
         before = snapshot_paths(self._store)
-        previous_offset = offset_of(before[0]) if before else self._segments.first_offset
+        previous_offset = offset_of(before[0]) if before else self._journal.first_position
         writer: SnapshotWriter | None = None
         try:
-            outline, numbers = self._in_turn(self._begin)
-            self._cutoff = self._choose_cutoff(numbers, min(previous_offset, outline.offset))
+            outline, numbers, dedups = self._in_turn(self._begin)
+            self._cutoff = self._find_cutoff(numbers, min(previous_offset, outline.offset))
             writer = SnapshotWriter(self._store, outline)
-            for queue, listed in numbers.items():
-                for at in range(0, len(listed), SLICE):
-                    part = listed[at : at + SLICE]
-                    while not self._ending.is_set() and self._carry_some(queue, part):
-                        pass
-                    if self._ending.is_set():
-                        writer.abandon()
-                        return
-                    writer.add(self._in_turn(partial(self._take_slice, queue, part)))
-                    # Leave the interpreter to those who answer: a pass is never in a hurry.
-                    time.sleep(0)
+            for step in self._snapshot_steps(outline, numbers, dedups):
+                if self._ending.is_set():
+                    writer.abandon()
+                    return
+                writer.add(self._in_turn(step))
+                # Yield the interpreter to the threads that answer: a pass is never urgent.
+                time.sleep(0)
             self._journal.sync()
             writer.finish()
             self._begun_at = outline.offset
@@ -195,23 +194,50 @@ class Upkeep:
             self._plan_next()
         self._drop_before(self._cutoff)
 
+    def _snapshot_steps(
+        self,
+        outline: Outline,
+        numbers: dict[int, Sequence[int]],
+        dedups: dict[int, tuple[int, int]],
+    ) -> Iterator[Callable[[], bytes]]:
+        """The slices of a snapshot, each to be taken exclusively; content is carried in between."""
+        for queue, (first, end) in dedups.items():
+            for at in range(first, end, SLICE):
+                yield partial(self._take_dedups, queue, at, min(at + SLICE, end), outline)
+        for queue, listed in numbers.items():
+            for at in range(0, len(listed), SLICE):
+                part = listed[at : at + SLICE]
+                while not self._ending.is_set() and self._carry_some(queue, part):
+                    pass
+                yield partial(self._take_slice, queue, part)
+
     def _in_turn(self, step: Callable[[], T]) -> T:
         def unless_stopped() -> T:
             # The memory of an engine that has stopped may be ahead of its journal.
             self._engine.check()
-            self._segments.require_usable()
+            self._journal.check_usable()
             return step()
 
         return self._exclusive(unless_stopped)  # type: ignore[return-value]
 
-    def _begin(self) -> tuple[Outline, dict[int, Sequence[int]]]:
+    def _begin(
+        self,
+    ) -> tuple[Outline, dict[int, Sequence[int]], dict[int, tuple[int, int]]]:
+        """The outline; of each queue, the numbers of its messages and the span of its dedup ids."""
         shard = self._engine.shard
         shard.moves = {}
-        outline = Outline(self._segments.end_offset, self._engine.clock.now_ms(), shard.outline())
+        outline = Outline(
+            self._journal.end_position,
+            self._engine.clock.now_ms(),
+            shard.outline(with_dedups=False),
+            self._journal.shard,
+            self._journal.term,
+        )
         numbers = {
             queue.number: _numbers(queue, shard.next_number) for queue in shard.queues.values()
         }
-        return outline, numbers
+        dedups = {queue.number: queue.dedups.indexes() for queue in shard.queues.values()}
+        return outline, numbers, dedups
 
     def _listed(self, queue: int, numbers: Sequence[int]) -> list[Delivery]:
         """Those that were in the queue when the pass began and still live, wherever they are."""
@@ -234,17 +260,24 @@ class Upkeep:
     def _take_slice(self, queue: int, numbers: Sequence[int]) -> bytes:
         return pack_slice(self._listed(queue, numbers))
 
+    def _take_dedups(self, number: int, first: int, end: int, outline: Outline) -> bytes:
+        queue = self._engine.shard.queues.get(number)
+        entries = [] if queue is None else queue.dedups.entries_between(first, end)
+        # Ids of later messages are in the journal behind the outline.
+        before = outline.shard.next_number
+        return pack_dedups(number, [entry for entry in entries if entry[2] < before])
+
     def _carry_some(self, queue: int, numbers: Sequence[int]) -> bool:
-        """Carries as many of these messages forward as may be done at once; whether any is left."""
-        if self._cutoff <= self._segments.first_offset:
+        """Carries as many of these messages as one exclusive step may; whether any is left."""
+        if self._cutoff <= self._journal.first_position:
             return False
         with suppress(StoreFull):
-            # Here and not while the engine is held up: making a file takes its time.
-            self._segments.prepare()
+            # Here and not while commands wait: making a file takes time.
+            self._journal.prepare_room()
         return self._in_turn(partial(self._carry, queue, numbers))
 
     def _carry(self, queue: int, numbers: Sequence[int]) -> bool:
-        """Appends the content of messages in old files again, at the end of the stream."""
+        """Appends the content of messages in old regions again, at the end of the journal."""
         now_ms = self._engine.clock.now_ms()
         limit = pack_place(self._cutoff, 0)
         carried: list[AnyEvent] = []
@@ -261,7 +294,7 @@ class Upkeep:
             try:
                 pushed = self._journal.load(content)
             except CorruptEntry:
-                # It stays where it is and is told as lost when someone pulls it.
+                # It stays where it is; the pull that meets it reports it as lost.
                 continue
             carried.append(Carried(now_ms, delivery.queue, delivery.number, pushed))
             moving.append(delivery)
@@ -282,52 +315,93 @@ class Upkeep:
         size = sum(
             event.pushed.size_bytes + 2_048 for event in carried if isinstance(event, Carried)
         )
-        self._segments.ensure_room(size, reserved=False)
+        self._journal.ensure_room(size)
         _, places = self._journal.append(carried)
         for delivery, place in zip(moving, places, strict=True):
             delivery.content = place
 
-    def _choose_cutoff(self, numbers: dict[int, Sequence[int]], limit: int) -> int:
-        """How far the stream should be emptied: what is left behind it is mostly alive."""
-        stream_bytes = self._segments.end_offset - self._segments.first_offset
-        if self._live_bytes() >= _DENSE_ENOUGH * stream_bytes:
-            return self._segments.first_offset
-        file_bytes = self._segments.payload_bytes
+    def _find_cutoff(self, numbers: dict[int, Sequence[int]], limit: int) -> int:
+        """The position up to which the journal is to be emptied, at most `limit`."""
+        journal = self._journal
+        if self._live_bytes() >= DENSE_ENOUGH * (journal.end_position - journal.first_position):
+            return journal.first_position
+        region_bytes = journal.region_bytes
         live: dict[int, int] = {}
         for queue, listed in numbers.items():
             for at in range(0, len(listed), SLICE):
                 for delivery in self._listed(queue, listed[at : at + SLICE]):
                     content = delivery.content
                     if isinstance(content, int):
-                        file = position_of(content) // file_bytes
-                        size = size_bytes(delivery) + MESSAGE_BYTES
-                        live[file] = live.get(file, 0) + size
+                        region = position_of(content) // region_bytes
+                        live[region] = live.get(region, 0) + size_bytes(delivery) + MESSAGE_BYTES
                 time.sleep(0)
-        first = self._segments.first_offset // file_bytes
-        last = limit // file_bytes
-        alive = sum(size for file, size in live.items() if first <= file < last)
-        cutoff = first
-        while cutoff < last and alive < _DENSE_ENOUGH * (last - cutoff) * file_bytes:
-            alive -= live.get(cutoff, 0)
-            cutoff += 1
-        # Where all files are to be emptied, all goes up to the snapshot: an entry begins there,
-        # which is known also right after opening. For the sake of one file nothing is carried.
-        return limit if first < cutoff == last else cutoff * file_bytes
+        return choose_cutoff(live, journal.first_position, limit, region_bytes)
 
     def _drop_before(self, cutoff: int) -> None:
         floors = [reader.floor_offset for reader in readers.registered(self._store)]
         kept = [offset_of(path) for path in snapshot_paths(self._store)]
-        offset = min([cutoff, *kept, *floors])
-        start = self._journal.entry_before(offset)
-        if start > self._segments.first_offset:
-            self._segments.drop_before(start, archive=self._archive)
+        start = self._journal.entry_before(min([cutoff, *kept, *floors]))
+        if start > self._journal.first_position:
+            self._state_queues()
+            self._journal.drop_before(start, self._archive)
+
+    def _state_queues(self) -> None:
+        """Appends what every living queue is: the events that say so are about to be dropped."""
+        numbers = list(self._engine.shard.queues)
+        for at in range(0, len(numbers), _STATED_QUEUES_MAX):
+            part = numbers[at : at + _STATED_QUEUES_MAX]
+            # Without even this much room, dropping files is what makes some.
+            with suppress(StoreFull):
+                self._in_turn(partial(self._append_stated, part))
+        self._journal.sync()
+
+    def _append_stated(self, numbers: Sequence[int]) -> None:
+        now_ms = self._engine.clock.now_ms()
+        queues = self._engine.shard.queues
+        stated: list[AnyEvent] = [
+            QueueStated(
+                now_ms,
+                queue.number,
+                queue.name,
+                queue.settings,
+                queue.created_at_ms,
+                queue.configured_at_ms,
+            )
+            for number in numbers
+            if (queue := queues.get(number)) is not None
+        ]
+        if stated:
+            self._journal.ensure_room(_STATED_BYTES_MAX * len(stated), reserved=True)
+            self._journal.append(stated)
+
+
+def choose_cutoff(
+    live_bytes: Mapping[int, int], first_position: int, limit: int, region_bytes: int
+) -> int:
+    """The position up to which content should be carried out: what is left is mostly alive.
+
+    `live_bytes` is what lives in each region, by its number. Nothing at or behind `limit`, where an
+    entry begins, is touched. The first position says that nothing is worth carrying.
+    """
+    first = first_position // region_bytes
+    last = limit // region_bytes
+    alive = sum(size for region, size in live_bytes.items() if first <= region < last)
+    cutoff = first
+    while cutoff < last and alive < DENSE_ENOUGH * (last - cutoff) * region_bytes:
+        alive -= live_bytes.get(cutoff, 0)
+        cutoff += 1
+    if cutoff == first:
+        return first_position
+    # Where all regions are to be emptied, all goes up to the limit: an entry begins there, which
+    # is known also right after opening.
+    return limit if cutoff == last else cutoff * region_bytes
 
 
 def _numbers(queue: QueueState, next_number: int) -> Sequence[int]:
-    """Numbers among which are those of all messages in the queue, and of none yet to come.
+    """Numbers among which are those of all messages in the queue, and of no later ones.
 
-    A list of a million takes tens of milliseconds, and the collector goes through it again; so
-    where most numbers in a range are messages of this queue, the range will do.
+    A list of a million takes tens of milliseconds, and the garbage collector scans it again; where
+    most numbers in a range are messages of this queue, the range serves instead.
     """
     deliveries = queue.deliveries
     if len(deliveries) > SLICE:

@@ -1,8 +1,9 @@
-"""The waiting line of an engine: pulls that found nothing, and who keeps time for them.
+"""The waiting line of an engine: pulls that found nothing, and which of them watches the clock.
 
-Waiters stand in line per queue and are served, first come first, by whichever command made a
-message visible. One of them has promised to look at the clock when the next thing falls due; the
-others sleep.
+Waiters stand in one line per queue and are served in order of arrival, within the command that
+made a message visible. So `wake` must not submit commands: it sets a signal, or schedules a
+callback. One waiter, the keeper, has been woken to arrange that `tick` is called at the next due
+time; the others need not look at the clock.
 """
 
 from collections import deque
@@ -44,16 +45,16 @@ class Waiter:
         self._wake()
 
     def nudge(self) -> None:
-        """Wakes the waiter without an answer: it should look at the clock again."""
+        """Wakes the waiter without an answer: it is to arrange the next call of `tick`."""
         self._wake()
 
 
 class WaitingLine:
-    """All who wait on one engine.
+    """All waiting pulls of one engine.
 
     `pull` tries a waiter's command again: its claims, and the sequence that must be durable before
-    they are shown. `queues` has the waiters of each queue by its number; it is empty, and the same
-    dict, whenever nobody waits.
+    they are shown. `queues` has the waiters of each queue by its number. It is always the same
+    dict, and empty while no pull waits.
     """
 
     def __init__(self, alarm: Alarm, pull: Callable[[Pull], tuple[list[Claim], int]]) -> None:
@@ -61,61 +62,61 @@ class WaitingLine:
         self._alarm = alarm
         self._pull = pull
         self._timeouts: list[tuple[int, int, Waiter]] = []
-        self._seen = 0
-        # Who promised to call `tick`, and by when.
+        self._joined = 0
+        # The waiter that arranges the next call of `tick`, and for when.
         self._keeper: Waiter | None = None
-        self._promised_ms = NEVER_MS
+        self._planned_ms = NEVER_MS
 
     def join(self, waiter: Waiter) -> None:
         """Puts a waiter at the end of its queue's line."""
         self.queues.setdefault(waiter.queue, deque()).append(waiter)
-        self._seen += 1
-        heappush(self._timeouts, (waiter.deadline_ms, self._seen, waiter))
-        self._keep_time()
+        self._joined += 1
+        heappush(self._timeouts, (waiter.deadline_ms, self._joined, waiter))
+        self._choose_keeper()
 
     def leave(self, waiter: Waiter) -> None:
-        """Takes a waiter out of line who has no answer yet, and wants none."""
+        """Takes a waiter without an answer out of the line."""
         waiter.done = True
         self._drop_finished(waiter.queue)
         if self.queues:
-            self._keep_time()
+            self._choose_keeper()
 
     def count(self, number: int) -> int:
-        """How many wait on a queue."""
+        """How many pulls wait on a queue."""
         return sum(not waiter.done for waiter in self.queues.get(number, ()))
 
     @property
     def next_wake_ms(self) -> int:
-        """When someone should next look at the clock, if anyone waits."""
+        """When `tick` should next be called, if any pull waits."""
         timeout_ms = self._timeouts[0][0] if self._timeouts else NEVER_MS
         return min(timeout_ms, self._alarm.next_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Sends home who has waited for long enough; what was due has been settled."""
+        """Ends the waits whose time is over, with no claims; what was due has been settled."""
         while self._timeouts and self._timeouts[0][0] <= now_ms:
             _, _, waiter = heappop(self._timeouts)
             if not waiter.done:
                 waiter.finish([], 0)
                 self._drop_finished(waiter.queue)
-        self._promised_ms = self.next_wake_ms
+        self._planned_ms = self.next_wake_ms
         if self.queues:
-            self._keep_time()
+            self._choose_keeper()
 
-    def _keep_time(self) -> None:
-        """Sees to it that one of those who wait will call for a `tick` in time.
+    def _choose_keeper(self) -> None:
+        """Wakes a waiter to arrange the next `tick`, if none is arranged or it comes too late.
 
-        The promise ends when the waiter who made it goes home, or when something falls due
-        before anyone planned to look.
+        That is so when the last keeper's wait has ended, or when something falls due earlier than
+        was planned.
         """
         keeper = self._keeper
-        if keeper is None or keeper.done or self.next_wake_ms < self._promised_ms:
-            self._promised_ms = self.next_wake_ms
+        if keeper is None or keeper.done or self.next_wake_ms < self._planned_ms:
+            self._planned_ms = self.next_wake_ms
             self._keeper = keeper = next(iter(self.queues.values()))[0]
             keeper.nudge()
 
     def serve(self, events: Sequence[AnyEvent]) -> None:
-        """Serves whoever waited for what has just happened."""
-        # One look serves for all messages of a run: they are of one queue.
+        """Serves the pulls that waited for what these events made visible."""
+        # The first event stands for all of a run: they are of one queue.
         for event in events[:1] if type(events) is Run else events:
             if isinstance(event, QueueRemoved):
                 self._fail_queue(event.queue)
@@ -124,7 +125,7 @@ class WaitingLine:
                 if number in self.queues:
                     self._serve_queue(number)
         if self.queues:
-            self._keep_time()
+            self._choose_keeper()
 
     def _serve_queue(self, number: int) -> None:
         waiters = self.queues.get(number)
@@ -147,7 +148,7 @@ class WaitingLine:
         self._drop_finished(number)
 
     def _answer_alike(self, served: Waiter, waiters: deque[Waiter]) -> None:
-        """Whoever waits under the same attempt id is given the same claims."""
+        """Gives the same claims to every waiter with the same attempt id."""
         attempt_id = served.command.attempt_id
         if attempt_id is None:
             return
@@ -173,7 +174,7 @@ class WaitingLine:
             heappop(self._timeouts)
 
     def fail(self, error: PenstockError) -> None:
-        """Sends everyone home: there is nothing left to wait for."""
+        """Ends every wait with this error."""
         waiting = [waiter for waiters in self.queues.values() for waiter in waiters]
         self.queues.clear()
         for waiter in waiting:

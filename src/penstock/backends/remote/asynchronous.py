@@ -1,10 +1,10 @@
 """A queue service at the other end of a socket, for asyncio callers.
 
-All that the callers of one turn of the event loop ask leaves in one write, and an answer wakes its
-caller straight from the bytes. A caller that is cancelled takes its request back: a pull that waits
-is cancelled at the server, and claims that come for it nonetheless are released.
+The frames that callers send in one turn of the event loop leave in one write. When the caller of a
+waiting pull is cancelled, a CANCEL is sent to the server, and claims that arrive for it all the
+same are released.
 
-What happens when the connection breaks is as in `remote`.
+`retry` says what is sent again when the connection breaks.
 """
 
 import asyncio
@@ -13,18 +13,17 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, ClassVar, Final, TypeVar, cast
 
-from penstock.backends.remote.blocking import (
+from penstock.backends.remote.endpoints import ServerEndpoint
+from penstock.backends.remote.retry import (
     PATIENCE_S,
-    REDIAL_S,
+    REOPEN_PAUSE_S,
     SOFTWARE,
     TIMEOUT_S,
     ConnectionLost,
-    ServerEndpoint,
+    Repetition,
     check_welcome,
-    is_repeatable,
-    settle_repeated,
-    still_to_wait,
-    unknown_fate,
+    too_new,
+    unknown_commands,
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
 from penstock.service import REDRIVE_MAX, Command, Pull, Release
@@ -59,7 +58,8 @@ class _Link(asyncio.Protocol):
     def __init__(self, endpoint: ServerEndpoint, timeout_s: float) -> None:
         self.lost: str | None = None
         self.refused: PenstockError | None = None
-        self.frame_bytes_max = 0
+        self.welcome: Welcome | None = None
+        self._unknown_commands: frozenset[type] = frozenset()
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
@@ -70,14 +70,14 @@ class _Link(asyncio.Protocol):
         self._abandoned: set[int] = set()
         self._unsent: set[int] = set()
         self._out: list[bytes] = []
-        self._said_goodbye = False
+        self._goodbye_received = False
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._heard = True
+        self._bytes_received = True
         self._silent_ticks = 0
         self._tick_s = timeout_s / 3
         self._watch: asyncio.TimerHandle | None = None
-        self.welcomed: asyncio.Future[Welcome] = self._loop.create_future()
+        self.welcomed: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,15 +86,19 @@ class _Link(asyncio.Protocol):
         self._transport.write(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
         self._watch = self._loop.call_later(self._tick_s, self._check_silence)
 
-    # Asking.
+    # Requests.
 
     async def exchange(self, command: Command[R]) -> R:
         """Sends a command and waits for its reply.
 
-        Raises ConnectionLost, or what the server raised.
+        Raises ConnectionLost, UnsupportedOperation if the server is too old, or what the server
+        raised.
         """
+        welcome = cast(Welcome, self.welcome)
+        if type(command) in self._unknown_commands:
+            raise too_new(self._endpoint, welcome, command)
         request = self._next_request()
-        frame = encode_command(request, command, self.frame_bytes_max)
+        frame = encode_command(request, command, welcome.frame_bytes_max)
         kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
         return cast(R, decode_answer(kind, body, DECODE_REPLY[type(command)]))
 
@@ -102,8 +106,8 @@ class _Link(asyncio.Protocol):
         """What the server says of itself."""
         request = self._next_request()
         kind, body = await self.request(request, pack(STATUS, request))
-        found: dict[str, Any] = decode_answer(kind, body, decode_status)
-        return found
+        status: dict[str, Any] = decode_answer(kind, body, decode_status)
+        return status
 
     def _next_request(self) -> int:
         request = next(self._requests) & REQUEST_MAX
@@ -137,7 +141,7 @@ class _Link(asyncio.Protocol):
         except _GoneError as gone:
             if self.refused is not None:
                 raise self.refused from None
-            may_be_done = gone.sent and not self._said_goodbye
+            may_be_done = gone.sent and not self._goodbye_received
             raise ConnectionLost(self, may_be_done, cast(str, self.lost), started_s) from None
 
     def _send(self, frame: bytes) -> None:
@@ -152,17 +156,17 @@ class _Link(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _give_back(self, kind: int, body: Body) -> None:
-        """Releases claims that nobody waits for any more."""
+        """Releases claims whose caller was cancelled."""
         if kind != REPLY or self.lost is not None:
             return
         for claim in DECODE_REPLY[Pull](body):
             request = self._next_request()
             self._send(encode_command(request, Release(claim.queue, claim.proof)))
 
-    # Hearing.
+    # Answers.
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._bytes_received = True
         frames = self._decoder.feed(data)
         if not self.welcomed.done() and frames:
             self._take_welcome(frames.pop(0))
@@ -174,14 +178,14 @@ class _Link(asyncio.Protocol):
                 if not answer.done():
                     answer.set_result((kind, body))
                 elif is_pull:
-                    # Cancelled, and the caller has not had its turn to say so yet.
+                    # Its caller was cancelled, and has not run since.
                     self._give_back(kind, body)
             elif request in self._abandoned:
                 self._abandoned.discard(request)
                 self._pulls.discard(request)
                 self._give_back(kind, body)
             elif not request:
-                self._dispatch(kind, body)
+                self._take_connection_frame(kind, body)
         if self._decoder.error is not None:
             self.refused = self._decoder.error
             self.drop(str(self.refused))
@@ -194,12 +198,14 @@ class _Link(asyncio.Protocol):
             self.refused = error
             self.drop(str(error))
         else:
-            self.frame_bytes_max = welcome.frame_bytes_max
-            self.welcomed.set_result(welcome)
+            self.welcome = welcome
+            self._unknown_commands = unknown_commands(welcome)
+            self.welcomed.set_result(None)
 
-    def _dispatch(self, kind: int, body: Body) -> None:
+    def _take_connection_frame(self, kind: int, body: Body) -> None:
+        """Notes what the server says of the connection itself."""
         if kind == GOODBYE:
-            self._said_goodbye = True
+            self._goodbye_received = True
         elif kind == ERROR:
             try:
                 decode_answer(kind, body, decode_status)
@@ -213,18 +219,18 @@ class _Link(asyncio.Protocol):
         self._may_write.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        said = "the server closed the connection"
+        reason = "the server closed the connection"
         if error is not None:
-            said = f"the connection broke: {getattr(error, 'strerror', None) or error}"
-        self.drop(said)
+            reason = f"the connection broke: {getattr(error, 'strerror', None) or error}"
+        self.drop(reason)
         if not self.ended.done():
             self.ended.set_result(None)
 
     def _check_silence(self) -> None:
-        """Asks a server that has been silent for a while whether it is there; then gives it up."""
+        """After a tick without bytes sends a STATUS; after three gives the connection up."""
         self._watch = self._loop.call_later(self._tick_s, self._check_silence)
-        if self._heard or (not self._pending and self.welcomed.done()):
-            self._heard = False
+        if self._bytes_received or (not self._pending and self.welcomed.done()):
+            self._bytes_received = False
             self._silent_ticks = 0
             return
         self._silent_ticks += 1
@@ -234,7 +240,7 @@ class _Link(asyncio.Protocol):
             self._send(pack(STATUS, self._next_request()))
 
     def drop(self, reason: str) -> None:
-        """Gives the connection up, for everyone who waits on it."""
+        """Gives the connection up, for every caller that waits on it."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -255,6 +261,8 @@ class _Link(asyncio.Protocol):
 
 
 class _GoneError(Exception):
+    """The connection was given up; `sent` if the request may have left this process."""
+
     def __init__(self, sent: bool) -> None:
         super().__init__(sent)
         self.sent = sent
@@ -288,7 +296,7 @@ class AsyncRemote:
         timeout_s: float = TIMEOUT_S,
         patience_s: float = PATIENCE_S,
     ) -> "AsyncRemote":
-        """Connects. Raises BackendLost, or why the server does not want us."""
+        """Connects. Raises BackendLost, or why the server refuses."""
         remote = cls(endpoint, timeout_s=timeout_s, patience_s=patience_s)
         remote._link = await remote._open_link(0)
         return remote
@@ -301,7 +309,7 @@ class AsyncRemote:
         try:
             return await link.exchange(command)
         except ConnectionLost as lost:
-            return cast(R, await self._again(command, lost))
+            return cast(R, await self._repeat(command, lost))
 
     async def status(self) -> dict[str, Any]:
         """What the server says of itself. Raises BackendLost."""
@@ -309,39 +317,31 @@ class AsyncRemote:
         try:
             return await link.status()
         except ConnectionLost as lost:
-            return cast("dict[str, Any]", await self._again(STATUS, lost))
+            return cast("dict[str, Any]", await self._repeat(STATUS, lost))
 
-    async def _again(self, command: Any, lost: ConnectionLost) -> Any:
-        """Sends on a new connection what the old one lost, if that can do no harm."""
-        repeated = False
-        started_s = lost.started_s
-        deadline_s = time.monotonic() + self._patience_s
+    async def _repeat(self, command: Any, lost: ConnectionLost) -> Any:
+        """Sends on a new connection what the old one lost, if `retry` allows it."""
+        repetition = Repetition(self._endpoint, command, self._patience_s)
         while True:
-            if self._closed:
-                raise EngineClosed(f"{self._endpoint.shown}: was closed")
-            if lost.may_be_done:
-                if not is_repeatable(command):
-                    raise unknown_fate(self._endpoint, command, lost) from None
-                repeated = True
-            if time.monotonic() > deadline_s:
-                raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, again and again")
+            self._check_open()
+            to_send = repetition.after(lost)
             link = await self._reopen(lost.channel)
             try:
-                if command is STATUS:
+                if to_send is STATUS:
                     return await link.status()
-                outcome = await link.exchange(still_to_wait(command, started_s))
-                return settle_repeated(command, outcome) if repeated else outcome
+                return repetition.settle(await link.exchange(to_send))
             except StaleReceipt as stale:
-                if repeated and settle_repeated(command, stale) is None:
-                    return None
-                raise
-            except ConnectionLost as once_more:
-                lost = once_more
+                return repetition.settle(stale)
+            except ConnectionLost as lost_again:
+                lost = lost_again
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"{self._endpoint.shown}: was closed")
 
     async def _reopen(self, lost: object) -> _Link:
         async with self._opening:
-            if self._closed:
-                raise EngineClosed(f"{self._endpoint.shown}: was closed")
+            self._check_open()
             link = self._link
             if link is None or link is lost or link.lost is not None:
                 self._link = link = await self._open_link(self._patience_s)
@@ -354,13 +354,13 @@ class AsyncRemote:
             try:
                 return await self._connect(min(left_s, patience_s))
             except BackendLost:
-                if time.monotonic() + REDIAL_S > deadline_s:
+                if time.monotonic() + REOPEN_PAUSE_S > deadline_s:
                     raise
-            await asyncio.sleep(REDIAL_S)
+            await asyncio.sleep(REOPEN_PAUSE_S)
 
     async def _connect(self, patience_s: float) -> _Link:
         loop = asyncio.get_running_loop()
-        raw = await loop.run_in_executor(None, self._endpoint.dial, patience_s)
+        raw = await loop.run_in_executor(None, self._endpoint.open, patience_s)
         raw.setblocking(False)
         link = _Link(self._endpoint, self._timeout_s)
         try:
@@ -372,8 +372,8 @@ class AsyncRemote:
             )
         except OSError as error:
             raw.close()
-            said = error.strerror or str(error)
-            raise BackendLost(f"{self._endpoint.shown}: cannot be used: {said}") from None
+            reason = error.strerror or str(error)
+            raise BackendLost(f"{self._endpoint.shown}: cannot be used: {reason}") from None
         await link.welcomed
         return link
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from penstock.backends.remote.blocking import TIMEOUT_S, Remote, ServerEndpoint, TcpEndpoint
-from penstock.backends.remote.daemon import IDLE_S, DaemonEndpoint
+from penstock.backends.remote.blocking import Remote
+from penstock.backends.remote.endpoints import ServerEndpoint, TcpEndpoint
+from penstock.backends.remote.retry import TIMEOUT_S
+from penstock.backends.remote.starting import IDLE_S, DaemonEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.service import AsyncQueueService, QueueService, check_number
@@ -29,7 +31,7 @@ def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
     from penstock.backends.portal import Portal
     from penstock.backends.remote.asynchronous import AsyncRemote
 
-    # Two threads may not use one TLS connection at once, as reading for one another needs.
+    # Two threads may not use one TLS connection at once, and in a Channel they do.
     return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
 
 
@@ -56,7 +58,7 @@ def _timeout_s(url: BackendUrl) -> float:
 
 
 def _daemon(url: BackendUrl) -> DaemonEndpoint:
-    url.check_options({"embedded", "idle", "timeout", *_STORE_OPTIONS})
+    url.check_options({"daemon", "embedded", "idle", "other_owner", "timeout", *_STORE_OPTIONS})
     options = {name: url.options[name] for name in _STORE_OPTIONS if name in url.options}
     if "durability" in options:
         from penstock.journal.file import check_durability
@@ -68,8 +70,10 @@ def _daemon(url: BackendUrl) -> DaemonEndpoint:
         options["interval_ms"] = str(check_interval(url.whole_number("interval_ms", 0)))
     if "archive" in options:
         options["archive"] = os.path.abspath(options["archive"])
-    idle_s = url.whole_number("idle", IDLE_S)
-    return DaemonEndpoint(url.path, options=options, idle_s=idle_s)
+    flags = {"idle": str(url.whole_number("idle", IDLE_S))}
+    if url.is_on("other_owner"):
+        flags["insecure_other_owner"] = ""
+    return DaemonEndpoint(url.path, options=options, flags=flags)
 
 
 def _server(url: BackendUrl) -> TcpEndpoint:

@@ -67,8 +67,9 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:
+    from penstock.spark.derive import derive
     from penstock.spark.ingest import ingest, lag
-    from penstock.spark.tables import TABLES, derive
+    from penstock.spark.tables import TABLES
 
     for journal in arguments.journal:
         bar = _ReadingBar(f"reading {journal}")

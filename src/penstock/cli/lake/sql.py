@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Does it. Raises LakeUnusable, and InvalidField if Spark refuses the query."""
     from penstock.spark.lake import Lake
-    from penstock.spark.tables import query_lake
+    from penstock.spark.views import query_lake
 
     lake = Lake.open(arguments.lake)
     names, rows = query_lake(open_spark(arguments), lake, arguments.query)

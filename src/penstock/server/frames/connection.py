@@ -1,12 +1,13 @@
-"""One connection of the frame server: its bytes in, its answers out, and what it may not do."""
+"""One connection of the frame server: it decodes frames, sends answers, and enforces limits."""
 
 import asyncio
 from collections.abc import Callable
 from hmac import compare_digest
 from typing import cast
 
+from penstock.backends.loop import Pending
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.frames.server import FrameServer, WaitingPull
+from penstock.server.frames.server import FrameServer
 from penstock.wire.frames.frames import (
     HELLO,
     SMALL_BYTES,
@@ -20,7 +21,7 @@ from penstock.wire.frames.frames import (
 
 
 class FrameConnection(asyncio.Protocol):
-    """One client: its bytes in, its answers out."""
+    """One client: its requests are taken by the server, its answers sent in one write a turn."""
 
     def __init__(
         self,
@@ -29,14 +30,17 @@ class FrameConnection(asyncio.Protocol):
         token: str | None = None,
         refuse: Callable[[asyncio.BaseTransport], PenstockError | None] | None = None,
     ) -> None:
-        self.polls: dict[int, WaitingPull] = {}
+        # By request: pulls that wait for a message, and pulls whose claims are not durable yet.
+        self.waits: dict[int, Pending] = {}
+        self.claiming: dict[int, Pending] = {}
+        # Requests whose answers come later, pulls that wait for a message aside.
         self.deferred = 0
         self.is_gone = False
-        # Set when the server stops: what comes now is not done, and the goodbye will say so.
+        # Set when the server stops: what arrives now is not done, which the goodbye says.
         self.is_deaf = False
         self._server = server
         self._token = token
-        # Says why whoever is at the other end is not let in, if there is a reason.
+        # Gives the reason why the peer is refused, or None.
         self._refuse = refuse
         self._decoder = FrameDecoder("client", STRANGER_LIMITS)
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
@@ -87,18 +91,18 @@ class FrameConnection(asyncio.Protocol):
         server.flush()
 
     def _reserve(self, frame_bytes: int) -> None:
-        """Sets memory aside for the frame that has begun; there must be enough for all of them."""
+        """Counts the incomplete frame against the limit of all connections together."""
         server = self._server
         wanted = frame_bytes if frame_bytes > SMALL_BYTES else 0
         server.unfinished_bytes += wanted - self._unfinished_bytes
         self._unfinished_bytes = wanted
         if server.unfinished_bytes > server.limits.unfinished_bytes_max and not self._ending:
-            said = f"a frame of {wanted} bytes finds no room: others are being received; try again"
-            self.send(encode_error(0, Overloaded(said)))
+            reason = f"no room for a frame of {wanted} bytes: others are being received; try again"
+            self.send(encode_error(0, Overloaded(reason)))
             self.end()
 
     def _greet(self, frame: Frame) -> list[Frame]:
-        """Lets the client in or not; gives the frames that came along with its hello."""
+        """Admits or refuses the client; returns the frames that came along with its hello."""
         kind, _, body = frame
         try:
             token = decode_hello(body).token if kind == HELLO else None
@@ -108,8 +112,8 @@ class FrameConnection(asyncio.Protocol):
             return []
         wanted = self._token
         if wanted is not None and not compare_digest((token or "").encode(), wanted.encode()):
-            said = "the server wants a token, and the client's was missing or wrong"
-            self._out.append(refusal(b"", ProtocolError(said)))
+            reason = "the server wants a token, and the client's was missing or wrong"
+            self._out.append(refusal(b"", ProtocolError(reason)))
             self.end()
             return []
         self._is_welcome = True
@@ -118,13 +122,13 @@ class FrameConnection(asyncio.Protocol):
         return self._decoder.feed(b"")
 
     def send(self, frame: bytes) -> None:
-        """Has a frame sent with the next flush."""
+        """Queues a frame for the next flush."""
         if not self._out:
             self._server.dirty.append(self)
         self._out.append(frame)
 
     def flush(self) -> None:
-        """Hands what was to be sent to the transport, in one write."""
+        """Writes all queued frames to the transport at once."""
         out = self._out
         if not out or self.is_gone:
             return
@@ -181,7 +185,7 @@ class FrameConnection(asyncio.Protocol):
         self._server.leave(self)
 
     def check_progress(self, now_s: float) -> None:
-        """Closes the connection if it has not introduced itself, or has begun and not gone on."""
+        """Closes the connection if its hello or a frame is overdue, or answers are not read."""
         limits = self._server.limits
         if not self._is_welcome:
             if now_s - self._since_s > limits.hello_s_max:

@@ -1,38 +1,30 @@
-"""The frame server: many connections, one engine, one thread.
+"""The frame server: many connections, one queue service, one thread.
 
-    bytes → FrameDecoder → Engine.submit → the answer's frame, at once or when it is durable → bytes
+    bytes → FrameDecoder → LoopService.submit → the reply's frame, at once or when it is durable
 
-A request that need not wait is answered within the call that brought its bytes, and all answers of
-one turn of the event loop leave in one write. Answers that wait for the disk stand in one line and
-are sent by one notification for all of them. A pull that waits is a `WaitingPull`, which the
-engine wakes.
+A request whose reply can be shown at once is answered within the call that brought its bytes, and
+all answers of that call leave in one write. Any other is a `Pending` of the service: it waits for
+the disk, or for a message, and its callback sends the answer.
 
-A connection that breaks takes its polls with it, and the claims of answers it never got return.
-`FrameServer` does not know where a connection came from; `ipc` and `tcp` let them in.
+When a connection breaks, what is pending for it is cancelled: waits end, and claims that were made
+for it return to their places. `FrameServer` does not know where a connection came from; `ipc` and
+`tcp` accept them.
 """
 
 import asyncio
 import os
-import traceback
-from collections import deque
+import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.waiting import Waiter
-from penstock.core.due import NEVER_MS
-from penstock.errors import (
-    JournalError,
-    PenstockError,
-    ProtocolError,
-    UnavailableError,
-)
-from penstock.service import Claim, ListQueues, Peek, Pull, Release
+from penstock.backends.engine.loop import engine_fault
+from penstock.backends.loop import LoopService, Pending
+from penstock.errors import PenstockError, ProtocolError, UnavailableError
+from penstock.service import Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
@@ -56,60 +48,35 @@ from penstock.wire.frames.frames import (
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
 
-# What a message may take in a reply beside its body and attributes.
+# The largest part of a message's row in a reply that is neither its body nor its attributes.
 _ROW_BYTES: Final = 1_024
 
 
 class Limits(NamedTuple):
-    """What clients may ask of the server, and how long they may take over it."""
+    """How much a client may ask of the server, and how long it may take over it."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     connections_max: int = 10_000
     waits_max: int = 1_024
     deferred_max: int = 4_096
     unsent_bytes_max: int = 1024 * 1024
-    # What large frames that have begun may take of memory, on all connections together.
+    # Memory for large frames that are incomplete, on all connections together.
     unfinished_bytes_max: int = 512 * 1024 * 1024
     hello_s_max: float = 10.0
-    # A frame that has begun, and answers nobody takes, may stand still for so long.
+    # How long an incomplete frame, or answers that are not read, may make no progress.
     stall_s_max: float = 30.0
 
 
-class WaitingPull:
-    """A pull that waits on behalf of a connection."""
-
-    __slots__ = ("connection", "request", "server", "waiter")
-
-    def __init__(self, server: "FrameServer", connection: "FrameConnection", request: int) -> None:
-        self.server = server
-        self.connection = connection
-        self.request = request
-        self.waiter: Waiter | None = None
-
-    def wake(self) -> None:
-        """Called by the engine: the wait is over, or time must be kept."""
-        if self.waiter is not None and self.waiter.done:
-            self.server.finish(self, self.waiter)
-        else:
-            self.server.must_plan = True
-
-
-class _Deferred(NamedTuple):
-    sequence: int
-    connection: "FrameConnection"
-    frame: bytes
-    claims: list[Claim]
-
-
 class FrameServer:
-    """Takes the requests of every connection to one engine, and gives out the answers.
+    """Takes the requests of every connection, submits them to one service, and sends the answers.
 
-    `failed` is called once if the engine has to stop; whoever runs the server should end it then.
+    `failed` is called once if the service has to stop; the owner of the server should end it then.
+    The service stays open when the server stops: it may have other users.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        service: LoopService,
         *,
         limits: Limits | None = None,
         software: str = "penstock",
@@ -121,18 +88,14 @@ class FrameServer:
         self.connections_seen = 0
         self.requests_seen = 0
         self.unfinished_bytes = 0
-        self.must_plan = False
+        # Connections with something to send.
         self.dirty: list[FrameConnection] = []
         self.failed = failed
-        self._engine = engine
-        self._journal = engine.journal
+        self._service = service
         self._loop = asyncio.get_running_loop()
         self.idle_since_s = self._loop.time()
-        self._deferred: deque[_Deferred] = deque()
-        self._notified = 0
-        self._must_notify = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = NEVER_MS
+        self._flush_is_planned = False
+        self._deferred = 0
         self._stopping = False
         self._broken: PenstockError | None = None
         self._drained = asyncio.Event()
@@ -148,16 +111,17 @@ class FrameServer:
         self.client_limits = client_limits(self.limits.frame_bytes_max)
         self._started_s = self._loop.time()
         self._sweep_s = min(self.limits.hello_s_max, self.limits.stall_s_max) / 4
-        self._unsubscribe = engine.clock.subscribe(self._time_moved)
         self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
-        if engine.upkeep is not None:
-            engine.upkeep.start(self._exclusively)
+        service.on_failure(self._fail)
 
     # Requests.
 
     def take(self, connection: "FrameConnection", frame: Frame) -> None:
         """Does what one frame of a welcome client asks."""
         kind, request, body = frame
+        if not request:
+            self._refuse(connection, 0, ProtocolError("a request needs a number of 1 or more"))
+            return
         decode = DECODE.get(kind)
         if decode is None:
             self._take_other(connection, kind, request, body)
@@ -165,13 +129,9 @@ class FrameServer:
         command: Any = None
         try:
             command = decode(body)
-            if kind == PULL:
-                command = self._pull_within_frame(command)
-            elif kind == PEEK:
-                command = self._peek_within_frame(command)
-            reply = self._engine.submit(command)
-            if kind == BATCH and BadItem in map(type, command.items):
-                reply = _with_faults(command.items, reply)
+            if kind in (PULL, PEEK):
+                command = self._within_frame(command)
+            reply = self._service.submit(command)
         except PenstockError as error:
             self._refuse(connection, request, error)
             return
@@ -181,35 +141,26 @@ class FrameServer:
             else:
                 self._refuse(connection, request, command_fault(kind, fault))
             return
-        sequence = self._engine.answer_sequence
-        if kind != PULL:
-            encode = encode_bulk_reply if kind == BULK_PUSH else encode_reply
-            answer = encode(request, reply)
-            if sequence > self._journal.durable_sequence:
-                self._defer(sequence, connection, answer, [])
-            else:
-                connection.send(answer)
-        elif reply:
-            self._give(connection, request, command, reply, sequence)
+        if not isinstance(reply, Pending):
+            self._answer(connection, kind, request, command, reply)
+        elif reply.waits:
+            self._wait(connection, request, command, reply)
         else:
-            self._wait(connection, request, command)
+            self._defer(connection, kind, request, command, reply)
 
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
     ) -> None:
         if kind == CANCEL:
-            poll = connection.polls.get(request)
-            if poll is not None:
-                self._forget(poll)
+            pull = connection.waits.pop(request, None)
+            if pull is not None:
+                pull.cancel()
                 connection.send(encode_reply(request, []))
         elif kind == STATUS:
             connection.send(encode_reply(request, self.status()))
 
-    def _pull_within_frame(self, command: Pull) -> Pull:
-        """Sees to it that the answer to a pull of many fits into a frame: it may give fewer.
-
-        Whoever asks for up to so many must be content with that, and asks again.
-        """
+    def _within_frame(self, command: Pull | Peek) -> Pull | Peek:
+        """Bounds a pull or peek of many so that its answer fits into a frame: it gives fewer."""
         limit = command.limit
         if type(limit) is not int or limit <= 1:
             return command
@@ -218,212 +169,156 @@ class FrameServer:
             room_bytes = min(room_bytes, command.bytes_max)
         return msgspec.structs.replace(command, bytes_max=room_bytes)
 
-    def _peek_within_frame(self, command: Peek) -> Peek:
-        """Lowers the limit of a peek whose answer might not fit into a frame."""
-        limit = command.limit
-        queue = self._engine.shard.names.get(command.queue)
-        if type(limit) is not int or queue is None:
-            return command
-        row_bytes = queue.settings.body_bytes_max + _ROW_BYTES
-        room_bytes = self.limits.frame_bytes_max
-        if limit * row_bytes <= room_bytes:
-            return command
-        stored = queue.visible + queue.delayed + queue.in_flight
-        if stored and queue.stored_bytes + stored * _ROW_BYTES <= room_bytes:
-            return command
-        return Peek(command.queue, max(1, room_bytes // row_bytes), command.state)
-
     def _refuse(self, connection: "FrameConnection", request: int, error: PenstockError) -> None:
         connection.send(encode_error(request, error))
         if isinstance(error, ProtocolError):
             connection.end()
-        elif isinstance(error, JournalError) and self._engine_has_stopped():
-            self._fail(error)
 
     def _give_up(self, fault: Exception) -> None:
-        """Ends everything: an engine that raised what it never should may be half-way anywhere."""
-        traceback.print_exception(fault)
-        self._fail(PenstockError(f"the engine failed and was stopped: {type(fault).__name__}"))
+        """Ends everything: after a fault within it, the service may be half-way anywhere."""
+        error = engine_fault(fault)
+        sys.stderr.write(f"penstock: {' '.join(str(error).split())}\n")
+        self._fail(error)
 
-    def _engine_has_stopped(self) -> bool:
-        try:
-            self._engine.submit(ListQueues(limit=1))
-        except JournalError:
-            return True
-        return False
+    # Answers.
 
-    def _give(
-        self,
-        connection: "FrameConnection",
-        request: int,
-        command: Pull,
-        claims: list[Claim],
-        sequence: int,
+    def _answer(
+        self, connection: "FrameConnection", kind: int, request: int, command: Any, reply: Any
+    ) -> None:
+        """Sends a reply that may be shown."""
+        if kind == PULL:
+            self._send_claims(connection, request, reply)
+        elif kind == BULK_PUSH:
+            connection.send(encode_bulk_reply(request, reply))
+        else:
+            if kind == BATCH and BadItem in map(type, command.items):
+                reply = _with_faults(command.items, reply)
+            connection.send(encode_reply(request, reply))
+
+    def _send_claims(
+        self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
         answer = encode_claims(request, claims)
         if len(answer) > self.limits.frame_bytes_max:
-            # The limit was lowered for this, but messages pushed before their queue's settings
-            # changed may be larger than these say.
-            self._return(claims)
+            # The first message is given whatever its size, and its row may be large.
+            self._service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
                 f"{self.limits.frame_bytes_max}; pull fewer at a time"
             )
-            connection.send(encode_error(request, error))
-        elif sequence > self._journal.durable_sequence:
-            # Who named the attempt will ask for these very claims again if the answer is lost.
-            to_return = claims if command.attempt_id is None else []
-            self._defer(sequence, connection, answer, to_return)
-        else:
-            connection.send(answer)
+            answer = encode_error(request, error)
+        connection.send(answer)
+
+    def _defer(
+        self,
+        connection: "FrameConnection",
+        kind: int,
+        request: int,
+        command: Any,
+        pending: Pending,
+    ) -> None:
+        """Answers later: the reply is not durable yet, or comes from elsewhere."""
+        connection.deferred += 1
+        self._deferred += 1
+        if kind == PULL:
+            connection.claiming[request] = pending
+        pending.then(partial(self._answer_later, connection, kind, request, command))
+
+    def _answer_later(
+        self,
+        connection: "FrameConnection",
+        kind: int,
+        request: int,
+        command: Any,
+        reply: Any,
+        error: Exception | None,
+    ) -> None:
+        connection.deferred -= 1
+        self._deferred -= 1
+        if kind == PULL:
+            connection.claiming.pop(request, None)
+        if not connection.is_gone:
+            if error is None:
+                self._answer(connection, kind, request, command, reply)
+            else:
+                self._refuse_later(connection, request, error)
+        self._plan_flush()
+
+    def _refuse_later(self, connection: "FrameConnection", request: int, error: Exception) -> None:
+        # A service that failed has said so to everyone already, and the connection ends.
+        if self._broken is None:
+            if not isinstance(error, PenstockError):
+                sys.stderr.write(f"penstock: {type(error).__name__}: {error}\n")
+                error = UnavailableError("the request could not be served")
+            self._refuse(connection, request, error)
 
     # Waiting for a message.
 
-    def _wait(self, connection: "FrameConnection", request: int, command: Pull) -> None:
-        if request in connection.polls:
+    def _wait(
+        self, connection: "FrameConnection", request: int, command: Pull, pending: Pending
+    ) -> None:
+        if request in connection.waits:
+            pending.then(_ignore)
+            pending.cancel()
             error = ProtocolError(f"the client used request {request} again while it waits")
             self._refuse(connection, 0, error)
-            return
-        if len(connection.polls) >= self.limits.waits_max:
-            said = f"{self.limits.waits_max} pulls wait on this connection; open another one"
-            self._refuse(connection, request, UnavailableError(said))
-            return
-        poll = WaitingPull(self, connection, request)
-        poll.waiter = self._engine.wait(command, poll.wake)
-        if poll.waiter is None:
-            connection.send(encode_reply(request, []))
-            return
-        connection.polls[request] = poll
-        # The engine may have asked to have time kept before it had given us the waiter.
-        self.must_plan = True
-
-    def finish(self, poll: WaitingPull, waiter: Waiter) -> None:
-        """Answers a pull whose wait is over."""
-        connection, request = poll.connection, poll.request
-        connection.polls.pop(request, None)
-        if waiter.error is not None:
-            if not self._stopping:
-                connection.send(encode_error(request, waiter.error))
-        elif waiter.claims:
-            self._give(connection, request, waiter.command, waiter.claims, waiter.sequence)
+        elif len(connection.waits) >= self.limits.waits_max:
+            pending.then(_ignore)
+            pending.cancel()
+            reason = f"{self.limits.waits_max} pulls wait on this connection; open another one"
+            self._refuse(connection, request, UnavailableError(reason))
         else:
-            connection.send(encode_reply(request, []))
+            connection.waits[request] = pending
+            pending.then(partial(self._answer_wait, connection, request))
 
-    def _forget(self, poll: WaitingPull) -> None:
-        poll.connection.polls.pop(poll.request, None)
-        if poll.waiter is not None:
-            with suppress(PenstockError):
-                self._engine.forget(poll.waiter)
-
-    def _return(self, claims: list[Claim]) -> None:
-        """Gives back what was claimed for somebody who is gone."""
-        for claim in claims:
-            with suppress(PenstockError):
-                self._engine.submit(Release(claim.queue, claim.proof))
-
-    def plan(self) -> None:
-        """Sets the timer for the next instant at which someone who waits may be served."""
-        self.must_plan = False
-        wake_ms = self._engine.next_wake_ms
-        if self._timer is not None:
-            if self._timer_ms == wake_ms:
-                return
-            self._timer.cancel()
-            self._timer = None
-        timeout_s = self._engine.clock.timeout_s(wake_ms)
-        if wake_ms < NEVER_MS and timeout_s is not None and self._engine.has_waiters:
-            self._timer_ms = wake_ms
-            self._timer = self._loop.call_later(timeout_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        try:
-            self._engine.tick()
-        except JournalError as error:
-            self._fail(error)
-        except Exception as fault:
-            self._give_up(fault)
-        self.must_plan = self._engine.has_waiters
-        self.flush()
-
-    def _time_moved(self) -> None:
-        self._loop.call_soon_threadsafe(self._tick)
-
-    # Waiting for the disk.
-
-    def _defer(
-        self, sequence: int, connection: "FrameConnection", frame: bytes, claims: list[Claim]
+    def _answer_wait(
+        self,
+        connection: "FrameConnection",
+        request: int,
+        reply: Any,
+        error: Exception | None,
     ) -> None:
-        self._deferred.append(_Deferred(sequence, connection, frame, claims))
-        connection.deferred += 1
-        if sequence > self._must_notify:
-            self._must_notify = sequence
+        connection.waits.pop(request, None)
+        if error is None:
+            self._send_claims(connection, request, reply)
+        elif not self._stopping:
+            self._refuse_later(connection, request, error)
+        self._plan_flush()
+
+    # Sending.
+
+    def _plan_flush(self) -> None:
+        """Has what callbacks gather in this turn of the event loop sent in one write each."""
+        if not self._flush_is_planned:
+            self._flush_is_planned = True
+            self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Sends what has gathered; to be called at the end of whatever made answers."""
-        if self.must_plan:
-            self.plan()
-        if self._must_notify > self._notified:
-            self._notified = self._must_notify
-            told = partial(self._durable_from_any_thread, self._must_notify)
-            self._journal.notify(self._must_notify, told)
+        self._flush_is_planned = False
         if self.dirty:
-            dirty = self.dirty
-            self.dirty = []
+            dirty, self.dirty = self.dirty, []
             for connection in dirty:
                 connection.flush()
+        if self._stopping:
+            self._check_drained()
 
-    def _durable_from_any_thread(self, sequence: int) -> None:
-        # The loop may be closed already when the last entry becomes durable.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._durable, sequence)
-
-    def _durable(self, told: int) -> None:
-        durable = self._journal.durable_sequence
-        deferred = self._deferred
-        while deferred and deferred[0].sequence <= durable:
-            _, connection, frame, claims = deferred.popleft()
-            connection.deferred -= 1
-            if not connection.is_gone:
-                connection.send(frame)
-            elif claims:
-                self._return(claims)
-        if told > durable:
-            # We were told because it never will be durable: this says so at once.
-            try:
-                self._journal.wait(told)
-            except JournalError as error:
-                self._fail(error)
-        if self._stopping and not deferred:
+    def _check_drained(self) -> None:
+        if not self._deferred and not any(each.waits for each in self.connections):
             self._drained.set()
-        self.flush()
 
     def _fail(self, error: PenstockError) -> None:
-        """Tells everyone who waits that the engine has stopped: nothing of it can be trusted."""
-        self._broken = self._broken or error
-        deferred, self._deferred = self._deferred, deque()
+        """Tells every client that the service has stopped, and ends the connections."""
+        if self._broken is not None:
+            return
+        self._broken = error
         for connection in list(self.connections):
             connection.send(encode_error(0, error))
             connection.end()
-        for entry in deferred:
-            entry.connection.deferred -= 1
+        self._plan_flush()
         failed, self.failed = self.failed, None
-        self.flush()
         if failed is not None:
             failed(error)
-
-    def _exclusively(self, step: Callable[[], object]) -> object:
-        """Runs a step of another thread in the loop, between the requests."""
-        done: Future[object] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(step())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return done.result()
 
     # Connections.
 
@@ -438,9 +333,14 @@ class FrameServer:
         return None
 
     def leave(self, connection: "FrameConnection") -> None:
-        """Forgets a connection: its waits end, and the claims it will never see return."""
-        for poll in list(connection.polls.values()):
-            self._forget(poll)
+        """Forgets a connection: its waits end, and claims that it was not sent return."""
+        for pending in list(connection.waits.values()):
+            pending.cancel()
+        for pending in list(connection.claiming.values()):
+            pending.cancel()
+            self._deferred -= 1
+        connection.waits.clear()
+        connection.claiming.clear()
         self.connections.discard(connection)
         if not self.connections:
             self.idle_since_s = self._loop.time()
@@ -449,39 +349,40 @@ class FrameServer:
         self.flush()
 
     def status(self) -> dict[str, Any]:
-        """What the server says of itself to whoever may connect."""
-        upkeep = self._engine.upkeep
-        error = None if upkeep is None else upkeep.last_error
+        """The answer to a STATUS frame."""
+        error = self._service.upkeep_error
         return {
             "pid": os.getpid(),
             "up_s": round(self._loop.time() - self._started_s, 3),
             "connections": len(self.connections),
             "connections_seen": self.connections_seen,
             "requests_seen": self.requests_seen,
-            "waiting_pulls": sum(len(each.polls) for each in self.connections),
-            "answers_waiting_for_disk": len(self._deferred),
+            "waiting_pulls": sum(len(each.waits) for each in self.connections),
+            "answers_waiting_for_disk": self._deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
 
     def _sweep(self) -> None:
-        """Closes connections that stand still; one timer does for all of them."""
+        """Closes connections that make no progress; one timer serves all of them."""
         now_s = self._loop.time()
         for connection in list(self.connections):
             connection.check_progress(now_s)
         self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
 
     async def stop(self, reason: str, patience_s: float = 10.0) -> None:
-        """Answers what was taken, says goodbye, and closes every connection and the engine.
+        """Answers what was taken, says goodbye, and closes every connection.
 
         What is unanswered at the goodbye was not done: the client may send it elsewhere.
         """
         self._stopping = True
         for connection in list(self.connections):
             connection.is_deaf = True
-            for poll in list(connection.polls.values()):
-                self._forget(poll)
+            for request, pending in list(connection.waits.items()):
+                if pending.waits:
+                    pending.cancel()
+                    del connection.waits[request]
         self.flush()
-        if self._deferred:
+        if not self._drained.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), patience_s)
         for connection in list(self.connections):
@@ -493,18 +394,11 @@ class FrameServer:
                 await asyncio.wait_for(self._emptied.wait(), patience_s)
         for connection in list(self.connections):
             connection.abort()
-        await self.close()
-
-    async def close(self) -> None:
-        """Lets go of the engine, and of its journal once that has kept everything."""
-        self._stopping = True
-        self._unsubscribe()
         self._sweep_timer.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._engine.upkeep is not None:
-            await self._loop.run_in_executor(None, self._engine.upkeep.stop)
-        self._engine.close()
+
+
+def _ignore(reply: Any, error: Exception | None) -> None:
+    """The callback of a pull that is cancelled at once."""
 
 
 def _with_faults(items: list[Any], replies: list[Any]) -> list[Any]:

@@ -1,10 +1,16 @@
-"""Who may ask, and for whom: the caller behind a request to the SQS endpoint.
+"""The caller of a request to the SQS endpoint: which account and region, and what it may do.
 
-With keys, every request must be signed by one of them. Without, any signature will do and only says
-which account and region are meant; then the one thing to keep out is a web page that its visitor's
-browser lets talk to this machine. Browsers give themselves away by `Origin` and `Sec-Fetch-Site`,
-and a page that has its own name point here (DNS rebinding) by a Host that is no name of this
-machine.
+With keys, every request must be signed by one of them. Without keys any signature is accepted, and
+only its account and region count. Then what must be kept out are web pages, which can make the
+browser of whoever visits them send requests to this machine:
+
+- A page's requests that carry `Origin` or `Sec-Fetch-Site` are refused.
+- A page whose own name resolves to this machine (DNS rebinding) is refused by its Host, which is no
+  name of this machine.
+- What is left are requests without either header: images and other GETs to a Host that browsers do
+  not trust, and forms. A browser lets no page add a header to those without asking the server
+  first. So a request may change something only if it has an `Authorization` or an `X-Amz-…` header;
+  every SDK sends one. A signature in the query string is not enough: a page can write that too.
 """
 
 import re
@@ -14,10 +20,13 @@ from time import time
 from typing import Final
 
 from penstock.server.http import Request
-from penstock.server.sqs.store import Caller
+from penstock.server.sqs.lookup import Caller
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import Owner, QueueDirectory, is_account
 from penstock.wire.sqs.errors import Refusal
+from penstock.wire.sqs.json import CONTENT_TYPE as JSON_TYPE
+from penstock.wire.sqs.model import ACTIONS, READ_ONLY_ACTIONS
+from penstock.wire.sqs.query import action_of
 from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 
 _CALLERS_MAX: Final = 1_024
@@ -26,12 +35,14 @@ _CREDENTIAL: Final = re.compile(
     r"Credential=([^/,&\s%]{1,128})(?:/|%2F)[0-9]{8}(?:/|%2F)([a-z0-9-]{1,40})(?:/|%2F)",
     re.IGNORECASE,
 )
-# Names that no page on the web can have.
+# The largest form without a header that is looked at; what only reads is far smaller.
+_BARE_FORM_BYTES_MAX: Final = 64 * 1024
+# Names that public DNS does not have, so that no page on the web can have them.
 _LOCAL_ENDINGS: Final = (".localhost", ".internal", ".local", ".test")
 
 
 class Access:
-    """Finds the caller of a request, or refuses it."""
+    """Finds the caller of a request, or refuses the request."""
 
     def __init__(
         self,
@@ -47,7 +58,7 @@ class Access:
         self._callers: dict[tuple[str, str], Caller] = {}
 
     def caller(self, request: Request) -> Caller:
-        """Who asks. Raises Refusal."""
+        """The caller of a request. Raises Refusal."""
         if self._verifier is not None:
             return self._verified(request, self._verifier)
         headers = request.headers
@@ -55,6 +66,8 @@ class Access:
         if "origin" in headers or "sec-fetch-site" in headers:
             self.check_no_page(request)
         authorization = headers.get("authorization", "")
+        if not authorization and "x-amz-target" not in headers:
+            _check_may_change(request)
         # Up to the comma: the credential. What follows differs with every request.
         credential = authorization[: authorization.find(",")] if authorization else request.query
         try:
@@ -62,11 +75,11 @@ class Access:
         except KeyError:
             pass
         self.check_no_page(request)
-        found = _CREDENTIAL.search(credential)
-        if found is None:
-            # Nothing is signed: the URL alone says whose queue is meant.
+        scope = _CREDENTIAL.search(credential)
+        if scope is None:
+            # Not signed: the queue's URL alone says whose queue is meant.
             return self._caller(self._directory.default, host)
-        caller = self._caller(self._owner(found[1], found[2]), host)
+        caller = self._caller(self._owner(scope[1], scope[2]), host)
         if authorization:
             if len(self._callers) >= _CALLERS_MAX:
                 self._callers.clear()
@@ -107,7 +120,7 @@ class Access:
         return self._caller(self._owner(access_key, region), host)
 
     def check_no_page(self, request: Request) -> None:
-        """Refuses what a web page had its visitor's browser send. Raises Refusal."""
+        """Refuses a request that a browser marks as a web page's. Raises Refusal."""
         headers = request.headers
         if "origin" in headers or headers.get("sec-fetch-site", "none") not in (
             "none",
@@ -115,20 +128,20 @@ class Access:
         ):
             raise Refusal(faults.ACCESS_DENIED, "Web pages may not use this endpoint.")
         host = headers.get("host", "localhost")
-        found = _HOST.fullmatch(host)
-        if found is None:
+        parts = _HOST.fullmatch(host)
+        if parts is None:
             raise Refusal(faults.INVALID_ADDRESS, "The Host header is not valid.")
-        if not self._is_ours(found[1].lower()):
+        if not self._is_ours(parts[1].lower()):
             raise Refusal(
                 faults.ACCESS_DENIED,
-                f"The host {found[1]} could be a web page's. If it is a name of this server, start "
-                f"it with --allow-host {found[1]}, or with keys.",
+                f"The host {parts[1]} could be a web page's. If it is a name of this server, start "
+                f"it with --allow-host {parts[1]}, or with keys.",
             )
 
     def is_from_here(self, request: Request, peer: str) -> bool:
-        """Whether a page of figures may be shown: to this machine, but not to its web pages.
+        """Whether to show the server's health and figures: to this machine, not to web pages.
 
-        Without keys everybody who can reach the server may do everything, and see this too.
+        Without keys, everyone who can reach the server may use all of it, and see these too.
         """
         try:
             self.check_no_page(request)
@@ -137,13 +150,46 @@ class Access:
         return self._verifier is None or _is_loopback(peer)
 
     def _is_ours(self, name: str) -> bool:
-        if "." not in name or name.endswith(_LOCAL_ENDINGS) or name in self._allow_hosts:
+        if name in self._allow_hosts:
             return True
         try:
-            ip_address(name.strip("[]"))
+            address = ip_address(name.strip("[]"))
         except ValueError:
-            return False
-        return True
+            return "." not in name or name.endswith(_LOCAL_ENDINGS)
+        # Browsers connect 0.0.0.0 and [::] to this machine, but do not treat them as local.
+        mapped = getattr(address, "ipv4_mapped", None)
+        return not (mapped or address).is_unspecified
+
+
+def _check_may_change(request: Request) -> None:
+    """Refuses a change by a request that a web page could have sent. Raises Refusal.
+
+    Whether it changes something is only looked up if it has no header that a page cannot send.
+    """
+    headers = request.headers
+    if any(name.startswith("x-amz-") for name in headers):
+        return
+    if headers.get("content-type") == JSON_TYPE:
+        return
+    action: str | None = None
+    if request.method == "GET":
+        action = action_of(request.query.encode("latin-1"))
+    elif len(request.body) <= _BARE_FORM_BYTES_MAX:
+        form = b"&".join(filter(None, (request.body, request.query.encode("latin-1"))))
+        action = action_of(form)
+    else:
+        raise _bare_change("A form of this size")
+    if action in ACTIONS and action not in READ_ONLY_ACTIONS:
+        raise _bare_change(action)
+
+
+def _bare_change(what: str) -> Refusal:
+    return Refusal(
+        faults.ACCESS_DENIED,
+        f"{what} needs a header that a web page cannot send: sign the request in an Authorization "
+        "header as every SDK does, or send any X-Amz-... header. Without one, a request may only "
+        "look (List... and Get... actions).",
+    )
 
 
 def _is_loopback(peer: str) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.backends.engine.store import write_once
 from penstock.errors import InvalidField, StoreUnusable
+from penstock.journal.store import write_once
 from penstock.url import read_url
 from penstock.wire.sqs.address import Owner
 

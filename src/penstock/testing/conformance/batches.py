@@ -1,6 +1,11 @@
 """The contract on batches: each item has its own result, and they succeed or fail alone."""
 
+from typing import Any
+
+import pytest
+
 from penstock.errors import (
+    BatchRefused,
     InvalidField,
     InvalidReceipt,
     MessageTooLarge,
@@ -28,15 +33,36 @@ class BatchContract(Contract):
     @behaviour("batches")
     def test_an_item_that_is_refused_does_not_disturb_its_neighbours(self) -> None:
         queue = self.queue(max_body_bytes=2_000)
-        replies = self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"])
+        replies = self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"], return_errors=True)
         assert isinstance(replies[1], MessageTooLarge)
         assert [type(reply) for reply in (replies[0], replies[2])] == [PushReply, PushReply]
         assert self.drain(queue) == ["a", "c"]
 
+    @behaviour("batches")
+    def test_items_that_are_refused_raise_with_what_became_of_each(self) -> None:
+        queue = self.queue(max_body_bytes=2_000)
+        with pytest.raises(BatchRefused, match=r"1 of 3 items .* item 1: body") as caught:
+            self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"])
+        kinds = [type(result) for result in caught.value.results]
+        assert kinds == [PushReply, MessageTooLarge, PushReply]
+        assert self.drain(queue) == ["a", "c"]
+
+    @behaviour("batches", "dedup")
+    def test_each_item_of_many_may_have_options_of_its_own(self) -> None:
+        queue = self.queue()
+        first = {"body": "a", "attributes": {"n": "1"}, "dedup_id": "x"}
+        items: list[Any] = [first, "b", {"body": b"again", "dedup_id": "x"}]
+        replies = self.store.push_many(queue, items, attributes={"n": "0"})
+        assert [reply.duplicate for reply in replies] == [False, False, True]
+        assert replies[2].id == replies[0].id
+        claims = self.store.pull_many(queue, 10)
+        found = sorted((claim.body, claim.attributes["n"]) for claim in claims)
+        assert found == [(b"a", "1"), (b"b", "0")]
+
     @behaviour("batches", "capacity by messages")
     def test_a_batch_fills_a_queue_to_its_limit_and_not_beyond(self) -> None:
         queue = self.queue(max_messages=2)
-        replies = self.store.push_many(queue, ["a", "b", "c", "d"])
+        replies = self.store.push_many(queue, ["a", "b", "c", "d"], return_errors=True)
         kinds = [type(reply) for reply in replies]
         assert kinds == [PushReply, PushReply, QueueFull, QueueFull]
         assert self.drain(queue) == ["a", "b"]
@@ -48,7 +74,7 @@ class BatchContract(Contract):
         claims = self.store.pull_many(queue, 4)
         self.store.delete(claims[1])
         self.store.release(claims[2])
-        replies = self.store.delete_many(claims)
+        replies = self.store.delete_many(claims, return_errors=True)
         assert [replies[0], replies[1], replies[3]] == [True, False, True]
         assert isinstance(replies[2], StaleReceipt)
         assert self.drain(queue) == ["c"]

@@ -207,7 +207,7 @@ class ClaimContract(Contract):
         self.push_all(queue, "a", "b", "c")
         held = self.store.pull_many(queue, 10)
         assert [claim.body for claim in held] == [b"a", b"b"]
-        with self.refused("in_flight_max", InFlightLimit):
+        with self.refused("max_in_flight", InFlightLimit):
             self.store.pull(queue)
         self.store.delete(held[0])
         assert self.drain_limited(queue) == [b"c"]

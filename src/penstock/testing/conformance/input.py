@@ -347,7 +347,7 @@ class InputContract(Contract):
         bodies: list[Any] = ["good", None, 7, "\ud800"]
         with pytest.raises(InvalidField, match="body"):
             self.store.push_many(queue, bodies)
-        replies = self.store.push_many(queue, bodies[:3])
+        replies = self.store.push_many(queue, bodies[:3], return_errors=True)
         assert [isinstance(reply, InvalidField) for reply in replies] == [False, True, True]
         assert self.store.batch([claim, 7, None])[0].__class__ is InvalidField  # type: ignore[list-item]
         assert self.drain(queue) == ["waiting", "more", "good"]

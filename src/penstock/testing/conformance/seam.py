@@ -183,7 +183,7 @@ class Contract:
     def _remove_all(self) -> None:
         while self._made:
             with suppress(QueueNotFound):
-                self.store.remove(self._made.pop(0))
+                self.store.remove(self._made.pop(0), force=True)
 
     def seconds(self, count: float) -> float:
         """A duration of the suite's time, as the backend is to be told it."""

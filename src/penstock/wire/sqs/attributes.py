@@ -1,8 +1,8 @@
 """A queue's attributes between SQS's words and the core's settings.
 
 Attributes the core acts on become settings. The others (policies, encryption, throughput modes,
-tags) are kept in the settings' annotations and given back as they came. `read` says what a set of
-attributes would change, or why it may not; `show` says what a queue has.
+tags) are kept in the settings' annotations and returned unchanged. `read` gives the changes that a
+set of attributes asks for, or refuses them; `show` gives the attributes of a queue.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,10 @@ WITHHELD: Final = ".redrive"
 _REDRIVE_FIELDS: Final = ("deadLetterTargetArn", "maxReceiveCount")
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
-# A scope that was asked for and does not count yet, with the instant from which it will.
+# Decoding takes time for each value, so the length of what may hold many of them is limited.
+POLICY_CHARS_MAX: Final = 32 * 1024
+KEY_CHARS_MAX: Final = 2_048
+# A scope that was set and does not apply yet, with the instant from which it does.
 SCOPE: Final = "DeduplicationScope"
 SCOPE_DELAY_MS: Final = 60_000
 _KMS_REUSE_DEFAULT: Final = "300"
@@ -78,7 +81,7 @@ KNOWN: Final = frozenset({"All", "FifoQueue", *READ_ONLY, *SETTABLE})
 
 
 class RedrivePolicy(NamedTuple):
-    """What a redrive policy says: where dead letters go, and after how many receives."""
+    """A redrive policy: where dead letters go, and after how many receives."""
 
     target: QueueAddress
     receives_max: int
@@ -86,7 +89,7 @@ class RedrivePolicy(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a set of attributes would change; an annotation of None is to be removed.
+    """The changes a set of attributes asks for; an annotation of None is to be removed.
 
     `redrive` is False when a redrive policy is to be removed, None when none was given.
     """
@@ -97,7 +100,7 @@ class Changes(NamedTuple):
 
 
 def read(attributes: dict[str, str], fifo: bool) -> Changes:
-    """What these attributes would change on a queue of this type. Raises Refusal."""
+    """The changes these attributes ask for, on a queue of this type. Raises Refusal."""
     changes = Changes({}, {}, None)
     for name, value in attributes.items():
         if name in NUMBERS:
@@ -177,6 +180,8 @@ def statements_of(policy: Any) -> list[dict[str, Any]] | None:
 
 
 def _read_key(name: str, value: str, changes: Changes) -> None:
+    if len(value) > KEY_CHARS_MAX:
+        raise _bad_value(name)
     changes.annotations[name] = value or None
 
 
@@ -207,6 +212,9 @@ _READERS: Final[dict[str, Callable[[str, str, Changes], None]]] = {
 
 
 def _json(text: str) -> Any:
+    """The value that a JSON text stands for; None if it is none, or longer than a policy can be."""
+    if len(text) > POLICY_CHARS_MAX:
+        return None
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -232,7 +240,10 @@ def _read_redrive(text: str) -> RedrivePolicy:
     if target is None:
         raise invalid_value(text, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
     given = policy["maxReceiveCount"]
-    count = int(given) if isinstance(given, str) and given.isdigit() and len(given) < 8 else given
+    count = given
+    # Digits of other scripts, and superscripts, are digits to `isdigit` but not to `int`.
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 8:
+        count = int(given)
     if type(count) is not int or not 1 <= count <= RECEIVES_MAX:
         raise invalid_value(
             text,
@@ -319,7 +330,7 @@ def merged(settings: QueueSettings, changes: Changes) -> dict[str, str]:
     if changes.annotations.get(MANAGED_SSE) == "true":
         annotations.pop(KMS_KEY, None)
     elif annotations.get(KMS_KEY):
-        # And so it stays when the key is taken away again.
+        # It stays so when the key is removed later.
         annotations[MANAGED_SSE] = "false"
     return annotations
 
@@ -345,7 +356,7 @@ def redrive_shown(settings: QueueSettings, dead_letter_arn: str) -> str:
 
 
 def receives_max_of(text: str) -> int:
-    """How many receives a policy allows that was found sound."""
+    """How many receives a policy allows; the policy was checked when it was set."""
     return int(msgspec.json.decode(text)["maxReceiveCount"])
 
 
@@ -367,7 +378,7 @@ def check_throughput(settings: QueueSettings) -> None:
 
 
 def defer_scope(settings: QueueSettings, changes: dict[str, Any], now_ms: int) -> None:
-    """Has a change of the deduplication's scope count a minute from now, as Amazon's do."""
+    """Makes a change of the deduplication scope apply a minute from now, as on Amazon SQS."""
     per_group = changes.pop("dedup_per_group", None)
     if per_group is None:
         return
@@ -379,13 +390,13 @@ def defer_scope(settings: QueueSettings, changes: dict[str, Any], now_ms: int) -
 
 
 def scope_asked(settings: QueueSettings) -> tuple[bool, int]:
-    """Whether duplicates are to be told by group, and from when on."""
+    """Whether duplicates are found per group, and from which instant on (0 for now)."""
     asked, _, from_ms = settings.annotations.get(SCOPE, "").partition(" ")
     return (asked == "messageGroup", int(from_ms)) if asked else (settings.dedup_per_group, 0)
 
 
 def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> dict[str, str]:
-    """Everything there is to say about a queue."""
+    """All attributes of a queue."""
     settings = info.settings
     annotations = settings.annotations
     shown = {

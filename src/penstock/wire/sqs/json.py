@@ -52,6 +52,7 @@ _UNEXPECTED: Final = {
 }
 _TYPE_NAMES: Final = {"int": "an Integer", "bytes": "a Blob"}
 _TOKENS: Final = {"str": "STRING_VALUE", "int": "NUMBER_VALUE", "float": "NUMBER_VALUE"}
+_BACKSLASH: Final = ord("\\")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,18 +86,28 @@ def _check_structure(body: bytes | bytearray) -> None:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
         if body.count(b'"') > 2 * STRINGS_MAX:
             raise Refusal(SERIALIZATION, f"the request has over {STRINGS_MAX} strings")
-    outside_bytes = 0
-    is_outside = True
-    for piece in body.split(b'"'):
-        if is_outside:
-            outside_bytes += len(piece)
-            is_outside = False
-        else:
-            # An odd number of backslashes at its end escapes the quote: the string goes on.
-            is_outside = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 0
-    if outside_bytes > SMALL_BYTES:
+    if _outside_bytes(body) > SMALL_BYTES:
         reason = f"the request has over {SMALL_BYTES} bytes outside its strings"
         raise Refusal(SERIALIZATION, reason)
+
+
+def _outside_bytes(body: bytes | bytearray) -> int:
+    """How much of a body is outside its strings."""
+    outside_bytes = 0
+    end = -1
+    while (start := body.find(b'"', end + 1)) >= 0:
+        outside_bytes += start - end - 1
+        end = body.find(b'"', start + 1)
+        # An odd number of backslashes before a quote escapes it: the string goes on.
+        while end >= 0 and body[end - 1] == _BACKSLASH:
+            content = body[start + 1 : end]
+            if (len(content) - len(content.rstrip(b"\\"))) % 2 == 0:
+                break
+            start = end
+            end = body.find(b'"', start + 1)
+        if end < 0:
+            return outside_bytes
+    return outside_bytes + len(body) - end - 1
 
 
 def _as_text(value: Any, kind: Any) -> Any:

@@ -1,8 +1,8 @@
 """A message between SQS's words and the core's: attributes, their types, sizes and digests.
 
-The core keeps an attribute as text or bytes. Its SQS data type, where it is not plainly `String`
-or `Binary`, is kept in the message's context under `type:NAME`; what else SQS wants to know of a
-message is kept there too: `sender`, and `trace` for X-Ray's header.
+The core keeps an attribute as text or bytes. Its SQS data type, where it is not just `String` or
+`Binary`, is kept in the message's context under `type:NAME`. The context also has the sender's
+account (`sender`) and X-Ray's header (`trace`).
 
 The digest of attributes is MD5 over, for each in order of name:
 
@@ -28,6 +28,7 @@ from penstock.wire.sqs.model import AttributeValue, AttributeValues
 ATTRIBUTES_MAX: Final = 10
 NAME_CHARS_MAX: Final = 256
 TYPE_CHARS_MAX: Final = 256
+NUMBER_CHARS_MAX: Final = 1_024
 BAD_CHARACTERS: Final = (
     "Invalid characters found. Valid unicode characters are "
     "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
@@ -39,10 +40,11 @@ _TYPE: Final = "type:"
 _TEXT: Final = 1
 _BYTES: Final = 2
 
-_PLAIN: Final = bytes([9, 10, 13, *range(0x20, 0x7F)])
-# What XML can hold; Amazon refuses the rest in any protocol.
-_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# Letters of Latin alphabets too: Amazon takes them, whatever its documentation says.
+# Amazon refuses what XML cannot contain, in any protocol: most control characters, U+FFFE, U+FFFF.
+_PLAIN: Final = bytes([9, 10, 13, *range(0x20, 0x80)])
+_ALLOWED: Final = _PLAIN + bytes(range(0x80, 0x100))
+_NONCHARACTERS: Final = ("\ufffe".encode(), "\uffff".encode())
+# Letters of Latin alphabets too: Amazon takes them, although its documentation does not say so.
 _NOT_OF_A_NAME: Final = re.compile("[^A-Za-z0-9_.\u00c0-\u017f-]")
 _TYPE_NAME: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", re.ASCII)
@@ -54,16 +56,24 @@ def body_bytes(body: str | None) -> bytes:
     if not body:
         raise missing("MessageBody")
     encoded = body.encode()
-    # Nearly all bodies are plain ASCII, and then what is left without it is nothing.
-    if encoded.translate(None, _PLAIN) and _FORBIDDEN.search(body):
+    # Nearly all bodies are plain ASCII: then nothing is left.
+    if encoded.translate(None, _PLAIN) and _has_forbidden(encoded):
         raise Refusal(INVALID_MESSAGE_CONTENTS, BAD_CHARACTERS)
     return encoded
 
 
-def body_text(body: bytes) -> str:
-    """A body as SQS shows it; what is not UTF-8 came by another door and is shown as best it can.
+def _has_forbidden(encoded: bytes) -> bool:
+    """Whether a text in UTF-8 has a character that no message may have; in C for each byte."""
+    return bool(encoded.translate(None, _ALLOWED)) or any(
+        noncharacter in encoded for noncharacter in _NONCHARACTERS
+    )
 
-    The digest is taken of what is shown: that is what the receiver can check.
+
+def body_text(body: bytes) -> str:
+    """A body as SQS shows it.
+
+    One that is not UTF-8 was pushed by another protocol; its invalid bytes are replaced. The digest
+    is taken of the text that is shown, because that is what the receiver can check.
     """
     return body.decode("utf-8", "replace")
 
@@ -86,7 +96,7 @@ def check_identifier(value: str, parameter: str) -> str:
 
 
 def read_attributes(given: AttributeValues) -> tuple[Attributes, dict[str, str], int]:
-    """Attributes as the core keeps them, the context that tells their types, and their size.
+    """Attributes as the core keeps them, the context with their types, and their size.
 
     Raises Refusal.
     """
@@ -140,9 +150,9 @@ def _check_name(name: str) -> None:
         reason = "The request must contain non-empty message (user) attribute names."
     elif len(name) > NAME_CHARS_MAX:
         reason = "Message (user) attribute name must be shorter than 256 bytes."
-    elif stranger := _NOT_OF_A_NAME.search(name):
+    elif bad := _NOT_OF_A_NAME.search(name):
         reason = (
-            f"Invalid non-alphanumeric character '#x{ord(stranger[0]):X}' was found in the message "
+            f"Invalid non-alphanumeric character '#x{ord(bad[0]):X}' was found in the message "
             "attribute name. Can only include alphanumeric characters, hyphens, underscores, or "
             "dots."
         )
@@ -177,18 +187,18 @@ def _read_value(name: str, data_type: str, given: AttributeValue) -> str | bytes
     if not value:
         raise _bad_attribute(name, f"must contain a non-empty value of type '{kind}'")
     if kind == "Number":
-        if _NUMBER.fullmatch(value) is None:
+        if len(value) > NUMBER_CHARS_MAX or _NUMBER.fullmatch(value) is None:
             raise Refusal(
                 INVALID_PARAMETER_VALUE,
                 f"Can't cast the value of message (user) attribute '{name}' to a number.",
             )
-    elif not value.isprintable() and _FORBIDDEN.search(value):
+    elif _has_forbidden(value.encode()):
         raise Refusal(INVALID_PARAMETER_VALUE, BAD_CHARACTERS)
     return value
 
 
-def _bad_attribute(name: str, what: str) -> Refusal:
-    return Refusal(INVALID_PARAMETER_VALUE, f"Message (user) attribute '{name}' {what}.")
+def _bad_attribute(name: str, reason: str) -> Refusal:
+    return Refusal(INVALID_PARAMETER_VALUE, f"Message (user) attribute '{name}' {reason}.")
 
 
 def read_trace(given: AttributeValues) -> str:
@@ -214,7 +224,7 @@ def read_trace(given: AttributeValues) -> str:
 
 
 def header_trace(value: str | None) -> str | None:
-    """What the header `X-Amzn-Trace-Id` brings along for a message, if it can be kept."""
+    """The trace that the header `X-Amzn-Trace-Id` gives a message, if it can be kept."""
     return value if value and value.isprintable() else None
 
 

@@ -1,9 +1,9 @@
-"""The 23 actions of Amazon SQS: what each takes and what each gives, once for both protocols.
+"""The 23 actions of Amazon SQS: the parameters and the result of each, once for both protocols.
 
 A structure's fields carry the names of the wire (`queue_url` is `QueueUrl`), so JSON decodes and
 encodes them directly, and the Query protocol by the same names. Every parameter may be absent in
-the bytes: whether it had to be there is said by `Action.required`, because Amazon has its own
-words for a missing one.
+the bytes: which ones are required is in `Action.required`, because Amazon has its own words for a
+missing one.
 """
 
 import re
@@ -27,15 +27,15 @@ _NAMES: Final = {
 
 
 def wire_name(field: str) -> str:
-    """What a field is called on the wire."""
+    """The name of a field on the wire."""
     return _NAMES.get(field) or "".join(part.capitalize() for part in field.split("_"))
 
 
-def value_at(asked: Any, path: str) -> Any:
-    """What stands at a place in untyped parameters, such as `Entries[0].DelaySeconds`."""
-    for key, place in _STEPS.findall(path):
-        asked = asked[key or int(place)]
-    return asked
+def value_at(parameters: Any, path: str) -> Any:
+    """The value at a path in untyped parameters, such as `Entries[0].DelaySeconds`."""
+    for key, index in _STEPS.findall(path):
+        parameters = parameters[key or int(index)]
+    return parameters
 
 
 class Shape(msgspec.Struct, rename=wire_name, omit_defaults=True, gc=False):
@@ -56,7 +56,7 @@ AttributeValues = dict[str, AttributeValue]
 
 
 class QueueRequest(Shape):
-    """What an action on one queue takes, if nothing else."""
+    """The parameters of an action on one queue that has no others."""
 
     queue_url: str | None = None
 
@@ -191,7 +191,7 @@ class ListMessageMoveTasksRequest(Shape):
     max_results: int | None = None
 
 
-# What the actions give.
+# Results.
 
 
 class QueueUrlResult(Shape):
@@ -238,7 +238,7 @@ class ResultEntry(Shape):
 
 
 class ErrorEntry(Shape):
-    """What went wrong with one entry of a batch; the others are not concerned."""
+    """The error of one entry of a batch; the others are not affected."""
 
     id: str
     sender_fault: bool
@@ -294,7 +294,7 @@ class MoveTasksResult(Shape):
 
 
 class Action(NamedTuple):
-    """An action: its name, what it takes, and which parameters it cannot do without."""
+    """An action: its name, its parameters, and which of them are required."""
 
     name: str
     parameters: type[Shape]
@@ -337,3 +337,14 @@ def _actions() -> dict[str, Action]:
 
 
 ACTIONS: Final = _actions()
+# The actions that change nothing. A receive is none of them: it claims.
+READ_ONLY_ACTIONS: Final = frozenset(
+    {
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+    }
+)

@@ -1,0 +1,282 @@
+"""The face of a queue service towards servers on an event loop.
+
+A server takes requests in callbacks of its event loop, where nothing can be awaited. It submits
+commands to a `LoopService`, which answers at once if it can; if not, it returns a `Pending` and
+calls back later. Two classes have this face:
+
+    LoopEngine       over an engine in this process (`engine.loop`): answers at once whenever the
+                     reply is durable already
+    AwaitedService   over any other AsyncQueueService: each command is awaited in a task
+
+Several commands that belong together are a generator: it yields commands and is sent the replies,
+and errors are thrown into it. In front of a local engine it runs to its end within the call.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from penstock.clock import Clock, SystemClock
+from penstock.errors import EngineClosed, PenstockError, QueueNotFound
+from penstock.service import (
+    AsyncQueueService,
+    Claim,
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueue,
+    Pull,
+    QueueInfo,
+    Release,
+)
+
+R = TypeVar("R")
+Done = Callable[[Any, Exception | None], None]
+Steps = Generator[Command[Any], Any, R]
+# How long the description of a queue elsewhere is used before it is asked for again.
+VIEW_S: Final = 1.0
+_VIEWS_MAX: Final = 10_000
+_CHANGES_QUEUE: Final = frozenset({CreateQueue, ConfigureQueue, DeleteQueue})
+
+
+class Pending:
+    """A reply that is yet to come.
+
+    Whoever gets one says what to call by `then`, before control returns to the event loop.
+    `waits` is true while it waits for a message, which may take long, and not only for a disk or
+    a network.
+    """
+
+    __slots__ = ("done", "waits")
+
+    def __init__(self, waits: bool = False) -> None:
+        self.done: Done | None = None
+        self.waits = waits
+
+    def then(self, done: Done) -> None:
+        """Has `done(reply, error)` called once: from the event loop, never within a command."""
+        self.done = done
+
+    def cancel(self) -> None:
+        """Takes the callback back: a wait ends, and claims that were made return to their places.
+
+        Claims of a pull with an attempt id stay: whoever named it asks for the same ones again.
+        """
+        raise NotImplementedError
+
+    def finish(self, reply: Any, error: Exception | None) -> None:
+        """Calls back, unless that was cancelled or has been done already."""
+        done, self.done = self.done, None
+        if done is not None:
+            done(reply, error)
+
+
+class LoopService(Protocol):
+    """A queue service as servers on an event loop use it."""
+
+    redrive_max: int
+    now_ms: Callable[[], int]
+
+    @property
+    def LACKS(self) -> Mapping[str, str]:  # noqa: N802
+        """Each behaviour of the contract that this service cannot give, with the reason."""
+        ...
+
+    def submit(self, command: Command[R]) -> R | Pending:
+        """The reply if it can be shown at once, or a Pending. Raises PenstockError."""
+        ...
+
+    def run(self, steps: Steps[R]) -> R | Pending:
+        """What the generator returns, once all its commands are durable; or a Pending.
+
+        Raises what the generator raises.
+        """
+        ...
+
+    def view(self, name: str) -> QueueInfo | None:
+        """The queue of this name as far as it is known at no cost; DescribeQueue may know more."""
+        ...
+
+    def abandon(self, claims: Sequence[Claim]) -> None:
+        """Releases claims that could not be delivered."""
+        ...
+
+    def on_failure(self, listener: Callable[[PenstockError], None]) -> None:
+        """Has `listener(error)` called if the service stops because its storage failed."""
+        ...
+
+    @property
+    def upkeep_error(self) -> Exception | None:
+        """Why the storage could not be kept in order when that was last tried, if it failed."""
+        ...
+
+    async def close(self) -> None:
+        """Releases everything; what is pending fails with EngineClosed."""
+        ...
+
+
+async def result_of(reply: R | Pending) -> R:
+    """What was replied at once, or will be. Raises the error that is called back with."""
+    if not isinstance(reply, Pending):
+        return reply
+    answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+    def done(given: R, error: Exception | None) -> None:
+        if not answer.done():
+            if error is None:
+                answer.set_result(given)
+            else:
+                answer.set_exception(error)
+
+    reply.then(done)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        reply.cancel()
+        raise
+
+
+class AwaitedService:
+    """The `LoopService` over an AsyncQueueService: one task for each command or generator.
+
+    Descriptions of queues are kept for a second, and dropped when a command of this process
+    changes the queue or finds it gone.
+    """
+
+    def __init__(self, service: AsyncQueueService, clock: Clock | None = None) -> None:
+        self.LACKS = service.LACKS
+        self.redrive_max = service.redrive_max
+        self.now_ms = (clock or SystemClock()).now_ms
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._views: dict[str, tuple[float, QueueInfo]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def submit(self, command: Command[R]) -> R | Pending:
+        waits = type(command) is Pull and command.wait_ms != 0
+        pending = AwaitedReply(self, waits)
+        pending.start(self._execute(command, pending))
+        return pending
+
+    def run(self, steps: Steps[R]) -> R | Pending:
+        try:
+            command = next(steps)
+        except StopIteration as stop:
+            return cast(R, stop.value)
+        pending = AwaitedReply(self, False)
+        pending.start(self._run(steps, command, pending))
+        return pending
+
+    async def _run(self, steps: Steps[R], command: Command[Any], pending: "AwaitedReply") -> R:
+        try:
+            while True:
+                pending.waits = type(command) is Pull and command.wait_ms != 0
+                try:
+                    reply = await self._execute(command, pending)
+                except PenstockError as error:
+                    command = steps.throw(error)
+                else:
+                    command = steps.send(reply)
+        except StopIteration as stop:
+            return cast(R, stop.value)
+
+    async def _execute(self, command: Command[R], pending: "AwaitedReply") -> R:
+        kind = type(command)
+        queue = getattr(command, "queue", "")
+        if kind in _CHANGES_QUEUE:
+            self._views.pop(queue, None)
+        try:
+            reply = await self._service.execute(command)
+        except QueueNotFound:
+            self._views.pop(queue, None)
+            raise
+        if kind is Pull:
+            pending.note_claims(cast(Pull, command), cast("list[Claim]", reply))
+        elif kind is DescribeQueue:
+            if len(self._views) >= _VIEWS_MAX:
+                self._views.clear()
+            self._views[queue] = (self._loop.time() + VIEW_S, cast(QueueInfo, reply))
+        elif kind in _CHANGES_QUEUE:
+            # Another request may have asked for the description while this one changed it.
+            self._views.pop(queue, None)
+        return reply
+
+    def view(self, name: str) -> QueueInfo | None:
+        known = self._views.get(name)
+        return None if known is None or known[0] < self._loop.time() else known[1]
+
+    def abandon(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.start(self._release(claim))
+
+    async def _release(self, claim: Claim) -> None:
+        # A claim that cannot be released now returns when it runs out.
+        with suppress(PenstockError):
+            await self._service.execute(Release(claim.queue, claim.proof))
+
+    def on_failure(self, listener: Callable[[PenstockError], None]) -> None:
+        """Never calls it: a service elsewhere may come back."""
+
+    @property
+    def upkeep_error(self) -> Exception | None:
+        return None
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Runs it in a task that lives until it is done, or until this service is closed."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._service.close()
+
+
+class AwaitedReply(Pending):
+    """The Pending of a command, or a generator of commands, that a task awaits."""
+
+    __slots__ = ("_claims", "_service", "_task")
+
+    def __init__(self, service: AwaitedService, waits: bool) -> None:
+        super().__init__(waits)
+        self._service = service
+        self._claims: list[Claim] = []
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begins to await it."""
+        self._task = self._service.start(work)
+        self._task.add_done_callback(self._finish)
+
+    def note_claims(self, pull: Pull, claims: list[Claim]) -> None:
+        """Remembers what is to be released if the reply cannot be delivered."""
+        self.waits = False
+        self._claims = claims if pull.attempt_id is None else []
+
+    def _finish(self, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled():
+            self.finish(None, EngineClosed("the service was closed"))
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        if self.done is None:
+            self._abandon()
+        self.finish(None if error is not None else task.result(), error)
+
+    def cancel(self) -> None:
+        self.done = None
+        self.waits = False
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            # A pull whose claims have arrived is past the await that the service can cancel.
+            self._abandon()
+
+    def _abandon(self) -> None:
+        claims, self._claims = self._claims, []
+        self._service.abandon(claims)

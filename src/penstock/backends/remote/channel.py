@@ -1,0 +1,379 @@
+"""One connection that blocking callers share, without a thread or an event loop behind it.
+
+Each caller writes its own frame. Of the callers that wait for answers one reads the socket for all
+of them, and lets another one read when its own answer has come:
+
+    caller A   write · read: B's answer, A's answer · wake C
+    caller B   write · sleep ······ decode
+    caller C   write · sleep ······················ read: C's answer
+
+So one caller alone pays for two system calls and nothing else, and many share one connection.
+"""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final, TypeVar, cast
+
+from penstock.backends.remote.endpoints import ServerEndpoint
+from penstock.backends.remote.retry import (
+    SOFTWARE,
+    ConnectionLost,
+    check_welcome,
+    too_new,
+    unknown_commands,
+)
+from penstock.errors import BackendLost, PenstockError
+from penstock.service import Command
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.frames import (
+    ERROR,
+    GOODBYE,
+    REQUEST_MAX,
+    STATUS,
+    Body,
+    FrameDecoder,
+    Hello,
+    Welcome,
+    decode_answer,
+    decode_status,
+    decode_welcome,
+    encode_hello,
+    pack,
+    server_limits,
+)
+
+R = TypeVar("R")
+# Less than what the C library takes from the system, and gives back, each time.
+_RECEIVE_BYTES: Final = 64 * 1024
+_RECEIVE_BYTES_MAX: Final = 1024 * 1024
+# After so long without use it is worth a system call to see whether the server has gone.
+_FRESH_S: Final = 1.0
+_NO_ANSWER: Final = 0
+_TIMEVAL: Final = struct.Struct("ll")
+
+
+class _Call:
+    """One request that waits for its answer."""
+
+    __slots__ = ("body", "done", "kind", "signal")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.kind = _NO_ANSWER
+        self.body: Body = b""
+        self.signal: threading.Lock | None = None
+
+    def wake(self) -> None:
+        """Ends the sleep of the thread that made the call."""
+        if self.signal is not None:
+            # It may have been woken already, to read, and not have run yet.
+            with suppress(RuntimeError):
+                self.signal.release()
+
+
+class _SocketOwner:
+    """Closes a socket once it is shut and no call uses it any more.
+
+    Closing it under a call would let that call read from whatever socket gets the number next.
+    There is no lock: a call enters before it looks whether the socket is shut, and `shut` marks it
+    before it looks for calls, so at least one of the two sees the other. Closing twice is harmless.
+    """
+
+    __slots__ = ("_calls", "_link", "is_shut")
+
+    def __init__(self, link: socket.socket) -> None:
+        self.is_shut = False
+        self._link = link
+        self._calls: set[_Call] = set()
+
+    def enter(self, call: _Call) -> bool:
+        """Whether the call may use the socket."""
+        self._calls.add(call)
+        return not self.is_shut
+
+    def leave(self, call: _Call) -> None:
+        """The call does not use the socket any more; it need not have entered."""
+        self._calls.discard(call)
+        if self.is_shut and not self._calls:
+            self._link.close()
+
+    def shut(self) -> None:
+        """Ends the connection: calls that read or write get an error or the end at once."""
+        self.is_shut = True
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        if not self._calls:
+            self._link.close()
+
+    def close(self) -> None:
+        """Closes the socket, which no call uses, without ending the connection."""
+        self.is_shut = True
+        self._link.close()
+
+
+class Channel:
+    """One connection, shared by any number of threads; once lost it stays lost."""
+
+    def __init__(self, endpoint: ServerEndpoint, timeout_s: float, patience_s: float) -> None:
+        self.lost: str | None = None
+        self.refused: PenstockError | None = None
+        self._endpoint = endpoint
+        self._link = endpoint.open(patience_s)
+        self._owner = _SocketOwner(self._link)
+        self._decoder = FrameDecoder("server", server_limits())
+        self._requests = count(1)
+        self._pending: dict[int, _Call] = {}
+        self._followers: dict[int, _Call] = {}
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._goodbye_received = False
+        self._chunks_received = 0
+        self._chunks_at_last_tick = -1
+        self._silent_ticks = 0
+        self._used_s = time.monotonic()
+        try:
+            self._link.settimeout(timeout_s)
+            self.welcome = self._shake_hands()
+            self._unknown_commands = unknown_commands(self.welcome)
+            self._link.settimeout(None)
+            # The system's own timeouts: those of Python would cost a system call each time.
+            tick_s = timeout_s / 3
+            tick = _TIMEVAL.pack(int(tick_s), int(tick_s % 1 * 1_000_000) or 1)
+            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+            patience = _TIMEVAL.pack(int(timeout_s) or 1, 0)
+            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _shake_hands(self) -> Welcome:
+        shown = self._endpoint.shown
+        try:
+            self._link.sendall(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
+            while True:
+                data = self._link.recv(_RECEIVE_BYTES)
+                frames = self._decoder.feed(data)
+                if frames:
+                    break
+                if self._decoder.error is not None:
+                    raise self._decoder.error
+                if not data:
+                    raise BackendLost(f"{shown}: closed the connection before its WELCOME")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BackendLost(f"{shown}: no WELCOME came: {reason}") from None
+        welcome = decode_welcome(frames[0])
+        check_welcome(self._endpoint, welcome)
+        return welcome
+
+    def exchange(self, command: Command[R]) -> R:
+        """Sends a command and waits for its reply.
+
+        Raises ConnectionLost, UnsupportedOperation if the server is too old, or what the server
+        raised.
+        """
+        if type(command) in self._unknown_commands:
+            raise too_new(self._endpoint, self.welcome, command)
+        request = next(self._requests) & REQUEST_MAX
+        if not request or request in self._pending:
+            return self.exchange(command)
+        frame = encode_command(request, command, self.welcome.frame_bytes_max)
+        return cast(R, self.request(request, frame, DECODE_REPLY[type(command)]))
+
+    def status(self) -> dict[str, Any]:
+        """What the server says of itself. Raises ConnectionLost."""
+        request = next(self._requests) & REQUEST_MAX
+        status: dict[str, Any] = self.request(request, pack(STATUS, request), decode_status)
+        return status
+
+    def request(self, request: int, frame: bytes, decode: Callable[[Body], Any]) -> Any:
+        """Sends a frame and waits for the answer to it."""
+        started_s = time.monotonic()
+        call = _Call()
+        try:
+            if not self._owner.enter(call) or not self._send(request, call, frame, started_s):
+                raise ConnectionLost(self, False, cast(str, self.lost), started_s)
+            # Nearly always no other thread is reading.
+            if self._reading.acquire(False):
+                self._lead(call)
+            else:
+                self._follow(request, call)
+        except ConnectionLost:
+            raise
+        except BaseException:
+            # This thread may have been about to read, or to wake the next reader.
+            self._drop("a caller was interrupted")
+            raise
+        finally:
+            self._owner.leave(call)
+        if call.kind == _NO_ANSWER:
+            if self.refused is not None:
+                raise self.refused
+            raise ConnectionLost(self, not self._goodbye_received, cast(str, self.lost), started_s)
+        return decode_answer(call.kind, call.body, decode)
+
+    def _send(self, request: int, call: _Call, frame: bytes, now_s: float) -> bool:
+        """Whether the whole frame has left; if not, the server did not obey it."""
+        self._pending[request] = call
+        with self._sending:
+            try:
+                if now_s - self._used_s > _FRESH_S:
+                    self._look_for_end()
+                self._used_s = now_s
+                if self.lost is None:
+                    self._link.sendall(frame)
+                    return True
+            except OSError as error:
+                # What follows an incomplete frame could not be decoded.
+                self._drop(f"the connection broke: {error.strerror or error}")
+            except BaseException:
+                # Before another caller writes behind half a frame.
+                self._drop("a caller was interrupted while it wrote")
+                raise
+        self._pending.pop(request, None)
+        return False
+
+    def _lead(self, call: _Call) -> None:
+        """Reads the socket for all callers until this call's answer has come."""
+        try:
+            while not call.done:
+                self._read()
+        except BaseException:
+            # Before another caller reads: the decoder may have lost bytes.
+            self._drop("a caller was interrupted while it read")
+            raise
+        finally:
+            self._reading.release()
+            if self._followers:
+                self._promote()
+
+    def _follow(self, request: int, call: _Call) -> None:
+        """Sleeps until the answer has come, or until this thread has to read."""
+        call.signal = threading.Lock()
+        call.signal.acquire()
+        try:
+            while not call.done:
+                # In this order: a thread that stops reading after this finds the call.
+                self._followers[request] = call
+                if self._reading.acquire(False):
+                    self._lead(call)
+                elif not call.done:
+                    call.signal.acquire()
+        finally:
+            self._followers.pop(request, None)
+            if call.done and self._followers and not self._reading.locked():
+                self._promote()
+
+    def _promote(self) -> None:
+        """Wakes one of the callers that sleep, so that one of them reads."""
+        while True:
+            try:
+                _, call = self._followers.popitem()
+            except KeyError:
+                return
+            if not call.done:
+                call.wake()
+                return
+
+    def _read(self) -> None:
+        missing = self._decoder.missing_bytes
+        size = _RECEIVE_BYTES if missing < _RECEIVE_BYTES else min(missing, _RECEIVE_BYTES_MAX)
+        try:
+            data = self._link.recv(size)
+        except BlockingIOError:
+            self._check_silence()
+            return
+        except OSError as error:
+            self._drop(f"the connection broke: {error.strerror or error}")
+            return
+        if not data:
+            self._drop("the server closed the connection")
+            return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Gives each answer to the call that waits for it."""
+        self._chunks_received += 1
+        pending = self._pending
+        for kind, request, body in self._decoder.feed(data):
+            call = pending.pop(request, None)
+            if call is not None:
+                call.kind = kind
+                call.body = body
+                call.done = True
+                if call.signal is not None:
+                    call.wake()
+            elif not request:
+                self._take_connection_frame(kind, body)
+        if self._decoder.error is not None:
+            self.refused = self._decoder.error
+            self._drop(str(self.refused))
+
+    def _take_connection_frame(self, kind: int, body: Body) -> None:
+        """Notes what the server says of the connection itself."""
+        if kind == GOODBYE:
+            self._goodbye_received = True
+        elif kind == ERROR:
+            try:
+                decode_answer(kind, body, decode_status)
+            except PenstockError as error:
+                self.refused = error
+
+    def _check_silence(self) -> None:
+        """After a tick without bytes sends a STATUS; after three gives the connection up."""
+        if self._chunks_received != self._chunks_at_last_tick:
+            self._chunks_at_last_tick = self._chunks_received
+            self._silent_ticks = 0
+        self._silent_ticks += 1
+        if self._silent_ticks >= 3:
+            self._drop("the server has stopped answering")
+        elif self._sending.acquire(False):
+            try:
+                self._link.sendall(pack(STATUS, next(self._requests) & REQUEST_MAX))
+            except OSError:
+                pass  # the next read raises it again
+            finally:
+                self._sending.release()
+
+    def _look_for_end(self) -> None:
+        """Notices a server that went away while no call was reading, before anything is sent."""
+        if not self._reading.acquire(False):
+            return
+        try:
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            while self.lost is None:
+                if self._link.recv(1, flags):
+                    self._take(self._link.recv(_RECEIVE_BYTES))
+                else:
+                    self._drop("the server closed the connection")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drop(f"the connection broke: {error.strerror or error}")
+        finally:
+            self._reading.release()
+
+    def _drop(self, reason: str) -> None:
+        """Gives the connection up for every caller, and wakes those that wait."""
+        if self.lost is None:
+            self.lost = reason
+        self._owner.shut()
+        while self._pending:
+            with suppress(KeyError):
+                _, call = self._pending.popitem()
+                call.done = True
+                call.wake()
+
+    def close(self, reason: str) -> None:
+        """Ends the connection; calls that wait raise ConnectionLost."""
+        self._drop(reason)
+
+    def abandon(self) -> None:
+        """In the child of a fork: closes the socket, which the parent goes on using."""
+        self.lost = "this process was forked"
+        self._owner.close()

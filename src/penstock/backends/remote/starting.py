@@ -1,0 +1,186 @@
+"""The process that holds a data directory, as an endpoint: reached, and started if there is none.
+
+A client that finds no listener takes a lock on PATH itself, looks again, and starts a daemon: of
+any number of starters one starts it and the others find it. The daemon is a process of its own; it
+sends its starter through a pipe that it is ready, or in one sentence why it is not.
+"""
+
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.backends.remote.blocking import Remote
+from penstock.backends.remote.daemon import (
+    AUTO_DAEMON,
+    POLL_S,
+    connect_socket,
+    running_pid,
+    socket_path,
+)
+from penstock.errors import BackendLost, StoreUnusable, UnavailableError
+from penstock.wire.frames.frames import error_from
+
+if TYPE_CHECKING:
+    import ssl
+
+IDLE_S: Final = 60
+READY: Final = b"ready"
+# A start replays what the last snapshot does not hold, which may take a while.
+START_S_MAX: Final = 300.0
+_PATIENCE_S_MIN: Final = 10.0
+
+
+class DaemonEndpoint:
+    """The process that holds a store; a daemon is started if there is none."""
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str],
+        *,
+        options: Mapping[str, str] | None = None,
+        flags: Mapping[str, str] | None = None,
+        starts: bool = True,
+    ) -> None:
+        """`options` must be those the store runs with; `flags` are for a start here alone."""
+        self.store = os.path.abspath(store)
+        self.shown = f"file:{self.store}"
+        self.options: Mapping[str, str] = dict(options or {})
+        self.token: str | None = None
+        self.tls: ssl.SSLContext | None = None
+        self.server_name: str | None = None
+        # A daemon that is stopping closes each connection; the next one is there soon.
+        self.patience_s_min = _PATIENCE_S_MIN if starts else 0.0
+        self._flags: Mapping[str, str] = dict(flags or {})
+        self._starts = starts
+
+    def open(self, patience_s: float) -> socket.socket:
+        """A connected socket; starts a daemon if need be.
+
+        Raises StoreUnusable or what else keeps it from starting.
+        """
+        deadline_s = time.monotonic() + START_S_MAX
+        while True:
+            link = connect_socket(self.store)
+            if link is not None:
+                return link
+            if not self._starts:
+                raise BackendLost(f"{self.shown}: its daemon does not listen")
+            with only_starter(self.store, deadline_s):
+                link = connect_socket(self.store)
+                if link is not None:
+                    return link
+                self._start(deadline_s)
+            if time.monotonic() > deadline_s:
+                raise BackendLost(f"{self.shown}: its daemon starts and ends again and again")
+
+    def _start(self, deadline_s: float) -> None:
+        words = [sys.executable, "-P", "-m", "penstock.server.daemon", self.store]
+        for name, value in {**self.options, **self._flags}.items():
+            words += [f"--{name.replace('_', '-')}", *([value] if value else [])]
+        from_daemon, to_starter = os.pipe()
+        try:
+            try:
+                process = subprocess.Popen(
+                    [*words, "--ready-fd", str(to_starter)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(to_starter,),
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except OSError as error:
+                raise UnavailableError(
+                    f"{self.shown}: its daemon cannot be started: {error.strerror}"
+                ) from None
+            finally:
+                os.close(to_starter)
+            report = _read_all(from_daemon, deadline_s)
+            # The process started here only forks the daemon, and ends.
+            errors = process.communicate()[1].decode(errors="replace").strip()
+        finally:
+            os.close(from_daemon)
+        if report == READY:
+            return
+        if report is None:
+            raise UnavailableError(f"{self.shown}: its daemon is still starting; try again later")
+        with suppress(msgspec.DecodeError):
+            raise error_from(msgspec.msgpack.decode(report, type=list[str]))
+        last = errors.splitlines()[-1] if errors else "it printed no error"
+        raise UnavailableError(f"{self.shown}: its daemon did not start: {last}")
+
+
+@contextmanager
+def only_starter(store: str, deadline_s: float) -> Iterator[None]:
+    """Holds the lock on the directory under which the store gets a process that holds it.
+
+    The directory is made if it is missing, and nothing else. Raises StoreUnusable, or
+    UnavailableError if another process has the lock until the deadline.
+    """
+    try:
+        with suppress(FileExistsError):
+            os.makedirs(store, 0o700)
+        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise StoreUnusable(f"{store}: is a file; a store is a directory") from None
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
+    try:
+        while not _lock(fd):
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(f"file:{store}: another process is still starting on it")
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_all(fd: int, deadline_s: float) -> bytes | None:
+    """What comes through a pipe until its other end is closed; None if that takes too long."""
+    received = b""
+    while True:
+        left_s = deadline_s - time.monotonic()
+        ready, _, _ = select.select([fd], [], [], max(0.0, left_s))
+        if not ready:
+            return None
+        data = os.read(fd, 65_536)
+        if not data:
+            return received
+        received += data
+
+
+def daemon_status(store: str | os.PathLike[str], timeout_s: float = 5.0) -> dict[str, Any] | None:
+    """What the process that holds a store says of itself, None if there is none; starts none.
+
+    Raises BackendLost if there is one and it does not answer.
+    """
+    if running_pid(store) is None:
+        return None
+    endpoint = DaemonEndpoint(store, starts=False)
+    remote = Remote(endpoint, timeout_s=timeout_s, patience_s=0)
+    try:
+        options = remote.server_options
+        status = {**remote.status(), "socket": str(socket_path(endpoint.store))}
+        status["holder"] = options.get("holder", AUTO_DAEMON)
+        if "endpoint" in options:
+            status["endpoint"] = options["endpoint"]
+        return status
+    finally:
+        remote.close()

@@ -1,0 +1,213 @@
+"""The awaited loop: `async for claim in queues.consume("orders")`, its claim extended by a task."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from penstock.clock import Clock
+from penstock.consumer.options import ConsumerOptions, HoldTimes, report_failure, visibility_of
+from penstock.errors import PenstockError, RequestError, StaleReceipt
+from penstock.service import Claim, QueueInfo
+
+
+class AsyncQueueCalls(Protocol):
+    """The same part of `AsyncQueues`."""
+
+    clock: Clock
+
+    async def describe(self, queue: str) -> QueueInfo: ...
+    async def pull(
+        self, queue: str, *, wait: float | None, visibility: float | None, holder: str | None
+    ) -> Claim | None: ...
+    async def extend(self, claim: Claim, seconds: float) -> int: ...
+    async def release(self, claim: Claim, *, delay: float) -> None: ...
+    async def delete(self, claim: Claim) -> bool: ...
+
+
+class AsyncClaimKeeper:
+    """Holds one claim at a time in a task of its own: extends it, or releases it if abandoned."""
+
+    def __init__(self, queues: AsyncQueueCalls, times: HoldTimes, options: ConsumerOptions) -> None:
+        self._queues = queues
+        self._times = times
+        self._options = options
+        self._claim: Claim | None = None
+        self._is_abandoned = False
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._unsubscribe = queues.clock.subscribe(self._wake)
+        self._task = self._loop.create_task(self._run())
+
+    def hold(self, claim: Claim) -> None:
+        """Extends this claim from now on."""
+        if self._claim is None:
+            self._changed.set()
+        self._claim = claim
+        self._times.begin()
+
+    def let_go(self) -> None:
+        """Ends the extending."""
+        self._claim = None
+
+    def abandon(self) -> None:
+        """Has the task release the claim and end; a finalizer may call it, in any thread."""
+        self._is_abandoned = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Ends the task; a claim still held is left to run out."""
+        self._unsubscribe()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _run(self) -> None:
+        while not self._is_abandoned:
+            wait_s = self._queues.clock.timeout_s(self._times.next_ms) if self._claim else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+                self._changed.clear()
+            except TimeoutError:
+                pass
+            if not self._is_abandoned:
+                await self._extend_if_due()
+        self._unsubscribe()
+        claim = self._claim
+        if claim is not None:
+            with suppress(PenstockError):
+                await self._queues.release(claim, delay=self._options.delay_of(claim))
+
+    async def _extend_if_due(self) -> None:
+        claim = self._claim
+        if claim is None or not self._times.is_due:
+            return
+        try:
+            if self._times.is_over:
+                raise StaleReceipt("held for as long as the loop may hold a claim")
+            await self._queues.extend(claim, self._times.visibility)
+        except RequestError:
+            # Unless the loop went on to another claim while this one was extended.
+            if self._claim is claim:
+                self._claim = None
+        except PenstockError:
+            pass
+        self._times.extended()
+
+
+class AsyncConsumer:
+    """The awaited loop over a queue's messages: an async iterator, and a context manager."""
+
+    def __init__(self, queues: AsyncQueueCalls, options: ConsumerOptions) -> None:
+        options.check()
+        self._queues = queues
+        self._options = options
+        self._keeper: AsyncClaimKeeper | None = None
+        self._claim: Claim | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Ends the loop after the message at hand; from any thread, or a signal handler."""
+        self._is_stopped = True
+
+    def __aiter__(self) -> "AsyncConsumer":
+        return self
+
+    async def __anext__(self) -> Claim:
+        """Deletes the claim at hand, if there is one, and gives the next."""
+        await self._succeed()
+        keeper = self._keeper or await self._make_keeper()
+        claim = await self._pull()
+        if claim is None:
+            await self.close()
+            raise StopAsyncIteration
+        self._claim = claim
+        keeper.hold(claim)
+        return claim
+
+    async def run(self, work: Callable[[Claim], Awaitable[object]]) -> None:
+        """Awaits `work` with every claim until the loop ends; if it raises, releases the message.
+
+        What `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions
+        than Exception, such as CancelledError, end the loop.
+        """
+        async with self:
+            async for claim in self:
+                try:
+                    await work(claim)
+                except Exception as error:
+                    report_failure(claim, error)
+                    await self._fail(self._options.delay_of(claim))
+
+    async def _pull(self) -> Claim | None:
+        waited = 0.0
+        options = self._options
+        while not self._is_stopped:
+            wait = (
+                options.wait if options.idle is None else min(options.wait, options.idle - waited)
+            )
+            claim = await self._queues.pull(
+                options.queue, wait=wait, visibility=options.visibility, holder=options.holder
+            )
+            if claim is not None:
+                return claim
+            waited += wait
+            if options.idle is not None and waited >= options.idle:
+                return None
+        return None
+
+    async def _make_keeper(self) -> AsyncClaimKeeper:
+        visibility = self._options.visibility
+        if visibility is None:
+            settings = (await self._queues.describe(self._options.queue)).settings
+            visibility = visibility_of(settings.visibility_ms)
+        times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
+        self._keeper = AsyncClaimKeeper(self._queues, times, self._options)
+        return self._keeper
+
+    async def _succeed(self) -> None:
+        claim = self._let_go()
+        if claim is not None:
+            try:
+                await self._queues.delete(claim)
+            except StaleReceipt:
+                # It ran out meanwhile, and somebody else has the message now.
+                return
+
+    async def _fail(self, delay: float) -> None:
+        claim = self._let_go()
+        if claim is not None:
+            with suppress(PenstockError):
+                await self._queues.release(claim, delay=delay)
+
+    def _let_go(self) -> Claim | None:
+        claim, self._claim = self._claim, None
+        if self._keeper is not None:
+            self._keeper.let_go()
+        return claim
+
+    async def close(self) -> None:
+        """Ends the loop; a claim at hand is released at once, because its work is not finished."""
+        self._is_stopped = True
+        await self._fail(0)
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.close()
+
+    async def __aenter__(self) -> "AsyncConsumer":
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # An interrupt or a cancellation says nothing about the message: that is released at once.
+        if isinstance(error, Exception) and self._claim is not None:
+            await self._fail(self._options.delay_of(self._claim))
+        await self.close()
+
+    def __del__(self) -> None:
+        keeper = getattr(self, "_keeper", None)
+        if keeper is not None:
+            keeper.abandon()

@@ -1,0 +1,229 @@
+"""The blocking loop: `for claim in queues.consume("orders")`, its claim extended by a thread."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from penstock.clock import THREAD_PREFIX, Clock
+from penstock.consumer.options import ConsumerOptions, HoldTimes, report_failure, visibility_of
+from penstock.errors import PenstockError, RequestError, StaleReceipt
+from penstock.service import Claim, QueueInfo
+
+
+class QueueCalls(Protocol):
+    """The part of `Queues` that a blocking loop uses."""
+
+    clock: Clock
+
+    def describe(self, queue: str) -> QueueInfo: ...
+    def pull(
+        self, queue: str, *, wait: float | None, visibility: float | None, holder: str | None
+    ) -> Claim | None: ...
+    def extend(self, claim: Claim, seconds: float) -> int: ...
+    def release(self, claim: Claim, *, delay: float) -> None: ...
+    def delete(self, claim: Claim) -> bool: ...
+
+
+class ClaimKeeper:
+    """Holds one claim at a time in a thread of its own: extends it, or releases it if abandoned."""
+
+    def __init__(self, queues: QueueCalls, times: HoldTimes, options: ConsumerOptions) -> None:
+        self._queues = queues
+        self._times = times
+        self._options = options
+        self._claim: Claim | None = None
+        self._is_abandoned = False
+        self._is_closed = False
+        # Whether the thread sleeps without a timeout, because there was no claim to extend.
+        self._is_idle = False
+        # Held while a claim is extended, so that the loop does not delete it at the same time.
+        self._lock = threading.Lock()
+        # What wakes the thread. A finalizer may put into it anywhere: it takes no lock of Python.
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name=f"{THREAD_PREFIX}consumer", daemon=True
+        )
+        self._unsubscribe = queues.clock.subscribe(self._extend_if_due)
+        self._thread.start()
+
+    def hold(self, claim: Claim) -> None:
+        """Extends this claim from now on."""
+        with self._lock:
+            self._claim = claim
+            self._times.begin()
+            # Else it wakes by itself before this claim is to be extended.
+            needs_waking, self._is_idle = self._is_idle, False
+        if needs_waking:
+            self._wakes.put(None)
+
+    def let_go(self) -> None:
+        """Ends the extending."""
+        with self._lock:
+            self._claim = None
+
+    def abandon(self) -> None:
+        """Has the thread release the claim and end; waits for nothing, so a finalizer may call."""
+        self._is_abandoned = self._is_closed = True
+        self._wakes.put(None)
+
+    def close(self) -> None:
+        """Ends the thread; a claim still held is left to run out."""
+        self._is_closed = True
+        self._wakes.put(None)
+        self._unsubscribe()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                is_idle = self._is_idle = self._claim is None
+                next_ms = self._times.next_ms
+            wait_s = None if is_idle else self._queues.clock.timeout_s(next_ms)
+            with suppress(Empty):
+                self._wakes.get(timeout=wait_s)
+            self._extend_if_due()
+        if self._is_abandoned:
+            self._unsubscribe()
+            claim = self._claim
+            if claim is not None:
+                self._release(claim)
+
+    def _extend_if_due(self) -> None:
+        """Extends the claim if it is time; also called by a manual clock that was advanced."""
+        with self._lock:
+            if self._claim is None or self._is_closed or not self._times.is_due:
+                return
+            if self._times.is_over:
+                self._claim = None
+                return
+            try:
+                self._queues.extend(self._claim, self._times.visibility)
+            except RequestError:
+                # The claim ran out or the queue is gone: nothing is left to hold.
+                self._claim = None
+            except PenstockError:
+                pass
+            self._times.extended()
+
+    def _release(self, claim: Claim) -> None:
+        # If that fails, the claim runs out by itself.
+        with suppress(PenstockError):
+            self._queues.release(claim, delay=self._options.delay_of(claim))
+
+
+class Consumer:
+    """A blocking loop over a queue's messages: an iterator of claims, and a context manager."""
+
+    def __init__(self, queues: QueueCalls, options: ConsumerOptions) -> None:
+        options.check()
+        self._queues = queues
+        self._options = options
+        self._keeper: ClaimKeeper | None = None
+        self._claim: Claim | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Ends the loop after the message at hand; from any thread, or a signal handler."""
+        self._is_stopped = True
+
+    def __iter__(self) -> "Consumer":
+        return self
+
+    def __next__(self) -> Claim:
+        """Deletes the claim at hand, if there is one, and gives the next."""
+        self._succeed()
+        keeper = self._keeper or self._make_keeper()
+        claim = self._pull()
+        if claim is None:
+            self.close()
+            raise StopIteration
+        self._claim = claim
+        keeper.hold(claim)
+        return claim
+
+    def run(self, work: Callable[[Claim], object]) -> None:
+        """Calls `work` with every claim until the loop ends; if it raises, releases the message.
+
+        What `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions
+        than Exception, such as KeyboardInterrupt, end the loop.
+        """
+        with self:
+            for claim in self:
+                try:
+                    work(claim)
+                except Exception as error:
+                    report_failure(claim, error)
+                    self._fail(self._options.delay_of(claim))
+
+    def _pull(self) -> Claim | None:
+        waited = 0.0
+        options = self._options
+        while not self._is_stopped:
+            wait = (
+                options.wait if options.idle is None else min(options.wait, options.idle - waited)
+            )
+            claim = self._queues.pull(
+                options.queue, wait=wait, visibility=options.visibility, holder=options.holder
+            )
+            if claim is not None:
+                return claim
+            waited += wait
+            if options.idle is not None and waited >= options.idle:
+                return None
+        return None
+
+    def _make_keeper(self) -> ClaimKeeper:
+        visibility = self._options.visibility
+        if visibility is None:
+            settings = self._queues.describe(self._options.queue).settings
+            visibility = visibility_of(settings.visibility_ms)
+        times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
+        self._keeper = ClaimKeeper(self._queues, times, self._options)
+        return self._keeper
+
+    def _succeed(self) -> None:
+        claim = self._let_go()
+        if claim is not None:
+            try:
+                self._queues.delete(claim)
+            except StaleReceipt:
+                # It ran out meanwhile, and somebody else has the message now.
+                return
+
+    def _fail(self, delay: float) -> None:
+        claim = self._let_go()
+        if claim is not None:
+            # If that fails, the claim runs out by itself.
+            with suppress(PenstockError):
+                self._queues.release(claim, delay=delay)
+
+    def _let_go(self) -> Claim | None:
+        claim, self._claim = self._claim, None
+        if self._keeper is not None:
+            self._keeper.let_go()
+        return claim
+
+    def close(self) -> None:
+        """Ends the loop; a claim at hand is released at once, because its work is not finished."""
+        self._is_stopped = True
+        self._fail(0)
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+    def __enter__(self) -> "Consumer":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # An interrupt or a cancellation says nothing about the message: that is released at once.
+        if isinstance(error, Exception) and self._claim is not None:
+            self._fail(self._options.delay_of(self._claim))
+        self.close()
+
+    def __del__(self) -> None:
+        # Not `close`: a finalizer runs anywhere, also where a lock of the engine is held.
+        keeper = getattr(self, "_keeper", None)
+        if keeper is not None:
+            keeper.abandon()

@@ -1,0 +1,190 @@
+"""A store's directory: what lies in it, how it is recognised, and how it is read.
+
+    PATH/store         says that this is a Penstock store, and of which format
+    PATH/key           what makes this store's receipts unforgeable; readable by its owner only
+    PATH/journal/      the segment files
+    PATH/snapshot-…    the two newest snapshots, named by the point in the journal they begin at
+    PATH/readers/      how far each named reader of the journal has come
+
+The engine opens a store for writing; the command line and the pipeline read it beside the engine.
+"""
+
+import os
+import secrets
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from penstock.core.receipts import KEY_BYTES
+from penstock.errors import StoreUnusable
+from penstock.journal.reader import JournalReader
+from penstock.journal.snapshot import offset_of, snapshot_paths
+from penstock.journal.storage import open_regular
+
+FORMAT: Final = b"penstock store, format 1\n"
+
+
+def journal_path(store: Path) -> Path:
+    """Where the store's segment files are."""
+    return store / "journal"
+
+
+def store_of(path: str | os.PathLike[str]) -> Path | None:
+    """The store at this path; None if there is none, as in a directory of segment files.
+
+    Raises StoreUnusable if it is a store of another format, or cannot be read.
+    """
+    store = Path(path)
+    try:
+        with open_regular(store / "store") as file:
+            found = file.read(len(FORMAT) + 60)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+    if found != FORMAT:
+        raise StoreUnusable(
+            f"{store}: is a store of another format ({found[:60]!r}); this version of "
+            f"Penstock reads {FORMAT.decode().strip()!r}"
+        )
+    return store
+
+
+def check_format(store: Path) -> bool:
+    """Whether this is a store of ours; false if there is nothing yet. Raises StoreUnusable."""
+    try:
+        if not store.exists():
+            return False
+        if not store.is_dir():
+            raise StoreUnusable(f"{store}: is a file; a store is a directory")
+        if store_of(store) is not None:
+            return True
+        if any(_counts(each.name) for each in store.iterdir()):
+            raise StoreUnusable(f"{store}: is not empty and not a Penstock store")
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+    return False
+
+
+def _counts(name: str) -> bool:
+    """Whether a file of this name makes a directory somebody's: not what a kill left half made."""
+    return name != "lost+found" and not name.startswith(".store.")
+
+
+def open_reader(
+    path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
+) -> JournalReader:
+    """The journal of a store, or the stream in a directory of segments. Raises StoreUnusable."""
+    found = Path(path)
+    if not found.exists():
+        raise StoreUnusable(f"{found}: there is nothing here")
+    if found.is_dir() and not (found / "store").exists() and any(found.glob("*.seg")):
+        return JournalReader(found, archive=archive or found)
+    if not check_format(found):
+        raise StoreUnusable(f"{found}: is not a Penstock store")
+    return JournalReader(journal_path(found), archive=archive, known_end=snapshot_end(found))
+
+
+def claim_directory(store: Path, undo: ExitStack) -> None:
+    """Makes sure that the directory is a store of ours, or makes it one; `undo` unmakes it."""
+    if check_format(store):
+        return
+    try:
+        missing = [each for each in (store, *store.absolute().parents) if not each.exists()]
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            undo.callback(_remove_if_empty, directory)
+            _sync_directory(directory.absolute().parent)
+        for draft in store.glob(".store.*"):
+            draft.unlink(missing_ok=True)
+        write_once(store / "store", FORMAT)
+        undo.callback(_unclaim, store)
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+
+
+def check_parts(store: Path) -> None:
+    """Refuses a store that cannot be whole, before anything is touched. Raises StoreUnusable."""
+    journal = journal_path(store)
+    try:
+        key = read_key(store)
+        if not (journal.is_dir() and any(journal.glob("*.seg"))):
+            if snapshot_paths(store):
+                raise StoreUnusable(
+                    f"{journal}: is missing or empty, though there are snapshots of it"
+                )
+            # The key is written after the first file of the journal was made.
+            if key is not None:
+                raise StoreUnusable(f"{journal}: is missing or empty, though the store was in use")
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
+
+
+def snapshot_end(store: Path) -> int:
+    """An offset that the journal reached, by the name of the newest snapshot; 0 without one."""
+    return max(map(offset_of, snapshot_paths(store)), default=0)
+
+
+def read_key(store: Path) -> bytes | None:
+    """The store's key, None if there is none yet. Raises StoreUnusable if it cannot be one."""
+    path = store / "key"
+    try:
+        with open_regular(path) as file:
+            key = file.read(KEY_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
+    if size != KEY_BYTES:
+        raise StoreUnusable(f"{path}: holds {size} bytes where a key has {KEY_BYTES}")
+    return key
+
+
+def make_key(store: Path) -> bytes:
+    """Makes the store's key, durably. Raises StoreUnusable."""
+    path = store / "key"
+    key = secrets.token_bytes(KEY_BYTES)
+    try:
+        write_once(path, key)
+    except OSError as error:
+        raise StoreUnusable(f"{path}: cannot be written: {error.strerror}") from error
+    return key
+
+
+def _unclaim(store: Path) -> None:
+    """Takes back a new store that could not be opened, unless another process uses it by now."""
+    _remove_if_empty(journal_path(store))
+    if not journal_path(store).exists():
+        with suppress(OSError):
+            (store / "store").unlink()
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Writes a file whole and durably, or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_directory(path.parent)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,276 @@
+"""How a process takes a store for itself: a daemon, `penstock daemon run` and `penstock serve`.
+
+1. Look: PATH is missing, empty or a store, and belongs to this user. Until here nothing is written,
+   so a directory that is refused stays as it was.
+2. Lock `daemon/pid`, if there is one. A process that is ending is waited for; `serve` stops a
+   daemon that a client started, and takes its place; any other holder is an error that names it.
+3. Open the store, which makes it if it is new.
+4. Make `daemon/` and its files, and listen on the socket.
+
+All of it happens under the lock on PATH itself that starters take (`starting.only_starter`), so
+two processes that start at once do not see each other half-way. The files are opened relative to a
+descriptor of `daemon/` and never through a link. docs/daemon.md describes the directory.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.remote.daemon import (
+    AUTO_DAEMON,
+    DAEMON_RUN,
+    POLL_S,
+    SERVE,
+    daemon_directory,
+    running_pid,
+    socket_path,
+    stop_daemon,
+)
+from penstock.backends.remote.starting import START_S_MAX, daemon_status, only_starter
+from penstock.errors import BackendLost, StoreInUse, StoreUnusable, UnavailableError
+from penstock.journal.store import check_format
+
+# How long the process before this one may take to end.
+_ENDING_S_MAX: Final = 60.0
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT: Final = 0
+
+
+class StoreHolder:
+    """A store taken by this process: the locks, the directory `daemon/` and the socket's path."""
+
+    def __init__(self, store: str | os.PathLike[str], kind: str, *, other_owner: bool) -> None:
+        """`kind` is AUTO_DAEMON, DAEMON_RUN or SERVE; nothing is touched yet."""
+        self.store = Path(store).absolute()
+        self.kind = kind
+        self.socket = socket_path(self.store)
+        self._directory = daemon_directory(self.store)
+        self._owners = {os.geteuid()}
+        self._other_owner = other_owner
+        self._directory_fd: int | None = None
+        self._pid_fd: int | None = None
+        self._start_lock = ExitStack()
+
+    def take(self, open_engine: Callable[[], Engine]) -> Engine:
+        """Opens the store, once this process holds its lock.
+
+        Raises StoreInUse, StoreUnusable, or what opening raises; nothing is held then.
+        """
+        try:
+            return self._take(open_engine)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, open_engine: Callable[[], Engine]) -> Engine:
+        is_store = self._check_store()
+        if self.kind != AUTO_DAEMON:
+            # The starter of a daemon has this lock until the daemon is ready.
+            deadline_s = time.monotonic() + START_S_MAX
+            self._start_lock.enter_context(only_starter(str(self.store), deadline_s))
+            is_store = self._check_store()
+        if is_store and os.path.lexists(self._directory):
+            self._directory_fd = self._open_directory(self._directory)
+            self._wait_for_lock()
+        engine = open_engine()
+        try:
+            self._make_files()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def started(self) -> None:
+        """This process listens: others that wait to start may look now."""
+        self._start_lock.close()
+
+    def release(self) -> None:
+        """Gives the locks up; the store must have been closed."""
+        self._start_lock.close()
+        for fd in (self._pid_fd, self._directory_fd):
+            if fd is not None:
+                os.close(fd)
+        self._pid_fd = self._directory_fd = None
+
+    # Whose store it is.
+
+    def _check_store(self) -> bool:
+        """Whether it is a store; false if there is nothing yet. Raises StoreUnusable."""
+        self._check_owners()
+        return check_format(self.store)
+
+    def _check_owners(self) -> None:
+        """Refuses a directory or a store of another user. Raises StoreUnusable.
+
+        A directory of root's is accepted: root can change everything anyway, and makes the mount
+        points of containers.
+        """
+        marker = self.store / "store"
+        try:
+            directory_uid = _owner_of(self.store, os.stat)
+            marker_uid = _owner_of(marker, os.lstat)
+            if marker_uid is not None and not stat.S_ISREG(marker.lstat().st_mode):
+                raise StoreUnusable(f"{marker}: is not a regular file")
+        except OSError as error:
+            raise StoreUnusable(f"{self.store}: cannot be used: {error.strerror}") from None
+        if self._other_owner:
+            self._owners |= {uid for uid in (directory_uid, marker_uid) if uid is not None}
+            return
+        for path, uid, allowed in (
+            (self.store, directory_uid, self._owners | {_ROOT}),
+            (marker, marker_uid, self._owners),
+        ):
+            if uid is not None and uid not in allowed:
+                raise StoreUnusable(
+                    f"{path}: belongs to user {uid}, and this process runs as user "
+                    f"{os.geteuid()}; run it as user {uid}, or say --insecure-other-owner "
+                    "(in a URL: other_owner=1)"
+                )
+
+    def _open_directory(self, directory: Path) -> int:
+        """A descriptor of a directory that only this user can enter. Raises StoreUnusable."""
+        try:
+            fd = os.open(directory, _DIRECTORY)
+        except OSError as error:
+            raise StoreUnusable(
+                f"{directory}: is not a directory that can be used: {error.strerror}"
+            ) from None
+        try:
+            status = os.fstat(fd)
+            if status.st_uid not in self._owners:
+                raise StoreUnusable(f"{directory}: belongs to user {status.st_uid}")
+            if stat.S_IMODE(status.st_mode) != 0o700:
+                os.fchmod(fd, 0o700)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    # Who holds it.
+
+    def _wait_for_lock(self) -> None:
+        """Takes the lock. Raises StoreInUse if another process holds the store and will go on."""
+        deadline_s = time.monotonic() + _ENDING_S_MAX
+        while not self._lock_pid():
+            self._check_holder(deadline_s)
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    f"{self.store}: process {running_pid(self.store)} holds it, and has neither "
+                    f"answered nor ended within {_ENDING_S_MAX:g} s"
+                )
+            time.sleep(POLL_S)
+
+    def _check_holder(self, deadline_s: float) -> None:
+        """Stops a daemon that this process may replace. Raises StoreInUse for any other holder."""
+        try:
+            status = daemon_status(self.store)
+        except BackendLost:
+            return  # it does not listen: it is starting or ending
+        if status is None:
+            return
+        if self.kind == SERVE and status["holder"] == AUTO_DAEMON:
+            stop_daemon(self.store, max(1.0, deadline_s - time.monotonic()))
+            return
+        raise StoreInUse(f"{self.store}: {_shown_holder(status)}; {_how_to_reach(self.store)}")
+
+    def _lock_pid(self) -> bool:
+        path = self._directory / "pid"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = os.open("pid", flags, 0o600, dir_fd=self._directory_fd)
+        except OSError as error:
+            raise StoreUnusable(f"{path}: cannot be used: {error.strerror}") from None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise StoreUnusable(
+                    f"{path}: is not a file of its own (a link, or no regular file); remove it"
+                )
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        # At once: who sees the lock takes this for the number of the process that holds it.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        self._pid_fd = fd
+        return True
+
+    # The files of this process.
+
+    def _make_files(self) -> None:
+        """Makes what is missing of `daemon/`, now that the store is open."""
+        if self._directory_fd is None:
+            _make_directory(self._directory)
+            self._directory_fd = self._open_directory(self._directory)
+        if self._pid_fd is None and not self._lock_pid():
+            raise StoreInUse(
+                f"{self.store}: process {running_pid(self.store)} holds it; "
+                f"{_how_to_reach(self.store)}"
+            )
+        for name in ("elsewhere", "port", "http"):
+            self._remove_file(name)
+        if self.socket.parent != self._directory:
+            _make_directory(self.socket.parent)
+            os.close(self._open_directory(self.socket.parent))
+            self.write_file("elsewhere", f"{self.socket}\n")
+
+    def write_file(self, name: str, text: str) -> None:
+        """Writes a file of `daemon/` anew."""
+        with os.fdopen(self._new_file(name), "w") as file:
+            file.write(text)
+
+    def keep_output(self) -> None:
+        """Has what this process prints go to `daemon/output`."""
+        fd = self._new_file("output")
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    def _new_file(self, name: str) -> int:
+        self._remove_file(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+        except OSError as error:
+            path = self._directory / name
+            raise StoreUnusable(f"{path}: cannot be made: {error.strerror}") from None
+
+    def _remove_file(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory_fd)
+
+
+def _owner_of(path: Path, look: Callable[[Path], os.stat_result]) -> int | None:
+    try:
+        return look(path).st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise StoreUnusable(f"{directory}: cannot be made: {error.strerror}") from None
+
+
+def _shown_holder(status: dict[str, Any]) -> str:
+    """Which process holds a store, for people."""
+    command = {SERVE: "penstock serve", DAEMON_RUN: "penstock daemon run"}.get(status["holder"])
+    at = f" at {status['endpoint']}" if "endpoint" in status else ""
+    return f"process {status['pid']} ({command or 'a daemon'}{at}) holds it already"
+
+
+def _how_to_reach(store: Path) -> str:
+    return f"use it there or as file:{store}, or end it with: penstock daemon stop {store}"

@@ -1,0 +1,53 @@
+"""The pipeline's SQL: one file a query below `spark/sql`, read from the package.
+
+A file opens with comment lines that say what a row is and, indented, what its columns are. In the
+query `{events}` names a table that is given when it is run; `{INDEX_BITS}` and the other names in
+capitals are the constants below, put in here.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from penstock.service import DEDUP_WINDOW_MS
+from penstock.spark.blocks import INDEX_BITS
+
+BUCKET_MS: Final = 60_000
+# `core.receipts` gives a message's id this form; here it is spelt from numbers, in one place.
+MESSAGE_ID: Final = (
+    "concat(substr(store, 1, 8), '-', substr(store, 9, 4), '-8', substr(store, 13, 2), '0-9000-', "
+    "lpad(lower(hex(message)), 12, '0'))"
+)
+_CONSTANTS: Final = {
+    "BUCKET_MS": BUCKET_MS,
+    # Events that end a claim, and events that end a message.
+    "CLAIM_ENDED": "kind IN ('Deleted', 'Released', 'ClaimExpired', 'Lost')",
+    "ENDED": "kind IN ('Deleted', 'Expired', 'Lost')",
+    "DEDUP_WINDOW_MS": DEDUP_WINDOW_MS,
+    # Every sequence is its entry times this, plus the event's index in the entry.
+    "ENTRY_SPAN": 1 << INDEX_BITS,
+    "INDEX_BITS": INDEX_BITS,
+    "MESSAGE_ID": MESSAGE_ID,
+}
+_DIRECTORY: Final = Path(__file__).with_name("sql")
+_CONSTANT: Final = re.compile(r"\{([A-Z_]+)\}")
+_COLUMN_LINE: Final = re.compile(r"--   (?=\w)(\w+(?:, \w+)*)(?:  |$)")
+
+
+@cache
+def load_query(name: str) -> str:
+    """The query of this file, such as `audit/stores`, with its constants put in."""
+    lines = _lines(name)
+    query = "\n".join(line for line in lines if not line.startswith("--"))
+    return _CONSTANT.sub(lambda match: str(_CONSTANTS[match[1]]), query)
+
+
+def documented_columns(name: str) -> list[str]:
+    """The columns that the head of this file describes, in order."""
+    found = [match[1] for line in _lines(name) if (match := _COLUMN_LINE.match(line))]
+    return ", ".join(found).split(", ") if found else []
+
+
+def _lines(name: str) -> list[str]:
+    return (_DIRECTORY / f"{name}.sql").read_text().splitlines()

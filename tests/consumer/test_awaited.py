@@ -1,0 +1,193 @@
+"""The awaited loop: the same promises as the blocking one."""
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+import penstock
+import penstock.aio
+from penstock import ManualClock
+
+
+def run(scene, auto_advance=True):
+    """Runs a scene on a queue in memory."""
+
+    async def whole():
+        clock = ManualClock(auto_advance=auto_advance)
+        async with await penstock.aio.connect("memory:", clock=clock) as queues:
+            await queues.create("orders", visibility_timeout=30)
+            return await scene(queues, clock)
+
+    return asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+async def stats(queues):
+    found = await queues.stats("orders")
+    return found.visible, found.delayed, found.in_flight
+
+
+async def turns(count=20):
+    """Lets the tasks of the loop run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_every_message_is_given_once_and_deleted():
+    async def scene(queues, clock):
+        await queues.push_many("orders", ["a", "b", "c"])
+        found = [claim.body async for claim in queues.consume("orders", idle=0)]
+        assert found == [b"a", b"b", b"c"]
+        assert await stats(queues) == (0, 0, 0)
+
+    run(scene)
+
+
+async def fail(queues, **options):
+    async with queues.consume("orders", **options) as claims:
+        async for _ in claims:
+            raise ZeroDivisionError
+
+
+def test_an_exception_releases_the_message_after_a_delay_that_doubles():
+    async def scene(queues, clock):
+        await queues.push("orders", "poison")
+        for delay_s in (2, 4, 8, 10, 10):
+            with pytest.raises(ZeroDivisionError):
+                await fail(queues, backoff=2, backoff_max=10)
+            assert await stats(queues) == (0, 1, 0)
+            clock.advance(seconds=delay_s - 1)
+            assert await stats(queues) == (0, 1, 0)
+            clock.advance(seconds=1)
+            assert await stats(queues) == (1, 0, 0)
+
+    run(scene)
+
+
+async def fail_at_the_first(queues):
+    async for _ in queues.consume("orders", backoff=5):
+        raise ZeroDivisionError
+
+
+def test_a_loop_that_an_exception_ends_is_collected_and_its_message_released():
+    async def scene(queues, clock):
+        await queues.push("orders", "x")
+        with pytest.raises(ZeroDivisionError):
+            await fail_at_the_first(queues)
+        gc.collect()
+        await turns()
+        assert await stats(queues) == (0, 1, 0)
+
+    run(scene)
+
+
+def test_a_break_and_a_cancellation_release_the_message_at_once():
+    async def scene(queues, clock):
+        await queues.push("orders", "x")
+        async with queues.consume("orders") as claims:
+            async for _ in claims:
+                break
+        assert await stats(queues) == (1, 0, 0)
+
+        began = asyncio.Event()
+
+        async def stand_still():
+            async with queues.consume("orders") as claims:
+                async for _ in claims:
+                    began.set()
+                    await asyncio.Event().wait()
+
+        task = asyncio.create_task(stand_still())
+        await began.wait()
+        assert await stats(queues) == (0, 0, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await stats(queues) == (1, 0, 0)
+
+    run(scene)
+
+
+def test_a_claim_is_extended_for_as_long_as_the_work_takes():
+    async def scene(queues, clock):
+        await queues.push_many("orders", ["slow", "next"])
+        async for claim in queues.consume("orders", idle=0):
+            for _ in range(20):
+                clock.advance(seconds=15)
+                await turns()
+            assert claim.receives == 1
+            assert (await stats(queues))[2] == 1
+        assert await stats(queues) == (0, 0, 0)
+
+    run(scene)
+
+
+def test_the_task_extends_in_real_time_too():
+    async def whole():
+        async with await penstock.aio.connect("memory:") as queues:
+            await queues.create("orders")
+            await queues.push("orders", "x")
+            async for claim in queues.consume("orders", visibility=0.3, idle=0):
+                while queues.clock.now_ms() < claim.deadline_ms + 700:
+                    assert (await queues.stats("orders")).in_flight == 1
+                    await asyncio.sleep(0)
+            assert await stats(queues) == (0, 0, 0)
+
+    asyncio.run(whole())
+
+
+def test_a_claim_is_held_no_longer_than_asked_for():
+    async def scene(queues, clock):
+        await queues.push("orders", "stuck")
+        async with queues.consume("orders", hold_max=60) as claims:
+            await anext(claims)
+            for _ in range(10):
+                clock.advance(seconds=10)
+                await turns()
+            assert await stats(queues) == (1, 0, 0)
+
+    run(scene)
+
+
+def test_stop_ends_the_loop_after_the_message_at_hand():
+    async def scene(queues, clock):
+        await queues.push_many("orders", ["a", "b"])
+        consumer = queues.consume("orders")
+        async for _ in consumer:
+            consumer.stop()
+        assert await stats(queues) == (1, 0, 0)
+        assert [claim async for claim in consumer] == []
+
+    run(scene)
+
+
+def test_a_handler_that_fails_does_not_end_the_loop(caplog):
+    async def scene(queues, clock):
+        await queues.push_many("orders", ["bad", "good"])
+        done = []
+
+        async def work(claim):
+            if claim.body == b"bad" and claim.receives < 3:
+                raise ZeroDivisionError("no such thing")
+            done.append(claim.body)
+
+        with caplog.at_level(logging.ERROR, "penstock.consumer"):
+            await queues.consume("orders", idle=10).run(work)
+        assert done == [b"good", b"bad"]
+        assert len(caplog.records) == 2
+        assert await stats(queues) == (0, 0, 0)
+
+    run(scene)
+
+
+def test_ending_a_loop_ends_its_task():
+    async def scene(queues, clock):
+        await queues.push("orders", "x")
+        before = asyncio.all_tasks()
+        async with queues.consume("orders") as claims:
+            await anext(claims)
+            assert len(asyncio.all_tasks()) == len(before) + 1
+        assert asyncio.all_tasks() == before
+
+    run(scene)

@@ -1,0 +1,265 @@
+"""Rows 3 and 4 of the scorecard: a file that is missing, swapped or foreign is found at opening."""
+
+import os
+import random
+import shutil
+import stat
+
+import pytest
+
+from penstock.errors import JournalError, StoreFull, StoreUnusable
+from penstock.journal.fileheader import PAGE_BYTES
+from penstock.journal.manifest import NAME, FileList, Manifest, read_manifest
+from penstock.journal.segments import Segments
+from penstock.journal.storage import OsStorage
+from tests.journal.disk import Disk
+from tests.journal.test_segments import GOLDEN, dump, undump
+
+VERSION = b"TESTDATA"
+FILE_BYTES = 8192
+PAYLOAD_BYTES = FILE_BYTES - PAGE_BYTES
+
+
+def open_in(path, **options):
+    return Segments.open(path, file_bytes=FILE_BYTES, background=False, **options)
+
+
+def names_in(path):
+    return sorted(path.glob("*.seg"))
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A stream of nineteen synced entries over five files and a spare, left as a kill leaves it."""
+    path = tmp_path / "stream"
+    segments = open_in(path)
+    for number in range(19):
+        segments.append([bytes([number]) * 992], version=VERSION)
+        segments.sync()
+    shutil.copytree(path, tmp_path / "copy")
+    segments.close()
+    return tmp_path / "copy"
+
+
+def found_in(path, **options):
+    with open_in(path, **options) as segments:
+        return [entry.entry_id for entry in segments.entries()], segments.next_id
+
+
+MISSING = {
+    "first": ([0], range(1, 5)),
+    "middle": ([2], range(9, 13)),
+    "two in the middle": ([1, 2], range(5, 13)),
+    "last": ([5], range(0)),
+    "last two": ([4, 5], range(17, 20)),
+    "first and last": ([0, 4], [*range(1, 5), *range(17, 20)]),
+}
+
+
+@pytest.mark.parametrize("which", MISSING)
+def test_a_stream_that_misses_a_file_does_not_open(killed, which):
+    numbers, _ = MISSING[which]
+    for number in numbers:
+        os.unlink(killed / f"{number:012d}.seg")
+    before = sorted(os.listdir(killed))
+    with pytest.raises(StoreUnusable) as refused:
+        open_in(killed)
+    assert f"{len(numbers)} of its files are missing: {numbers[0]:012d}.seg" in str(refused.value)
+    assert f"(offsets {numbers[0] * PAYLOAD_BYTES} to " in str(refused.value)
+    assert "with accept_loss" in str(refused.value)
+    assert sorted(os.listdir(killed)) == before
+
+
+@pytest.mark.parametrize("which", MISSING)
+def test_an_accepted_loss_costs_what_the_files_held_and_no_id_is_given_twice(killed, which):
+    numbers, lost = MISSING[which]
+    for number in numbers:
+        os.unlink(killed / f"{number:012d}.seg")
+    kept = [entry_id for entry_id in range(1, 20) if entry_id not in lost]
+    assert found_in(killed, accept_loss=True)[0] == kept
+    # The loss was accepted once: from here on the stream is whole, with a hole that is damage.
+    found, next_id = found_in(killed)
+    assert found == kept
+    assert next_id >= 20
+    with open_in(killed) as segments:
+        segments.append([b"later"], version=VERSION)
+    with open_in(killed) as segments:
+        assert [entry.entry_id for entry in segments.entries()] == [*kept, next_id]
+        assert bool(segments.quarantined) == bool(lost or which == "last")
+
+
+def test_a_file_that_was_put_back_makes_the_stream_whole_again(killed, tmp_path):
+    shutil.move(killed / "000000000002.seg", tmp_path / "aside")
+    with pytest.raises(StoreUnusable, match="missing"):
+        open_in(killed)
+    shutil.move(tmp_path / "aside", killed / "000000000002.seg")
+    assert found_in(killed) == ([*range(1, 20)], 20)
+
+
+def test_all_files_missing_is_never_an_empty_stream(killed):
+    for path in names_in(killed):
+        path.unlink()
+    for accept_loss in (False, True):
+        with pytest.raises(StoreUnusable, match="all of its files are missing"):
+            open_in(killed, accept_loss=accept_loss)
+
+
+def test_two_files_that_were_swapped_are_refused(killed):
+    os.rename(killed / "000000000001.seg", killed / "aside")
+    os.rename(killed / "000000000002.seg", killed / "000000000001.seg")
+    os.rename(killed / "aside", killed / "000000000002.seg")
+    with pytest.raises(StoreUnusable, match=r"000000000001\.seg says that it is file 2"):
+        open_in(killed, accept_loss=True)
+
+
+def test_a_file_of_another_stream_is_refused_by_name(killed, tmp_path):
+    with open_in(tmp_path / "other") as other:
+        for _ in range(19):
+            other.append([bytes(992)], version=VERSION)
+    shutil.copy(tmp_path / "other" / "000000000002.seg", killed / "000000000002.seg")
+    with pytest.raises(StoreUnusable, match=r"000000000002\.seg came from elsewhere"):
+        open_in(killed, accept_loss=True)
+
+
+def test_the_list_of_another_stream_is_refused(killed, tmp_path):
+    open_in(tmp_path / "other").close()
+    shutil.copy(tmp_path / "other" / NAME, killed / NAME)
+    with pytest.raises(StoreUnusable, match="manifest belongs to another stream"):
+        open_in(killed)
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "device"])
+def test_what_is_no_file_in_place_of_one_is_refused_at_once(killed, number, kind):
+    path = killed / f"{number:012d}.seg"
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(killed / "000000000001.seg")
+    else:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    with pytest.raises(StoreUnusable, match="not a regular file"):
+        open_in(killed)
+
+
+def test_a_stream_of_an_older_version_has_no_list_and_is_given_one(killed):
+    (killed / NAME).unlink()
+    assert found_in(killed) == ([*range(1, 20)], 20)
+    assert read_manifest(OsStorage().open(str(killed), writable=False)) == FileList(1, 0, 5, 0)
+    (killed / NAME).unlink()
+    os.unlink(killed / "000000000002.seg")
+    with pytest.raises(StoreUnusable, match=r"missing: 000000000002\.seg"):
+        open_in(killed)
+
+
+def test_a_snapshot_knows_how_far_a_stream_without_a_list_reached(killed):
+    (killed / NAME).unlink()
+    for number in (4, 5):
+        os.unlink(killed / f"{number:012d}.seg")
+    with pytest.raises(StoreUnusable, match=r"missing: 000000000004\.seg"):
+        open_in(killed, known_end=4 * PAYLOAD_BYTES + 1)
+
+
+def test_files_that_were_dropped_are_not_missing(killed):
+    with open_in(killed) as segments:
+        segments.drop_before([entry.offset for entry in segments.entries()][9])
+    assert found_in(killed)[0] == [*range(10, 20)]
+    (killed / NAME).unlink()
+    assert found_in(killed)[0] == [*range(10, 20)]
+
+
+def test_files_dropped_before_the_newest_statements_were_lost_are_not_missing(killed):
+    with open_in(killed) as segments:
+        segments.drop_before([entry.offset for entry in segments.entries()][9])
+        shutil.copytree(killed, killed.parent / "later")
+    for number in (4, 5):
+        os.unlink(killed.parent / "later" / f"{number:012d}.seg")
+    with pytest.raises(StoreUnusable, match=r"2 of its files are missing: 000000000004\.seg"):
+        open_in(killed.parent / "later")
+
+
+def test_a_spare_is_listed_before_it_is_used_and_a_failed_list_stops_no_append():
+    disk = Disk()
+    segments = open_on(disk)
+    disk.failing_list_syncs = {disk.list_syncs + 1, disk.list_syncs + 2}
+    for _ in range(12):
+        segments.append([bytes(992)], version=VERSION)
+        segments.sync()
+    assert disk.list_syncs > 2
+    segments.close()
+    left = disk.after_cut(random.Random(1))
+    assert open_on(left).next_id == 13
+
+
+def test_an_append_that_needs_a_file_that_cannot_be_listed_is_refused():
+    disk = Disk()
+    segments = open_on(disk)
+    disk.failing_list_syncs = set(range(1, 1000))
+    with pytest.raises(JournalError, match="cannot make"):
+        segments.append([bytes(9000)], version=VERSION)
+    assert segments.end_offset == 0
+    disk.failing_list_syncs = set()
+    segments.append([bytes(992)], version=VERSION)
+    segments.sync()
+
+
+def test_a_full_disk_refuses_a_stream_that_cannot_be_listed_and_leaves_nothing():
+    disk = Disk(room_bytes=FILE_BYTES)
+    with pytest.raises((StoreUnusable, StoreFull)):
+        open_on(disk)
+    assert disk.names_now == {}
+
+
+def test_a_stream_without_a_list_opens_on_a_full_disk():
+    disk = Disk()
+    open_on(disk).close()
+    del disk.names_now[NAME], disk.names_stable[NAME]
+    disk.room_bytes = 0
+    open_on(disk).close()
+    assert NAME not in disk.names_now
+
+
+def open_on(disk, **options):
+    return Segments.open(
+        disk.path, storage=disk, file_bytes=FILE_BYTES, background=False, **options
+    )
+
+
+@pytest.mark.parametrize("bit", range(0, 44 * 8, 5))
+def test_a_damaged_list_is_no_list_and_is_not_believed(killed, bit):
+    page = bytearray((killed / NAME).read_bytes())
+    page[bit // 8] ^= 1 << bit % 8
+    (killed / NAME).write_bytes(page)
+    assert read_manifest(OsStorage().open(str(killed), writable=False)) is None
+    assert found_in(killed) == ([*range(1, 20)], 20)
+
+
+def test_with_one_slot_damaged_the_other_still_counts(killed):
+    directory = OsStorage().open(str(killed), writable=False)
+    newest = read_manifest(directory)
+    assert newest is not None
+    page = bytearray((killed / NAME).read_bytes())
+    page[(512, 1024)[newest.place] + 9] ^= 1
+    (killed / NAME).write_bytes(page)
+    older = read_manifest(directory)
+    assert older is not None
+    assert (older.serial, older.last) == (newest.serial - 1, newest.last - 1)
+
+
+def test_the_golden_list_is_what_is_written_and_what_is_read(tmp_path):
+    directory = OsStorage().open(str(tmp_path), writable=True)
+    identity = bytes(range(16))
+    manifest = Manifest(directory, identity, FILE_BYTES, None)
+    manifest.write(0, 0)
+    manifest.write(0, 1)
+    manifest.write(1, 7)
+    expected = (GOLDEN / "manifest.txt").read_text()
+    assert dump((tmp_path / NAME).read_bytes()) == expected
+    (tmp_path / NAME).write_bytes(undump(expected, PAGE_BYTES))
+    assert read_manifest(directory, identity) == FileList(3, 1, 7, 0)

@@ -1,0 +1,286 @@
+"""Whose store it is: what a process looks at before it writes anything into a directory."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.backends.remote.daemon import daemon_directory, running_pid
+from penstock.errors import StoreUnusable
+from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon
+
+NOBODY = 65_534
+
+
+def tree(directory):
+    """Every file below a directory: what kind it is, whose, its mode, its age and its bytes."""
+    entries = {}
+    for path in [directory, *sorted(directory.rglob("*"))]:
+        found = path.lstat()
+        content = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif stat.S_ISREG(found.st_mode):
+            content = path.read_bytes()
+        entries[str(path)] = (found.st_mode, found.st_uid, found.st_mtime_ns, content)
+    return entries
+
+
+def run_daemon(store, *words, user=None):
+    """Run a daemon by hand until it ends, as another user if one is given; status and error."""
+    command = [sys.executable, "-m", "penstock.server.daemon", str(store), "--idle", "1", *words]
+    if user is not None:
+        command = as_user(user, command)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return done.returncode, done.stderr
+
+
+def as_user(user, command):
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+
+
+def make_store(path):
+    with penstock.connect(f"file:{path}?durability=os") as queues:
+        queues.create("orders")
+        queues.push("orders", b"kept")
+    end_daemon(path)
+
+
+def give_to(path, user):
+    for each in [path, *path.rglob("*")]:
+        os.lchown(each, user, user)
+
+
+@pytest.fixture
+def open_path():
+    """A directory that every user can enter and write to; those of pytest are its user's own."""
+    path = Path(tempfile.mkdtemp(prefix="penstock-"))
+    path.chmod(0o777)
+    yield path
+    for each in path.iterdir():
+        if (each / "daemon").is_dir():
+            end_daemon(each)
+    shutil.rmtree(path)
+
+
+# A directory that is not a store.
+
+
+def foreign_folder(path):
+    path.mkdir()
+    (path / "letter").write_text("mine")
+    (path / "daemon").mkdir(mode=0o755)
+    (path / "daemon" / "pid").write_text("notes about process identifiers\n")
+    (path / "daemon" / "output").write_text("notes about output\n")
+    return path
+
+
+def test_a_folder_that_is_no_store_stays_as_it_was_even_with_a_daemon_directory(tmp_path):
+    path = foreign_folder(tmp_path / "folder")
+    before = tree(path)
+    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+        penstock.connect(f"file:{path}")
+    assert run_daemon(path)[0] == 6
+    assert tree(path) == before
+
+
+def test_a_folder_with_nothing_but_a_daemon_directory_stays_as_it_was(tmp_path):
+    path = foreign_folder(tmp_path / "folder")
+    (path / "letter").unlink()
+    before = tree(path)
+    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+        penstock.connect(f"file:{path}")
+    assert tree(path) == before
+
+
+def test_a_daemon_directory_that_is_a_link_is_not_followed(store, tmp_path):
+    make_store(store)
+    elsewhere = foreign_folder(tmp_path / "folder") / "daemon"
+    for each in daemon_directory(store).iterdir():
+        each.unlink()
+    daemon_directory(store).rmdir()
+    daemon_directory(store).symlink_to(elsewhere)
+    before = tree(tmp_path)
+    with pytest.raises(StoreUnusable, match="is not a directory"):
+        penstock.connect(f"file:{store}")
+    assert tree(tmp_path) == before
+    daemon_directory(store).unlink()
+
+
+@pytest.fixture(params=["symbolic", "hard"])
+def linked(request, store, tmp_path):
+    """A link in place of one of the daemon's files, to a file that must stay as it is."""
+    make_store(store)
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+
+    def link(name):
+        place = daemon_directory(store) / name
+        place.unlink(missing_ok=True)
+        place.symlink_to(precious) if request.param == "symbolic" else place.hardlink_to(precious)
+        return place
+
+    yield link
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["output", "elsewhere", "port"])
+def test_a_file_of_the_daemon_that_is_a_link_is_replaced_and_not_written_through(
+    linked, store, name
+):
+    linked(name)
+    with penstock.connect(f"file:{store}") as queues:
+        assert queues.names() == ["orders"]
+
+
+def test_a_lock_that_is_a_link_is_refused(linked, store):
+    place = linked("pid")
+    with pytest.raises(StoreUnusable, match=str(place)):
+        penstock.connect(f"file:{store}")
+    place.unlink()
+
+
+def test_a_marker_that_is_a_link_makes_no_store(store, tmp_path):
+    make_store(tmp_path / "real")
+    store.mkdir()
+    (store / "store").symlink_to(tmp_path / "real" / "store")
+    before = tree(tmp_path)
+    with pytest.raises(StoreUnusable, match="is not a regular file"):
+        penstock.connect(f"file:{store}")
+    assert tree(tmp_path) == before
+
+
+# A real second user.
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_root_does_not_serve_the_store_of_another_user_unless_told_to(open_path):
+    path = open_path / "store"
+    make_store(path)
+    give_to(path, NOBODY)
+    before = tree(path)
+    with pytest.raises(StoreUnusable, match=r"belongs to user 65534.*insecure-other-owner"):
+        penstock.connect(f"file:{path}")
+    assert tree(path) == before
+    with penstock.connect(f"file:{path}?other_owner=1") as queues:
+        assert queues.stats("orders").visible == 1
+    end_daemon(path)
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_root_makes_no_store_in_the_directory_of_another_user(open_path):
+    path = open_path / "store"
+    path.mkdir()
+    give_to(path, NOBODY)
+    before = tree(path)
+    with pytest.raises(StoreUnusable, match="belongs to user 65534"):
+        penstock.connect(f"file:{path}")
+    assert tree(path) == before
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_a_user_may_keep_a_store_in_a_directory_that_root_made_for_its_group(open_path):
+    path = open_path / "volume"
+    path.mkdir()
+    os.chown(path, 0, NOBODY)
+    path.chmod(0o2770)
+    assert run_daemon(path, user=NOBODY) == (0, "")
+    assert (path / "store").stat().st_uid == NOBODY
+
+
+ASK = """
+import sys, penstock
+try:
+    with penstock.connect(sys.argv[1]) as queues:
+        print(queues.names())
+except penstock.PenstockError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def ask_as(user, url):
+    command = as_user(user, [sys.executable, "-c", ASK, url])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_the_socket_refuses_another_user_even_where_the_modes_let_it_through(open_path):
+    path = open_path / "store"
+    with penstock.connect(f"file:{path}"):
+        before = ask_as(NOBODY, f"file:{path}")
+        assert before.startswith("StoreUnusable ")
+        assert "ermission denied" in before
+        # As if somebody had opened them: SO_PEERCRED stands alone then, at both ends.
+        for each in (path, daemon_directory(path)):
+            each.chmod(0o777)
+        (daemon_directory(path) / "socket").chmod(0o777)
+        assert "its daemon belongs to user 0, not to this one" in ask_as(NOBODY, f"file:{path}")
+        assert running_pid(path) is not None
+        assert speak_as(NOBODY, daemon_directory(path) / "socket").startswith(
+            "this store belongs to user 0; user 65534 may not use it"
+        )
+
+
+SPEAK = """
+import socket, sys
+from penstock.wire.frames.frames import FrameDecoder, Hello, decode_welcome, encode_hello
+from penstock.wire.frames.frames import server_limits
+link = socket.socket(socket.AF_UNIX)
+link.settimeout(10)
+link.connect(sys.argv[1])
+try:
+    link.sendall(encode_hello(Hello("test")))
+except BrokenPipeError:
+    pass
+decoder = FrameDecoder("server", server_limits())
+frames = []
+while not frames:
+    frames = decoder.feed(link.recv(65536))
+try:
+    print(decode_welcome(frames[0]))
+except Exception as error:
+    print(error)
+"""
+
+
+def speak_as(user, socket):
+    """A client that does not look whose daemon it is; what the server makes of it."""
+    command = as_user(user, [sys.executable, "-c", SPEAK, str(socket)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_a_user_who_cannot_read_the_token_is_refused_on_tcp(open_path):
+    token = open_path / "token"
+    token.write_text("a secret that only root can read\n")
+    token.chmod(0o600)
+    guess = open_path / "guess"
+    guess.write_text("a secret that anybody could guess\n")
+    guess.chmod(0o644)
+    daemon = DaemonProcess(
+        open_path / "store", "--listen", "127.0.0.1:0", "--token-file", str(token)
+    )
+    url = f"penstock://127.0.0.1:{daemon.port}"
+    try:
+        assert "ermission denied" in ask_as(NOBODY, f"{url}?token_file={token}")
+        assert "ProtocolError" in ask_as(NOBODY, url)
+        assert "ProtocolError" in ask_as(NOBODY, f"{url}?token_file={guess}")
+        with penstock.connect(f"{url}?token_file={token}") as queues:
+            assert queues.names() == []
+    finally:
+        daemon.stop()
