@@ -8,6 +8,7 @@ from penstock.core.events import ClaimExpired, Expired
 from penstock.core.shard import replay
 from penstock.errors import AttemptLapsed, RequestError, StaleReceipt
 from penstock.service import (
+    Claim,
     ConfigureQueue,
     CreateQueue,
     Delete,
@@ -105,7 +106,7 @@ def test_no_message_is_given_out_that_is_too_old_and_not_settled_yet(life, reten
     life.clock.advance(ms=4_999)
     life.submit(Push("storm", b"young"))
     life.clock.advance(ms=1)
-    given = []
+    given: list[Claim] = []
     while not given:
         given = life.submit(Pull("storm", 10))
         assert as_bytes(replay(life.journal.events)) == as_bytes(life.shard)
@@ -231,7 +232,7 @@ def test_whatever_happens_while_little_is_settled_at_a_time_replaying_it_gives_t
     life.engine.settle_max = 2
     life.submit(CreateQueue("a", {"dead_letter": "dead", "max_receives": 2}))
     life.submit(CreateQueue("b", {"fifo": True, "retention_ms": 60_000}))
-    claims: list = []
+    claims: list[Claim] = []
     for _ in range(400):
         name = rng.choice("ab")
         group = rng.choice("xyz") if name == "b" else None
@@ -250,7 +251,7 @@ def test_whatever_happens_while_little_is_settled_at_a_time_replaying_it_gives_t
             elif verb < 7 and claims:
                 claim = claims.pop(rng.randrange(len(claims)))
                 receipt = claim.receipt
-                command = Delete(claim.queue, receipt)
+                command: Delete | Release = Delete(claim.queue, receipt)
                 if verb == 6:
                     command = Release(claim.queue, receipt)
                 # False if the message is gone.

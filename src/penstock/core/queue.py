@@ -13,12 +13,11 @@ the methods named like events are the only ones that change state. Claiming is t
 choose is to take out of line, so a pull takes and lends at once, and `claimed` replays it.
 """
 
-import hashlib
 from collections import deque
-from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, cast
+from typing import Final
 
+from penstock.core import pushing
 from penstock.core.delivery import (
     DELAYED,
     GONE,
@@ -48,30 +47,19 @@ from penstock.core.events import (
 )
 from penstock.core.receipts import Ticket
 from penstock.core.retention import Retention
-from penstock.core.runs import Run
 from penstock.core.visible import FifoOrder, StandardOrder
 from penstock.core.window import Key, Window
-from penstock.errors import InvalidField, InvalidReceipt, MessageTooLarge, QueueFull, StaleReceipt
+from penstock.errors import InvalidReceipt, StaleReceipt
 from penstock.service import (
     DAY_MS,
     DEDUP_WINDOW_MS,
-    DELAY_MS_MAX,
-    PRIORITY_MAX,
-    TTL_MS_MAX,
-    Push,
-    PushMany,
     QueueSettings,
-    are_ids,
-    check_id,
-    check_number,
-    check_pairs,
 )
 
 ATTEMPT_WINDOW_MS: Final = 14 * DAY_MS
 ATTEMPTS_MAX: Final = 10_000
 DEDUPS_MAX: Final = 10_000_000
 _RELEASED_MAX: Final = 1_024
-_BYTES: Final = {bytes}
 
 
 class QueueState:
@@ -168,119 +156,11 @@ class QueueState:
 
     # Deciding: nothing below changes anything until the next comment of this kind.
 
-    def decide_push(self, command: Push, now_ms: int, number: int) -> Pushed | int:
-        """The event of this push, or the number of the message that an earlier one made."""
-        settings = self.settings
-        body = command.body
-        if type(body) is not bytes:
-            raise InvalidField(f"body: expected bytes, got {type(body).__name__}")
-        size = len(body)
-        if command.attributes is not None or command.context is not None:
-            size += self._check_pairs(command)
-        if size > settings.body_bytes_max:
-            raise MessageTooLarge(
-                f"body: {size} bytes with its attributes; the queue {self.name!r} "
-                f"takes at most {settings.body_bytes_max}"
-            )
-        if type(command.priority) is not int or command.priority:
-            check_number("priority", command.priority, 0, PRIORITY_MAX)
-        delay_ms = command.delay_ms
-        if delay_ms is None:
-            delay_ms = settings.delay_ms
-        else:
-            check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
-        expires_at_ms = 0
-        if command.ttl_ms is not None:
-            expires_at_ms = now_ms + check_number("ttl_ms", command.ttl_ms, 1, TTL_MS_MAX)
-        group = command.group
-        if group is not None:
-            check_id("group", group)
-        if settings.fifo and (group is None or command.priority):
-            raise InvalidField(
-                f"group: the fifo queue {self.name!r} needs one with every push"
-                if group is None
-                else f"priority: the fifo queue {self.name!r} keeps strict order and takes none"
-            )
-        dedup_id = command.dedup_id
-        if dedup_id is not None:
-            check_id("dedup_id", dedup_id)
-        elif settings.dedup_by_content:
-            dedup_id = hashlib.sha256(command.body).hexdigest()
-        if dedup_id is not None:
-            earlier = self.dedups.find(self._dedup_key(dedup_id, group), now_ms)
-            if earlier is not None:
-                return earlier
-        if settings.messages_max is not None or settings.bytes_max is not None:
-            self._check_room(size)
-        return Pushed(
-            now_ms,
-            self.number,
-            number,
-            body,
-            command.attributes or None,
-            command.priority,
-            group,
-            dedup_id,
-            now_ms + delay_ms if delay_ms else 0,
-            expires_at_ms,
-            command.context,
-            size,
-        )
+    decide_push = pushing.decide_push
+    decide_run = pushing.decide_run
 
-    def decide_run(self, run: PushMany, now_ms: int, number: int) -> Run | None:
-        """The events of a run, if none of its pushes can be refused; None if one can.
-
-        What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
-        dedup ids are new is seen when they are remembered.
-        """
-        settings = self.settings
-        bodies = run.bodies
-        if settings.fifo or settings.delay_ms or settings.dedup_by_content:
-            return None
-        if set(map(type, bodies)) != _BYTES:
-            return None
-        sizes = list(map(len, bodies))
-        size = sum(sizes)
-        if size > settings.body_bytes_max and max(sizes) > settings.body_bytes_max:
-            return None
-        if not self._has_room(len(sizes), size):
-            return None
-        ids = run.dedup_ids
-        if ids is not None and not (len(ids) == len(bodies) and are_ids(ids)):
-            return None
-        return Run(
-            now_ms, self.number, number, bodies, cast("Sequence[str] | None", ids), sizes, size
-        )
-
-    def _check_pairs(self, command: Push) -> int:
-        if command.context is not None:
-            check_pairs("context", command.context, allow_bytes=False)
-        if command.attributes is None:
-            return 0
-        return check_pairs("attributes", command.attributes, allow_bytes=True)
-
-    def _has_room(self, count: int, size: int) -> bool:
-        settings = self.settings
-        most, most_bytes = settings.messages_max, settings.bytes_max
-        return (most is None or len(self.deliveries) + count <= most) and (
-            most_bytes is None or self.stored_bytes + size <= most_bytes
-        )
-
-    def _check_room(self, size: int) -> None:
-        if self._has_room(1, size):
-            return
-        settings = self.settings
-        if settings.messages_max is not None and len(self.deliveries) >= settings.messages_max:
-            raise QueueFull(
-                f"queue: {self.name!r} is full with {len(self.deliveries)} messages "
-                f"(max_messages={settings.messages_max}); delete some, or raise the limit"
-            )
-        raise QueueFull(
-            f"queue: {self.name!r} is full with {self.stored_bytes} bytes, {size} more do "
-            f"not fit (max_bytes={settings.bytes_max}); delete some, or raise the limit"
-        )
-
-    def _dedup_key(self, dedup_id: str, group: str | None) -> Key:
+    def dedup_key(self, dedup_id: str, group: str | None) -> Key:
+        """What a dedup id is remembered by."""
         return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id
 
     def held(self, ticket: Ticket, late: bool = False) -> Delivery | None:
@@ -368,7 +248,7 @@ class QueueState:
         if event.visible_at_ms:
             self._hide(delivery, event.visible_at_ms)
         if event.dedup_id is not None:
-            key = self._dedup_key(event.dedup_id, event.group)
+            key = self.dedup_key(event.dedup_id, event.group)
             self.dedups.remember(key, number, event.at_ms)
         self.deliveries[number] = delivery
         self.order.join(delivery)
