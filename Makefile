@@ -30,8 +30,8 @@ test: static services ## everything `make check` does, then every test (ARGS=…
 check: static ## format, lint, types, layers and tidiness, without running a test
 
 fix: env ## format the code and mend what the linter can mend by itself
+	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
-	$(BIN)/ruff check --fix
 
 bench: env ## run one benchmark and print its table (NAME=memory)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)

@@ -9,6 +9,7 @@ The rules that make figures comparable:
 - What is timed is only the loop; ids go into lists made beforehand and are checked afterwards.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -31,6 +32,8 @@ from penstock.cli.show import table
 
 PEERS = Path(__file__).parent / ".peers"
 CALIBRATE_S = 0.05
+# Set in the environment of a quick run.
+_QUICK = "BENCHMARK_QUICK"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +87,8 @@ def install_peer(name: str, requirements: Sequence[str]) -> None:
 
 def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
     """Installs a peer from PyPI or npm, once; why it cannot be had, or nothing."""
+    if is_quick():
+        return "left out of a quick run"
     where = PEERS / name
     if npm:
         wanted = " ".join(requirements)
@@ -119,6 +124,8 @@ def install_package(package: str, program: str) -> bool:
 
 def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> int:
     """How many turns make `run` take about so long; `run(count)` gives the seconds it took."""
+    if is_quick():
+        return start
     count = start
     while (took_s := run(count)) < CALIBRATE_S:
         count *= 4
@@ -131,7 +138,7 @@ def interleave(rounds: int, runs: Mapping[str, Callable[[], float]]) -> dict[str
     Every other round goes backwards, so that nobody always follows the same neighbour.
     """
     figures: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
+    for number in range(1 if is_quick() else rounds):
         order = list(runs.items())
         for name, run in order if number % 2 == 0 else reversed(order):
             figures[name].append(run())
@@ -280,12 +287,35 @@ def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) ->
     print(json.dumps({"bench": bench, "targets": said, **figures}), flush=True)
 
 
-def run_benchmark(main: Callable[[], None]) -> None:
-    """Runs a benchmark; a void run ends with status 1 and says why."""
+def is_quick() -> bool:
+    """Whether this run only shows that the benchmark works: its figures mean nothing."""
+    return os.environ.get(_QUICK) == "1"
+
+
+def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | None = None) -> None:
+    """Runs a benchmark; a void run ends with status 1 and says why.
+
+    `compare` is what it does instead if another checkout is given.
+    """
+    parser = argparse.ArgumentParser(prog="make bench")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round without others; no figures to quote"
+    )
+    if compare is not None:
+        parser.add_argument(
+            "--beside", type=Path, metavar="CHECKOUT", help="compare with another checkout only"
+        )
+    given = parser.parse_args()
+    if given.quick:
+        # In the environment, so that the benchmark's own child processes know it too.
+        os.environ[_QUICK] = "1"
     # Ended from outside, it still ends the servers it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        if compare is not None and given.beside is not None:
+            compare(given.beside)
+        else:
+            main()
     except Void as void:
         sys.exit(f"benchmark: VOID: {void}")
     except KeyboardInterrupt:

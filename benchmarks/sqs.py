@@ -2,6 +2,7 @@
 
 Every server gets the same load from the same two scripts, one after the other, while all others
 idle; nothing is pinned to a core. `sqs_servers` says who they are, `sqs_load` what they are asked.
+With `ARGS="--beside PATH"` only Penstock is run, from this checkout and the one there.
 """
 
 import shutil
@@ -28,6 +29,7 @@ from benchmarks.harness import (
     ratio,
     run_benchmark,
 )
+from benchmarks.sqs_beside import compare
 from benchmarks.sqs_load import Cell, RanDry, Work, boto3_lifecycles, run_wrk
 from benchmarks.sqs_servers import (
     BARE,
@@ -297,4 +299,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, compare)

@@ -63,7 +63,8 @@ class Kind(NamedTuple):
     settle_s: float = 0.02
 
 
-def _penstock(port: int, store: str) -> tuple[list[str], dict[str, str]]:
+def penstock_command(port: int, store: str) -> tuple[list[str], dict[str, str]]:
+    """How `penstock serve` is started, for a port and a store."""
     program = str(Path(sys.executable).with_name("penstock"))
     return [program, "serve", "--port", str(port), "--store", store], {}
 
@@ -110,8 +111,8 @@ def _elasticmq_lack() -> str:
 
 
 KINDS: Mapping[str, Kind] = {
-    MEMORY: Kind(lambda port, directory: _penstock(port, "memory:")),
-    DURABLE: Kind(lambda port, directory: _penstock(port, f"file:{directory}/data")),
+    MEMORY: Kind(lambda port, directory: penstock_command(port, "memory:")),
+    DURABLE: Kind(lambda port, directory: penstock_command(port, f"file:{directory}/data")),
     # npm takes the newest that the node at hand can run.
     "fauxqs": Kind(_fauxqs, lambda: peer_lack("fauxqs", ["fauxqs@>=1.9 <3"], npm=True)),
     "ElasticMQ": Kind(
@@ -136,9 +137,9 @@ class Depth(NamedTuple):
 class Server:
     """One of them, running."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, kind: Kind | None = None) -> None:
         self.name = name
-        self.kind = KINDS[name]
+        self.kind = kind or KINDS[name]
         lack = self.kind.lack()
         if lack:
             raise Absent(lack)
@@ -244,6 +245,12 @@ class Server:
             time.sleep(self.kind.settle_s)
             if found == (found := self.depth(url)):
                 return found
+
+    @property
+    def cpu_s(self) -> float:
+        """How much processor time the process has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """Ends the process."""

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -34,8 +35,11 @@ def _chromedriver() -> tuple["subprocess.Popen[str]", str]:
 class Browser:
     """One window without a screen. Use it as a context manager."""
 
-    def __init__(self, profile: Path, width: int = 1280, height: int = 900) -> None:
+    def __init__(
+        self, profile: Path, width: int = 1280, height: int = 900, flags: Sequence[str] = ()
+    ) -> None:
         self._profile = profile
+        self._flags = flags
         self._size = width, height
 
     def __enter__(self) -> "Browser":
@@ -45,6 +49,7 @@ class Browser:
         flags += [
             f"--user-data-dir={self._profile}",
             f"--window-size={','.join(map(str, self._size))}",
+            *self._flags,
         ]
         wanted = {
             "browserName": "chrome",
@@ -67,7 +72,11 @@ class Browser:
 
     def open(self, page: Path) -> None:
         """Shows a file, and waits until it is loaded."""
-        self._post("/url", {"url": page.as_uri()})
+        self.visit(page.as_uri())
+
+    def visit(self, url: str) -> None:
+        """Shows a page, and waits until it is loaded."""
+        self._post("/url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a piece of script returns; `arguments[0]` and so on are given to it."""

@@ -43,6 +43,7 @@ def test_the_public_names_are_these_and_no_others():
         "RequestError",
         "StaleReceipt",
         "StoreFull",
+        "StoreInUse",
         "StoreUnusable",
         "UnavailableError",
         "UnsupportedOperation",

@@ -23,6 +23,33 @@ def test_an_argument_beats_a_variable_and_a_variable_beats_the_file(tmp_path):
     assert read_settings({}, {}, str(path)).port == 1
 
 
+def test_where_the_store_is_comes_whole_from_the_first_source_that_names_it(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text('store = "file:in-the-file"')
+    url = {"PENSTOCK_URL": "file:in-the-url"}
+    assert read_settings({}, url).where == "file:in-the-url"
+    assert read_settings({}, {"PENSTOCK_URL": ""}).where == "file:penstock-data"
+    assert read_settings({}, url, str(path)).where == "file:in-the-file"
+    data = {**url, "PENSTOCK_DATA": "in-a-variable"}
+    assert read_settings({}, data, str(path)).where == "file:in-a-variable"
+    store = {**url, "PENSTOCK_STORE": "memory:"}
+    assert read_settings({}, store, str(path)).where == "memory:"
+    assert read_settings({"data": "given"}, store, str(path)).where == "file:given"
+    assert read_settings({"store": "file:given"}, data, str(path)).where == "file:given"
+
+
+def test_a_store_that_is_named_twice_is_refused():
+    with pytest.raises(InvalidField, match="in the environment: both say where the store is"):
+        read_settings({}, {"PENSTOCK_DATA": "x", "PENSTOCK_STORE": "memory:"})
+    with pytest.raises(InvalidField, match="in the arguments: both"):
+        read_settings({"data": "x", "store": "memory:"}, {})
+
+
+def test_durability_beside_a_store_is_refused_and_not_ignored():
+    with pytest.raises(InvalidField, match=r"in its URL: file:PATH\?durability=os"):
+        read_settings({"store": "file:x", "durability": "os"}, {})
+
+
 def test_lists_and_keys_can_be_given_in_variables():
     one, two = "one:secret:of-many-characters", "two-secret-of-many-characters"
     environment = {
@@ -117,7 +144,7 @@ def test_an_unknown_variable_is_an_error_that_names_it(variable, complaint):
 
 
 def test_variables_that_others_read_are_not_taken_for_a_servers():
-    others = {"PENSTOCK_URL": "memory:", "PENSTOCK_FULL": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
+    others = {"PENSTOCK_FULL": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
     assert read_settings({}, others) == ServerSettings()
 
 

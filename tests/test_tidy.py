@@ -46,7 +46,9 @@ BAD = [
     (tidy.unfinished_marks, TEST, "# XXX"),
     (tidy.long_functions, SRC, "def f():\n" + "    x = 1\n" * 70),
     (tidy.long_functions, TEST, "class T:\n  async def f():\n" + "    x = 1\n" * 70),
-    (tidy.long_modules, SRC, "x = 1\n" * 801),
+    (tidy.long_modules, SRC, "x = 1\n" * 601),
+    (tidy.long_modules, SRC, '"""What it is.\n\nIt is long.\n"""\n' + "x = 1\n" * 601),
+    (tidy.long_modules, TEST, "x = 1\n" * 801),
     (tidy.banner_comments, SRC, "# ----------\n"),
     (tidy.banner_comments, SRC, "# ==== pushing ====\n"),
     (tidy.banner_comments, SRC, "x = 1\n    ##########\n"),
@@ -94,7 +96,9 @@ GOOD = [
     (tidy.banned_prose, tidy.GLOSSARY, "Not a lease."),
     (tidy.empty_names, SRC, "base = 1\nclass Database: ..."),
     (tidy.long_functions, SRC, "def f():\n" + "    x = 1\n" * 69),
-    (tidy.long_modules, SRC, "x = 1\n" * 800),
+    (tidy.long_modules, SRC, "x = 1\n" * 600),
+    (tidy.long_modules, SRC, '"""What it is.\nLong, as one table.\n"""\n' + "x = 1\n" * 601),
+    (tidy.long_modules, TEST, "x = 1\n" * 800),
     (tidy.banner_comments, SRC, '"""\n# ----------\n"""\nx = "# ===="  # a -- b\n# +----+\n'),
     (tidy.module_docstrings, SRC, '"""What may be pulled next.\n\nMore.\n"""'),
     (tidy.module_docstrings, TEST, "x = 1"),
@@ -148,3 +152,14 @@ def test_only_a_listed_function_may_sleep(monkeypatch):
 def test_a_permission_to_sleep_without_a_reason_is_an_offence():
     offences = said(tidy.idle_permissions, tidy.SLEEPS, "tests/test_gone.py::test_a_b_c:")
     assert "tests/test_gone.py::test_a_b_c gives no reason" in offences
+
+
+def test_a_class_name_that_two_modules_of_the_package_use_is_an_offence():
+    one, two = "src/penstock/one.py", "src/penstock/two.py"
+    text = "class Queue:\n    class Inner: ..."
+    (found,) = tidy.unique_classes({one: "x = 1\nclass Inner: ...", two: text})
+    assert str(found) == f"{two}:2: class Inner has the name of the one in {one}:2"
+    assert list(tidy.unique_classes({one: "class _Inner: ...", two: "class _Inner: ..."})) == []
+    assert list(tidy.unique_classes({one: "class Queue: ...", TEST: text})) == []
+    twice = {one: "class Queue: ...\nclass Queue: ..."}
+    assert len(list(tidy.unique_classes(twice))) == 1

@@ -42,7 +42,7 @@ ROWS: Final = {
     21: "queue names",
     22: "mutated receipts",
     23: "SigV4 negatives",
-    24: "console",
+    24: "console and endpoint in a browser",
     25: "code named by a message",
 }
 _NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)

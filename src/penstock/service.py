@@ -1,4 +1,5 @@
 """The commands a queue service takes, the replies it gives, and the seam every backend implements.
+Long, because it is one list: every command with its reply and the limits of its fields.
 
 A backend is a `QueueService`: one method, `execute(command) -> reply`. The reply's type stands in
 the command's own class line. Durations and instants are whole milliseconds here; seconds belong to

@@ -1,7 +1,9 @@
 """A server's settings, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
 
 An argument beats a variable, a variable beats the file, the file beats the default. An unknown
-name is an error in each of the three.
+name is an error in each of the three. `data` and `store` are two names for one thing, where the
+messages are: each of the three sources gives at most one of them. If none does, `PENSTOCK_URL`,
+which the other commands read too, names the store.
 """
 
 import tomllib
@@ -17,11 +19,12 @@ from penstock.errors import InvalidField
 
 PREFIX: Final = "PENSTOCK_"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
+URL_VARIABLE: Final = "PENSTOCK_URL"
 # Variables of this prefix that are not a server's: the command line, the tools and the tests of
 # this repository read them.
 _OTHERS: Final = frozenset(
     {
-        "PENSTOCK_URL",
+        URL_VARIABLE,
         CONFIG_VARIABLE,
         "PENSTOCK_FULL",
         "PENSTOCK_FUZZ",
@@ -33,6 +36,7 @@ _OTHERS: Final = frozenset(
 # A signature that was overheard lets its secret be guessed offline, so a short one is none.
 SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
+_PLACES: Final = {"data", "store"}
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purged_window: int | None = None
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
+    insecure_other_owner: bool = False
     queues: dict[str, dict[str, Any]] = {}
 
     @property
@@ -100,12 +105,23 @@ def read_settings(
     given: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None
 ) -> ServerSettings:
     """The settings of a server. Raises InvalidField, naming what is wrong and where it stands."""
-    found: dict[str, Any] = {}
+    sources: list[tuple[str, dict[str, Any]]] = []
     path = config or environment.get(CONFIG_VARIABLE)
     if path:
-        found |= _checked(_read_file(path), path)
-    found |= _checked(_read_environment(environment), "the environment", strict=False)
-    found |= {name: value for name, value in given.items() if value is not None}
+        sources.append((path, _checked(_read_file(path), path)))
+    variables = _checked(_read_environment(environment), "the environment", strict=False)
+    sources.append(("the environment", variables))
+    arguments = {name: value for name, value in given.items() if value is not None}
+    sources.append(("the arguments", arguments))
+    found: dict[str, Any] = {}
+    for where, source in sources:
+        if source.keys() >= _PLACES:
+            raise InvalidField(f"data and store, in {where}: both say where the store is; give one")
+        if _PLACES & source.keys():
+            found = {name: value for name, value in found.items() if name not in _PLACES}
+        found |= source
+    if not _PLACES & found.keys() and environment.get(URL_VARIABLE):
+        found["store"] = environment[URL_VARIABLE]
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
     return settings
@@ -192,6 +208,11 @@ def _check(settings: ServerSettings) -> None:
         raise InvalidField(f"account: {settings.account!r} is not twelve digits")
     if len(settings.account) != 12:
         raise InvalidField(f"account: {settings.account!r} is not twelve digits")
+    if settings.store is not None and settings.durability != "sync":
+        raise InvalidField(
+            f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
+            f"file:PATH?durability={settings.durability}"
+        )
     for name in ("deleted_window", "purged_window"):
         if not 0 <= (getattr(settings, name) or 0) <= 86_400:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")

@@ -6,7 +6,16 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from penstock.core.delivery import IN_FLIGHT, Delivery
-from penstock.core.due import NEVER_MS, Alarm, Due
+from penstock.core.discards import Discards
+from penstock.core.due import (
+    DEADLINE,
+    NEVER_MS,
+    NO_APPOINTMENT,
+    OPENED_MAX,
+    Alarm,
+    Appointment,
+    Due,
+)
 from penstock.core.shard import ShardState
 from penstock.service import CreateQueue, Pull, Push
 
@@ -18,8 +27,9 @@ def delivery(number: int, due_at_ms: int) -> Delivery:
     return Delivery(1, number, number, 0, START_MS, IN_FLIGHT, 1, due_at_ms)
 
 
-def due() -> Due:
-    return Due(attrgetter("due_at_ms"), Alarm())
+def due(alarm: Alarm | None = None) -> Due:
+    alarm = alarm or Alarm()
+    return Due(1, DEADLINE, attrgetter("due_at_ms"), alarm, Discards(alarm))
 
 
 def numbers(popped: list[tuple[int, Delivery]]) -> list[int]:
@@ -37,18 +47,20 @@ class Watched(Due):
             self.examined += 1
             return each.due_at_ms
 
-        super().__init__(instant, alarm)
+        super().__init__(1, DEADLINE, instant, alarm, Discards(alarm))
 
-    def pop(self, now_ms: int, limit: int = NEVER_MS) -> list[tuple[int, Delivery]]:
+    def pop(
+        self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
+    ) -> list[tuple[int, Delivery]]:
         self.popped += 1
-        return super().pop(now_ms, limit)
+        return super().pop(now_ms, limit, until)
 
 
 def watched_shard() -> tuple[ShardState, Watched]:
     shard = ShardState()
-    deadlines = shard.deadlines = Watched(shard.alarm)
     for event in shard.decide_create(CreateQueue("q"), START_MS):
         shard.apply(event)
+    deadlines = shard.names["q"].deadlines = Watched(shard.alarm)
     return shard, deadlines
 
 
@@ -116,7 +128,7 @@ def test_a_deadline_added_for_a_second_that_has_begun_is_still_in_time():
 
 def test_the_alarm_is_never_later_than_the_first_deadline():
     alarm = Alarm()
-    deadlines = Due(attrgetter("due_at_ms"), alarm)
+    deadlines = due(alarm)
     assert (alarm.next_ms, deadlines.next_ms) == (NEVER_MS, NEVER_MS)
     for after_ms in (90_000, 30_000, 60_000, 500):
         deadlines.add(START_MS + after_ms, delivery(after_ms, START_MS + after_ms))
@@ -133,6 +145,51 @@ def test_a_bucket_whose_deadlines_were_all_called_off_hands_out_nothing():
         deadlines.discard(START_MS + 30_000, each)
     assert deadlines.pop(START_MS + 40_000) == []
     assert deadlines.next_ms == NEVER_MS
+
+
+def test_a_large_bucket_is_put_in_order_in_parts():
+    alarm = Alarm()
+    deadlines = Watched(alarm)
+    count = 5 * OPENED_MAX
+    for number in range(count):
+        deadlines.add(START_MS + 60_000, delivery(number, START_MS + 60_000))
+    popped: list[int] = []
+    while len(popped) < count:
+        deadlines.examined = 0
+        part = numbers(deadlines.pop(START_MS + 60_000, 100))
+        assert 0 < len(part) <= 100 or deadlines.examined
+        assert deadlines.examined <= OPENED_MAX
+        popped += part
+    assert popped == list(range(count))
+    assert deadlines.pop(START_MS + 60_000) == []
+
+
+def test_what_is_called_off_while_its_bucket_is_being_opened_is_not_due():
+    deadlines = due()
+    several = [delivery(number, START_MS + 60_000) for number in range(3 * OPENED_MAX)]
+    for each in several:
+        deadlines.add(START_MS + 60_000, each)
+    deadlines.pop(START_MS + 60_000, 1)
+    last, other = several[-1], several[-2]
+    deadlines.discard(last.due_at_ms, last)
+    last.due_at_ms = 0
+    deadlines.discard(other.due_at_ms, other)
+    other.due_at_ms = START_MS + 90_000
+    deadlines.add(other.due_at_ms, other)
+    while popped := deadlines.pop(START_MS + 60_000, 1_000):
+        assert last.number not in numbers(popped)
+        assert other.number not in numbers(popped)
+    assert numbers(deadlines.pop(START_MS + 90_000)) == [other.number]
+
+
+def test_what_falls_due_late_in_a_bucket_does_not_hide_what_is_due_first():
+    """A bucket is opened in parts: a part with nothing due does not end the search."""
+    deadlines = due()
+    start_ms = START_MS >> 10 << 10
+    for number in range(2 * OPENED_MAX):
+        deadlines.add(start_ms + 1_000, delivery(number, start_ms + 1_000))
+    deadlines.add(start_ms + 5, delivery(1_000_000, start_ms + 5))
+    assert numbers(deadlines.pop(start_ms + 5)) == [1_000_000]
 
 
 steps = st.lists(

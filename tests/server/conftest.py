@@ -65,8 +65,18 @@ class UnixEndpoint:
 class ServerInThread:
     """A frame server on an engine of its own, in an event loop of its own."""
 
-    def __init__(self, directory, *, clock=None, limits=None, engine=None, token=None, tls=None):
-        self.path = Path(directory) / "socket"
+    def __init__(
+        self,
+        directory,
+        *,
+        clock=None,
+        limits=None,
+        engine=None,
+        token=None,
+        tls=None,
+        socket=None,
+    ):
+        self.path = socket or Path(directory) / "socket"
         self.endpoint = UnixEndpoint(self.path)
         self.engine = engine or Engine(MemoryJournal(100_000), clock or ManualClock())
         self.failures = []

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.backends.remote.daemon import daemon_directory, running_pid
-from penstock.errors import StoreUnusable
+from penstock.backends.remote.daemon import SERVE, daemon_directory, running_pid
+from penstock.errors import StoreUnusable, UnavailableError
+from penstock.server import holder
 from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon
 
 NOBODY = 65_534
@@ -284,3 +286,20 @@ def test_a_user_who_cannot_read_the_token_is_refused_on_tcp(open_path):
             assert queues.names() == []
     finally:
         daemon.stop()
+
+
+# A holder that does not answer.
+
+
+def test_a_holder_that_neither_answers_nor_ends_is_named(store, monkeypatch):
+    monkeypatch.setattr(holder, "_ENDING_S_MAX", 0.1)
+    with penstock.connect(f"file:{store}?durability=os"):
+        pid = running_pid(store)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            taking = holder.StoreHolder(store, SERVE, other_owner=False)
+            with pytest.raises(UnavailableError, match=f"process {pid} holds it, and has neither"):
+                taking.take(lambda: pytest.fail("the store was opened"))
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -253,3 +253,18 @@ def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatc
     events = all_events([life.root / "store"], life.root / "archive")
     held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
     assert audited_elsewhere(events, held) == ({}, len(events))
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10, 11])
+def test_nothing_is_found_in_a_store_that_has_dropped_its_beginning(tmp_path, monkeypatch, seed):
+    """It lived through many snapshots, and its archive is not given: counts are exact all the same,
+    and a message that the engine does not have is missed."""
+    small_slices(monkeypatch)
+    life = Life(tmp_path, seed)
+    life.run(rounds=12)
+    events = all_events([life.root / "store"])
+    assert min(events["entry"].to_pylist()) > 100
+    held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
+    assert audited_elsewhere(events, held) == ({}, len(events))
+    found, _ = audited_elsewhere(events, {name: count - 1 for name, count in held.items()})
+    assert list(found.values()) == [{"nothing lost": len(held)}], "a queue was not compared"

@@ -23,6 +23,7 @@ from deltalake import DeltaTable
 import penstock
 from penstock import cli
 from penstock.backends.remote.daemon import stop_daemon
+from penstock.cli.lake import run as run_action
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
@@ -114,6 +115,8 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     ingest(spark, lake, store, archive)
     assert events_table(lake).rows() == len(seen)
     assert derive(spark, lake) == []
+    check_nothing_new(lake, life, monkeypatch, capsys)
+    ingest(spark, lake, store, archive)
     assert {each.name: version_of(lake, each.name) for each in TABLES} == before
 
     # Each queue balances with the engine's own count, and one that is off by one is told.
@@ -192,6 +195,60 @@ def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp
         found = sorted(map(repr, lake.table(each.name, each.schema).frame(spark).collect()))
         assert found == sorted(map(repr, select(spark, each, frames).collect()))
         assert len(found) > 100
+
+
+@pytest.mark.timeout(600)
+def test_a_store_that_dropped_its_beginning_before_the_first_run(
+    spark, tmp_path, monkeypatch, capsys
+):
+    """What lives is there with its body, counts are the engine's, and no check fails."""
+    small_slices(monkeypatch)
+    life = Life(tmp_path, 9)
+    life.run(rounds=12)
+    store = str(life.root / "store")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(spark, lake, store)
+    assert rows(lake.path / "events", "SELECT min(entry) > 100 FROM {table}") == [(True,)]
+    derive(spark, lake)
+    exact = exact_replay(life.root)
+    living = {
+        delivery.number: number
+        for number, queue in exact.queues.items()
+        for delivery in queue.deliveries.values()
+    }
+    found = rows(lake.path / "messages", "SELECT message, held_in_number, standing FROM {table}")
+    assert {message: held for message, held, standing in found if standing} == living
+    bodies = "SELECT DISTINCT message FROM {table} WHERE body IS NOT NULL"
+    assert set(living) <= {message for (message,) in rows(lake.path / "events", bodies)}
+    last = (
+        "SELECT queue_number, arg_max(messages, minute), min(messages) >= 0 FROM {table} GROUP BY 1"
+    )
+    for number, messages, never_negative in rows(lake.path / "depth", last):
+        assert never_negative
+        queue = exact.queues.get(number)
+        assert messages == (0 if queue is None else len(queue.deliveries))
+    names = rows(lake.path / "queue_status", "SELECT queue FROM {table}")
+    assert {name for (name,) in names} == {queue.name for queue in exact.queues.values()}
+    assert cli.main(["pipeline", "audit", "--lake", str(lake.path)]) == 0
+    assert "every check holds" in capsys.readouterr().out
+
+
+def check_nothing_new(lake, life, monkeypatch, capsys):
+    """A run answers without Spark, unless the journal no longer knows the lake as its reader."""
+
+    def stop(arguments):
+        raise Stopped
+
+    capsys.readouterr()
+    words = ["pipeline", "run", "--lake", str(lake.path), "--journal", str(life.root / "store")]
+    words += ["--archive", str(life.root / "archive")]
+    with monkeypatch.context() as patch:
+        patch.setattr(run_action, "open_spark", stop)
+        assert cli.main(words) == 0
+        assert "0 B behind" in capsys.readouterr().out
+        readers.forget(life.root / "store", reader_name(lake))
+        with pytest.raises(Stopped):
+            cli.main(words)
 
 
 def check_sql(lake, kinds, capsys):

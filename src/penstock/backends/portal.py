@@ -1,8 +1,8 @@
-"""A blocking face for services that are asyncio inside: one thread, one event loop, many callers.
+"""The blocking face of a service that is written for asyncio: one thread with an event loop.
 
-    caller → line → (one wake-up for all who stand in it) → loop → caller's own lock
+    caller → waiting requests → (one wake-up of the loop for all of them) → loop → caller's own lock
 
-Adapters to other people's queues are written once, for asyncio; this is how `connect` uses them.
+Adapters to other queue systems are written once, for asyncio; `connect` uses them through this.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ R = TypeVar("R")
 
 
 class _Request:
+    """A call of one thread; `done` is a lock that is held until the reply is there."""
+
     __slots__ = ("coroutine", "done", "error", "reply", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -39,7 +41,7 @@ class Portal:
     def __init__(self, open_service: Callable[[], Awaitable[AsyncQueueService]]) -> None:
         """Opens the service in a loop of its own. Raises what opening it raises."""
         self._loop = asyncio.new_event_loop()
-        self._line: deque[_Request] = deque()
+        self._waiting: deque[_Request] = deque()
         self._pid = os.getpid()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,7 +52,7 @@ class Portal:
         except BaseException:
             self._end_loop()
             raise
-        # What this one service cannot do, in the place where every service says it.
+        # A class attribute of services; here it depends on the service inside.
         vars(self)["LACKS"] = self._service.LACKS
         self.redrive_max = self._service.redrive_max
 
@@ -75,10 +77,10 @@ class Portal:
                 raise EngineClosed("this service was closed")
             raise BackendLost("this process was forked from the one that connected: connect anew")
         request = _Request(coroutine)
-        self._line.append(request)
-        # Whoever stands first wakes the loop; the others are in time for that.
+        self._waiting.append(request)
+        # Only the first wakes the loop: the others are found by the same wake-up.
         with suppress(IndexError):
-            if self._line[0] is request:
+            if self._waiting[0] is request:
                 self._loop.call_soon_threadsafe(self._take_all)
         try:
             request.done.acquire()
@@ -90,9 +92,9 @@ class Portal:
         return request.reply
 
     def _take_all(self) -> None:
-        line = self._line
-        while line:
-            request = line.popleft()
+        waiting = self._waiting
+        while waiting:
+            request = waiting.popleft()
             request.task = self._loop.create_task(_finish(request))
             self._tasks.add(request.task)
             request.task.add_done_callback(self._tasks.discard)

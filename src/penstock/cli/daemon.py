@@ -1,25 +1,26 @@
-"""`penstock daemon status|stop|run PATH`: the process that serves a data directory on this host."""
+"""`penstock daemon status|stop|run PATH`: the process that holds a data directory."""
 
 import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from contextlib import suppress
 from typing import Any
 
-from penstock.backends.remote.daemon import stop_daemon
+from penstock.backends.remote.daemon import SERVE, stop_daemon
 from penstock.backends.remote.starting import daemon_status
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age
-from penstock.errors import StoreUnusable
+from penstock.errors import StoreUnusable, UnavailableError
 from penstock.url import read_url
 
 NONE_RUNS = 1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    status = actions.add_parser("status", help="tell whether one runs, and how it is")
-    stop = actions.add_parser("stop", help="have it finish and end")
+    status = actions.add_parser("status", help="show the process that holds the directory")
+    stop = actions.add_parser("stop", help="stop that process")
     for action in (status, stop):
         action.add_argument("path", metavar="PATH", help="the data directory, or its file: URL")
     stop.add_argument(
@@ -27,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="for how long it may take (default: %(default)g)",
+        help="wait so long for its end (default: %(default)g)",
     )
-    run = actions.add_parser("run", help="run one here, until it is interrupted")
+    run = actions.add_parser("run", help="run a daemon here, until it is interrupted")
     from penstock.server.daemon import add_arguments as add_daemon_arguments
 
     add_daemon_arguments(run)
@@ -39,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Tells about the daemon, ends it, or is it."""
+    """Shows the process that holds the directory, stops it, or runs a daemon."""
     arguments.path = _path(arguments.path)
     if arguments.action == "run":
         from penstock.server.daemon import Starter, run_daemon
@@ -59,34 +60,49 @@ def _path(given: str) -> str:
 
 
 def _stop(session: Session, arguments: Namespace) -> int:
+    name = _name_of_holder(arguments.path)
     pid = stop_daemon(arguments.path, arguments.wait)
     if pid is None:
-        return _tell_none(session, arguments)
+        return _show_none(session, arguments)
     result = {"path": arguments.path, "running": False, "stopped": pid}
-    session.tell(arguments, result, f"stopped the daemon of {arguments.path}, process {pid}")
+    session.tell(arguments, result, f"stopped {name} of {arguments.path}, process {pid}")
     return 0
+
+
+def _name_of_holder(path: str) -> str:
+    with suppress(UnavailableError):
+        status = daemon_status(path, timeout_s=1.0)
+        if status is not None and status["holder"] == SERVE:
+            return "penstock serve"
+    return "the daemon"
 
 
 def _status(session: Session, arguments: Namespace) -> int:
     status = daemon_status(arguments.path)
     if status is None:
-        return _tell_none(session, arguments)
+        return _show_none(session, arguments)
     result = {"path": arguments.path, "running": True, **status}
     session.tell(arguments, result, _as_text(arguments.path, status))
     return 0
 
 
-def _tell_none(session: Session, arguments: Namespace) -> int:
+def _show_none(session: Session, arguments: Namespace) -> int:
     result = {"path": arguments.path, "running": False}
     session.tell(arguments, result, f"no daemon runs for {arguments.path}")
     return NONE_RUNS
+
+
+def _shown_process(status: dict[str, Any]) -> tuple[str, str]:
+    if status["holder"] != SERVE:
+        return "daemon", f"runs as process {status['pid']}"
+    return "serve", f"holds the store as process {status['pid']}, at {status['endpoint']}"
 
 
 def _as_text(path: str, status: dict[str, Any]) -> str:
     trouble = status.get("housekeeping_error")
     return labelled(
         [
-            ("daemon", f"runs as process {status['pid']}"),
+            _shown_process(status),
             ("store", path),
             ("socket", status["socket"]),
             ("for", show_age(round(status["up_s"] * 1_000))),

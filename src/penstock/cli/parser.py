@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
-from penstock.cli.session import URL_VARIABLE, Session, UsageError
+from penstock.cli.session import Session, UsageError
+from penstock.settings import URL_VARIABLE
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
@@ -45,11 +46,11 @@ exit status:
   2  usage: wrong arguments, or a file that cannot be read or written
   3  the request is wrong (RequestError): no such queue, a limit, a stale receipt
   4  the store cannot answer now (UnavailableError): try again later
-  5  the peer does not speak our language (ProtocolError)
+  5  the peer does not speak Penstock's protocol (ProtocolError)
   6  the store cannot be trusted or opened (JournalError)
   7  the address to listen on is taken (AddressInUse): choose another port
   8  another process holds the data directory (StoreInUse): use it there
-  130 interrupted, 141 the reader of our output went away
+  130 interrupted, 141 the program that read the output has ended
 
 durations: 30, 1.5, 30s, 5m, 2h, 4d      sizes: 256, 64KiB, 1MiB
 memory: lives only as long as the process; use it with penstock shell --url memory:

@@ -1,7 +1,9 @@
 """`penstock serve`: an SQS endpoint on this machine, its messages kept in a directory."""
 
 import os
+import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = (
     ("--data", "DIR", "where messages are kept (default: ./penstock-data)"),
-    ("--store", "URL", "another store: memory: or file:PATH"),
+    ("--store", "URL", "another store, as --url: memory:, file:PATH, penstock://HOST:PORT …"),
     ("--durability", "MODE", "what an answer promises: sync (default), interval or os"),
     ("--host", "ADDRESS", "where to listen (default: 127.0.0.1)"),
     ("--region", "NAME", "the region whose queues have bare names (default: us-east-1)"),
@@ -57,6 +59,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="listen for others without encryption",
     )
     parser.add_argument(
+        "--insecure-other-owner",
+        action="store_true",
+        default=None,
+        help="serve a data directory of another user (root can)",
+    )
+    parser.add_argument(
         "--aws-limits",
         action="store_true",
         default=None,
@@ -76,9 +84,15 @@ def run(session: Session, arguments: Namespace) -> int:
         flag[2:].replace("-", "_"): getattr(arguments, flag[2:].replace("-", "_"))
         for flag, _, _ in _PLAIN
     }
+    _take_url(arguments, given)
     for name in ("port", "deleted_window", "purged_window"):
         given[name] = getattr(arguments, name)
-    for name in ("aws_limits", "insecure_without_keys", "insecure_without_tls"):
+    for name in (
+        "aws_limits",
+        "insecure_without_keys",
+        "insecure_without_tls",
+        "insecure_other_owner",
+    ):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host
     if arguments.key:
@@ -87,8 +101,32 @@ def run(session: Session, arguments: Namespace) -> int:
     # Imported here: the settings are checked, and refused, without loading a server.
     from penstock.server.run import run_until_stopped
 
-    run_until_stopped(settings, _tell)
+    show = partial(_show_json, session) if arguments.json else _tell
+    run_until_stopped(settings, show)
     return 0
+
+
+def _take_url(arguments: Namespace, given: dict[str, Any]) -> None:
+    """Has --url mean the store. Raises UsageError if the store is named twice."""
+    named = [name for name in ("data", "store", "url") if getattr(arguments, name) is not None]
+    if len(named) > 1:
+        flags = " and ".join(f"--{name}" for name in named)
+        raise UsageError(f"{flags} each say where the store is; give one of them")
+    if arguments.url is not None:
+        given["store"] = arguments.url
+
+
+def _show_json(session: Session, running: "Running") -> None:
+    """Prints where the server is as one line of JSON."""
+    session.tell_json(
+        {
+            "url": running.url,
+            "store": running.store.url,
+            "pid": os.getpid(),
+            "socket": running.store.socket_path,
+        }
+    )
+    sys.stdout.flush()
 
 
 def _tell(running: "Running") -> None:

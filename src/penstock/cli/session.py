@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from penstock import Queues, connect
+from penstock.settings import URL_VARIABLE
 
-URL_VARIABLE: Final = "PENSTOCK_URL"
 NO_URL: Final = (
     f"no store was named: give --url URL or set {URL_VARIABLE} "
     "(memory: lasts as long as the process: try it with penstock shell --url memory:)"

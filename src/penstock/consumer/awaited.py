@@ -25,7 +25,7 @@ class AsyncQueueCalls(Protocol):
     async def delete(self, claim: Claim) -> bool: ...
 
 
-class AsyncKeeper:
+class AsyncClaimKeeper:
     """Holds one claim at a time in a task of its own: extends it, or releases it if abandoned."""
 
     def __init__(self, queues: AsyncQueueCalls, times: HoldTimes, options: ConsumerOptions) -> None:
@@ -106,7 +106,7 @@ class AsyncConsumer:
         options.check()
         self._queues = queues
         self._options = options
-        self._keeper: AsyncKeeper | None = None
+        self._keeper: AsyncClaimKeeper | None = None
         self._claim: Claim | None = None
         self._is_stopped = False
 
@@ -160,13 +160,13 @@ class AsyncConsumer:
                 return None
         return None
 
-    async def _make_keeper(self) -> AsyncKeeper:
+    async def _make_keeper(self) -> AsyncClaimKeeper:
         visibility = self._options.visibility
         if visibility is None:
             settings = (await self._queues.describe(self._options.queue)).settings
             visibility = visibility_of(settings.visibility_ms)
         times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
-        self._keeper = AsyncKeeper(self._queues, times, self._options)
+        self._keeper = AsyncClaimKeeper(self._queues, times, self._options)
         return self._keeper
 
     async def _succeed(self) -> None:

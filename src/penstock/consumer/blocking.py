@@ -26,7 +26,7 @@ class QueueCalls(Protocol):
     def delete(self, claim: Claim) -> bool: ...
 
 
-class Keeper:
+class ClaimKeeper:
     """Holds one claim at a time in a thread of its own: extends it, or releases it if abandoned."""
 
     def __init__(self, queues: QueueCalls, times: HoldTimes, options: ConsumerOptions) -> None:
@@ -120,7 +120,7 @@ class Consumer:
         options.check()
         self._queues = queues
         self._options = options
-        self._keeper: Keeper | None = None
+        self._keeper: ClaimKeeper | None = None
         self._claim: Claim | None = None
         self._is_stopped = False
 
@@ -174,13 +174,13 @@ class Consumer:
                 return None
         return None
 
-    def _make_keeper(self) -> Keeper:
+    def _make_keeper(self) -> ClaimKeeper:
         visibility = self._options.visibility
         if visibility is None:
             settings = self._queues.describe(self._options.queue).settings
             visibility = visibility_of(settings.visibility_ms)
         times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
-        self._keeper = Keeper(self._queues, times, self._options)
+        self._keeper = ClaimKeeper(self._queues, times, self._options)
         return self._keeper
 
     def _succeed(self) -> None:

@@ -1,60 +1,122 @@
 """What becomes due when: deadlines in buckets of about a second, so that waiting costs nothing.
 
-Far deadlines lie in one dict a bucket, where adding and discarding are O(1) and leave nothing
-behind. Only when a bucket's time comes are its deadlines put in exact order (the near heap).
-Entries of the near heap are not removed when a deadline is called off; `pop` hands them out all
-the same, and the caller asks the delivery whether it still means it.
+Each queue has an index of its own for each kind of instant (`Due`); the `Alarm` shared by all of
+them knows which one has something due first. Far instants lie in one dict a bucket, where adding
+and discarding are O(1) and leave nothing behind. Only when a bucket's time comes are its
+deliveries put in exact order, in a heap (`_near`).
+
+A bucket may hold a million deliveries, so it is opened some thousands at a time, in the order in
+which they were added. What is due then comes out in exact order within each such part.
+
+Once a bucket is being opened, an instant that is called off is not removed from it: `pop` may
+return deliveries that are not due any more, and the caller must compare the instant with the
+delivery's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final
 
 from penstock.core.delivery import Delivery
+from penstock.core.discards import Container, Discards
 
 NEVER_MS: Final = 1 << 62
 BUCKET_BITS: Final = 10
 SMALL_BYTES_MAX: Final = 4_096
+# How many deliveries of a bucket are put in order at once, and how many of them cost as much as
+# taking one out and settling it.
+OPENED_MAX: Final = 4_096
+_OPENED_PER_POPPED: Final = 16
+# What an appointment is for.
+DEADLINE: Final = 0
+EXPIRY: Final = 1
+RETENTION: Final = 2
+
+# When, the number of the first message then (0 if not known yet), the queue, and what is due.
+Appointment = tuple[int, int, int, int]
+NO_APPOINTMENT: Final[Appointment] = (NEVER_MS, 0, 0, 0)
 
 
 class Alarm:
-    """The first instant at which any of several things may be due; never later than it should."""
+    """Which queue has something due next, and when; `next_ms` is never later than it should be.
 
-    __slots__ = ("next_ms",)
+    An appointment that was replaced by an earlier one stays in the heap; it is out of date, and can
+    be told from the valid one by the instant (`noted_ms`) that its queue remembers.
+    """
+
+    __slots__ = ("heap", "next_ms")
 
     def __init__(self) -> None:
+        self.heap: list[Appointment] = []
         self.next_ms = NEVER_MS
+
+    def add(self, appointment: Appointment) -> None:
+        """Notes that something is due; lowers `next_ms` to its instant."""
+        heappush(self.heap, appointment)
+        if appointment[0] < self.next_ms:
+            self.next_ms = appointment[0]
 
 
 class Due:
-    """Deliveries by an instant of theirs; lowers the alarm to the first one."""
+    """The deliveries of one queue by an instant of theirs."""
 
-    __slots__ = ("_alarm", "_buckets", "_instant", "_near", "_opened", "_starts")
+    __slots__ = (
+        "_alarm",
+        "_buckets",
+        "_discards",
+        "_instant",
+        "_kind",
+        "_near",
+        "_opened",
+        "_opening",
+        "_queue",
+        "_rest",
+        "_starts",
+        "is_spent",
+        "noted_ms",
+    )
 
-    def __init__(self, instant: Callable[[Delivery], int], alarm: Alarm) -> None:
+    def __init__(
+        self,
+        queue: int,
+        kind: int,
+        instant: Callable[[Delivery], int],
+        alarm: Alarm,
+        discards: Discards,
+    ) -> None:
+        self._queue = queue
+        self._kind = kind
         self._instant = instant
         self._alarm = alarm
+        self._discards = discards
         self._buckets: dict[int, dict[int, Delivery]] = {}
         self._starts: list[int] = []
         self._near: list[tuple[int, int, Delivery]] = []
+        # The last bucket whose time has come, and what is not in the heap of it yet.
         self._opened = -1
+        self._opening: dict[int, Delivery] = {}
+        self._rest: Iterator[Delivery] = iter(())
+        # The instant with the alarm that stands for this index; earlier ones are out of date.
+        self.noted_ms = NEVER_MS
+        # Whether the last `pop` was ended by its limit.
+        self.is_spent = False
 
     def add(self, at_ms: int, delivery: Delivery) -> None:
         """Notes that the delivery is due at that instant."""
         key = at_ms >> BUCKET_BITS
-        if key <= self._opened:
-            heappush(self._near, (at_ms, delivery.number, delivery))
-            if at_ms < self._alarm.next_ms:
-                self._alarm.next_ms = at_ms
-            return
         bucket = self._buckets.get(key)
-        if bucket is None:
+        if bucket is not None:
+            bucket[delivery.number] = delivery
+        elif key <= self._opened:
+            heappush(self._near, (at_ms, delivery.number, delivery))
+            if at_ms < self.noted_ms:
+                self._note(at_ms, delivery.number)
+        else:
             self._buckets[key] = {delivery.number: delivery}
             heappush(self._starts, key)
-            if key << BUCKET_BITS < self._alarm.next_ms:
-                self._alarm.next_ms = key << BUCKET_BITS
-        else:
-            bucket[delivery.number] = delivery
+            if key << BUCKET_BITS < self.noted_ms:
+                self._note(key << BUCKET_BITS, 0)
 
     def add_all(self, at_ms: int, deliveries: list[Delivery]) -> None:
         """Notes that all of these are due at that instant."""
@@ -62,12 +124,12 @@ class Due:
             self.add(at_ms, delivery)
             bucket = self._buckets.get(at_ms >> BUCKET_BITS)
             if bucket is not None:
-                # The first has made the bucket, and lowered the alarm if need be.
+                # The first has made the bucket, and noted it with the alarm if need be.
                 bucket.update({each.number: each for each in deliveries})
                 return
 
     def discard(self, at_ms: int, delivery: Delivery) -> None:
-        """Forgets a deadline noted before."""
+        """Forgets an instant noted before."""
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)
         if bucket is not None:
             bucket.pop(delivery.number, None)
@@ -75,23 +137,99 @@ class Due:
             if not bucket and bucket.__sizeof__() > SMALL_BYTES_MAX:
                 bucket.clear()
 
-    def pop(self, now_ms: int, limit: int = NEVER_MS) -> list[tuple[int, Delivery]]:
-        """Takes out what is due, earliest first, with the instant each was noted for."""
-        while self._starts and self._starts[0] << BUCKET_BITS <= now_ms:
-            self._opened = heappop(self._starts)
-            bucket = self._buckets.pop(self._opened)
-            self._near.extend([(self._instant(d), number, d) for number, d in bucket.items()])
-            heapify(self._near)
+    def pop(
+        self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
+    ) -> list[tuple[int, Delivery]]:
+        """Takes out what is due, earliest first, with the instant each was noted for.
+
+        At most `limit` deliveries, or fewer if many had to be put in order first; and none after
+        `until`, which is for something else.
+        """
         due: list[tuple[int, Delivery]] = []
         near = self._near
-        while near and near[0][0] <= now_ms and len(due) < limit:
-            at_ms, _, delivery = heappop(near)
-            due.append((at_ms, delivery))
+        work = 0
+        self.is_spent = False
+        while True:
+            if len(due) + work >= limit:
+                self.is_spent = True
+                break
+            is_ready = bool(near) and near[0][0] <= now_ms
+            if not (is_ready and len(near) >= OPENED_MAX) and self._has_unopened(now_ms):
+                work += self._open() // _OPENED_PER_POPPED
+            elif is_ready and self._is_before(near[0], until):
+                at_ms, _, delivery = heappop(near)
+                due.append((at_ms, delivery))
+            else:
+                break
         return due
+
+    def _is_before(self, entry: tuple[int, int, Delivery], until: Appointment) -> bool:
+        at_ms, number, _ = entry
+        return at_ms < until[0] or (at_ms, number, self._queue, self._kind) <= until
+
+    def _has_unopened(self, now_ms: int) -> bool:
+        """Whether a bucket whose time has come is not all in order yet."""
+        starts = self._starts
+        return bool(self._opening) or (bool(starts) and starts[0] << BUCKET_BITS <= now_ms)
+
+    def _open(self) -> int:
+        """Puts the next deliveries of the first bucket into the heap; how many there were."""
+        if not self._opening:
+            self._opened = heappop(self._starts)
+            # Nothing is added to it or removed from it any more, so it can be walked in parts.
+            self._opening = self._buckets.pop(self._opened)
+            self._rest = iter(self._opening.values())
+        part = list(islice(self._rest, OPENED_MAX))
+        if len(part) < OPENED_MAX:
+            self._discards.add(self._opening)
+            self._opening = {}
+        instant, opened = self._instant, self._opened
+        entries = [
+            (at_ms, each.number, each)
+            for each in part
+            # One that was called off, or put off, since the bucket was opened is left out.
+            if (at_ms := instant(each)) >> BUCKET_BITS == opened
+        ]
+        near = self._near
+        if len(near) < 2 * len(entries):
+            near.extend(entries)
+            heapify(near)
+        else:
+            for entry in entries:
+                heappush(near, entry)
+        return len(part)
+
+    def note_next(self, now_ms: int) -> None:
+        """Notes with the alarm what is due next.
+
+        If the last `pop` was ended by its limit, what is still due is put behind all that is due by
+        now elsewhere.
+        """
+        at_ms, number = NEVER_MS, 0
+        if self._near and (self._near[0][0] <= now_ms or not self._opening):
+            at_ms, number, _ = self._near[0]
+        elif self._opening:
+            at_ms = self._opened << BUCKET_BITS
+        elif self._starts:
+            at_ms = self._starts[0] << BUCKET_BITS
+        if self.is_spent and at_ms < now_ms:
+            at_ms, number = now_ms, 0
+        self.noted_ms = NEVER_MS
+        if at_ms < NEVER_MS:
+            self._note(at_ms, number)
+
+    def _note(self, at_ms: int, number: int) -> None:
+        self.noted_ms = at_ms
+        self._alarm.add((at_ms, number, self._queue, self._kind))
 
     @property
     def next_ms(self) -> int:
         """No later than the first instant noted."""
-        if self._near:
-            return self._near[0][0]
-        return self._starts[0] << BUCKET_BITS if self._starts else NEVER_MS
+        first_ms = self._near[0][0] if self._near else NEVER_MS
+        if self._opening:
+            return min(first_ms, self._opened << BUCKET_BITS)
+        return min(first_ms, self._starts[0] << BUCKET_BITS if self._starts else NEVER_MS)
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield from (self._near, self._opening, self._buckets)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.delivery import Delivery, size_bytes
-from penstock.core.events import AnyEvent, Claimed
+from penstock.core.events import AnyEvent, Claimed, Expired
 from penstock.core.visible import FifoOrder
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
 from penstock.service import PULL_LIMIT_MAX, VISIBILITY_MS_MAX, Pull, check_id, check_number
@@ -61,13 +61,19 @@ def pull(
     if settings.in_flight_max is not None:
         limit = min(limit, _room_in_flight(queue, settings.in_flight_max))
     deadline_ms = now_ms + visibility_ms
-    if limit > 1 and _is_plain(queue, command):
+    # While much is being settled, some messages may be too old that are still in line.
+    checks_age = shard.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
+    if limit == 1 and not checks_age and not settings.fifo and settings.max_receives is None:
+        return _take_one(queue, command, now_ms, deadline_ms, events, load)
+    if limit > 1 and not checks_age and _is_plain(queue, command):
         claims, is_done = _take_plain(queue, command, limit, now_ms, deadline_ms, events, load)
         if is_done:
             return claims
     else:
         claims = []
-    return _take(shard, queue, command, limit, now_ms, deadline_ms, events, load, claims)
+    return _take(
+        shard, queue, command, limit, now_ms, deadline_ms, events, load, claims, checks_age
+    )
 
 
 def _claims_of_attempt(queue: "QueueState", attempt_id: str, now_ms: int) -> list[Delivery] | None:
@@ -96,6 +102,38 @@ def _is_plain(queue: "QueueState", command: Pull) -> bool:
         or queue.settings.max_receives is not None
         or (command.bytes_max is not None and queue.stored_bytes > command.bytes_max)
     )
+
+
+def _take_one(
+    queue: "QueueState",
+    command: Pull,
+    now_ms: int,
+    deadline_ms: int,
+    events: list[AnyEvent],
+    load: Load | None,
+) -> list[Delivery]:
+    """Claims one message of a standard queue without dead letters: `_take` for the usual pull."""
+    delivery = queue.order.take(queue.in_flight)
+    if delivery is None:
+        return []
+    if load is not None:
+        try:
+            load(delivery)
+        except BaseException:
+            queue.order.come_back(delivery)
+            raise
+    event = Claimed(
+        now_ms,
+        queue.number,
+        delivery.number,
+        delivery.epoch + 1,
+        deadline_ms,
+        command.attempt_id,
+        command.holder,
+    )
+    queue.lend(delivery, event)
+    events.append(event)
+    return [delivery]
 
 
 def _take_plain(
@@ -142,6 +180,7 @@ def _take(
     events: list[AnyEvent],
     load: Load | None,
     claims: list[Delivery],
+    checks_age: bool,
 ) -> list[Delivery]:
     """Claims messages one by one until there are `limit` of them, or no more to be had."""
     order = queue.order
@@ -152,6 +191,10 @@ def _take(
         delivery = order.take(queue.in_flight)
         if delivery is None:
             break
+        if checks_age and queue.is_expired(delivery, now_ms):
+            events.append(Expired(now_ms, queue.number, delivery.number))
+            shard.apply(events[-1])
+            continue
         # A message may be over its limit here if the limit was lowered while it waited.
         if max_receives is not None and queue.is_dead(delivery):
             moved = shard.decide_dead_letter(delivery, now_ms)

@@ -16,6 +16,7 @@ choose is to take out of line, so a pull takes and lends at once, and `claimed` 
 import hashlib
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final, cast
 
 from penstock.core.delivery import (
@@ -31,7 +32,8 @@ from penstock.core.delivery import (
     receives,
     size_bytes,
 )
-from penstock.core.due import Due
+from penstock.core.discards import Discards
+from penstock.core.due import DEADLINE, EXPIRY, Alarm, Due
 from penstock.core.events import (
     Claimed,
     ClaimExpired,
@@ -45,6 +47,7 @@ from penstock.core.events import (
     Released,
 )
 from penstock.core.receipts import Ticket
+from penstock.core.retention import Retention
 from penstock.core.runs import Run
 from penstock.core.visible import FifoOrder, StandardOrder
 from penstock.core.window import Key, Window
@@ -67,6 +70,7 @@ from penstock.service import (
 ATTEMPT_WINDOW_MS: Final = 14 * DAY_MS
 ATTEMPTS_MAX: Final = 10_000
 DEDUPS_MAX: Final = 10_000_000
+_RELEASED_MAX: Final = 1_024
 _BYTES: Final = {bytes}
 
 
@@ -74,21 +78,25 @@ class QueueState:
     """A queue's messages, their order and their counts."""
 
     __slots__ = (
+        "_alarm",
         "_attempts_open",
-        "_deadlines",
-        "_expiries",
+        "_discards",
+        "_knows_releases",
+        "_released",
         "attempts",
         "configured_at_ms",
         "created_at_ms",
+        "deadlines",
         "dedups",
         "delayed",
         "deliveries",
+        "expiries",
         "in_flight",
         "lowest_moved",
         "name",
         "number",
         "order",
-        "retention_check_ms",
+        "retention",
         "settings",
         "stored_bytes",
     )
@@ -99,8 +107,8 @@ class QueueState:
         name: str,
         settings: QueueSettings,
         created_at_ms: int,
-        deadlines: Due,
-        expiries: Due,
+        alarm: Alarm,
+        discards: Discards,
     ) -> None:
         self.number = number
         self.name = name
@@ -115,14 +123,26 @@ class QueueState:
         self.stored_bytes = 0
         # No message that came from another queue ever had a lower number than this.
         self.lowest_moved = 1 << 62
-        self.retention_check_ms = 0
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
         # The claims of an attempt: message numbers and their epochs then.
         self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
         # Those that may not be over yet: of the others only the id need be remembered.
         self._attempts_open: deque[dict[int, int]] = deque()
-        self._deadlines = deadlines
-        self._expiries = expiries
+        # The last epochs of messages that were released, to tell a stale receipt's holder why; no
+        # part of the state. Not all of them are there if there were many, or after a restart.
+        self._released: dict[int, int] = {}
+        self._knows_releases = True
+        self._alarm = alarm
+        self._discards = discards
+        self.retention = Retention(alarm)
+        self.deadlines = self._no_deadlines()
+        self.expiries = self._no_expiries()
+
+    def _no_deadlines(self) -> Due:
+        return Due(self.number, DEADLINE, attrgetter("due_at_ms"), self._alarm, self._discards)
+
+    def _no_expiries(self) -> Due:
+        return Due(self.number, EXPIRY, attrgetter("expires_at_ms"), self._alarm, self._discards)
 
     def _empty_order(self) -> StandardOrder | FifoOrder:
         return FifoOrder() if self.settings.fifo else StandardOrder()
@@ -131,6 +151,20 @@ class QueueState:
     def visible(self) -> int:
         """How many messages could be pulled now, groups permitting."""
         return len(self.deliveries) - self.in_flight - self.delayed
+
+    def noted_ms(self, kind: int) -> int:
+        """When something of this kind may be due next, by the alarm."""
+        if kind == DEADLINE:
+            return self.deadlines.noted_ms
+        return self.expiries.noted_ms if kind == EXPIRY else self.retention.noted_ms
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether anything in this queue may be due."""
+        return self.deadlines.noted_ms <= now_ms or self.may_be_outlived(now_ms)
+
+    def may_be_outlived(self, now_ms: int) -> bool:
+        """Whether there may be messages here that are too old and not settled yet."""
+        return self.expiries.noted_ms <= now_ms or self.retention.noted_ms <= now_ms
 
     # Deciding: nothing below changes anything until the next comment of this kind.
 
@@ -265,12 +299,23 @@ class QueueState:
         if may_be_late and delivery.epoch == ticket.epoch and delivery.state == VISIBLE:
             return delivery
         if delivery.epoch != ticket.epoch or delivery.state != IN_FLIGHT:
-            how = "it was claimed again" if delivery.epoch != ticket.epoch else "it ran out"
             raise StaleReceipt(
-                f"receipt: claim {ticket.epoch} of this message has ended ({how}); "
+                f"receipt: claim {ticket.epoch} of this message has ended "
+                f"({self._how_it_ended(delivery, ticket.epoch)}); "
                 "pull the message again for a new receipt"
             )
         return delivery
+
+    def _how_it_ended(self, delivery: Delivery, epoch: int) -> str:
+        if delivery.epoch != epoch:
+            return "the message was claimed again"
+        if delivery.move is not None and delivery.move.epoch >= epoch:
+            return "the message was moved to another queue, and is back"
+        if delivery.state == DELAYED or self._released.get(delivery.number) == epoch:
+            return "it was released"
+        if self._knows_releases:
+            return "its visibility ran out"
+        return "its visibility ran out, or it was released some time ago"
 
     def is_expired(self, delivery: Delivery, now_ms: int) -> bool:
         """Whether the message has outlived its TTL or the queue's retention."""
@@ -289,7 +334,9 @@ class QueueState:
         if self._is_over(epochs):
             return []
         found = [self.deliveries[number] for number in epochs]
-        return found if all(each.state == IN_FLIGHT for each in found) else []
+        # A claim whose deadline has passed is over, though it may not be settled yet.
+        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in found)
+        return found if live else []
 
     def _is_over(self, epochs: dict[int, int]) -> bool:
         """Whether one of these claims has ended for good, so that they never all live again."""
@@ -328,7 +375,7 @@ class QueueState:
         self.stored_bytes += event.size_bytes
         if event.expires_at_ms:
             delivery.expires_at_ms = event.expires_at_ms
-            self._expiries.add(event.expires_at_ms, delivery)
+            self.expiries.add(event.expires_at_ms, delivery)
         return delivery
 
     def claimed(self, event: Claimed) -> None:
@@ -345,7 +392,7 @@ class QueueState:
         if not delivery.first_claimed_at_ms:
             delivery.first_claimed_at_ms = event.at_ms
         self.in_flight += 1
-        self._deadlines.add(event.deadline_ms, delivery)
+        self.deadlines.add(event.deadline_ms, delivery)
         if delivery.group is not None:
             self.order.claimed(delivery.group, delivery)
         if event.attempt_id is not None:
@@ -362,7 +409,7 @@ class QueueState:
             if not delivery.first_claimed_at_ms:
                 delivery.first_claimed_at_ms = at_ms
         self.in_flight += len(deliveries)
-        self._deadlines.add_all(deadline_ms, deliveries)
+        self.deadlines.add_all(deadline_ms, deliveries)
         queue = self.number
         return [
             Claimed(at_ms, queue, each.number, each.epoch, deadline_ms, None, holder)
@@ -396,7 +443,7 @@ class QueueState:
 
     def _end_claim(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         self.in_flight -= 1
         return delivery
@@ -405,12 +452,12 @@ class QueueState:
         delivery.state = DELAYED
         delivery.due_at_ms = until_ms
         self.delayed += 1
-        self._deadlines.add(until_ms, delivery)
+        self.deadlines.add(until_ms, delivery)
 
     def delay_ended(self, event: DelayEnded) -> None:
         """A delayed message is visible."""
         delivery = self.deliveries[event.number]
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         delivery.state = VISIBLE
         self.delayed -= 1
@@ -433,14 +480,20 @@ class QueueState:
                 self.order.claimed(delivery.group, delivery)
             self.order.leave(delivery)
         else:
-            self._deadlines.discard(delivery.due_at_ms, delivery)
+            self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = event.deadline_ms
-        self._deadlines.add(event.deadline_ms, delivery)
+        self.deadlines.add(event.deadline_ms, delivery)
 
     def returned(self, event: Released | ClaimExpired) -> Delivery:
         """A claim ended and its message comes back: to its place, or delayed first."""
         delivery = self._end_claim(event.number)
-        until_ms = event.visible_at_ms if isinstance(event, Released) else 0
+        until_ms = 0
+        if isinstance(event, Released):
+            until_ms = event.visible_at_ms
+            if len(self._released) >= _RELEASED_MAX:
+                self._released.clear()
+                self._knows_releases = False
+            self._released[event.number] = event.epoch
         if until_ms:
             self._hide(delivery, until_ms)
         else:
@@ -452,11 +505,30 @@ class QueueState:
             self.order.come_back(delivery)
         return delivery
 
+    def delete_held(self, ticket: Ticket, now_ms: int) -> Deleted | None:
+        """Ends the message of a claim that lives, at once: what most deletes do.
+
+        The fast path of `ShardState.decide_delete` and `apply`, which decide all other cases: None,
+        and nothing has changed, if this is one of them.
+        """
+        delivery = self.deliveries.get(ticket.number)
+        if (
+            delivery is None
+            or delivery.epoch != ticket.epoch
+            or delivery.state != IN_FLIGHT
+            or delivery.due_at_ms <= now_ms
+            or ticket.queue != self.number
+        ):
+            return None
+        event = Deleted(now_ms, self.number, ticket.number, ticket.epoch)
+        self.deleted(event)
+        return event
+
     def deleted(self, event: Deleted | Lost) -> None:
         """The holder is done with the message, or there is nothing left of it to hold."""
         # `_end_claim` and `_discharge` in one: every message comes through here.
         delivery = self.deliveries.pop(event.number)
-        self._deadlines.discard(delivery.due_at_ms, delivery)
+        self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
         delivery.state = GONE
         self.in_flight -= 1
@@ -466,9 +538,11 @@ class QueueState:
         else:
             self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
-            self._expiries.discard(delivery.expires_at_ms, delivery)
+            self.expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:
             self.order.unclaimed(delivery.group, delivery)
+        if delivery.rank <= self.retention.rank:
+            self.retention.passed -= 1
 
     def expired(self, event: Expired) -> None:
         """The message outlived its welcome while nobody held it."""
@@ -481,7 +555,7 @@ class QueueState:
     def _withdraw(self, number: int) -> Delivery:
         delivery = self.deliveries[number]
         if delivery.state == DELAYED:
-            self._deadlines.discard(delivery.due_at_ms, delivery)
+            self.deadlines.discard(delivery.due_at_ms, delivery)
             delivery.due_at_ms = 0
             self.delayed -= 1
         delivery.state = GONE
@@ -493,7 +567,9 @@ class QueueState:
         del self.deliveries[delivery.number]
         self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
-            self._expiries.discard(delivery.expires_at_ms, delivery)
+            self.expiries.discard(delivery.expires_at_ms, delivery)
+        if delivery.rank <= self.retention.rank:
+            self.retention.passed -= 1
 
     def moved_in(self, event: Moved, old: Delivery) -> None:
         """The message arrived from another queue: new here, but with the same number and epoch.
@@ -533,26 +609,32 @@ class QueueState:
         """Every message is gone; to a FIFO queue what was pushed before may be pushed again."""
         self.cleared()
         if self.settings.fifo:
+            self._discards.add(self.dedups)
             self.dedups = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
 
+    def removed(self) -> None:
+        """The queue is gone, with every message and all it remembered."""
+        self.cleared()
+        self._discards.add(self.dedups, self.attempts)
+
     def cleared(self) -> None:
-        """Every message is gone, whatever its state."""
-        for delivery in self.deliveries.values():
-            if delivery.due_at_ms:
-                self._deadlines.discard(delivery.due_at_ms, delivery)
-            if delivery.expires_at_ms:
-                self._expiries.discard(delivery.expires_at_ms, delivery)
-            # A deadline that is near stays noted; it must find that nobody means it any more.
-            delivery.state = GONE
-            delivery.due_at_ms = delivery.expires_at_ms = 0
+        """Every message is gone, whatever its state. However many they are, this takes no longer.
+
+        A delivery that is gone in this way keeps its state: nothing refers to it any more.
+        """
+        self._discards.add(self.order, self.deadlines, self.expiries, self.deliveries)
         self.deliveries = {}
         self.order = self._empty_order()
+        self.deadlines = self._no_deadlines()
+        self.expiries = self._no_expiries()
+        self.retention.start_over()
         self.in_flight = 0
         self.delayed = 0
         self.stored_bytes = 0
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Takes up the messages of a snapshot, in order of rank."""
+        self._knows_releases = False
         self.deliveries.update({each.number: each for each in deliveries})
         self.stored_bytes += sum(map(size_bytes, deliveries))
         for delivery in deliveries:
@@ -571,10 +653,10 @@ class QueueState:
         if delivery.move is not None:
             self.lowest_moved = min(self.lowest_moved, delivery.number)
         if delivery.expires_at_ms:
-            self._expiries.add(delivery.expires_at_ms, delivery)
+            self.expiries.add(delivery.expires_at_ms, delivery)
         if delivery.state == VISIBLE:
             return
-        self._deadlines.add(delivery.due_at_ms, delivery)
+        self.deadlines.add(delivery.due_at_ms, delivery)
         if delivery.state == DELAYED:
             self.delayed += 1
         else:

@@ -1,4 +1,5 @@
 """A shard: some queues and their messages in one order, and what passes between them.
+Long, because all that happens between queues is decided and applied in this one place.
 
 `decide` answers a command with a reply and the events that would make it true, changing nothing;
 `apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
@@ -7,14 +8,12 @@ events alone rebuild the state: `apply` over a journal gives what the living sha
 """
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
-from penstock.core import pulling
+from penstock.core import pulling, settling
 from penstock.core.delivery import (
     DELAYED,
     IN_FLIGHT,
@@ -22,9 +21,9 @@ from penstock.core.delivery import (
     Arrivals,
     Content,
     Delivery,
-    expiry_ms,
 )
-from penstock.core.due import NEVER_MS, Alarm, Due
+from penstock.core.discards import Discards
+from penstock.core.due import NEVER_MS, Alarm
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -47,6 +46,7 @@ from penstock.core.events import (
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
+from penstock.core.settling import SETTLE_MAX as SETTLE_MAX
 from penstock.core.window import Key
 from penstock.errors import (
     ClaimTooLong,
@@ -73,7 +73,6 @@ from penstock.service import (
     check_unused,
 )
 
-SETTLE_MAX: Final = 1_000
 _STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT}
 
 
@@ -103,10 +102,8 @@ class ShardState:
 
     __slots__ = (
         "_apply",
-        "_retention",
         "alarm",
-        "deadlines",
-        "expiries",
+        "discards",
         "moves",
         "names",
         "next_number",
@@ -122,10 +119,7 @@ class ShardState:
         # While somebody is taking a snapshot: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
-        self.deadlines = Due(attrgetter("due_at_ms"), self.alarm)
-        self.expiries = Due(attrgetter("expires_at_ms"), self.alarm)
-        # (instant, queue): when the oldest message of a queue may have outlived its retention.
-        self._retention: list[tuple[int, int]] = []
+        self.discards = Discards(self.alarm)
         self._apply: dict[type, Callable[[Any], object]] = {
             QueueCreated: self._queue_created,
             QueueConfigured: self._queue_configured,
@@ -191,18 +185,28 @@ class ShardState:
         """The events by which a message returns before its time, and perhaps goes on from there."""
         check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
         delivery = self._held(name, ticket, late)
-        after = self._after_return(delivery, now_ms)
+        after = self.decide_after_return(delivery, now_ms)
         visible_at_ms = 0 if after or not delay_ms else now_ms + delay_ms
         released = Released(now_ms, ticket.queue, ticket.number, ticket.epoch, visible_at_ms)
         return [*_taken_up(delivery, now_ms), released, *after]
 
     def _held(self, name: str, ticket: Ticket, late: bool) -> Delivery:
-        delivery = self.queue(name).held(ticket, late)
+        queue = self.queue(name)
+        delivery = queue.held(ticket, late)
         if delivery is None:
-            raise MessageGone("receipt: the message of this claim is gone; nothing is left to hold")
+            target = self._dead_letter_of(queue)
+            if target is not None and ticket.number in target.deliveries:
+                raise MessageGone(
+                    f"receipt: the message of this claim was moved to {target.name!r}, the "
+                    f"dead-letter queue of {queue.name!r}; pull it there"
+                )
+            raise MessageGone(
+                "receipt: the message of this claim is gone from the queue: deleted, expired, "
+                "purged or moved to another queue"
+            )
         return delivery
 
-    def _after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+    def decide_after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
         """What befalls a message whose claim ends: it may be too old, or pulled too often."""
         queue = self.queues[delivery.queue]
         if queue.is_expired(delivery, now_ms):
@@ -241,11 +245,16 @@ class ShardState:
             raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
         events: list[AnyEvent] = []
         kept: list[Delivery] = []
+        checks_age = self.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
         queue.order.begin_pull()
         while len(events) < command.limit and len(kept) < PULL_LIMIT_MAX:
             delivery = queue.order.take(queue.in_flight)
             if delivery is None:
                 break
+            if checks_age and queue.is_expired(delivery, now_ms):
+                events.append(Expired(now_ms, queue.number, delivery.number))
+                self.apply(events[-1])
+                continue
             target = to or self._source_of(delivery)
             if target is None:
                 # It stays; out of line for now, so that the next take finds another.
@@ -268,73 +277,9 @@ class ShardState:
         move = delivery.move
         return self.queues.get(move.source) if move is not None and move.dead else None
 
-    def settle(self, now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:
-        """Lets happen what is due: delays and claims end, old messages go.
-
-        About `limit` messages at a time; while the alarm is not later than now, there is more.
-        """
-        events: list[AnyEvent] = []
-        if self.deadlines.next_ms <= now_ms:
-            for at_ms, delivery in self.deadlines.pop(now_ms, limit):
-                if delivery.due_at_ms == at_ms and delivery.state in (DELAYED, IN_FLIGHT):
-                    events += self._settle_deadline(delivery, now_ms)
-        if self.expiries.next_ms <= now_ms:
-            for at_ms, delivery in self.expiries.pop(now_ms, limit):
-                # One in flight is spared until its claim ends; `_after_return` sees to it then.
-                if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
-                    events.append(Expired(now_ms, delivery.queue, delivery.number))
-                    self.apply(events[-1])
-        while self._retention and self._retention[0][0] <= now_ms and len(events) < limit:
-            at_ms, number = heappop(self._retention)
-            queue = self.queues.get(number)
-            if queue is not None and queue.retention_check_ms == at_ms:
-                for event in self._outlived(queue, now_ms, limit):
-                    self.apply(event)
-                    events.append(event)
-                self._plan_retention(queue, now_ms)
-        retention_ms = self._retention[0][0] if self._retention else NEVER_MS
-        self.alarm.next_ms = min(self.deadlines.next_ms, self.expiries.next_ms, retention_ms)
-        return events
-
-    def _settle_deadline(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-        if delivery.state == DELAYED:
-            events: list[AnyEvent] = [
-                DelayEnded(now_ms, delivery.queue, delivery.number, delivery.epoch)
-            ]
-        else:
-            expired = ClaimExpired(now_ms, delivery.queue, delivery.number, delivery.epoch)
-            events = [expired, *self._after_return(delivery, now_ms)]
-        for event in events:
-            self.apply(event)
-        return events
-
-    def _outlived(self, queue: QueueState, now_ms: int, limit: int) -> list[AnyEvent]:
-        events: list[AnyEvent] = []
-        for delivery in queue.deliveries.values():
-            if len(events) == limit:
-                break
-            if delivery.expires_at_ms or delivery.state == IN_FLIGHT:
-                continue
-            if not queue.is_expired(delivery, now_ms):
-                break
-            events.append(Expired(now_ms, queue.number, delivery.number))
-        return events
-
-    def _plan_retention(self, queue: QueueState, now_ms: int) -> None:
-        """Notes when to look at the oldest message that retention has yet to end."""
-        queue.retention_check_ms = 0
-        for delivery in queue.deliveries.values():
-            at_ms = expiry_ms(delivery, queue.settings.retention_ms)
-            # One in flight that is too old already goes when its claim ends, without our looking.
-            if not delivery.expires_at_ms and (at_ms > now_ms or delivery.state != IN_FLIGHT):
-                self._look_at(queue, at_ms)
-                return
-
-    def _look_at(self, queue: QueueState, at_ms: int) -> None:
-        queue.retention_check_ms = at_ms
-        heappush(self._retention, (at_ms, queue.number))
-        if at_ms < self.alarm.next_ms:
-            self.alarm.next_ms = at_ms
+    settle = settling.settle
+    settle_queue = settling.settle_queue
+    settle_claim = settling.settle_claim
 
     # Deciding about queues.
 
@@ -432,9 +377,23 @@ class ShardState:
         """A message arrived; its delivery is returned so that its content can be placed."""
         queue = self.queues[event.queue]
         self.next_number = event.number + 1
-        if not queue.retention_check_ms and not event.expires_at_ms:
-            self._look_at(queue, event.at_ms + queue.settings.retention_ms)
+        if queue.retention.noted_ms == NEVER_MS and not event.expires_at_ms:
+            queue.retention.note(queue.number, event.at_ms + queue.settings.retention_ms)
         return queue.pushed(event)
+
+    def push(self, command: Push, now_ms: int) -> Pushed | int:
+        """Decides a push and applies it: `decide_push` and `apply` in one step, for the usual push.
+
+        Returns the event, or the number of the message that an earlier push made.
+        """
+        try:
+            queue = self.names[command.queue]
+        except (KeyError, TypeError):
+            queue = self.queue(command.queue)
+        decided = queue.decide_push(command, now_ms, self.next_number)
+        if type(decided) is Pushed:
+            self.pushed(decided)
+        return decided
 
     def push_run(self, queue: QueueState, run: Run) -> bool:
         """Applies a run of pushes to a standard queue, if all of them are new.
@@ -450,9 +409,9 @@ class ShardState:
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""
         self.next_number = arrivals.numbers[-1] + 1
-        if not queue.retention_check_ms:
+        if queue.retention.noted_ms == NEVER_MS:
             first = arrivals.deliveries[0]
-            self._look_at(queue, first.pushed_at_ms + queue.settings.retention_ms)
+            queue.retention.note(queue.number, first.pushed_at_ms + queue.settings.retention_ms)
         queue.arrived(arrivals)
 
     def place(self, queue: int, number: int, content: Content) -> None:
@@ -469,13 +428,13 @@ class ShardState:
             self.moves[event.number] = (origin, event.to)
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
-        if not target.retention_check_ms:
-            self._look_at(target, event.at_ms + target.settings.retention_ms)
+        if target.retention.noted_ms == NEVER_MS:
+            target.retention.note(target.number, event.at_ms + target.settings.retention_ms)
         target.moved_in(event, old)
 
     def _queue_created(self, event: QueueCreated) -> None:
         queue = QueueState(
-            event.queue, event.name, event.settings, event.at_ms, self.deadlines, self.expiries
+            event.queue, event.name, event.settings, event.at_ms, self.alarm, self.discards
         )
         self.queues[event.queue] = queue
         self.names[event.name] = queue
@@ -485,12 +444,15 @@ class ShardState:
         queue = self.queues[event.queue]
         if _without_notes(queue.settings) != _without_notes(event.settings):
             queue.configured_at_ms = event.at_ms
+        retention_ms = queue.settings.retention_ms
         queue.settings = event.settings
-        self._plan_retention(queue, event.at_ms)
+        if queue.deliveries and event.settings.retention_ms != retention_ms:
+            queue.retention.start_over()
+            queue.retention.note(queue.number, event.at_ms)
 
     def _queue_removed(self, event: QueueRemoved) -> None:
         queue = self.queues.pop(event.queue)
-        queue.cleared()
+        queue.removed()
         del self.names[queue.name]
 
     # Keeping.
@@ -534,8 +496,8 @@ class ShardState:
                 kept.name,
                 kept.settings,
                 kept.created_at_ms,
-                shard.deadlines,
-                shard.expiries,
+                shard.alarm,
+                shard.discards,
             )
             queue.configured_at_ms = kept.configured_at_ms
             shard.queues[kept.number] = shard.names[kept.name] = queue
@@ -553,7 +515,8 @@ class ShardState:
                 queue.arrived(part)
             else:
                 queue.restored(part)
-        self._plan_retention(queue, 0)
+        if queue.deliveries:
+            queue.retention.note(queue.number, 0)
 
 
 def replay(events: Iterable[AnyEvent]) -> ShardState:

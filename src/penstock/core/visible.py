@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
+from penstock.core.discards import Container
 
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
@@ -74,6 +75,10 @@ class Line:
             heapify(self.returned)
             self._absent = 0
         return self.first()
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield from (self.fresh, self.returned)
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages, which stay where they are."""
@@ -272,6 +277,12 @@ class StandardOrder:
             found += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
         return found
 
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        for level in self._levels:
+            yield from (level.groups, level.ready)
+            yield from level.line.parts()
+
     def _level(self, priority: int) -> Level:
         level = self._by_priority.get(priority)
         if level is None:
@@ -310,6 +321,10 @@ class Group:
         if self._absent > ABSENT_MIN and 2 * self._absent > len(self.order):
             self.order = deque(delivery for delivery in self.order if delivery.state != GONE)
             self._absent = 0
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield self.order
 
 
 class FifoOrder:
@@ -413,6 +428,10 @@ class FifoOrder:
             if delivery.state == VISIBLE
         )
         return nsmallest(limit, visible, key=lambda delivery: delivery.rank)
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield from (self._groups, self._open)
 
     def _offer_group_of(self, delivery: Delivery) -> None:
         name = delivery.group or ""

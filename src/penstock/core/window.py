@@ -5,10 +5,12 @@ replay forgets exactly what the living engine forgot.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import is_
 from typing import Generic, TypeVar
+
+from penstock.core.discards import Container
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -103,6 +105,10 @@ class Window(Generic[V]):
             for at_ms, key in zip(times, keys, strict=True)
             if (found := self._by_key.get(key)) is not None and found[0] == at_ms
         ]
+
+    def parts(self) -> Iterator[Container]:
+        """The containers, for `Discards`."""
+        yield from (self._by_key, self._times, self._keys)
 
 
 def _between(items: deque[T], begin: int, end: int) -> list[T]:

@@ -115,7 +115,7 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
             size += 8 * len(repr(many.attributes)) * len(many.bodies)
         if many.each_attributes is not None:
             size += 8 * len(repr(many.each_attributes))
-        _require_fitting("bodies", size)
+        _check_entry_size("bodies", size)
         return size + _COMMAND_ROOM_BYTES, False
     if kind is Batch:
         items = cast(Batch, command).items
@@ -123,7 +123,7 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
             return _COMMAND_ROOM_BYTES, True
         pushes = [item for item in items if type(item) is Push]
         size = sum(map(_message_bytes, pushes)) + _EVENT_ROOM_BYTES * (len(items) - len(pushes))
-        _require_fitting("items", size)
+        _check_entry_size("items", size)
         return size + _COMMAND_ROOM_BYTES, not pushes
     if isinstance(command, Pull | Redrive):
         limit = command.limit
@@ -135,11 +135,12 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
     return _COMMAND_ROOM_BYTES, True
 
 
-def _require_fitting(field: str, size: int) -> None:
+def _check_entry_size(field: str, size: int) -> None:
+    """Raises InvalidField for pushes that cannot be one entry."""
     if size > _BATCH_BYTES_MAX:
         raise InvalidField(
-            f"{field}: a batch of about {size} bytes; one may have {_BATCH_BYTES_MAX}, so push "
-            "these in several"
+            f"{field}: about {size} bytes in all; at most {_BATCH_BYTES_MAX} can be pushed in one "
+            "command, so use several"
         )
 
 

@@ -1,4 +1,5 @@
 """One append-only stream of bytes, cut into fixed-size files that are preallocated and mapped.
+Long, because the rules below hold only together.
 
     stream   0            P            2P           3P
              |  file 0    |  file 1    |  file 2    |  file 3, the spare …

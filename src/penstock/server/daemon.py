@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,17 +24,18 @@ from penstock.backends.remote.daemon import AUTO_DAEMON, DAEMON_RUN
 from penstock.backends.remote.starting import IDLE_S, READY
 from penstock.errors import (
     AddressInUse,
+    InvalidField,
     JournalError,
     PenstockError,
     RequestError,
     StoreInUse,
     UnavailableError,
 )
-from penstock.server.frames.ipc import listen_unix
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
     check_exposure,
+    is_loopback,
     listen_tcp,
     read_address,
     read_token,
@@ -42,7 +43,15 @@ from penstock.server.frames.tcp import (
 )
 from penstock.server.holder import StoreHolder
 from penstock.server.process import allow_many_files, look_seldom_for_cycles
+from penstock.server.store_socket import StoreSocket
 from penstock.wire.frames.frames import error_words
+
+if TYPE_CHECKING:
+    import ssl
+
+    from penstock.server.http import HttpServer
+
+_PAGES_DRAIN_S: Final = 2.0
 
 _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RequestError, 3),
@@ -87,6 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--archive", metavar="DIRECTORY", help="keep journal files there that are no longer needed"
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="serve penstock://HOST:PORT, too")
+    parser.add_argument(
+        "--http",
+        metavar="[HOST:]PORT",
+        help="show /health and /metrics there (host: 127.0.0.1; port 0 for any free one)",
+    )
     parser.add_argument(
         "--token-file", metavar="FILE", help="holds the token that TCP clients must send"
     )
@@ -161,10 +175,10 @@ def run_daemon(
     kind = DAEMON_RUN if arguments.ready_fd is None else AUTO_DAEMON
     holder = StoreHolder(arguments.path, kind, other_owner=arguments.insecure_other_owner)
     try:
-        entrance = _read_entrance(arguments)
+        listening = _read_listening(arguments)
         engine = holder.take(lambda: open_engine(arguments))
         try:
-            failure = _runner()(_serve(engine, arguments, entrance, holder, starter))
+            failure = _runner()(_serve(engine, arguments, listening, holder, starter))
         finally:
             holder.release()
         if failure is not None:
@@ -198,34 +212,44 @@ def _runner() -> Callable[[Any], Any]:
     return run
 
 
-class _Entrance:
-    """The TCP listener of a daemon: its address, and what clients must have."""
+class _Listening(NamedTuple):
+    """Where a daemon listens besides its own socket: TCP for frames, HTTP for the pages."""
 
-    def __init__(self, address: TcpAddress, token: str | None, tls: Any, insecure: bool) -> None:
-        self.address = address
-        self.token = token
-        self.tls = tls
-        self.insecure = insecure
+    tcp: TcpAddress | None
+    token: str | None
+    tls: "ssl.SSLContext | None"
+    insecure: bool
+    http: TcpAddress | None
 
 
-def _read_entrance(arguments: argparse.Namespace) -> _Entrance | None:
-    """Reads everything about TCP before anything is opened. Raises InvalidField."""
+def _read_listening(arguments: argparse.Namespace) -> _Listening:
+    """Reads everything about addresses before anything is opened. Raises InvalidField."""
+    insecure = arguments.insecure_open_to_the_network
+    http = None if arguments.http is None else _read_http_address(arguments.http)
+    if http is not None and not insecure and not is_loopback(http.host):
+        raise InvalidField(
+            f"http: {http} can be reached from elsewhere, and the pages have no token; give a "
+            "port alone, or say --insecure-open-to-the-network"
+        )
     if arguments.listen is None:
-        return None
+        return _Listening(None, None, None, insecure, http)
     address = read_address(arguments.listen)
     token = None if arguments.token_file is None else read_token(arguments.token_file)
     tls = None
     if arguments.tls_cert is not None:
         tls = server_tls(arguments.tls_cert, arguments.tls_key or arguments.tls_cert)
-    insecure = arguments.insecure_open_to_the_network
     check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
-    return _Entrance(address, token, tls, insecure)
+    return _Listening(address, token, tls, insecure, http)
+
+
+def _read_http_address(text: str) -> TcpAddress:
+    return read_address(f"127.0.0.1:{text}" if text.isdigit() else text)
 
 
 async def _serve(
     engine: Engine,
     arguments: argparse.Namespace,
-    entrance: _Entrance | None,
+    listening: _Listening,
     holder: StoreHolder,
     starter: Starter,
 ) -> PenstockError | None:
@@ -243,43 +267,56 @@ async def _serve(
         failures.append(error)
         stop(str(error))
 
-    options = {"durability": arguments.durability, "interval_ms": str(arguments.interval_ms)}
-    options |= {"archive": arguments.archive or "", "holder": holder.kind}
+    options = {
+        "durability": arguments.durability,
+        "interval_ms": str(arguments.interval_ms),
+        "archive": arguments.archive or "",
+    }
     service = LoopEngine(engine)
-    server = FrameServer(service, options=options, failed=fail)
-    listeners: list[asyncio.Server] = []
+    socket = StoreSocket(holder, service, options, fail)
     reason = "the daemon could not start"
+    http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
-        if entrance is not None:
-            listeners.append(
-                await listen_tcp(
-                    server,
-                    entrance.address,
-                    token=entrance.token,
-                    tls=entrance.tls,
-                    insecure=entrance.insecure,
-                )
-            )
-            port = listeners[0].sockets[0].getsockname()[1]
-            holder.write_file("port", f"{port}\n")
-        # Last: a client that can connect here finds everything else in place.
-        listeners.append(await listen_unix(server, holder.socket))
+        http = await _listen(listening, holder, service, socket)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
+        await socket.listen()
         look_seldom_for_cycles()
-        holder.started()
         starter.report_ready()
-        reason = await _until_stopped(server, stopping, arguments.idle)
+        reason = await _until_stopped(socket.frames, stopping, arguments.idle)
     finally:
-        for listener in listeners:
-            listener.close()
-        with suppress(OSError):
-            holder.socket.unlink()
-        await server.stop(reason)
+        await socket.close(reason)
+        if http is not None:
+            await http.drain(_PAGES_DRAIN_S)
         await service.close()
     return failures[0] if failures else None
+
+
+async def _listen(
+    listening: _Listening, holder: StoreHolder, service: LoopEngine, socket: StoreSocket
+) -> "HttpServer | None":
+    """Listens on TCP and HTTP, if asked to, and writes the ports to the daemon's directory."""
+    if listening.tcp is not None:
+        listener = await listen_tcp(
+            socket.frames,
+            listening.tcp,
+            token=listening.token,
+            tls=listening.tls,
+            insecure=listening.insecure,
+        )
+        socket.add_listener(listener)
+        holder.write_file("port", f"{listener.sockets[0].getsockname()[1]}\n")
+    if listening.http is None:
+        return None
+    # Imported here: few daemons have these pages, and all should start fast.
+    from penstock.server.pages import listen_pages
+
+    http, listener = await listen_pages(service, *listening.http)
+    socket.add_listener(listener)
+    holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
+    return http
 
 
 async def _until_stopped(server: FrameServer, stopping: "asyncio.Future[str]", idle_s: int) -> str:

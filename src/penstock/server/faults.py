@@ -35,11 +35,7 @@ class Faults:
         more = f" ({self._left_out} more since the last line)" if self._left_out else ""
         self._left_out = 0
         place = _place(error.__traceback__)
-        print(
-            f"penstock: fault in {what}: {type(error).__name__} at {place}{more}",
-            file=sys.stderr,
-            flush=True,
-        )
+        sys.stderr.write(f"penstock: fault in {what}: {type(error).__name__} at {place}{more}\n")
 
     def from_loop(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
         """The same, for an event loop: give it to `set_exception_handler`."""

@@ -217,7 +217,7 @@ class StoreHolder:
                 f"{self.store}: process {running_pid(self.store)} holds it; "
                 f"{_how_to_reach(self.store)}"
             )
-        for name in ("elsewhere", "port"):
+        for name in ("elsewhere", "port", "http"):
             self._remove_file(name)
         if self.socket.parent != self._directory:
             _make_directory(self.socket.parent)

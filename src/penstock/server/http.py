@@ -56,6 +56,7 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answer",
+        "_answer_bytes",
         "_body_timed",
         "_busy",
         "_closing",
@@ -104,6 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._completed_timed = 0
         self.write_deadline_s: float | None = None
         self._unsent_bytes = 0
+        self._answer_bytes = 0
         self._idle_sweeps = 0
         self._completed_idle = 0
         # What the server counts for this connection against HELD_BYTES_MAX.
@@ -231,7 +233,12 @@ class HttpConnection(asyncio.Protocol):
                 return
             if self.held_bytes:
                 self._count_held()
-        if self.read_deadline_s is not None and now_s >= self.read_deadline_s:
+        if self.read_deadline_s is None:
+            return
+        if not self._reading:
+            # The rest of the request may be here, unread: its time begins when reading does.
+            self.read_deadline_s = now_s + (BODY_TIMEOUT_S if self._body_timed else HEAD_TIMEOUT_S)
+        elif now_s >= self.read_deadline_s:
             self.read_deadline_s = None
             self._refuse(408, "the request did not arrive in time")
 
@@ -254,7 +261,9 @@ class HttpConnection(asyncio.Protocol):
         """Tells the server how much this connection holds."""
         held_bytes = self._reader.held_bytes + self._waiting_bytes + len(self._unparsed)
         if not self._writable and self._transport is not None:
-            held_bytes += self._transport.get_write_buffer_size()
+            # An answer stays in memory whole until its last byte is sent.
+            unsent_bytes = self._transport.get_write_buffer_size()
+            held_bytes += max(self._answer_bytes, unsent_bytes)
         self._server.count_held(self, held_bytes if held_bytes > HELD_BYTES_MIN else 0)
 
     # Answering.
@@ -324,6 +333,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._must_say_keep_alive:
             answer = with_connection(b"keep-alive", answer)
+        self._answer_bytes = len(answer)
         transport.write(answer)
         if self._waiting:
             self._next()
@@ -377,6 +387,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send_last(self, answer: bytes) -> None:
         if self._transport is not None:
+            self._answer_bytes = len(answer)
             self._transport.write(answer)
             self._close_when_sent(self._transport)
 

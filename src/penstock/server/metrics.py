@@ -1,32 +1,46 @@
 """The figures of a server for Prometheus: its queues' depths, its answers and its faults.
 
-Nothing here is on the path of a request: counts are kept as plain numbers where they arise, and
-everything else is read from the engine when the figures are asked for.
+Counts are kept as plain numbers where they arise; everything else is read by commands when the
+page is asked for.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.backends.engine.engine import Engine
+from penstock.backends.loop import Steps
+from penstock.errors import QueueNotFound
 from penstock.server.faults import Faults
-from penstock.service import ListQueues, Stats
+from penstock.service import ListQueues, QueueStats, Stats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Each queue shown costs a command, and six lines of the page.
+QUEUES_MAX: Final = 10_000
 
 
 class Metrics:
-    """A collector of one engine's figures, and of its server's."""
+    """A collector of the figures of a service's queues, and of its server."""
 
     def __init__(
-        self, engine: Engine, answered: Counter[tuple[str, int]], faults: Faults | None = None
+        self,
+        answered: Counter[tuple[str, int]],
+        queues_max: int = QUEUES_MAX,
+        faults: Faults | None = None,
     ) -> None:
-        self._engine = engine
         self._answered = answered
+        self._queues_max = queues_max
         self._faults = faults if faults is not None else Faults()
+        self._stats: list[QueueStats] = []
 
-    def text(self) -> bytes:
-        """All figures, in the form Prometheus reads."""
+    def page(self) -> Steps[bytes]:
+        """All figures in the form Prometheus reads, of the first `queues_max` queues."""
+        found: list[QueueStats] = []
+        for name in (yield ListQueues(limit=self._queues_max)):
+            try:
+                found.append((yield Stats(name)))
+            except QueueNotFound:
+                continue  # deleted since
+        self._stats = found
         # Imported late: it takes longer to load than the rest of the server.
         from prometheus_client import CollectorRegistry, generate_latest
 
@@ -52,8 +66,8 @@ class Metrics:
         waiting = GaugeMetricFamily(
             "penstock_waiting_pulls", "Pulls that wait for a message.", labels=["queue"]
         )
-        for name in self._engine.submit(ListQueues(limit=2**31)):
-            stats = self._engine.submit(Stats(name))
+        for stats in self._stats:
+            name = stats.queue
             states.add_metric([name, "visible"], stats.visible)
             states.add_metric([name, "delayed"], stats.delayed)
             states.add_metric([name, "in_flight"], stats.in_flight)

@@ -132,7 +132,7 @@ class RequestReader:
 
     def close(self) -> None:
         """Drops everything; the parser refers to its reader, and would otherwise keep it."""
-        self._parser = None
+        self._parser = None  # type: ignore[assignment]
         self._take = _ignore
         self._expects_continue = _ignore
         self._request = None

@@ -1,7 +1,7 @@
-"""The audit: runs the checks of `spark.checks` with Spark and says what they found."""
+"""The audit: runs the checks of `spark.checks` with Spark and collects their findings."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 SHOWN_MAX: Final = 20
 # So many rows of a few numbers are sent to every executor rather than sorted with the events.
 _SENT_MAX: Final = 4_000_000
+# How many tables an audit keeps where there are FIFO queues: progress is measured by it.
+_KEPT_TABLES: Final = 11
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One place where a check does not hold, and the life of the message it is about."""
 
     check: str
@@ -36,7 +38,7 @@ class Verdict:
 
     events: int
     counts: dict[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def holds(self) -> bool:
@@ -52,6 +54,8 @@ class _Spark:
     """
 
     session: "SparkSession"
+    progress: Callable[[float], None] = lambda part: None
+    kept: int = 0
     prefix: str = field(default_factory=lambda: f"audit_{secrets.token_hex(8)}")
     views: list[str] = field(default_factory=list)
 
@@ -65,11 +69,17 @@ class _Spark:
         return self.named(self.session.sql(query.format(**tables)))
 
     def keep(self, table: str, *, small: bool) -> str:
+        kept = self._keep(table, small=small)
+        self.kept += 1
+        self.progress(min(1, self.kept / _KEPT_TABLES))
+        return kept
+
+    def _keep(self, table: str, *, small: bool) -> str:
         frame = self.session.table(table)
         if not small:
-            # Not `cache`: whoever reads a cached table has Spark plan again how it was made.
+            # Not `cache`: each query over a cached table plans again how it was made.
             return self.named(frame.localCheckpoint())
-        # Spark does not know how few rows these are: untold, it sorts all events to join them.
+        # Spark does not know how few rows these are: without the hint it sorts all events to join.
         # In one partition, what is made of them alone needs no exchange.
         rows = self.session.createDataFrame(frame.collect(), frame.schema)
         return self.named(rows.coalesce(1).hint("broadcast"))
@@ -91,13 +101,14 @@ def audit(
     events: "DataFrame",
     engine: Mapping[str, int] | None = None,
     shown_max: int = SHOWN_MAX,
+    progress: Callable[[float], None] = lambda part: None,
 ) -> Verdict:
-    """Makes every check over these events.
+    """Makes every check over these events; `progress` is given the part that is done.
 
-    `engine` says how many messages each queue holds by the account of the engine itself, at the
-    end of the events; without it, queues are balanced only against their own purges.
+    `engine` says how many messages each queue holds by the engine's own count, at the end of the
+    events; without it, queues are compared only with what their purges and removals counted.
     """
-    runner = _Spark(spark)
+    runner = _Spark(spark, progress)
     with our_errors():
         try:
             events = events.select(*[column.split()[0] for column in SCHEMA.split(", ")])
@@ -106,9 +117,9 @@ def audit(
             counts = dict.fromkeys(CHECKS, 0)
             each = spark.table(found).groupBy("check").count()
             counts |= {row["check"]: row["count"] for row in each.collect()}
-            findings: tuple[Finding, ...] = ()
+            findings: tuple[AuditFinding, ...] = ()
             if any(counts.values()):
-                # Only now: nobody keeps what is nearly always nothing.
+                # Kept only if there are any, which is rare.
                 findings = _shown(spark, events, runner.keep(found, small=False), shown_max)
             total = sum(row["events"] for row in spark.table(stores).collect())
             return Verdict(total, counts, findings)
@@ -123,7 +134,7 @@ def _counted(spark: "SparkSession", engine: Mapping[str, int] | None) -> "DataFr
 
 def _shown(
     spark: "SparkSession", events: "DataFrame", found: str, shown_max: int
-) -> tuple[Finding, ...]:
+) -> tuple[AuditFinding, ...]:
     """The first findings of each check, with the events of their messages."""
     first = spark.sql(
         f"""
@@ -144,10 +155,10 @@ def _shown(
         keys = spark.createDataFrame(about, "store string, shard int, message bigint")
         for row in events.join(keys, ["store", "shard", "message"]).orderBy("sequence").collect():
             key = row["store"], row["shard"], row["message"]
-            lives.setdefault(key, []).append(_told(row))
+            lives.setdefault(key, []).append(_event_line(row))
     order = list(CHECKS)
     return tuple(
-        Finding(
+        AuditFinding(
             row["check"],
             row["store"],
             row["entry"],
@@ -160,12 +171,12 @@ def _shown(
     )
 
 
-def _told(row: Any) -> str:
+def _event_line(row: Any) -> str:
     """One event of a message, in a line."""
-    said = [f"{row['entry']}.{row['index']}", f"{row['at_ms']} ms", row["kind"]]
-    named: Sequence[tuple[str, str]] = (
+    words = [f"{row['entry']}.{row['index']}", f"{row['at_ms']} ms", row["kind"]]
+    labels: Sequence[tuple[str, str]] = (
         ("epoch", "claim"), ("deadline_ms", "until"), ("visible_at_ms", "visible at"),
         ("holder", "by"), ("to_queue", "to queue"), ("rank", "rank"), ("group", "group"),
         ("dedup_id", "dedup id"),
     )  # fmt: skip
-    return " ".join([*said, *(f"{label} {row[n]}" for n, label in named if row[n] is not None)])
+    return " ".join([*words, *(f"{label} {row[n]}" for n, label in labels if row[n] is not None)])

@@ -36,7 +36,7 @@ SCHEMA: Final = (
     "count bigint, extra string, damage string"
 )
 CHECKS: Final = {
-    "pushed first": "a message is pushed before anything else befalls it",
+    "pushed first": "a message is pushed before anything else happens to it",
     "pushed once": "a message's number is never used again",
     "nothing after the end": "a message that was deleted, expired or purged stays gone",
     "one holder": "at most one claim of a message lives at any instant",

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SOURCE: Final = "events"
-# How many messages a part of a table holds, and how many stretches of parts one query names.
+# How many messages a part of a table holds, and how many ranges of parts one query may name.
 PART_MESSAGES: Final = 1 << 18
-_STRETCHES_MAX: Final = 100
+_RANGES_MAX: Final = 100
 
 
 def derive(
@@ -38,7 +38,7 @@ def derive(
     delta = events.delta()
     if delta is None:
         return []
-    # Data and version from one look at the table: more may be committed meanwhile.
+    # Files and version are of one snapshot of the table: another commit may follow at any time.
     version = delta.version()
     frames = {"events": events.frame(spark, delta)}
     done = []
@@ -57,6 +57,15 @@ def derive(
     return done
 
 
+def is_level(lake: Lake) -> bool:
+    """Whether every table was made from the newest version of `events`; reads only Delta's log."""
+    delta = events_table(lake).delta()
+    if delta is None:
+        return True
+    tables = (lake.table(each.name, each.schema) for each in TABLES)
+    return all(table.committed(_SOURCE) == delta.version() for table in tables)
+
+
 def select(spark: "SparkSession", table: Derived, frames: "dict[str, DataFrame]") -> "DataFrame":
     """The table's rows, from the frames of those it names."""
     inputs: dict[str, Any] = {name: frames[name] for name in table.inputs}
@@ -70,7 +79,7 @@ def _refresh(
     frames: "dict[str, DataFrame]",
     events: DeltaTable,
 ) -> None:
-    """Makes those parts anew that events behind the table's last commit touch."""
+    """Makes those parts again that have events after the table's last commit."""
     stores = [row["store"] for row in frames["queues"].select("store").distinct().collect()]
     marks = {store: f"offset/{store}" for store in stores}
     seen = {store: table.committed(mark) for store, mark in marks.items()}
@@ -97,7 +106,7 @@ def _touched(
     frames: "dict[str, DataFrame]",
     seen: Mapping[str, int | None],
 ) -> list[tuple[str, int, int]] | None:
-    """Which parts are no longer what they should be: (store, shard, nth); None for all."""
+    """The parts that new events change, as (store, shard, nth); None for all parts."""
     known = " OR ".join(
         f"(store = '{store}' AND offset < {offset})" for store, offset in seen.items() if offset
     )
@@ -112,11 +121,11 @@ def _touched(
         """
     found = spark.sql(query, events=frames["events"], table=table.frame(spark)).collect()
     parts = sorted((row["store"], row["shard"], row["nth"]) for row in found)
-    return parts if len(_runs(parts)) <= _STRETCHES_MAX else None
+    return parts if len(_runs(parts)) <= _RANGES_MAX else None
 
 
 def _runs(parts: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
-    """Neighbouring parts together: (store, shard, first, last)."""
+    """Ranges of consecutive parts, as (store, shard, first, last)."""
     runs: list[tuple[str, int, int, int]] = []
     for store, shard, nth in parts:
         if runs and runs[-1] == (store, shard, runs[-1][2], nth - 1):
@@ -127,10 +136,13 @@ def _runs(parts: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, in
 
 
 def _within(parts: Sequence[tuple[str, int, int]]) -> str:
-    """The condition that an event is of a message in these parts; Parquet's statistics help."""
-    stretches = [
+    """The condition that an event is of a message in these parts.
+
+    It compares plain columns, so Parquet's statistics let Spark skip files.
+    """
+    ranges = [
         f"(store = '{store}' AND shard = {shard} AND message >= {first * PART_MESSAGES} "
         f"AND message < {(last + 1) * PART_MESSAGES})"
         for store, shard, first, last in _runs(parts)
     ]
-    return " OR ".join(stretches) or "false"
+    return " OR ".join(ranges) or "false"

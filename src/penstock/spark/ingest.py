@@ -1,9 +1,9 @@
 """From a journal into the lake's `events`: one Structured Streaming query, run until it is level.
 
-Tasks write what they read as Parquet files, and Spark passes on their names: see `spans`. Each
-micro-batch is one Delta commit with two application transactions. (query, batch id) makes a batch
-that Spark repeats after a kill commit once. (journal, offset) says how far the table has come in
-this journal, so even a checkpoint that was lost brings nothing in twice.
+Tasks write what they read as Parquet files and return the files' names: see `spans`. Each
+micro-batch is one Delta commit with two application transactions. (query, batch id): a batch that
+Spark repeats after a kill is committed once. (journal, offset): how far the table has come in this
+journal, so that nothing is brought in twice even if the checkpoint is lost.
 """
 
 import json
@@ -28,7 +28,7 @@ BATCH_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a journal has come, and how far the lake has followed it."""
+    """How far a journal is durable, and how far the lake has read it."""
 
     path: str
     store: str
@@ -38,12 +38,12 @@ class Lag:
 
     @property
     def behind_bytes(self) -> int:
-        """How much of the journal the lake has not seen."""
+        """How much of the journal the lake has not read."""
         return max(0, self.durable_offset - max(self.read_offset, self.first_offset))
 
 
 def events_table(lake: Lake) -> Table:
-    """The lake's bronze."""
+    """The lake's table of events."""
     return lake.table(EVENTS, SCHEMA)
 
 
@@ -53,7 +53,7 @@ def reader_name(lake: Lake) -> str:
 
 
 def lag(lake: Lake, journal: str, archive: str | None = None, *, batch: int | None = None) -> Lag:
-    """Where a journal and the lake stand, or stand once Spark has `batch` behind it.
+    """How far the lake has read a journal, or will have once Spark has committed `batch`.
 
     Raises StoreUnusable.
     """
@@ -69,6 +69,25 @@ def lag(lake: Lake, journal: str, archive: str | None = None, *, batch: int | No
         stream.close()
 
 
+def is_brought_in(lake: Lake, journal: str, archive: str | None = None) -> bool:
+    """Whether the lake has all that is durable of this journal. Raises StoreUnusable.
+
+    The checkpoint must have reached the end, `events` must have a commit of this journal, and the
+    lake's floor in the journal must be there too: a run may be killed before it moves the floor.
+    """
+    found = lag(lake, journal, archive)
+    if found.behind_bytes or not events_table(lake).committed(f"offset/{found.store}"):
+        return False
+    stream = Stream(journal, archive)
+    try:
+        if stream.store is None:
+            return True
+        floors = {each.name: each.floor_offset for each in readers.registered(stream.store)}
+    finally:
+        stream.close()
+    return floors.get(reader_name(lake)) == found.read_offset
+
+
 def ingest(
     spark: "SparkSession",
     lake: Lake,
@@ -81,12 +100,12 @@ def ingest(
 ) -> Lag:
     """Brings in all that is durable now. Raises StoreUnusable, JournalError or LakeUnusable."""
     before = lag(lake, journal, archive)
-    # From here on others look, too: executors, and with Spark Connect the server for each batch.
+    # Executors use these paths, and with Spark Connect the server does: they must be absolute.
     journal = os.path.abspath(journal)
     archive = None if archive is None else os.path.abspath(archive)
     table = events_table(lake)
     checkpoint = lake.checkpoint(before.store)
-    # Delta passes over what begins with an underscore.
+    # Delta ignores files and directories that begin with an underscore.
     staging = table.path / f"_staging-{before.store}"
     shutil.rmtree(staging, ignore_errors=True)
 
@@ -154,8 +173,8 @@ def _end_of(checkpoint: Path, batch: int) -> int:
 def settle(lake: Lake, journal: str, checkpoint: Path) -> None:
     """Moves this lake's floor in the journal up to the newest batch.
 
-    Spark commits a batch to its source only when the next one is made: for a run's last batch that
-    is never, so the checkpoint is asked.
+    Spark tells a source that a batch is committed only when it plans the next one: for a run's last
+    batch that is never, so this reads the checkpoint.
     """
     stream = Stream(journal)
     offset = committed_offset(checkpoint)

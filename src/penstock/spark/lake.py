@@ -5,7 +5,7 @@
     LAKE/checkpoints/STORE/   where each journal's stream into `events` stands
 
 Executors write Parquet files into a directory of their own below the table; the driver then commits
-them in one Delta transaction through the `deltalake` package. Until then nobody sees them. Every
+them in one Delta transaction through the `deltalake` package. Until then no reader sees them. Every
 commit carries an application transaction, so one that is repeated after a kill changes nothing; the
 directory's name follows from it, so a repeated write replaces the files of the one that was killed.
 """
@@ -97,9 +97,10 @@ def _make(root: Path) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """One Delta table: what it holds, and the two ways to change it.
+    """One Delta table: its rows, and the two ways to change them.
 
-    A table in parts is given its rows with one more column, `part`, and can be replaced in part.
+    The rows of a table in parts have one more column, `part`, when they are written; single parts
+    can be replaced.
     """
 
     path: Path
@@ -121,7 +122,7 @@ class Table:
         return None if delta is None else delta.transaction_version(application)
 
     def frame(self, spark: "SparkSession", seen: DeltaTable | None = None) -> "DataFrame":
-        """What the table holds, or held when it was `seen`."""
+        """The table's rows, as of `seen` if that is given."""
         delta = seen or self.delta()
         uris = [] if delta is None else delta.file_uris()
         if not uris:
@@ -169,7 +170,7 @@ class Table:
         self._commit(added, "append" if parts == [] else "overwrite", transactions, parts)
 
     def _write(self, frame: "DataFrame", directory: str) -> list["_Added"]:
-        """Has executors write Parquet files below the table; nobody reads them yet."""
+        """Has executors write Parquet files below the table, not yet committed."""
         target = self._cleared(directory)
         writer = frame.write.mode("overwrite")
         if self.in_parts:
@@ -229,7 +230,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Added:
-    """A file about to become part of a table, and what its footer says."""
+    """A file to be committed to a table, with the statistics of its footer."""
 
     path: str
     size_bytes: int
@@ -272,8 +273,8 @@ class _Added:
             "maxValues": self.largest,
         }
         of_part = {} if self.part is None else {PART: self.part}
-        said = json.dumps(stats)
-        return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, said)
+        statistics = json.dumps(stats)
+        return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
 
 
 def first_line(error: PySparkException) -> str:
@@ -287,7 +288,7 @@ _OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Turns what Spark wrapped in its own exceptions back into the error we raised inside it."""
+    """Raises the error of ours that Spark wrapped in an exception of its own."""
     try:
         yield
     except PenstockError:

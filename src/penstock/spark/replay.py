@@ -1,11 +1,11 @@
-"""From the lake back into a queue: each message once, however often it is asked for or cut short.
+"""From the lake back into a queue: each message once, however often it is repeated or killed.
 
-A replay goes by slices. The messages of a slice are pushed into a queue beside the target, which
-nobody pulls from; then the slice is noted in the lake's table `replays`; only then are they moved
-from there into the target. A move is one event, so a message is in one of the two queues and never
-in both. Whatever is killed, the next run finds the queue beside the target and knows by the slice
-it names what to do: one that was noted is moved on, one that was not is thrown away and sent anew.
-Nothing here depends on how long a queue remembers its dedup ids.
+A replay works in slices. The messages of a slice are pushed into a staging queue, which nobody
+pulls from; then the slice is committed to the lake's table `replays`; only then are they moved from
+the staging queue into the target. A move is one event, so a message is in one of the two queues and
+never in both. After a kill the next run finds the staging queue and the slice it names: a slice
+that was committed is moved on, one that was not is removed and sent again. Nothing here depends on
+how long a queue remembers its dedup ids.
 
     LAKE/replays/   a row a message that was sent: under which name, where to, in which slice
     LAKE/outbox/    what a replay is about to send, while it runs
@@ -61,7 +61,7 @@ _KEY: Final = ("store", "shard", "message")
 
 @dataclass
 class Outcome:
-    """What a replay found, and what became of it."""
+    """How many messages a replay matched, and what it did with them."""
 
     matched: int = 0
     bytes: int = 0
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def to_send(self) -> int:
-        """How many messages are there to be sent."""
+        """How many messages remain to be sent."""
         return self.matched - self.sent_before - self.bodiless
 
 
@@ -91,10 +91,9 @@ def replay(
 ) -> Outcome:
     """Sends every message of the lake that meets the condition and was not sent before.
 
-    `name` tells replays apart: under another name the same messages are sent again. It is the
-    target's name unless given. Raises InvalidField for a condition that cannot be used, and
-    LakeUnusable; then nothing has been sent. What the queue raises leaves a replay that the next
-    run goes on with.
+    `name` identifies the replay: under another name the same messages are sent again. It defaults
+    to the target's name. Raises InvalidField for a condition that cannot be used, and LakeUnusable;
+    then nothing has been sent. After an error of the queue the next run continues the replay.
     """
     if rate is not None:
         check_number("rate", rate, 1, RATE_MAX)
@@ -122,7 +121,8 @@ def replay(
 def backfill(
     frame: "DataFrame", url: str, queue: str, *, key: str, body: str = "body", **roles: str
 ) -> None:
-    """Pushes a frame's rows: the sink with a key, so that what is repeated soon adds nothing.
+    """Pushes a frame's rows through the sink with a key: repeated within the dedup window, it adds
+    nothing.
 
     `roles` names the columns of other roles, such as `group="customer"`. Raises InvalidField.
     """
@@ -130,21 +130,21 @@ def backfill(
     named = [part.strip() for column in columns.values() for part in column.split(",")]
     missing = sorted(set(named) - set(frame.columns))
     if missing:
-        raise InvalidField(f"column {missing[0]!r}: there is none; there are {frame.columns}")
+        raise InvalidField(f"column {missing[0]!r}: not in the frame, which has {frame.columns}")
     writer = frame.select(*dict.fromkeys(named)).write.format("penstock")
     with our_errors():
         writer.options(url=url, queue=queue, **columns).mode("append").save()
 
 
 def replays_table(lake: Lake) -> Table:
-    """What was sent from this lake."""
+    """The table of messages that were sent from this lake."""
     return lake.table(REPLAYS, SCHEMA)
 
 
 @contextmanager
 def _locked(lake: Lake) -> Iterator[None]:
-    """Lets nobody else replay from this lake meanwhile. Raises LakeUnusable."""
-    # The directory itself is locked, and a process that is killed lets go of it.
+    """Excludes other replays from this lake. Raises LakeUnusable if one is running."""
+    # The lock is on the directory itself, and ends with the process that holds it.
     fd = os.open(lake.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +186,7 @@ def _bad_condition() -> Iterator[None]:
 def _ready(
     spark: "SparkSession", lake: Lake, chosen: "DataFrame", name: str
 ) -> tuple[Outcome, "DataFrame"]:
-    """What there is to send, with everything that a push needs."""
+    """Counts, and the messages to send with everything that a push needs."""
     sent = replays_table(lake).frame(spark).where(f"name = '{name}'").select(*_KEY)
     bodies = spark.sql(
         """
@@ -198,9 +198,9 @@ def _ready(
         events=events_table(lake).frame(spark),
         chosen=chosen,
     )
-    counted: Any = {"chosen": chosen, "sent": sent, "bodies": bodies.drop("extra")}
+    tables: Any = {"chosen": chosen, "sent": sent, "bodies": bodies.drop("extra")}
     with _bad_condition():
-        told = spark.sql(
+        counts = spark.sql(
             """
             SELECT count(*) AS matched, count(sent.message) AS sent_before,
               count_if(sent.message IS NULL AND body IS NULL) AS bodiless,
@@ -209,9 +209,9 @@ def _ready(
             LEFT JOIN {sent} AS sent USING (store, shard, message)
             LEFT JOIN {bodies} AS bodies USING (store, shard, message)
             """,
-            **counted,
+            **tables,
         ).collect()[0]
-    outcome = Outcome(**told.asDict())
+    outcome = Outcome(**counts.asDict())
     if outcome.bodiless:
         rest = chosen.join(sent, list(_KEY), "left_anti").join(bodies, list(_KEY), "left_anti")
         first = rest.select("message_id").orderBy("message_id").limit(SHOWN_MAX)
@@ -227,7 +227,7 @@ def _ready(
 
 
 def _write(ready: "DataFrame", outbox: Path) -> None:
-    """Has Spark write what is to be sent, so that it is done before the first push."""
+    """Has Spark write the messages to send as files, before the first push."""
     shutil.rmtree(outbox, ignore_errors=True)
     ready.write.mode("overwrite").parquet(str(outbox))
 
@@ -253,13 +253,13 @@ def _slices(outbox: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def beside(queue: str) -> str:
-    """The name of the queue in which a slice waits until it is noted."""
+    """The name of the staging queue, in which a slice waits until it is committed."""
     name, at, scope = queue.partition("@")
     return name[: _NAME_CHARS - len(_BESIDE)] + _BESIDE + at + scope
 
 
 class _Target:
-    """The queue that messages go to, and the one beside it."""
+    """The queue that messages go to, and the staging queue beside it."""
 
     def __init__(
         self,
@@ -281,7 +281,10 @@ class _Target:
         self._next_s = time.monotonic()
 
     def settle(self) -> None:
-        """Brings to its end what an earlier run began. Raises InvalidField if it is not ours."""
+        """Completes or removes the slice of an earlier run.
+
+        Raises InvalidField if the staging queue belongs to somebody else.
+        """
         try:
             found = self._queues.describe(self._beside)
         except QueueNotFound:
@@ -289,7 +292,7 @@ class _Target:
         token = self._token(found)
         if self._is_noted(token):
             self._move(lambda moved: None)
-        # What was not noted never left this queue, so nobody has seen it.
+        # A slice that was not committed never left the staging queue: no consumer has seen it.
         self._queues.remove(self._beside)
 
     def _token(self, found: QueueInfo) -> str:
@@ -323,7 +326,7 @@ class _Target:
     def _push(
         self, rows: Sequence[dict[str, Any]], token: str
     ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-        """Puts a slice into the queue beside the target: those in it, and those refused."""
+        """Pushes a slice into the staging queue: the accepted rows, and the refused ids."""
         settings = self._queues.describe(self._to).settings
         self._queues.create(
             self._beside,
@@ -332,7 +335,7 @@ class _Target:
             retention=TTL_MS_MAX / 1_000,
             annotations={_MARK: f"{self._lake_id}/{token}"},
         )
-        # Where nothing can be moved, this says so before anything is noted.
+        # A backend that cannot move messages raises here, before anything is committed.
         self._queues.redrive(self._beside, to=self._to, limit=1)
         accepted, refused = [], []
         for batch in _batches(rows):
@@ -351,7 +354,7 @@ class _Target:
         return accepted, refused
 
     def _note(self, rows: Sequence[dict[str, Any]], token: str) -> None:
-        """Commits that these are sent: from here on they will be, come what may."""
+        """Commits these as sent: from here on this run or the next moves them to the target."""
         now_ms = time.time_ns() // 1_000_000
         columns = {
             "name": pa.array([self._name] * len(rows)),
@@ -371,7 +374,7 @@ class _Target:
         )
 
     def _move(self, moved: Callable[[int], None]) -> None:
-        """Moves all that waits beside the target into it, no faster than asked."""
+        """Moves everything from the staging queue to the target, at most at the given rate."""
         done = 0
         step = _MOVES if self._rate is None else max(1, min(_MOVES, self._rate // 10))
         while True:
@@ -410,7 +413,7 @@ def _batches(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _push(queue: str, row: dict[str, Any]) -> Push:
-    """The push of a message as it once was; its old id is its dedup id, by which it is traced."""
+    """The message's original push, with its old id as dedup id, by which it can be traced."""
     extra = json.loads(row["extra"]) if row["extra"] else {}
     attributes: dict[str, str | bytes] = {**(extra.get("attributes") or {})}
     for name, value in (extra.get("attributes_base64") or {}).items():

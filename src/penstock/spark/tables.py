@@ -88,7 +88,7 @@ DEPTH: Final = Derived(
     "depth",
     "store string, shard int, queue string, queue_number bigint, minute timestamp, "
     "messages bigint, in_flight bigint, pushed bigint, deleted bigint",
-    ("events", "queues", "attempts"),
+    ("events", "queues", "messages", "attempts"),
 )
 
 LATENCY: Final = Derived(

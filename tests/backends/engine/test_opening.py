@@ -51,7 +51,7 @@ def test_a_batch_larger_than_an_entry_can_be_is_refused_and_nothing_stops(tmp_pa
     with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
         queues.create("q")
         body = bytes(64 * 1024 * 1024)
-        with pytest.raises(InvalidField, match="one may have 1073741824, so push these in several"):
+        with pytest.raises(InvalidField, match="at most 1073741824 can be pushed in one command"):
             queues.push_many("q", [body] * 70)
         queues.push("q", b"small")
         assert queues.stats("q").messages == 1

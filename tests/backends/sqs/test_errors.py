@@ -116,7 +116,7 @@ def test_every_error_that_sqs_declares_has_its_kind():
         ("Surprise", "what", 418, RequestError, "(Surprise): what"),
         ("Surprise", "what", 500, BackendLost, "(500 Surprise)"),
         ("ServiceUnavailable", "", 503, Overloaded, "ServiceUnavailable"),
-        ("429", "", 429, Overloaded, "patience"),
+        ("429", "", 429, Overloaded, "overloaded"),
     ],
 )
 def test_an_error_says_what_to_do_next(code, message, status, kind, words):

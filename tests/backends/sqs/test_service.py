@@ -299,7 +299,7 @@ def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"retention": 59}, "retention: Amazon SQS takes 60 to 1209600 s, got 59 s"),
+        ({"retention": 59}, "retention: Amazon SQS takes 60 to 1209600 s; got 59 s"),
         ({"wait": 21}, "^wait: "),
         ({"delay": 901}, "^delay: "),
         ({"max_body_bytes": 1_023}, "^max_body_bytes: "),

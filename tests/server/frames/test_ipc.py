@@ -361,7 +361,7 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, cap
     (failure,) = until(lambda: server.failures)
     assert "ZeroDivisionError" in str(failure)
     said = capfd.readouterr().err
-    assert said.startswith("penstock: the engine failed")
+    assert said.startswith("penstock: fault in the engine: ZeroDivisionError at ")
     assert said.count("\n") == 1
     with Wire(server, hello=False) as late:
         assert late.next()[0] == ERROR
@@ -483,7 +483,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
         kind, request, body = second.next()
         assert request == 0
         with pytest.raises(
-            Overloaded, match="no room for a frame of .* bytes: others are being received"
+            Overloaded, match=r"no room for a frame of \d+ bytes: others are being received"
         ):
             decode_answer(kind, body, bytes)
         assert second.hears_the_end()

@@ -1,4 +1,9 @@
-"""Servers for the SQS tests: as a process, the way a user starts one, and in this process."""
+"""Servers for the SQS tests: as a process, the way a user starts one, and in this process.
+
+The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
+directory that another process would serve (its socket), and behind TCP. All others run in memory.
+In this process, all four are on the clock that the test moves.
+"""
 
 import asyncio
 import functools
@@ -12,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import boto3
 import botocore
@@ -22,14 +28,45 @@ import pytest
 import uvloop
 from botocore.config import Config
 
+from penstock.backends.engine.engine import Engine
+from penstock.backends.loop import result_of
+from penstock.backends.remote.daemon import socket_path
 from penstock.clock import ManualClock
+from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
+from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
 
+STORES = ("memory", "file", "daemon", "penstock")
+EVERY_STORE = frozenset(
+    {
+        "test_boto3",
+        "test_dead_letters",
+        "test_fifo",
+        "test_fifo_order",
+        "test_messages",
+        "test_queues",
+        "test_receipts",
+        "test_waits",
+    }
+)
 PENSTOCK = Path(sys.executable).with_name("penstock")
 STARTED = re.compile(rb"Amazon SQS at (\S+)")
 # However busy the machine is, nothing takes this long.
 PATIENCE_S = 60
+
+
+def pytest_generate_tests(metafunc):
+    if "store" in metafunc.fixturenames:
+        module = metafunc.module.__name__.rpartition(".")[2]
+        stores = STORES if module in EVERY_STORE else STORES[:1]
+        metafunc.parametrize("store", stores, scope="session", indirect=True)
+
+
+@pytest.fixture(scope="session")
+def store(request):
+    """The kind of store behind the endpoint."""
+    return request.param
 
 
 class Server:
@@ -113,10 +150,22 @@ def read_until_started(process):
 
 
 @pytest.fixture(scope="session")
-def server():
-    """One server in memory for all tests that do not mind each other."""
-    with serve("--store", "memory:") as running:
-        yield running
+def server(store, tmp_path_factory):
+    """One server for all tests that do not mind each other; daemons are processes of their own."""
+    path = tmp_path_factory.mktemp("sqs") / "store"
+    with ExitStack() as stack:
+        url = {
+            "memory": "memory:",
+            "file": f"file:{path}",
+            "daemon": f"file:{path}?daemon=1",
+        }.get(store)
+        if store == "daemon":
+            stack.callback(end_daemon, path)
+        if url is None:
+            daemon = DaemonProcess(path, "--listen", "127.0.0.1:0")
+            stack.callback(daemon.stop)
+            url = f"penstock://127.0.0.1:{daemon.port}"
+        yield stack.enter_context(serve("--store", url))
 
 
 @pytest.fixture(scope="session")
@@ -222,11 +271,26 @@ def client_session(data):
 
 
 class Local:
-    """A server in this process, in a thread of its own, on a clock that the test moves."""
+    """A server in this process, in a thread of its own, on a clock that the test moves.
 
-    def __init__(self, query_data, **settings):
+    Of a store elsewhere, the frame server that holds it runs in a thread, too, on the same clock.
+    """
+
+    def __init__(self, query_data, store="memory", path=None, url="memory:", **settings):
         self.clock = ManualClock()
-        self.settings = ServerSettings(store="memory:", port=0, **settings)
+        self._frames = None
+        if store == "file":
+            url = f"file:{path / 'store'}"
+        elif store == "daemon":
+            socket = socket_path(path / "store")
+            socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._frames = ServerInThread(socket.parent, socket=socket, engine=self._engine())
+            url = f"file:{path / 'store'}?daemon=1"
+        elif store == "penstock":
+            (path / "server").mkdir(mode=0o700)
+            self._frames = ServerInThread(path / "server", engine=self._engine())
+            url = f"penstock://127.0.0.1:{self._frames.port}"
+        self.settings = ServerSettings(store=url, port=0, **settings)
         self._query_data = query_data
         self._started = threading.Event()
         self._clients = []
@@ -238,10 +302,24 @@ class Local:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self.running = await start(self.settings, self.clock)
+        # The engine itself, for tests that look into one in memory.
+        running: Any = self.running
+        running.engine = getattr(self.running.service, "engine", None)
         self.url = self.running.url
         self._started.set()
         await self._ended.wait()
         await self.running.stop()
+
+    def _engine(self):
+        return Engine(MemoryJournal(), self.clock)
+
+    def execute(self, command):
+        """Runs a command on the server's store, past the endpoint."""
+
+        async def run():
+            return await result_of(self.running.service.submit(command))
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
 
     def call(self, function, *arguments):
         """Calls a function in the server's thread."""
@@ -270,11 +348,13 @@ class Local:
             client.close()
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(PATIENCE_S)
+        if self._frames is not None:
+            self._frames.stop()
 
 
 @pytest.fixture
-def local(query_data):
-    server = Local(query_data, aws_limits=True)
+def local(query_data, store, quick_path):
+    server = Local(query_data, store, quick_path, aws_limits=True)
     yield server
     server.close()
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from tests.measure import cpu_s, memory_bytes
+from tests.server.probe import probing
 from tests.server.sqs.conftest import serve
-from tests.server.sqs.probe import probing
 
 MIB = 1_048_576
 LONGEST_MS_MAX = 200
@@ -134,8 +134,10 @@ def connect(server):
     return socket.create_connection(("127.0.0.1", server.port), 30)
 
 
-def withstood(server, record_property, attack, grown_bytes_max=GROWN_BYTES_MAX):
-    """Attacks with a probe beside; the attack's own results, one a round."""
+def withstood(
+    server, record_property, attack, grown_bytes_max=GROWN_BYTES_MAX, is_good=lambda result: True
+):
+    """Attacks with a probe beside, in a few rounds if need be; the results of the attacks."""
     results = []
     longest_ms = grown_bytes = float("inf")
     for _ in range(ROUNDS):
@@ -144,7 +146,8 @@ def withstood(server, record_property, attack, grown_bytes_max=GROWN_BYTES_MAX):
             results.append(attack())
         longest_ms = min(longest_ms, seen.longest_ms)
         grown_bytes = min(grown_bytes, seen.peak_bytes - before_bytes)
-        if longest_ms <= LONGEST_MS_MAX and grown_bytes <= grown_bytes_max:
+        good = longest_ms <= LONGEST_MS_MAX and grown_bytes <= grown_bytes_max
+        if good and is_good(results[-1]):
             break
     record_property("figure", f"{longest_ms:.0f} ms, {grown_bytes / MIB:.1f} MiB")
     assert longest_ms <= LONGEST_MS_MAX
@@ -175,7 +178,9 @@ def test_no_request_takes_longer_than_50_ms_of_the_processor(target, case, recor
                 answers.append(answer(wire))
         return answers, (cpu_s(target.process.pid) - began_s) / REQUESTS
 
-    rounds = withstood(target, record_property, attack)
+    rounds = withstood(
+        target, record_property, attack, is_good=lambda each: each[1] * 1_000 <= PROCESSING_MS_MAX
+    )
     least_ms = 1_000 * min(took_s for _, took_s in rounds)
     record_property("figure", f"{least_ms:.0f} ms of the processor")
     # With what it takes to read 8 MiB, and to answer the probe.
@@ -209,7 +214,6 @@ def test_a_pipeline_behind_a_long_poll_is_not_read(target, record_property):
                 each.settimeout(0.5)
                 with suppress(TimeoutError):
                     each.sendall(poll + rest)
-            time.sleep(0.2)
 
     withstood(target, record_property, attack, BODY_BYTES_MAX + 2 * MIB)
 
@@ -217,12 +221,13 @@ def test_a_pipeline_behind_a_long_poll_is_not_read(target, record_property):
 def test_an_answer_that_is_not_read_costs_no_more_than_itself(target, record_property):
     """Rows 13 and 20: ten messages of 1 MiB, asked for again and again on one connection."""
     receive = post("ReceiveMessage", b'{"QueueUrl":"victim","MaxNumberOfMessages":10}')
+    before_bytes = memory_bytes(target.process.pid)
 
     def attack():
         with connect(target) as wire:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             wire.sendall(receive * 10)
-            time.sleep(1)
+            wait_for(target, lambda now_bytes: now_bytes > before_bytes + 9 * MIB)
 
     withstood(target, record_property, attack)
 
@@ -237,7 +242,7 @@ def test_what_connections_held_is_given_back_when_they_close(target, record_prop
     held_bytes = wait_for(target, lambda now_bytes: now_bytes > before_bytes + 50 * MIB)
     for wire in wires:
         wire.close()
-    kept_bytes = wait_for(target, lambda now_bytes: now_bytes < before_bytes + 20 * MIB)
+    kept_bytes = wait_for(target, lambda now_bytes: now_bytes < before_bytes + 2 * BODY_BYTES_MAX)
     held, kept = (held_bytes - before_bytes) / MIB, (kept_bytes - before_bytes) / MIB
     record_property("figure", f"10 bodies: {held:.0f} MiB, then {kept:.0f} MiB")
     assert held <= 10 * 9
@@ -246,9 +251,8 @@ def test_what_connections_held_is_given_back_when_they_close(target, record_prop
 
 def wait_for(server, reached):
     """The memory of a server once it is as wanted, or after a while."""
-    for _ in range(500):
-        now_bytes = memory_bytes(server.process.pid)
-        if reached(now_bytes):
+    until_s = time.monotonic() + 10
+    while not reached(now_bytes := memory_bytes(server.process.pid)):
+        if time.monotonic() > until_s:
             break
-        time.sleep(0.01)
     return now_bytes

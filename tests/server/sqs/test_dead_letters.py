@@ -103,6 +103,8 @@ def test_sources_of_dead_letters_are_listed_by_page(either):
         (redrive("DEAD", 0), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DEAD", 1_001), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DEAD", "x"), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", "\u00b2"), "valid values are from 1 to 1000 both inclusive."),
+        (redrive("DEAD", "\u0663"), "valid values are from 1 to 1000 both inclusive."),
         (redrive("DENIES"), "does not allow this queue as a source queue."),
         (redrive("OTHERS"), "does not allow this queue as a source queue."),
     ],
@@ -362,8 +364,8 @@ def test_a_redrive_policy_is_shown_as_it_was_given_and_its_count_as_a_number(loc
     either.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": as_text})
     assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 9
     changed = ConfigureQueue("q", {"max_receives": 3})
-    local.call(local.running.engine.submit, changed)
+    local.execute(changed)
     assert json.loads(shown(either, url)["RedrivePolicy"])["maxReceiveCount"] == 3
     ended = ConfigureQueue("q", {"max_receives": None, "dead_letter": None})
-    local.call(local.running.engine.submit, ended)
+    local.execute(ended)
     assert "RedrivePolicy" not in shown(either, url)

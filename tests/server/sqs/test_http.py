@@ -1,8 +1,12 @@
 """The HTTP server against whatever may come over a socket: limits, smuggling, order, haste."""
 
 import json
+import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from hashlib import md5
 
 import pytest
 
@@ -42,6 +46,13 @@ def post(body, *headers, target="AmazonSQS.ListQueues", close=True):
 
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+def chunked(rest):
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ListQueues\r\n" + CHUNKED
+    return head + b"Connection: close\r\n\r\n" + rest
+
+
 SMUGGLING = {
     "length and chunks": b"Content-Length: 3\r\n" + CHUNKED,
     "chunks and length": CHUNKED + b"Content-Length: 3\r\n",
@@ -99,6 +110,12 @@ STATUSES = {
     "http 0.9": (b"GET /\r\n\r\n", 400),
     "absolute": (b"GET http://evil/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "connect": (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "connect to a path": (b"CONNECT / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\n\r\n", 400),
+    "large trailer": (chunked(b"0\r\nX: " + b"a" * 17_000 + b"\r\n\r\n"), 431),
+    "endless trailer": (chunked(b"0\r\nX: " + b"a" * 40_000), 431),
+    "large trailers": (chunked(b"0\r\n" + (b"X: " + b"a" * 900 + b"\r\n") * 20 + b"\r\n"), 431),
+    "many trailers": (chunked(b"0\r\n" + b"X: a\r\n" * 101 + b"\r\n"), 431),
+    "a long chunk size": (chunked(b"0" * 40_000), 431),
     "large head": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 17_000 + b"\r\n\r\n", 431),
     "long url": (b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     "endless header": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 17_000, 431),
@@ -203,9 +220,169 @@ def test_a_request_may_come_byte_by_byte_and_in_chunks(plain):
         for byte in post(b"{}"):
             wire.send(bytes([byte]))
         assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
-    chunked = b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ListQueues\r\n" + CHUNKED
-    said = exchange(plain, chunked + b"Connection: close\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+    said = exchange(plain, chunked(b"1\r\n{\r\n1\r\n}\r\n0\r\nX: a\r\nY: b\r\n\r\n"))
     assert said.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_body_in_many_pieces_is_put_together(plain):
+    url = make(plain.client(), "pieces")
+    content = "".join(chr(97 + number % 26) for number in range(100_000))
+    body = json.dumps({"QueueUrl": url, "MessageBody": content}).encode()
+    pieces = [body[at : at + 3] for at in range(0, len(body), 3)]
+    sent = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    said = exchange(plain, chunked(sent).replace(b"ListQueues", b"SendMessage"))
+    assert said.startswith(b"HTTP/1.1 200 OK")
+    assert md5(content.encode()).hexdigest().encode() in said
+
+
+def test_requests_before_one_that_cannot_be_read_are_answered(plain):
+    said = exchange(plain, GET * 1_000 + b"nonsense\r\n\r\n")
+    assert said.count(b"HTTP/1.1 200 OK") == 1_000
+    assert said.count(b"HTTP/1.1 400 ") == 1
+    assert said.rindex(b"HTTP/1.1 400 ") > said.rindex(b"HTTP/1.1 200 OK")
+
+
+def test_a_long_pipeline_is_answered_in_order_and_whole(plain):
+    for number in range(7):
+        make(plain.client(), f"order-{number}")
+    asked = [number % 7 for number in range(3_000)]
+    sent = [
+        post(b'{"QueueName":"order-%d"}' % number, target="AmazonSQS.GetQueueUrl", close=False)
+        for number in asked
+    ]
+    sent[-1] = post(b'{"QueueName":"order-%d"}' % asked[-1], target="AmazonSQS.GetQueueUrl")
+    with connect(plain) as wire, ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(wire.sendall, b"".join(sent))
+        said = b""
+        while piece := wire.recv(65_536):
+            said += piece
+        sending.result(10)
+    assert [int(number) for number in re.findall(rb"order-(\d)", said)] == asked
+
+
+@pytest.fixture
+def unread(query_data, monkeypatch):
+    """A server with ten messages of 100 kB, that gives a client 50 ms to take an answer."""
+    monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    server = Local(query_data)
+    client = server.client()
+    url = make(client, "unread", VisibilityTimeout="0")
+    for _ in range(10):
+        client.send_message(QueueUrl=url, MessageBody="x" * 1_000_000)
+    yield (
+        server,
+        post(
+            json.dumps({"QueueUrl": url, "MaxNumberOfMessages": 10}).encode(),
+            target="AmazonSQS.ReceiveMessage",
+            close=False,
+        ),
+    )
+    server.close()
+
+
+def connections(server):
+    return server.call(lambda: len(server.running._http.connections))
+
+
+def held_bytes(server):
+    return server.call(lambda: server.running._http.held_bytes)
+
+
+def test_an_answer_that_is_not_taken_ends_its_connection(unread):
+    """Row 13."""
+    server, receive = unread
+    before = connections(server)
+    with connect(server) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        wire.sendall(receive)
+        while held_bytes(server) < 1_000_000:
+            pass
+        while connections(server) > before:
+            pass
+        assert held_bytes(server) == 0
+
+
+def test_an_answer_that_is_not_taken_ends_its_connection_though_it_was_the_last(unread):
+    """Row 13."""
+    server, receive = unread
+    before = connections(server)
+    with connect(server) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        wire.sendall(receive.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+        while connections(server) <= before:
+            pass
+        while connections(server) > before:
+            pass
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(unread, monkeypatch):
+    """Row 13: what counts is that it takes some, not how long the whole takes."""
+    server, receive = unread
+    monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 2.0)
+    with connect(server) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        wire.sendall(receive)
+        said = wire.recv(4_096)
+        (length,) = map(int, re.findall(rb"Content-Length: (\d+)", said))
+        taken = len(said.partition(b"\r\n\r\n")[2])
+        while taken < length:
+            taken += len(wire.recv(65_536))
+    assert taken == length
+
+
+def test_over_the_limit_of_all_connections_those_that_hold_the_most_are_ended(
+    query_data, monkeypatch, record_property
+):
+    """Rows 13 and 20: unsent answers and half bodies count together."""
+    monkeypatch.setattr(http, "HELD_BYTES_MAX", 2_000_000)
+    server = Local(query_data)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"
+    try:
+        with ExitStack() as stack:
+            wires = [stack.enter_context(connect(server)) for _ in range(4)]
+            sizes = [1_000_000, 300_000, 600_000, 400_000]
+            for wire, size in zip(wires, sizes, strict=True):
+                wire.sendall(head + b"x" * size)
+            while not server.call(lambda: server.running._http.aborted):
+                pass
+            with suppress(ConnectionError):
+                assert wires[0].recv(1) == b""
+            while held_bytes(server) < sum(sizes[1:]):
+                pass
+            assert server.call(lambda: server.running._http.aborted) == 1
+            record_property("figure", f"{held_bytes(server):,} of 2,000,000 B held")
+            assert held_bytes(server) == sum(sizes[1:])
+        while held_bytes(server):
+            pass
+    finally:
+        server.close()
+
+
+def test_a_fault_is_answered_counted_and_told_in_one_line(query_data, capfd):
+    server = Local(query_data)
+
+    def fail(*_):
+        raise ZeroDivisionError("a secret")
+
+    try:
+        server.call(setattr, server.running._http, "answer", fail)
+        for _ in range(3):
+            said = exchange(server, GET)
+            assert said.startswith(b"HTTP/1.1 500 ")
+            assert b"Connection: close" in said
+        assert server.call(lambda: server.running._http.faults.total) == 3
+    finally:
+        server.close()
+    shown = capfd.readouterr().err
+    assert re.fullmatch(
+        r"penstock: fault in answering a request: ZeroDivisionError at \S+test_http.py:\d+\n", shown
+    )
+
+
+def test_the_figures_count_faults(plain):
+    said = exchange(plain, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b"\npenstock_faults_total 0.0\n" in said
 
 
 def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
@@ -252,6 +429,30 @@ def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
         server.close()
 
 
+def test_a_request_that_is_not_read_for_those_before_it_is_not_late(query_data, monkeypatch):
+    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    server = Local(query_data)
+    try:
+        client = server.client()
+        url = make(client, "late")
+        poll = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+        with connect(server) as wire:
+            sent = post(poll, target="AmazonSQS.ReceiveMessage", close=False)
+            wire.sendall(sent + GET * http.WAITING_REQUESTS_MAX + GET[:9])
+            until_s = time.monotonic() + 1
+            while time.monotonic() < until_s:
+                assert connections(server) >= 1
+            client.send_message(QueueUrl=url, MessageBody="woken")
+            wire.sendall(GET[9:])
+            said = b""
+            while said.count(b"HTTP/1.1 200 OK") < http.WAITING_REQUESTS_MAX + 2:
+                said += wire.recv(65_536)
+            assert b"HTTP/1.1 4" not in said
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -268,6 +469,9 @@ def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
         ("Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
         ("Host: localhost\r\nSec-Fetch-Site: same-site", 403),
         ("Host: localhost\r\nSec-Fetch-Site: none", 200),
+        ("Host: 0.0.0.0:9324", 403),
+        ("Host: [::]:9324", 403),
+        ("Host: [::ffff:0.0.0.0]", 403),
         ("Host: a b", 404),
         ("Host: a/b", 404),
     ],
@@ -279,6 +483,71 @@ def test_a_web_page_cannot_use_a_server_without_keys(plain, headers, status):
         )
         expected = 403 if status == 404 and path == "/metrics" else status
         assert said.startswith(f"HTTP/1.1 {expected} ".encode())
+
+
+BARE = "Action=CreateQueue&QueueName=bare"
+PRESIGNED = (
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20260101T000000Z&X-Amz-Expires=60"
+    "&X-Amz-Credential=any%2F20260101%2Fus-east-1%2Fsqs%2Faws4_request&X-Amz-SignedHeaders=host"
+    f"&X-Amz-Signature={'0' * 64}"
+)
+HOSTS = ["localhost", "127.0.0.1:9324", "[::1]", "penstock", "shop.test", "box.local", "a.internal"]
+
+
+def asked_by(method, query, body="", headers=""):
+    length = f"Content-Length: {len(body)}\r\n" if body else ""
+    return f"{method} /?{query} HTTP/1.1\r\n{length}{headers}Connection: close\r\n\r\n{body}"
+
+
+PAGES_REQUESTS = {
+    "a GET": asked_by("GET", BARE),
+    "a presigned GET": asked_by("GET", f"{BARE}&{PRESIGNED}"),
+    "a form": asked_by("POST", "", BARE, "Content-Type: application/x-www-form-urlencoded\r\n"),
+    "a form of text": asked_by("POST", "", BARE, "Content-Type: text/plain\r\n"),
+    "a form without a type": asked_by("POST", "", BARE),
+    "a form and a query": asked_by("POST", "QueueName=bare", "Action=CreateQueue"),
+    "a query and an empty form": asked_by("POST", BARE),
+    "an encoded action": asked_by("GET", BARE.replace("Action", "%41ction").replace("=C", "=%43")),
+    "two actions": asked_by("GET", f"{BARE}&Action=ListQueues"),
+    "a large form": asked_by("POST", "", f"Action=ListQueues&x={'x' * 100_000}&{BARE}"),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("case", PAGES_REQUESTS)
+def test_a_request_that_a_page_could_have_sent_changes_nothing(plain, case, host):
+    """Row 24: such a GET has neither Origin nor Sec-Fetch-Site, whatever the browser."""
+    line, _, rest = PAGES_REQUESTS[case].partition("\r\n")
+    said = exchange(plain, f"{line}\r\nHost: {host}\r\n{rest}".encode())
+    assert said.startswith(b"HTTP/1.1 403 ")
+    assert b"needs a header that a web page cannot send" in said
+    assert b"may only look" in said
+    assert "bare" not in plain.call(lambda: [*plain.running.engine.shard.names])
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "header", ["Authorization: x", "X-Amz-Date: x", "X-Amz-Target: AmazonSQS.ListQueues"]
+)
+def test_a_header_that_no_page_can_send_is_enough(plain, method, header):
+    name = re.sub(r"\W", "-", f"{method}-{header}")
+    query, body = ("", f"Action=CreateQueue&QueueName={name}")[:: -1 if method == "GET" else 1]
+    if "Target" in header and method == "POST":
+        body = "{}"
+    said = exchange(plain, asked_by(method, query, body, f"Host: x\r\n{header}\r\n").encode())
+    assert said.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("action", ["ListQueues", "GetQueueUrl&QueueName=looked-at"])
+def test_a_bare_request_may_look(plain, action):
+    make(plain.client(), "looked-at")
+    for sent in (
+        asked_by("GET", f"Action={action}", headers="Host: x\r\n"),
+        asked_by("POST", "", f"Action={action}", "Host: x\r\n"),
+    ):
+        said = exchange(plain, sent.encode())
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert b"/000000000000/looked-at" in said
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from penstock.service import Pull, Push
 from tests.conftest import FULL
 from tests.measure import cpu_s, memory_bytes
+from tests.server.probe import probing
 from tests.server.sqs.asking import make, make_fifo
 from tests.server.sqs.conftest import PATIENCE_S, serve
 
@@ -146,6 +147,36 @@ def test_a_crowd_of_idle_and_slow_clients_holds_nobody_up(record_property):
         assert len(latencies_s(idle, GET, 1)) == idle_count
 
 
+def test_answers_that_nobody_reads_are_limited_together(record_property):
+    """Row 13: 40 clients that ask for 10 MiB and do not read it."""
+    clients, limit_bytes = 40, 256 * 1024 * 1024
+    with serve("--store", "memory:") as server, ExitStack() as stack:
+        client = server.client()
+        url = make(client, "unread", VisibilityTimeout="0")
+        for _ in range(10):
+            client.send_message(QueueUrl=url, MessageBody="x" * 1_048_576)
+        receive = ask("ReceiveMessage", QueueUrl=url, MaxNumberOfMessages=10)
+        pid = server.process.pid
+        before_bytes = memory_bytes(pid)
+        with probing(server.port, pid) as seen:
+            for _ in range(clients):
+                wire = stack.enter_context(connect(server))
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                wire.sendall(receive)
+            until_s = time.monotonic() + PATIENCE_S
+            while figure(server, "penstock_requests_total", "ReceiveMessage") < clients:
+                assert time.monotonic() < until_s
+            if FULL:
+                # Of those that were not ended for what they hold, the write deadline ends the rest.
+                while memory_bytes(pid) > before_bytes + 0.2 * limit_bytes:
+                    assert time.monotonic() < until_s
+        peak_bytes = seen.peak_bytes - before_bytes
+        taken = f"{peak_bytes / 2**20:.0f} MiB, {seen.longest_ms:.0f} ms"
+        record_property("figure", f"{clients} unread answers: {taken}")
+        assert peak_bytes <= limit_bytes + 96 * 1024 * 1024
+        assert seen.longest_ms <= 200
+
+
 @pytest.mark.parametrize("fifo", [False, True])
 def test_a_queue_has_120000_messages_in_flight_and_no_more(plain, fifo, record_property):
     """Row 15: the limit's own error for a short poll of a standard queue; others find nothing.
@@ -226,6 +257,11 @@ def test_ten_thousand_idle_long_polls_cost_next_to_nothing_and_miss_no_message()
 
 
 def waiting_pulls(server):
+    return figure(server, "penstock_waiting_pulls")
+
+
+def figure(server, name, label=""):
+    """One of the server's figures; 0 if it has none of this name and label."""
     with urlopen(f"{server.url}/metrics", timeout=30) as page:
-        (figure,) = re.findall(rb"^penstock_waiting_pulls\{.*\} (\S+)$", page.read(), re.MULTILINE)
-    return float(figure)
+        lines = re.findall(rf"^{name}\{{.*{label}.*\}} (\S+)$", page.read().decode(), re.MULTILINE)
+    return float(lines[0]) if lines else 0.0

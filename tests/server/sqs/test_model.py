@@ -238,7 +238,7 @@ def over_limit(scene, action):
     send(scene.client, url)
     receive(scene.client, url)
     narrow = ConfigureQueue("narrow", {"in_flight_max": 1})
-    scene.local.call(scene.local.running.engine.submit, narrow)
+    scene.local.execute(narrow)
     return scene.ask(action, QueueUrl=url)
 
 

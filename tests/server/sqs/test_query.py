@@ -1,4 +1,4 @@
-"""The Query protocol as a script uses it: GETs and forms with a header of its own, on a queue's URL."""
+"""The Query protocol as a script uses it: GETs and forms on a queue's own URL, with a header."""
 
 import json
 import socket

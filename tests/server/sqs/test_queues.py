@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.service import ListQueues
 from tests.server.sqs.asking import bodies, make, refused, send, shown
 
 
@@ -194,7 +195,7 @@ def test_the_url_of_a_queue_is_found_by_name_and_owner(either):
 def test_a_queue_of_another_region_is_not_found_by_the_name_it_has_inside(local, either):
     make(local.client(region_name="eu-west-1"))
     inside = "q@eu-west-1.000000000000"
-    assert inside in local.running.engine.shard.names
+    assert inside in local.execute(ListQueues())
     refusal = refused(either.get_queue_url, QueueName=inside)
     assert refusal[0] == "AWS.SimpleQueueService.NonExistentQueue"
 

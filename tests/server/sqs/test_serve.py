@@ -149,13 +149,6 @@ def test_a_server_may_have_as_many_connections_as_the_system_lets_it(tmp_path):
         assert soft == min(hard, 65_536) > 128
 
 
-def test_a_store_in_use_is_refused(tmp_path):
-    with serve("--data", str(tmp_path / "data")):
-        done = run("--data", str(tmp_path / "data"), "--port", "0")
-    assert done.returncode == 6
-    assert str(tmp_path / "data") in done.stderr
-
-
 def test_queues_of_the_config_file_are_there_and_follow_it(tmp_path):
     config = tmp_path / "penstock.toml"
     text = f"""

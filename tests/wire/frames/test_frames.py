@@ -302,6 +302,9 @@ def test_a_stream_may_come_byte_by_byte():
         (PRELUDE + HEADER.pack(0, PUSH | 0x100, 1), "flags 0x01"),
         (PRELUDE + HEADER.pack(0, REPLY, 1), "kind 0x81"),
         (PRELUDE + HEADER.pack(2**32 - 1, 3, 1), "4294967295 bytes"),
+        (PRELUDE + pack(STATUS, 0), "kind 0x32 with request number 0"),
+        (PRELUDE + pack(CANCEL, 0), "kind 0x31 with request number 0"),
+        (PRELUDE + pack(PUSH, 0, b"\x90"), "kind 0x01 with request number 0"),
     ],
 )
 def test_a_fault_names_who_erred_and_how(data, said):

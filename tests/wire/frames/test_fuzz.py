@@ -1,6 +1,11 @@
-"""Twenty thousand streams nobody should send: typed errors, bounded time and memory."""
+"""Row 19 of the scorecard: streams of frames that nobody should send.
+
+To the decoder: typed errors, bounded time and memory. To a daemon that is a process, with a probe
+beside: no traceback, no long answer to the probe, no memory taken.
+"""
 
 import random
+import socket
 import time
 import tracemalloc
 
@@ -15,14 +20,20 @@ from penstock.wire.frames.frames import (
     PRELUDE,
     REPLY,
     FrameDecoder,
+    Hello,
     client_limits,
     decode_answer,
     decode_hello,
+    encode_hello,
     server_limits,
 )
+from tests.measure import memory_bytes
+from tests.server.conftest import DaemonProcess
+from tests.server.probe import probing
 from tests.wire.frames.test_frames import read_golden
 
 STREAMS = 20_000
+DAEMON_STREAMS = 3_000
 FRAME_BYTES_MAX = 1024 * 1024
 # The odd bytes of MessagePack and of our header, which a random byte seldom hits.
 EDGES = bytes.fromhex("00 01 7f 80 8f 90 9f a0 bf c0 c1 c4 c6 c9 cf d3 d9 db dc dd de df ff")
@@ -123,3 +134,36 @@ def test_no_bulk_push_does_more_than_raise_what_it_should():
     body = read_golden()["bulk push"][10:]
     outcomes = [take_request(BULK_PUSH, mutated(chance, body)) for _ in range(STREAMS // 4)]
     assert 100 < sum(outcomes) < len(outcomes) - 100
+
+
+def test_no_stream_of_frames_crashes_or_holds_up_a_daemon(golden, tmp_path, record_property):
+    """Row 19: the whole server, reached by TCP."""
+    chance = random.Random(20_003)
+    daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0", "--durability", "os")
+    try:
+        hello = encode_hello(Hello("fuzz"))
+        before_bytes = memory_bytes(daemon.process.pid)
+        with probing(daemon.port, daemon.process.pid, "frames") as seen:
+            for turn in range(DAEMON_STREAMS):
+                stream = b"".join(chance.choice(golden) for _ in range(3))
+                sent = hello + mutated(chance, stream) if turn % 4 else mutated(chance, hello)
+                with socket.create_connection(("127.0.0.1", daemon.port), 5) as wire:
+                    try:
+                        for chunk in chunks(chance, sent):
+                            wire.sendall(chunk)
+                        wire.shutdown(socket.SHUT_WR)
+                        while wire.recv(65_536):
+                            pass
+                    except TimeoutError:
+                        pytest.fail(f"the daemon did not answer {sent!r}")
+                    except OSError:
+                        pass  # it had answered and closed before it was sent everything
+        grown_bytes = seen.peak_bytes - before_bytes
+        record_property("figure", f"{seen.longest_ms:.0f} ms, {grown_bytes / 2**20:.1f} MiB")
+        assert seen.longest_ms <= 200
+        assert grown_bytes <= 16 * 1024 * 1024
+        assert daemon.process.poll() is None
+    finally:
+        printed = daemon.stop()
+    assert "Traceback" not in printed
+    assert daemon.process.returncode == 0

@@ -103,7 +103,7 @@ class BlockingEngine:
 
     def _time_moved(self) -> None:
         with self._lock:
-            self._engine.tick()
+            self._engine.catch_up()
 
     def close(self) -> None:
         """Ends all waits, makes everything durable, and closes the journal."""

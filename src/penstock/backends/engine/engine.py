@@ -1,4 +1,5 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
+Long, because the step of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
@@ -18,10 +19,9 @@ import msgspec
 from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
-from penstock.core.delivery import IN_FLIGHT, Content, Delivery, receives, size_bytes
+from penstock.core.delivery import Content, Delivery, receives, size_bytes
 from penstock.core.events import (
     AnyEvent,
-    Deleted,
     Extended,
     Lost,
     Moved,
@@ -49,6 +49,7 @@ from penstock.errors import (
 from penstock.journal import Journal, MemoryJournal
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    PULL_LIMIT_MAX,
     WAIT_MS_MAX,
     Batch,
     Claim,
@@ -105,6 +106,9 @@ class Housekeeping(Protocol):
 class Engine:
     """One shard served from this process. Not safe for threads: its faces see to that."""
 
+    # How many messages are settled at once before others get their turn.
+    settle_max = SETTLE_MAX
+
     def __init__(
         self,
         journal: Journal | None = None,
@@ -151,6 +155,8 @@ class Engine:
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
+        # From here on, letting go of many messages at once would hold up others.
+        self.shard.discards.is_deferred = True
         self._sequence = 0
         self.answer_sequence = 0
         # What the pull under way has read; None in place of a message that is damaged. A journal
@@ -170,7 +176,7 @@ class Engine:
         now_ms = self._now_ms()
         try:
             if now_ms >= self._alarm.next_ms:
-                self._settle(now_ms)
+                self._settle(now_ms, command)
             reply: R = handler(command, now_ms)
             if not self._events:
                 # Even an answer that changed nothing may rest on a change that is not durable yet:
@@ -231,29 +237,27 @@ class Engine:
         for event, place in zip(pushed, places, strict=True):
             self.shard.place(event.queue, event.number, place)
 
-    def _settle(self, now_ms: int) -> None:
-        """Lets happen what is due, in entries of a bounded size, as long as there is room."""
-        while self._alarm.next_ms <= now_ms:
-            if not self.journal.has_room(2 * SETTLE_MAX):
-                # Whoever waits would do nothing but look again at once.
-                self._alarm.next_ms = now_ms + _NO_ROOM_MS
-                return
-            self._events += self.shard.settle(now_ms)
-            if self._events:
-                self._append()
+    def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
+        """Settles some of what is due, and of the command's own queue as much as it may need."""
+        own_limit = max(self.settle_max, _messages_wanted(command))
+        if not self.journal.has_room(2 * (self.settle_max + 3 * own_limit)):
+            # Whoever waits would do nothing but look again at once.
+            self._alarm.next_ms = now_ms + _NO_ROOM_MS
+            return
+        self._events += self.shard.settle(now_ms, self.settle_max)
+        if self._alarm.next_ms <= now_ms:
+            queue = self.shard.names.get(_queue_named(command))
+            if queue is not None and queue.is_due(now_ms):
+                self._events += self.shard.settle_queue(queue, now_ms, own_limit)
+        if self._events:
+            self._append()
 
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
-        shard = self.shard
-        try:
-            queue = shard.names[command.queue]
-        except (KeyError, TypeError):
-            queue = shard.queue(command.queue)
-        decided = queue.decide_push(command, now_ms, shard.next_number)
+        decided = self.shard.push(command, now_ms)
         if isinstance(decided, int):
             return PushReply(self._ids.show(decided), decided, True)
-        shard.pushed(decided)
         self._events.append(decided)
         return PushReply(self._ids.show(decided.number), decided.number, False)
 
@@ -269,9 +273,11 @@ class Engine:
             if command.attempt_id is not None and not self._events:
                 self._repeat(command, deliveries, now_ms)
             if self._load is None:
-                # Without a journal that reads them, messages hold their content themselves.
+                # Without a journal to read them from, messages hold their content themselves.
                 name = command.queue
-                return [self._claim(each, name, cast(Pushed, each.content)) for each in deliveries]
+                if len(deliveries) == 1:
+                    return [self._claim(deliveries[0], name, deliveries[0].content)]
+                return [self._claim(each, name, each.content) for each in deliveries]
             for delivery, content in zip(deliveries, self._loaded, strict=True):
                 if content is None:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
@@ -317,24 +323,24 @@ class Engine:
             queue = self.shard.names[command.queue]
         except (KeyError, TypeError):
             queue = self.shard.queue(command.queue)
-        number = ticket.number
-        delivery = queue.deliveries.get(number)
-        if (
-            delivery is None
-            or delivery.epoch != ticket.epoch
-            or delivery.state != IN_FLIGHT
-            or ticket.queue != queue.number
-        ):
+        deleted = queue.delete_held(ticket, now_ms)
+        if deleted is None:
+            self._settle_claim(command.queue, ticket, now_ms)
             events = self.shard.decide_delete(command.queue, ticket, now_ms, command.late)
             self._commit(*events)
             return bool(events)
-        event = Deleted(now_ms, ticket.queue, number, ticket.epoch)
-        queue.deleted(event)
-        self._events.append(event)
+        self._events.append(deleted)
         return True
+
+    def _settle_claim(self, name: str, ticket: Ticket, now_ms: int) -> None:
+        """Ends the claim that a receipt is for, if it is due and was not settled yet."""
+        queue = self.shard.queue(name)
+        if queue.number == ticket.queue:
+            self._events += self.shard.settle_claim(queue, ticket, now_ms)
 
     def _extend(self, command: Extend, now_ms: int) -> int:
         ticket = self._receipts.read(command.receipt)
+        self._settle_claim(command.queue, ticket, now_ms)
         event = self.shard.decide_extend(
             command.queue,
             ticket,
@@ -348,6 +354,7 @@ class Engine:
 
     def _release(self, command: Release, now_ms: int) -> None:
         ticket = self._receipts.read(command.receipt)
+        self._settle_claim(command.queue, ticket, now_ms)
         events = self.shard.decide_release(
             command.queue, ticket, command.delay_ms, now_ms, command.late
         )
@@ -436,7 +443,7 @@ class Engine:
     def _redrive(self, command: Redrive, now_ms: int) -> int:
         events = self.shard.redrive(command, now_ms)
         self._events += events
-        return len(events)
+        return sum(type(event) is Moved for event in events)
 
     def _history(self, command: History, now_ms: int) -> list[HistoryEvent]:
         number = self._ids.read(command.id)
@@ -552,8 +559,22 @@ class Engine:
         """When `tick` should next be called, if anyone waits."""
         return self._line.next_wake_ms
 
+    @property
+    def has_due_work(self) -> bool:
+        """Whether something is due now: `tick` should be called again soon, waiters or not."""
+        return self._stopped is None and self._alarm.next_ms <= self.clock.now_ms()
+
+    def catch_up(self) -> None:
+        """Settles everything that is due, however long it takes: for a clock that was set."""
+        self.tick()
+        while self.has_due_work:
+            self.tick()
+
     def tick(self) -> None:
-        """Lets happen what is due; serves those who waited for it, or long enough."""
+        """Settles some of what is due; answers those who waited for it, or long enough.
+
+        It takes milliseconds however much is due; `has_due_work` says whether there is more.
+        """
         if self._stopped is not None:
             return
         now_ms = self.clock.now_ms()
@@ -625,7 +646,7 @@ class Engine:
             content.context,
         )
 
-    def _claim(self, delivery: Delivery, queue: str, content: Pushed) -> Claim:
+    def _claim(self, delivery: Delivery, queue: str, content: Any) -> Claim:
         # The same fields again, written out: this is the hottest reply there is.
         number = delivery.number
         epoch = delivery.epoch
@@ -648,3 +669,16 @@ class Engine:
             epoch,
             delivery.due_at_ms,
         )
+
+
+def _queue_named(command: Any) -> Any:
+    """The queue a command is about; of a batch, that of its first item. None if there is none."""
+    items = getattr(command, "items", None)
+    name = getattr(items[0] if type(items) is list and items else command, "queue", None)
+    return name if type(name) is str else None
+
+
+def _messages_wanted(command: Any) -> int:
+    """How many messages a command may need to see settled; it is not validated yet."""
+    limit = getattr(command, "limit", 1)
+    return limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 1

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
@@ -29,6 +29,8 @@ from penstock.service import REDRIVE_MAX, Claim, Command, Pull, QueueInfo, Relea
 
 R = TypeVar("R")
 _NO_CLAIMS: Sequence[Claim] = ()
+# How late a message may become visible on a server that has nothing else to do.
+SWEEP_S: Final = 0.25
 
 
 class LoopEngine:
@@ -58,6 +60,7 @@ class LoopEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER_MS
         self._closed = False
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._unsubscribe = engine.clock.subscribe(self._time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
@@ -263,7 +266,22 @@ class LoopEngine:
 
     def _time_moved(self) -> None:
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._tick)
+            self._loop.call_soon_threadsafe(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Settles everything that is due since a manual clock was set."""
+        self._tick()
+        while self.engine.has_due_work and self.failure is None and not self._closed:
+            self._tick()
+
+    def _sweep(self) -> None:
+        """Settles, a step at a time, what is due while no command and no waiting pull does so."""
+        pause_s = SWEEP_S
+        if self.engine.has_due_work:
+            self._tick()
+            if self.engine.has_due_work:
+                pause_s = 0.0
+        self._sweeper = self._loop.call_later(pause_s, self._sweep)
 
     # Waiting for the disk.
 
@@ -362,6 +380,7 @@ class LoopEngine:
         if self._closed:
             return
         self._unsubscribe()
+        self._sweeper.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self.engine.upkeep is not None:
@@ -424,7 +443,7 @@ class EngineReply(Pending):
 
 def engine_fault(fault: Exception) -> PenstockError:
     """What is said of an engine that raised what it never should: it may be half-way anywhere."""
-    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}: {fault}")
+    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}")
 
 
 class AsyncEngine:

@@ -33,15 +33,15 @@ async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueue
     return await remote.open_async_service(url, clock)
 
 
-def open_engine(url: str, clock: Clock | None = None) -> Engine:
+def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
 
     Raises InvalidField, or why the store cannot be opened.
     """
-    found = read_url(url)
+    found = url if isinstance(url, BackendUrl) else read_url(url)
     if found.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {url!r} is served elsewhere; an engine needs memory: or file:PATH"
+            f"url: {found.text!r} is served elsewhere; an engine needs memory: or file:PATH"
         )
     return _open(found, clock)
 

@@ -6,6 +6,7 @@
     PATH/daemon/elsewhere  holds the path of the socket, if PATH is too long for one
     PATH/daemon/output     what a daemon writes when something is wrong with itself
     PATH/daemon/port       the TCP port of a daemon that has one
+    PATH/daemon/http       the port of a daemon's /health and /metrics, if it has one
 
 It is a daemon or a `penstock serve`; both answer on the socket in the same way. `starting` starts a
 daemon where there is none; `server.holder` has the other side of these files.

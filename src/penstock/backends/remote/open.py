@@ -58,7 +58,7 @@ def _timeout_s(url: BackendUrl) -> float:
 
 
 def _daemon(url: BackendUrl) -> DaemonEndpoint:
-    url.check_options({"embedded", "idle", "other_owner", "timeout", *_STORE_OPTIONS})
+    url.check_options({"daemon", "embedded", "idle", "other_owner", "timeout", *_STORE_OPTIONS})
     options = {name: url.options[name] for name in _STORE_OPTIONS if name in url.options}
     if "durability" in options:
         from penstock.journal.file import check_durability

@@ -1,6 +1,6 @@
-"""The connection to an SQS endpoint: which one, whose credentials, how long to try.
+"""The connection to an SQS endpoint: its address, the credentials, the timeouts.
 
-Everything that goes wrong in the SDK becomes one of our errors here.
+Every exception of the SDK becomes a PenstockError here.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ ATTEMPTS_MAX: Final = 3
 POLL_S_MAX: Final = 20
 # How many messages one request may bring or take.
 MESSAGES_MAX: Final = 10
-# Each pull that waits has a connection of its own, and nobody else may be kept waiting by them.
+# Each pull that waits has a connection of its own; other requests must find one free.
 CONNECTIONS_MAX: Final = 10_000
-# For an endpoint on this machine when nobody has set up credentials: it will take any.
+# For an endpoint on this machine, if there are no credentials: it accepts any.
 _ANY: Final = "penstock"
-# What an answer must have to be one: a web page, say, is read by the SDK as an empty answer.
+# A field that the answer must have: the SDK reads a web page, for example, as an empty answer.
 _NEEDED: Final = {
     "get_queue_url": "QueueUrl",
     "create_queue": "QueueUrl",
@@ -57,7 +57,7 @@ _NO_CREDENTIALS: Final = (
 
 
 class SqsTarget(NamedTuple):
-    """Where an `sqs:` URL points; `None` is what the AWS settings of this user say."""
+    """The parts of an `sqs:` URL; `None` stands for what the AWS settings of this user say."""
 
     region: str | None
     url: str | None
@@ -67,7 +67,7 @@ class SqsTarget(NamedTuple):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether the endpoint is on this very machine, and so surely not Amazon's."""
+        """Whether the endpoint is on this machine, and so not Amazon's."""
         host = urlsplit(self.url or "").hostname
         if host is None or host == "localhost":
             return host is not None
@@ -78,7 +78,7 @@ class SqsTarget(NamedTuple):
 
 
 def read_endpoint(url: BackendUrl) -> SqsTarget:
-    """What an `sqs://REGION?…` URL says. Raises InvalidField."""
+    """Reads an `sqs://REGION?…` URL. Raises InvalidField."""
     url.check_options({"endpoint", "profile", "account", "timeout"})
     region = url.rest.removeprefix("//").rstrip("/")
     if region and not is_region(region):
@@ -114,7 +114,7 @@ class SqsClient:
         self.closed = False
 
     async def open(self) -> None:
-        """Finds region and credentials; asks nothing of the endpoint yet. Raises RequestError."""
+        """Finds region and credentials; sends no request yet. Raises RequestError."""
         endpoint = self._endpoint
         try:
             session = AioSession(profile=endpoint.profile)
@@ -146,7 +146,7 @@ class SqsClient:
 
     async def _credentials(self, session: Any) -> dict[str, str]:
         if self._endpoint.on_loopback:
-            # No machine on loopback has a role of Amazon's to ask for; asking takes seconds.
+            # A machine whose endpoint is on loopback has no role of Amazon's; asking takes seconds.
             session.get_component("credential_provider").remove("iam-role")
         if await session.get_credentials() is not None:
             return {}
@@ -160,9 +160,9 @@ class SqsClient:
     async def call(
         self, action: str, queue: str | None = None, wait_s: int = 0, **parameters: Any
     ) -> Mapping[str, Any]:
-        """The answer to an action, in the SDK's words for it; `queue` is whom errors are about.
+        """Sends a request of the SDK and returns its answer; errors name the `queue`.
 
-        Raises PenstockError, in the end because the endpoint took too long.
+        Raises PenstockError, BackendLost if no answer came in time.
         """
         if self.closed:
             raise EngineClosed("this service was closed")
@@ -183,8 +183,8 @@ class SqsClient:
         return answer
 
     def no_answer(self, why: str) -> BackendLost:
-        """The error for an answer that is none of SQS's."""
-        return BackendLost(f"{self.shown}: its answer is none of Amazon SQS's: {why}")
+        """The error for an answer that does not have the form of SQS's."""
+        return BackendLost(f"{self.shown}: the answer is not that of an SQS endpoint: {why}")
 
     def _our_error(self, error: Exception, queue: str | None) -> PenstockError:
         if isinstance(error, PenstockError):
@@ -192,18 +192,19 @@ class SqsClient:
         if self.closed:
             return EngineClosed("this service was closed")
         if isinstance(error, faults.ClientError):
-            said = error.response.get("Error", {})
+            detail = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return error_of(str(said.get("Code", "")), str(said.get("Message", "")), status, queue)
-        said = " ".join(str(error).split())
+            code, text = str(detail.get("Code", "")), str(detail.get("Message", ""))
+            return error_of(code, text, status, queue)
+        reason = " ".join(str(error).split())
         if isinstance(error, _NO_CREDENTIALS):
-            return RequestError(f"credentials: {said}")
+            return RequestError(f"credentials: {reason}")
         if isinstance(error, faults.ParamValidationError | faults.ValidationError | ValueError):
-            return InvalidField(f"request: {said}")
+            return InvalidField(f"request: {reason}")
         if isinstance(error, ResponseParserError | AttributeError | LookupError | TypeError):
-            # What the SDK itself stumbles over.
-            return self.no_answer(said)
-        return BackendLost(f"{self.shown}: {said}")
+            # The SDK could not read the answer.
+            return self.no_answer(reason)
+        return BackendLost(f"{self.shown}: {reason}")
 
     async def close(self) -> None:
         """Ends every connection."""

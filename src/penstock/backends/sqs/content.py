@@ -1,8 +1,8 @@
-"""A message between our words and Amazon's: bodies, attributes, ids, and what tells them apart.
+"""Translates messages between Penstock's form and that of Amazon SQS.
 
 SQS carries text that XML can hold, at least one character of it, with up to ten attributes that
-have plain names and are not empty. What fits goes as it is, so that other readers of the queue see
-what was pushed. The rest is marked by two attributes of our own:
+have plain names and are not empty. What fits is sent as it is, so that other readers of the queue
+see what was pushed. The rest is marked by two attributes:
 
     Penstock.Body   base64   the body is the base64 of the bytes pushed
                     empty    the body pushed was empty
@@ -41,12 +41,12 @@ _OWN_DEDUP: Final = "penstock-"
 _PLAIN_NAME: Final = re.compile(r"(?!aws\.|amazon\.|\.)(?!.*\.\.)[A-Z0-9_.-]{1,256}(?<!\.)", re.I)
 _EMPTY: Final = "empty"
 _BASE64: Final = "base64"
-# What stands for an empty body, which SQS would not take.
-_NOTHING: Final = "-"
+# Sent in place of an empty body, which SQS refuses.
+_PLACEHOLDER: Final = "-"
 
 
 class More(msgspec.Struct, omit_defaults=True):
-    """What stands in `Penstock.More`."""
+    """The content of `Penstock.More`."""
 
     text: dict[str, str] = {}
     base64: dict[str, bytes] = {}
@@ -54,7 +54,7 @@ class More(msgspec.Struct, omit_defaults=True):
 
 
 def check_push(command: Push) -> None:
-    """Refuses what no backend would take. Raises InvalidField."""
+    """Refuses what no backend accepts. Raises InvalidField."""
     if type(command.body) is not bytes:
         raise InvalidField(f"body: expected bytes, got {type(command.body).__name__}")
     if command.attributes is not None:
@@ -73,7 +73,7 @@ def check_push(command: Push) -> None:
 
 
 def check_plain_id(field: str, value: str) -> str:
-    """An identifier that SQS takes, too. Raises InvalidField."""
+    """An identifier that SQS accepts, too. Raises InvalidField."""
     try:
         return check_identifier(value, field)
     except Refusal:
@@ -102,7 +102,7 @@ def encode(command: Push) -> dict[str, Any]:
 
 def _encode_body(body: bytes) -> tuple[str, str | None]:
     if not body:
-        return _NOTHING, _EMPTY
+        return _PLACEHOLDER, _EMPTY
     try:
         text = body.decode()
         body_bytes(text)
@@ -117,7 +117,7 @@ def _encode_attributes(
     fits = {name: value for name, value in given.items() if _is_plain(name, value)}
     room = ATTRIBUTES_MAX - (mark is not None)
     if len(fits) > room or len(fits) < len(given) or context:
-        # One place is for the attribute that holds the rest.
+        # One of the ten is the attribute that holds the rest.
         fits = dict(list(fits.items())[: room - 1])
     sent: dict[str, dict[str, Any]] = {}
     for name, value in fits.items():
@@ -135,8 +135,8 @@ def _encode_attributes(
                 more.base64[name] = value
             else:
                 more.text[name] = value
-        shown = msgspec.json.encode(more).decode()
-        sent[MORE] = {"DataType": "String", "StringValue": shown}
+        text = msgspec.json.encode(more).decode()
+        sent[MORE] = {"DataType": "String", "StringValue": text}
     return sent
 
 
@@ -167,7 +167,7 @@ def new_dedup_id() -> str:
 
 
 def decode(queue: str, received: Mapping[str, Any], source: str | None, deadline_ms: int) -> Claim:
-    """The claim that a received message is."""
+    """A received message as a claim."""
     system = received.get("Attributes", {})
     attributes, context, mark = _decode_attributes(received.get("MessageAttributes", {}))
     receives = int(system.get("ApproximateReceiveCount", 1))
@@ -184,7 +184,7 @@ def decode(queue: str, received: Mapping[str, Any], source: str | None, deadline
         group=system.get("MessageGroupId"),
         dedup_id=dedup_id,
         pushed_at_ms=int(system.get("SentTimestamp", 0)),
-        # Amazon's have up to 128 bits; what is left keeps their order for as long as anyone looks.
+        # Amazon's have up to 128 bits; the lower 63 keep the order of messages that exist together.
         sequence=int(system.get("SequenceNumber", 0)) % 2**63,
         receives=receives,
         first_pulled_at_ms=None if first_ms is None else int(first_ms),
@@ -203,7 +203,7 @@ def _decode_body(text: str, mark: str | None) -> bytes:
         try:
             return b64decode(text, validate=True)
         except ValueError:
-            # Somebody else's mark: the body is theirs as it stands.
+            # The mark was not made by this adapter: the body is what was sent.
             pass
     return text.encode()
 

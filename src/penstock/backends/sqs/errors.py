@@ -1,7 +1,7 @@
-"""Amazon's errors as ours: sorted by what the caller should do next.
+"""Translates Amazon's errors into Penstock's.
 
 Endpoints name one error in several ways (`AWS.SimpleQueueService.NonExistentQueue` and
-`QueueDoesNotExist` are the same): what counts is the part after the last dot.
+`QueueDoesNotExist` are the same): only the part after the last dot is looked at.
 """
 
 import re
@@ -96,7 +96,7 @@ _KINDS: Final[dict[str, type[PenstockError]]] = {
     ),
     **dict.fromkeys(("InternalFailure", "InternalError", "InternalServerError"), BackendLost),
 }
-_NOT_LET_IN: Final = frozenset(
+_DENIED: Final = frozenset(
     {
         "AccessDenied",
         "AccessDeniedException",
@@ -121,59 +121,59 @@ _NOT_LET_IN: Final = frozenset(
 
 
 def error_of(code: str, message: str, status: int, queue: str | None = None) -> PenstockError:
-    """The error that stands for an answer of SQS, about this queue if about any."""
+    """Translates an error of SQS; `queue` is the one that was asked about, if any."""
     name = code.rpartition(".")[2].rpartition("#")[2]
-    said = " ".join(message.split()) or name
-    if name in _NOT_LET_IN:
-        return RequestError(f"credentials: Amazon SQS does not let them do this ({name}): {said}")
+    text = " ".join(message.split()) or name
+    if name in _DENIED:
+        return RequestError(f"credentials: Amazon SQS denies this request ({name}): {text}")
     kind = _KINDS.get(name)
     if kind is None:
         if status in (429, 503):
-            return Overloaded(f"Amazon SQS asks for patience ({name}): {said}")
+            return Overloaded(f"Amazon SQS is overloaded ({name}): {text}")
         if status >= 500:
-            return BackendLost(f"Amazon SQS failed ({status} {name}): {said}")
-        return RequestError(f"Amazon SQS refuses this ({name}): {said}")
+            return BackendLost(f"Amazon SQS failed ({status} {name}): {text}")
+        return RequestError(f"Amazon SQS refuses this ({name}): {text}")
     if kind is QueueNotFound:
-        return no_queue(queue) if queue is not None else QueueNotFound(f"queue: {said}")
+        return no_queue(queue) if queue is not None else QueueNotFound(f"queue: {text}")
     if kind is QueueExists:
         return QueueExists(
-            f"queue: {queue!r} exists with other settings ({field_in(said) or said}); "
+            f"queue: {queue!r} exists with other settings ({field_in(text) or text}); "
             "configure it instead"
         )
     if kind is InvalidField:
-        return _invalid(said)
+        return _invalid(text)
     if kind in (InvalidReceipt, StaleReceipt):
-        return kind(f"receipt: {said}")
+        return kind(f"receipt: {text}")
     if kind is MessageTooLarge:
-        return MessageTooLarge(f"body: {said}")
-    return kind(f"Amazon SQS says {name}: {said}")
+        return MessageTooLarge(f"body: {text}")
+    return kind(f"Amazon SQS says {name}: {text}")
 
 
 def no_queue(queue: str) -> QueueNotFound:
-    """There is no such queue."""
+    """The error for a queue that does not exist."""
     return QueueNotFound(f"queue: there is no queue {queue!r}; create it first")
 
 
-def field_in(said: str) -> str | None:
-    """The name here of the first parameter or attribute that Amazon's words mention."""
-    found = _NAMED.search(said)
+def field_in(text: str) -> str | None:
+    """Penstock's name of the first parameter or attribute that a message of Amazon's mentions."""
+    found = _NAMED.search(text)
     return None if found is None else _FIELDS[found[0]]
 
 
-def _invalid(said: str) -> PenstockError:
-    lowered = said.lower()
+def _invalid(text: str) -> PenstockError:
+    lowered = text.lower()
     if "shorter than" in lowered or "message too long" in lowered:
-        return MessageTooLarge(f"body: with its attributes it is too large: {said}")
-    field = field_in(said)
+        return MessageTooLarge(f"body: with its attributes it is too large: {text}")
+    field = field_in(text)
     if field == "receipt":
-        # A receipt that SQS can read, but that holds no message any more.
-        return StaleReceipt(f"receipt: {said}")
+        # A receipt that SQS can read, but whose message is gone.
+        return StaleReceipt(f"receipt: {text}")
     if field == "attempt_id" and "expired" in lowered:
-        return AttemptLapsed(f"attempt_id: {said}; pull with a new id")
+        return AttemptLapsed(f"attempt_id: {text}; pull with a new id")
     if "task running" in lowered:
-        return Overloaded(f"queue: {said}")
+        return Overloaded(f"queue: {text}")
     if "dead letter queue" in lowered and field is None:
-        return InvalidField(f"to: {said} Say where its messages should go")
+        return InvalidField(f"to: {text} Say where its messages should go")
     if "characters found" in lowered:
         field = "body"
-    return InvalidField(f"{field or 'request'}: {said}")
+    return InvalidField(f"{field or 'request'}: {text}")

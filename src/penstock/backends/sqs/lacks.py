@@ -1,6 +1,6 @@
-"""What Amazon SQS cannot do, and what its own queues do less exactly than the contract says.
+"""What Amazon SQS cannot do, and what it does less exactly than the contract says.
 
-The documentation prints both tables; a test compares.
+docs/sqs-adapter.md prints both tables; a test compares them.
 """
 
 from collections.abc import Mapping

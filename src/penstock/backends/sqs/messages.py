@@ -1,7 +1,8 @@
-"""Pushes and what ends a claim, each alone or by ten.
+"""Push, delete, extend and release, alone or in batches.
 
 A batch is cut into runs of one verb on one queue, and these into requests of at most ten entries
-and a mebibyte. Pushes go out one request after another, to keep their order; the rest side by side.
+and one MiB. The requests of a run of pushes are sent one after another, to keep their order; those
+of the other verbs at the same time.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from penstock.backends.sqs.content import (
 )
 from penstock.backends.sqs.errors import error_of
 from penstock.backends.sqs.lacks import LACKS
-from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.queues import KnownQueue, QueueCache
 from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
 from penstock.errors import (
@@ -59,7 +60,7 @@ _ACTIONS: Final[dict[type, str]] = {
 
 
 class Entry(NamedTuple):
-    """One item of a batch as SQS is to be sent it, and the reply if SQS grants it."""
+    """One item of a batch: what is sent to SQS, and how its success becomes a reply."""
 
     place: int
     sent: dict[str, Any]
@@ -68,53 +69,55 @@ class Entry(NamedTuple):
 
 
 def pushed(answer: Any) -> PushReply:
-    """The reply to a push. SQS does not say whether it knew the message already."""
+    """The reply to a push. SQS does not report whether the message is a duplicate."""
     return PushReply(answer["MessageId"], int(answer.get("SequenceNumber", 0)) % 2**63, False)
 
 
 def check_receipt(receipt: object) -> str:
-    """A receipt that SQS could have made. Raises InvalidReceipt."""
+    """Refuses a receipt that SQS cannot have made. Raises InvalidReceipt."""
     if type(receipt) is not str or not receipt.isascii() or not receipt.isprintable():
-        raise InvalidReceipt("receipt: this is none of Amazon SQS's")
+        raise InvalidReceipt("receipt: not a receipt of Amazon SQS: expected printable ASCII text")
     if not 1 <= len(receipt) <= RECEIPT_CHARS_MAX:
-        raise InvalidReceipt(f"receipt: {len(receipt)} characters cannot be one of Amazon SQS's")
+        raise InvalidReceipt(
+            f"receipt: has {len(receipt)} characters; Amazon SQS has 1 to {RECEIPT_CHARS_MAX}"
+        )
     return receipt
 
 
 class SqsMessages:
-    """The verbs that take a message or a receipt."""
+    """The commands that carry a message or a receipt."""
 
-    def __init__(self, book: QueueBook, clock: Clock) -> None:
-        self._book = book
+    def __init__(self, queues: QueueCache, clock: Clock) -> None:
+        self._queues = queues
         self._clock = clock
 
     async def push(self, command: Push) -> PushReply:
         """SendMessage."""
-        queue = await self._book.find(command.queue)
+        queue = await self._queues.find(command.queue)
         sent = await self._message(queue, command)
-        return pushed(await self._book.ask("send_message", queue, **sent))
+        return pushed(await self._queues.call("send_message", queue, **sent))
 
     async def delete(self, command: Delete) -> bool:
         """DeleteMessage."""
-        queue = await self._book.find(command.queue)
+        queue = await self._queues.find(command.queue)
         receipt = check_receipt(command.receipt)
-        await self._book.ask("delete_message", queue, ReceiptHandle=receipt)
+        await self._queues.call("delete_message", queue, ReceiptHandle=receipt)
         return True
 
     async def extend(self, command: Extend) -> int:
         """ChangeMessageVisibility; the new deadline is the reply."""
-        queue = await self._book.find(command.queue)
+        queue = await self._queues.find(command.queue)
         sent, deadline_ms = self._extension(command)
-        await self._book.ask("change_message_visibility", queue, **sent)
+        await self._queues.call("change_message_visibility", queue, **sent)
         return deadline_ms
 
     async def release(self, command: Release) -> None:
-        """ChangeMessageVisibility to nothing, or to the delay."""
-        queue = await self._book.find(command.queue)
-        await self._book.ask("change_message_visibility", queue, **_return(command))
+        """ChangeMessageVisibility to 0, or to the delay."""
+        queue = await self._queues.find(command.queue)
+        await self._queues.call("change_message_visibility", queue, **_return(command))
 
-    async def _message(self, queue: Known, command: Push) -> dict[str, Any]:
-        """What SQS is to be sent for a push. Raises RequestError."""
+    async def _message(self, queue: KnownQueue, command: Push) -> dict[str, Any]:
+        """The parameters of SendMessage for a push. Raises RequestError."""
         check_push(command)
         if command.priority:
             raise UnsupportedOperation(f"priority: {LACKS['priority order']}")
@@ -125,7 +128,7 @@ class SqsMessages:
             sent["MessageGroupId"] = command.group
         delay_s = None if command.delay_ms is None else whole_seconds(command.delay_ms)
         if delay_s is not None and delay_s > DELAY_S_MAX:
-            raise InvalidField(f"delay: Amazon SQS takes 0 to {DELAY_S_MAX} s, got {delay_s} s")
+            raise InvalidField(f"delay: Amazon SQS takes 0 to {DELAY_S_MAX} s; got {delay_s} s")
         if queue.fifo:
             await self._order(queue, command, delay_s, sent)
         elif command.dedup_id is not None:
@@ -135,12 +138,12 @@ class SqsMessages:
         return sent
 
     async def _order(
-        self, queue: Known, command: Push, delay_s: int | None, sent: dict[str, Any]
+        self, queue: KnownQueue, command: Push, delay_s: int | None, sent: dict[str, Any]
     ) -> None:
-        """What a FIFO queue wants to know besides. Raises RequestError."""
+        """Adds the parameters that a FIFO queue needs. Raises RequestError."""
         if command.group is None:
             raise InvalidField(f"group: the fifo queue {queue.name!r} needs one with every push")
-        settings = (await self._book.info(queue)).settings
+        settings = (await self._queues.info(queue)).settings
         if delay_s is not None and delay_s * 1_000 != settings.delay_ms:
             raise UnsupportedOperation(f"delay: {LACKS['fifo delay']}")
         if command.dedup_id is not None:
@@ -160,8 +163,8 @@ class SqsMessages:
     async def batch(self, command: Batch) -> list[Any]:
         """Each item's reply, or the error that refused it.
 
-        If SQS cannot be reached half-way, the items it was not asked about say so. Raises
-        UnavailableError if it cannot be reached at all.
+        If the connection is lost half-way, the items that were not sent have that error. Raises
+        UnavailableError if nothing could be sent.
         """
         items = command.items
         if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
@@ -190,7 +193,7 @@ class SqsMessages:
     ) -> None:
         """Does one verb on one queue."""
         try:
-            queue = await self._book.find(name)
+            queue = await self._queues.find(name)
         except RequestError as refused:
             for place, _ in items:
                 replies[place] = refused
@@ -202,9 +205,9 @@ class SqsMessages:
             except RequestError as refused:
                 replies[place] = refused
         requests = list(_requests(entries))
-        side_by_side = 1 if verb is Push else REQUESTS_AT_ONCE
-        for first in range(0, len(requests), side_by_side):
-            together = requests[first : first + side_by_side]
+        parallel = 1 if verb is Push else REQUESTS_AT_ONCE
+        for first in range(0, len(requests), parallel):
+            together = requests[first : first + parallel]
             outcomes = await asyncio.gather(
                 *(self._request(_ACTIONS[verb], queue, each, replies) for each in together),
                 return_exceptions=True,
@@ -213,7 +216,7 @@ class SqsMessages:
                 if outcome is not None:
                     raise outcome
 
-    async def _entry(self, queue: Known, place: int, item: Any) -> Entry:
+    async def _entry(self, queue: KnownQueue, place: int, item: Any) -> Entry:
         if type(item) is Push:
             sent = await self._message(queue, item)
             return Entry(place, sent, pushed, size_of(sent))
@@ -225,17 +228,17 @@ class SqsMessages:
         return Entry(place, sent, lambda _: deadline_ms)
 
     async def _request(
-        self, action: str, queue: Known, entries: Sequence[Entry], replies: list[Any]
+        self, action: str, queue: KnownQueue, entries: Sequence[Entry], replies: list[Any]
     ) -> None:
-        """One request. Raises UnavailableError; what refuses the whole refuses each of it."""
+        """Sends one request; if it is refused, so is each entry. Raises UnavailableError."""
         sent = [{"Id": str(number), **each.sent} for number, each in enumerate(entries)]
         try:
-            answer = await self._book.ask(action, queue, Entries=sent)
+            answer = await self._queues.call(action, queue, Entries=sent)
         except MessageTooLarge as refused:
             if len(entries) == 1:
                 replies[entries[0].place] = refused
                 return
-            # An endpoint whose limit is lower than Amazon's: half as many may pass.
+            # The limit of this endpoint is lower than Amazon's: try half as many.
             middle = len(entries) // 2
             await self._request(action, queue, entries[:middle], replies)
             await self._request(action, queue, entries[middle:], replies)
@@ -249,8 +252,8 @@ class SqsMessages:
             replies[entry.place] = entry.reply(granted)
         for failed in answer.get("Failed", []):
             status = 400 if failed.get("SenderFault") else 500
-            said = failed.get("Message", "")
-            error = error_of(failed.get("Code", ""), said, status, queue.name)
+            text = failed.get("Message", "")
+            error = error_of(failed.get("Code", ""), text, status, queue.name)
             replies[entries[int(failed["Id"])].place] = error
 
 
@@ -258,12 +261,12 @@ def _return(command: Release) -> dict[str, Any]:
     check_number("delay_ms", command.delay_ms, 0, DELAY_MS_MAX)
     delay_s = whole_seconds(command.delay_ms)
     if delay_s > VISIBILITY_S_MAX:
-        raise InvalidField(f"delay: Amazon SQS takes 0 to {VISIBILITY_S_MAX} s, got {delay_s} s")
+        raise InvalidField(f"delay: Amazon SQS takes 0 to {VISIBILITY_S_MAX} s; got {delay_s} s")
     return {"ReceiptHandle": check_receipt(command.receipt), "VisibilityTimeout": delay_s}
 
 
 def _requests(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """The entries in portions that SQS takes."""
+    """The entries in portions that SQS accepts."""
     portion: list[Entry] = []
     size_bytes = 0
     for entry in entries:

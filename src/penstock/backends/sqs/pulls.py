@@ -1,4 +1,4 @@
-"""SqsPulls: one long poll after another, and nothing kept from others when a caller goes away."""
+"""Pull: one long poll after another; messages received for a cancelled caller are released."""
 
 import asyncio
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from penstock.backends.sqs.client import MESSAGES_MAX, POLL_S_MAX
 from penstock.backends.sqs.content import check_plain_id, decode, new_dedup_id
 from penstock.backends.sqs.lacks import LACKS
-from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.queues import KnownQueue, QueueCache
 from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
 from penstock.errors import QueueDeleted, QueueNotFound, UnsupportedOperation
@@ -20,7 +20,7 @@ from penstock.service import (
     check_number,
 )
 
-# An empty answer that came sooner than this was not waited for: the next must not follow at once.
+# An endpoint that answers sooner than this did not wait: pause before the next request.
 _WAITED_S_MIN: Final = 1.0
 _PAUSE_S: Final = 0.1
 
@@ -28,18 +28,18 @@ _PAUSE_S: Final = 0.1
 class SqsPulls:
     """The pulls of one connection."""
 
-    def __init__(self, book: QueueBook, clock: Clock) -> None:
-        self._book = book
+    def __init__(self, queues: QueueCache, clock: Clock) -> None:
+        self._queues = queues
         self._clock = clock
         self._polls: set[asyncio.Task[Any]] = set()
 
     async def pull(self, command: Pull) -> list[Claim]:
-        """ReceiveMessage, as often as it takes."""
+        """ReceiveMessage, repeated until the limit is reached or the queue is empty."""
         _check(command)
-        queue = await self._book.find(command.queue)
+        queue = await self._queues.find(command.queue)
         if command.attempt_id is not None and not queue.fifo:
             raise UnsupportedOperation(f"attempt_id: {LACKS['attempts']}")
-        settings = (await self._book.info(queue)).settings
+        settings = (await self._queues.info(queue)).settings
         wait_ms = settings.wait_ms if command.wait_ms is None else command.wait_ms
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
@@ -47,7 +47,7 @@ class SqsPulls:
         visibility_s = whole_seconds(visibility_ms)
         claims = await self._first(queue, command, visibility_s, wait_ms)
         if command.attempt_id is not None or not visibility_s:
-            # An attempt is one answer; and a claim that is over already would only come again.
+            # An attempt id stands for one request; without a visibility the same messages return.
             return claims
         while claims and len(claims) % MESSAGES_MAX == 0 and len(claims) < command.limit:
             limit = min(MESSAGES_MAX, command.limit - len(claims))
@@ -58,16 +58,16 @@ class SqsPulls:
         return claims
 
     async def _first(
-        self, queue: Known, command: Pull, visibility_s: int, wait_ms: int
+        self, queue: KnownQueue, command: Pull, visibility_s: int, wait_ms: int
     ) -> list[Claim]:
-        """The first messages there are, waited for as long as the caller likes."""
+        """The first messages, after a wait of up to `wait_ms`."""
         limit = min(MESSAGES_MAX, command.limit)
         until_ms = self._clock.now_ms() + wait_ms
         left_ms = wait_ms
         loop = asyncio.get_running_loop()
         while True:
             wait_s = min(POLL_S_MAX, whole_seconds(left_ms))
-            asked_at_s = loop.time()
+            sent_at_s = loop.time()
             try:
                 claims = await self._receive(queue, limit, visibility_s, wait_s, command.attempt_id)
             except QueueNotFound:
@@ -77,13 +77,13 @@ class SqsPulls:
             left_ms = until_ms - self._clock.now_ms()
             if claims or left_ms <= 0:
                 return claims
-            if loop.time() - asked_at_s < _WAITED_S_MIN:
+            if loop.time() - sent_at_s < _WAITED_S_MIN:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _receive(
-        self, queue: Known, limit: int, visibility_s: int, wait_s: int, attempt_id: str | None
+        self, queue: KnownQueue, limit: int, visibility_s: int, wait_s: int, attempt_id: str | None
     ) -> list[Claim]:
-        asked: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "MaxNumberOfMessages": limit,
             "VisibilityTimeout": visibility_s,
             "WaitTimeSeconds": wait_s,
@@ -92,22 +92,22 @@ class SqsPulls:
         }
         if queue.fifo:
             # With an id, a request that the SDK repeats is given the same messages again.
-            asked["ReceiveRequestAttemptId"] = attempt_id or new_dedup_id()
-        poll = self._start(self._book.ask("receive_message", queue, wait_s, **asked))
+            parameters["ReceiveRequestAttemptId"] = attempt_id or new_dedup_id()
+        poll = self._start(self._queues.call("receive_message", queue, wait_s, **parameters))
         try:
             answer = await asyncio.shield(poll)
         except asyncio.CancelledError:
-            # What it may yet bring is for others: it would be hidden from them until it timed out.
-            poll.add_done_callback(lambda done: self._give_back(queue, done))
+            # Messages that it still receives would be hidden until their visibility timeout.
+            poll.add_done_callback(lambda done: self._release_received(queue, done))
             raise
         deadline_ms = self._clock.now_ms() + visibility_s * 1_000
         return [
-            decode(queue.name, received, self._book.source_of(queue, received), deadline_ms)
+            decode(queue.name, received, self._queues.source_of(queue, received), deadline_ms)
             for received in answer.get("Messages", [])
         ]
 
-    def _start(self, asking: Any) -> "asyncio.Task[Any]":
-        task = asyncio.get_running_loop().create_task(asking)
+    def _start(self, request: Any) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(request)
         self._polls.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -115,22 +115,22 @@ class SqsPulls:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._polls.discard(task)
         if not task.cancelled():
-            # Looked at, in case nobody is left to be told.
+            # Retrieved, or asyncio logs it if no caller is left.
             task.exception()
 
-    def _give_back(self, queue: Known, poll: "asyncio.Task[Any]") -> None:
-        if self._book.client.closed or poll.cancelled() or poll.exception() is not None:
+    def _release_received(self, queue: KnownQueue, poll: "asyncio.Task[Any]") -> None:
+        if self._queues.client.closed or poll.cancelled() or poll.exception() is not None:
             return
         for received in poll.result().get("Messages", []):
             receipt = received["ReceiptHandle"]
             self._start(
-                self._book.ask(
+                self._queues.call(
                     "change_message_visibility", queue, ReceiptHandle=receipt, VisibilityTimeout=0
                 )
             )
 
     async def close(self) -> None:
-        """Ends every poll: those who wait for it are told that the service was closed."""
+        """Cancels every poll; their callers get EngineClosed."""
         polls = list(self._polls)
         for poll in polls:
             poll.cancel()

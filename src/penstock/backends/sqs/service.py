@@ -4,10 +4,11 @@
     sqs://REGION?endpoint=http://127.0.0.1:9324      another endpoint
     sqs://REGION?profile=NAME&account=DIGITS         another user, another account's queues
 
-A queue's URL is asked for once and forgotten when its queue is gone. Its attributes are believed
-for a minute, which is how long Amazon takes to make a change of them known.
+A queue's URL is looked up once and dropped when the queue is gone. Its attributes are cached for a
+minute, which is how long Amazon takes to make a change of them visible.
 
-A push is at least once: the SDK repeats what got no answer, and only a FIFO queue can tell.
+A push is at least once: the SDK repeats a request that got no answer, and only a FIFO queue
+recognises the repetition.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ from penstock.backends.sqs.lacks import LACKS
 from penstock.backends.sqs.messages import SqsMessages
 from penstock.backends.sqs.moves import SqsMoves
 from penstock.backends.sqs.pulls import SqsPulls
-from penstock.backends.sqs.queues import Known, QueueBook
+from penstock.backends.sqs.queues import KnownQueue, QueueCache
 from penstock.backends.sqs.settings import FIFO, attributes_of, check_settings, read_name
 from penstock.clock import Clock, SystemClock
 from penstock.errors import (
@@ -65,8 +66,8 @@ from penstock.service import (
 from penstock.url import BackendUrl
 
 R = TypeVar("R")
-# What reading an answer raises that is none of SQS's.
-_NONSENSE: Final = (LookupError, ValueError, TypeError, AttributeError)
+# Raised by the reading of an answer that does not have the form of SQS's.
+_MALFORMED: Final = (LookupError, ValueError, TypeError, AttributeError)
 _STATES: Final = ("visible", "delayed", "in_flight")
 _DEPTHS: Final = (
     "ApproximateNumberOfMessages",
@@ -92,16 +93,16 @@ class AsyncSqs:
     """An `AsyncQueueService` of SQS queues. It belongs to one event loop."""
 
     LACKS: ClassVar[Mapping[str, str]] = LACKS
-    # A move task moves all there is.
+    # A move task moves every message.
     redrive_max: int = 2**31
 
     def __init__(self, client: SqsClient, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         self._client = client
-        self._book = QueueBook(client)
-        self._pulls = SqsPulls(self._book, clock)
-        self._moves = SqsMoves(self._book)
-        self._messages = messages = SqsMessages(self._book, clock)
+        self._queues = QueueCache(client)
+        self._pulls = SqsPulls(self._queues, clock)
+        self._moves = SqsMoves(self._queues)
+        self._messages = messages = SqsMessages(self._queues, clock)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: messages.push,
             Pull: self._pulls.pull,
@@ -127,11 +128,11 @@ class AsyncSqs:
         """Does what the command says. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
-            raise InvalidField(f"command: {type(command).__name__} is not one SQS knows")
+            raise InvalidField(f"command: {type(command).__name__} is not known to the SQS adapter")
         try:
             return cast(R, await handler(command))
-        except _NONSENSE as error:
-            # Commands are checked before anything is asked: it is the answer that makes no sense.
+        except _MALFORMED as error:
+            # Commands are checked before they are sent, so it is the answer that has no sense.
             why = f"{type(error).__name__}: {error}"
             raise self._client.no_answer(why) from error
 
@@ -141,10 +142,10 @@ class AsyncSqs:
         await self._pulls.close()
         await self._client.close()
 
-    # Looking.
+    # Queries.
 
     async def _peek(self, command: Peek) -> list[Message]:
-        await self._book.find(command.queue)
+        await self._queues.find(command.queue)
         check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
         if command.state not in _STATES:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
@@ -154,8 +155,8 @@ class AsyncSqs:
         raise UnsupportedOperation(f"history: {LACKS['history']}")
 
     async def _stats(self, command: Stats) -> QueueStats:
-        queue = await self._book.find(command.queue)
-        shown = await self._book.attributes(queue, *_DEPTHS)
+        queue = await self._queues.find(command.queue)
+        shown = await self._queues.attributes(queue, *_DEPTHS)
         visible, delayed, in_flight = (int(shown.get(name, 0)) for name in _DEPTHS)
         return QueueStats(queue.name, visible, delayed, in_flight, 0, None, 0)
 
@@ -164,7 +165,9 @@ class AsyncSqs:
     async def _create(self, command: CreateQueue) -> QueueInfo:
         bare, account = read_name(command.queue)
         if account is not None:
-            raise InvalidField(f"queue: {command.queue!r} is another account's to create")
+            raise InvalidField(
+                f"queue: {command.queue!r} belongs to another account; create it there"
+            )
         given = command.settings
         if type(given) is dict and bare.endswith(FIFO):
             given = {"fifo": True, **given}
@@ -179,7 +182,7 @@ class AsyncSqs:
             answer = await self._client.call(
                 "create_queue", bare, QueueName=bare, Attributes=attributes, **notes
             )
-        info = await self._book.described(self._book.learn(bare, answer["QueueUrl"]))
+        info = await self._queues.described(self._queues.learn(bare, answer["QueueUrl"]))
         if "annotations" in given and info.settings.annotations != settings.annotations:
             raise QueueExists(
                 f"queue: {bare!r} exists with other settings (annotations); configure it instead"
@@ -192,7 +195,7 @@ class AsyncSqs:
     ) -> AsyncIterator[str | None]:
         """The ARN of the dead-letter queue, which is made if there is none, and added to `made`.
 
-        If what it was wanted for is refused, it is not left behind.
+        It is deleted again if the command that needed it is refused.
         """
         name = settings.dead_letter
         if name is None:
@@ -200,65 +203,67 @@ class AsyncSqs:
             return
         was_there = True
         try:
-            queue = await self._book.find(name)
+            queue = await self._queues.find(name)
         except QueueNotFound:
             was_there = False
             await self._create(CreateQueue(name, {}))
             made.append(name)
-            queue = await self._book.find(name)
+            queue = await self._queues.find(name)
         try:
-            yield await self._book.arn(queue)
+            yield await self._queues.arn(queue)
         except RequestError:
             if not was_there:
                 await self._remove(DeleteQueue(name))
             raise
 
     async def _configure(self, command: ConfigureQueue) -> QueueInfo:
-        queue = await self._book.find(command.queue)
-        before = (await self._book.described(queue)).settings
+        queue = await self._queues.find(command.queue)
+        before = (await self._queues.described(queue)).settings
         settings = changed_settings(before, command.settings)
         if settings.fifo != before.fifo:
-            raise InvalidField(f"fifo: {queue.name!r} is what it was created as; make a new queue")
+            raise InvalidField(
+                f"fifo: {queue.name!r} cannot be changed to or from fifo; make a new queue"
+            )
         given = dict(command.settings)
         check_settings(queue.name.partition("@")[0], settings, given, LACKS)
         if "dead_letter" in given or "max_receives" in given:
             given |= {"dead_letter": settings.dead_letter, "max_receives": settings.max_receives}
-        queue.stale()
+        queue.drop_info()
         made: list[str] = []
         async with self._dead_letter(
             settings if "dead_letter" in given else QueueSettings(), made
         ) as arn:
             attributes = attributes_of(given, settings.fifo, arn)
             if attributes:
-                await self._book.ask("set_queue_attributes", queue, Attributes=attributes)
+                await self._queues.call("set_queue_attributes", queue, Attributes=attributes)
         if settings.annotations != before.annotations:
             await self._annotate(queue, before.annotations, settings.annotations)
-        return msgspec.structs.replace(await self._book.described(queue), also_created=made)
+        return msgspec.structs.replace(await self._queues.described(queue), also_created=made)
 
     async def _annotate(
-        self, queue: Known, before: Mapping[str, str], after: Mapping[str, str]
+        self, queue: KnownQueue, before: Mapping[str, str], after: Mapping[str, str]
     ) -> None:
         gone = [name for name in before if name not in after]
         if gone:
-            await self._book.ask("untag_queue", queue, TagKeys=gone)
+            await self._queues.call("untag_queue", queue, TagKeys=gone)
         if after:
-            await self._book.ask("tag_queue", queue, Tags=dict(after))
+            await self._queues.call("tag_queue", queue, Tags=dict(after))
 
     async def _remove(self, command: DeleteQueue) -> None:
-        queue = await self._book.find(command.queue)
+        queue = await self._queues.find(command.queue)
         if not command.force:
-            check_unused(queue.name, await self._book.sources(queue))
-        await self._book.ask("delete_queue", queue)
-        self._book.forget(queue.name)
+            check_unused(queue.name, await self._queues.sources(queue))
+        await self._queues.call("delete_queue", queue)
+        self._queues.forget(queue.name)
 
     async def _describe(self, command: DescribeQueue) -> QueueInfo:
-        return await self._book.described(await self._book.find(command.queue))
+        return await self._queues.described(await self._queues.find(command.queue))
 
     async def _list(self, command: ListQueues) -> list[str]:
         check_number("limit", command.limit, 1, 2**31)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
-        names = await self._book.names(command.prefix)
+        names = await self._queues.names(command.prefix)
         return [name for name in names if name > command.after][: command.limit]
 
     async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
@@ -270,13 +275,13 @@ class AsyncSqs:
 
     async def _purge(self, command: Purge) -> int:
         stats = await self._stats(Stats(command.queue))
-        await self._book.ask("purge_queue", await self._book.find(command.queue))
+        await self._queues.call("purge_queue", await self._queues.find(command.queue))
         return stats.messages
 
     async def _redrive(self, command: Redrive) -> int:
         check_number("limit", command.limit, 1, 2**63 - 1)
-        queue = await self._book.find(command.queue)
-        to = None if command.to is None else await self._book.find(command.to)
+        queue = await self._queues.find(command.queue)
+        to = None if command.to is None else await self._queues.find(command.to)
         if to is not None and to.name == queue.name:
             raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
         if to is not None and to.fifo != queue.fifo:

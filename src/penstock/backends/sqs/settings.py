@@ -1,4 +1,4 @@
-"""A queue's settings between our words and Amazon's attributes and tags.
+"""Translates a queue's settings into attributes and tags of Amazon SQS, and back.
 
     visibility_ms, delay_ms, wait_ms, retention_ms    attributes in whole seconds, rounded up
     body_bytes_max                                    MaximumMessageSize
@@ -7,7 +7,7 @@
     dedup_per_group                                   DeduplicationScope
     annotations                                       the queue's tags
 
-What SQS has no word for is refused: a queue must not seem to have a limit that it has not.
+A setting that SQS does not have is refused: a queue must not seem to have a limit it has not.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def read_name(name: object, field: str = "queue") -> tuple[str, str | None]:
 
 
 def name_of(arn: object, account: str) -> str | None:
-    """The name here of the queue at an ARN, seen from this account; None if it is no queue's."""
+    """The name of the queue at an ARN, relative to this account; None if it is not a queue's."""
     address = read_arn(arn)
     if address is None:
         return None
@@ -59,7 +59,7 @@ def check_settings(
 ) -> None:
     """Refuses settings that a queue of SQS cannot have. Raises InvalidField, UnsupportedOperation.
 
-    `settings` is the queue as it would be, `given` what was asked for.
+    `settings` are those the queue would have, `given` those of the command.
     """
     for field, lacking in (
         ("messages_max", "capacity by messages"),
@@ -70,7 +70,7 @@ def check_settings(
             raise UnsupportedOperation(f"{field}: {lacks[lacking]}")
     if settings.fifo != queue.endswith(FIFO):
         raise InvalidField(
-            f"fifo: Amazon SQS tells fifo queues by names that end in {FIFO}, and {queue!r} "
+            f"fifo: Amazon SQS has fifo queues with names that end in {FIFO} only; {queue!r} "
             + ("does" if not settings.fifo else "does not")
         )
     if settings.dedup_by_content and not settings.fifo:
@@ -81,7 +81,7 @@ def check_settings(
             unit = " s" if number.factor > 1 else ""
             if not number.low <= value <= number.high:
                 raise InvalidField(
-                    f"{number.setting}: Amazon SQS takes {number.low} to {number.high}{unit}, "
+                    f"{number.setting}: Amazon SQS takes {number.low} to {number.high}{unit}; "
                     f"got {value}{unit}"
                 )
     if settings.dead_letter is not None:
@@ -98,7 +98,7 @@ def check_settings(
 def attributes_of(
     given: Mapping[str, Any], fifo: bool, dead_letter_arn: str | None
 ) -> dict[str, str]:
-    """The attributes that stand for these settings; the ARN is that of the dead-letter queue."""
+    """Translates settings into attributes; the ARN is that of the dead-letter queue."""
     attributes = {
         name: str(-(-given[number.setting] // number.factor))
         for name, number in NUMBERS.items()
@@ -119,7 +119,7 @@ def attributes_of(
 def settings_of(
     attributes: Mapping[str, str], tags: Mapping[str, str], fifo: bool
 ) -> QueueSettings:
-    """The settings that these attributes and tags of a queue stand for."""
+    """Translates attributes and tags into settings."""
     found: dict[str, Any] = {
         number.setting: int(attributes[name]) * number.factor
         for name, number in NUMBERS.items()
@@ -132,7 +132,7 @@ def settings_of(
 
 
 def info_of(queue: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> QueueInfo:
-    """A queue as its attributes and tags describe it. Raises ValueError if they make no sense."""
+    """Describes a queue by its attributes and tags. Raises ValueError if they are malformed."""
     fifo = queue.partition("@")[0].endswith(FIFO)
     return QueueInfo(
         queue,

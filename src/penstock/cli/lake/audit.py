@@ -5,6 +5,7 @@ import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.lake.bar import Bar
 from penstock.cli.lake.options import (
     add_journals,
     add_lake,
@@ -63,12 +64,15 @@ def run(session: Session, arguments: Namespace) -> int:
     if getattr(arguments, "url", None):
         queues = session.queues(arguments)
         engine = {name: queues.stats(name).messages for name in every_name(queues)}
-    verdict = audit(spark, events, engine, arguments.shown)
-    _tell_verdict(session, arguments, verdict)
+    bar = Bar("audit")
+    bar.show(0, "")
+    verdict = audit(spark, events, engine, arguments.shown, lambda part: bar.show(part, ""))
+    bar.end()
+    _print_verdict(session, arguments, verdict)
     return 0 if verdict.holds else _PROBLEM
 
 
-def _tell_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -> None:
+def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -> None:
     from penstock.spark.checks import CHECKS
 
     if arguments.json:

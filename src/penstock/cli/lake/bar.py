@@ -1,4 +1,4 @@
-"""One line on stderr that says how far, how fast and how long yet."""
+"""A line on stderr that shows progress: how much is done, how fast, and how long the rest takes."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from penstock.cli.values import show_duration
 
 
 class Bar:
-    """The progress of one thing; nothing if nobody looks."""
+    """The progress of one piece of work; nothing is shown if stderr is not a terminal."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -15,7 +15,7 @@ class Bar:
         self._shown = sys.stderr is not None and sys.stderr.isatty()
 
     def rate(self, done: int) -> float:
-        """How much was done in a second, since this was first asked."""
+        """How much was done a second, on average since the first call."""
         now_s = time.monotonic()
         since_s, begun = self._first = self._first or (now_s, done)
         return (done - begun) / max(0.001, now_s - since_s)
@@ -28,11 +28,11 @@ class Bar:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
 
 
 def show_left(left: int, rate: float) -> str:
-    """How long the rest will take at this rate, if that can be said."""
+    """How long the rest will take at this rate; nothing if the rate is not known yet."""
     return f", {show_duration(1_000 * round(left / rate))} left" if rate > 0 else ""

@@ -47,23 +47,41 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Does it. Raises what the journals and the lake raise."""
-    from penstock.spark.ingest import lag
     from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
     check_archive(arguments)
-    # Everything that can be refused is, before Spark takes its seconds or a lake is made.
+    # Whatever can be refused is refused here: starting Spark takes seconds, and no lake is made.
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
     lake = Lake.open(arguments.lake, create=True)
+    if not arguments.watch and _is_level(lake, arguments):
+        _tell_lags(session, lake, arguments)
+        return 0
     spark = open_spark(arguments)
     while True:
         _bring_level(spark, lake, arguments)
-        for journal in arguments.journal:
-            tell_lag(session, arguments, lag(lake, journal, arguments.archive))
+        _tell_lags(session, lake, arguments)
         if not arguments.watch:
             return 0
         time.sleep(arguments.every)
+
+
+def _is_level(lake: "Lake", arguments: Namespace) -> bool:
+    """Whether there is nothing to do, by the journals' watermarks and the lake's own files."""
+    from penstock.spark.derive import is_level
+    from penstock.spark.ingest import is_brought_in
+
+    return is_level(lake) and all(
+        is_brought_in(lake, journal, arguments.archive) for journal in arguments.journal
+    )
+
+
+def _tell_lags(session: Session, lake: "Lake", arguments: Namespace) -> None:
+    from penstock.spark.ingest import lag
+
+    for journal in arguments.journal:
+        tell_lag(session, arguments, lag(lake, journal, arguments.archive))
 
 
 def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:

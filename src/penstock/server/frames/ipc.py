@@ -3,27 +3,24 @@
 import asyncio
 import os
 import socket
-import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
+from penstock.backends.remote.daemon import peer_credentials
 from penstock.errors import PenstockError, ProtocolError
 from penstock.server.frames.connection import FrameConnection
 from penstock.server.frames.server import FrameServer
 
-_CREDENTIALS: Final = struct.Struct("3i")
-
 
 async def listen_unix(server: FrameServer, path: Path) -> asyncio.Server:
-    """Lets processes of the same user in at a socket that only they can reach.
+    """Listens on a Unix socket, for processes of the same user.
 
-    The caller sees to it that the directory is 0700 and that no other server uses the path.
+    The caller makes sure that the directory is 0700 and that no other server uses the path.
     """
     link = _bind_unix(path)
     try:
         return await asyncio.get_running_loop().create_unix_server(
-            lambda: FrameConnection(server, refuse=_stranger), sock=link, backlog=1_024
+            lambda: FrameConnection(server, refuse=_check_peer), sock=link, backlog=1_024
         )
     except BaseException:
         link.close()
@@ -31,7 +28,7 @@ async def listen_unix(server: FrameServer, path: Path) -> asyncio.Server:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    # One that a crash left behind refuses every connection, and the new one, too.
+    # A socket that a crash left behind would make bind fail.
     with suppress(FileNotFoundError):
         path.unlink()
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -45,13 +42,11 @@ def _bind_unix(path: Path) -> socket.socket:
     return link
 
 
-def _stranger(transport: asyncio.BaseTransport) -> PenstockError | None:
-    """Why the process at the other end of a Unix socket is refused, if it is."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return None  # there the 0700 directory stands alone
-    link = transport.get_extra_info("socket")
-    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(found)
-    if uid == os.geteuid():
+def _check_peer(transport: asyncio.BaseTransport) -> PenstockError | None:
+    """The error for a process of another user at the other end of a Unix socket, or None."""
+    peer = peer_credentials(transport.get_extra_info("socket"))
+    # Where the system does not tell, only the 0700 directory protects the socket.
+    if peer is None or peer[1] == os.geteuid():
         return None
+    uid = peer[1]
     return ProtocolError(f"this store belongs to user {os.geteuid()}; user {uid} may not use it")

@@ -13,7 +13,6 @@ for it return to their places. `FrameServer` does not know where a connection ca
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,7 @@ import msgspec
 from penstock.backends.engine.loop import engine_fault
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
+from penstock.server.faults import Faults
 from penstock.service import Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -82,6 +82,7 @@ class FrameServer:
         software: str = "penstock",
         options: Mapping[str, str] | None = None,
         failed: Callable[[PenstockError], None] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.connections: set[FrameConnection] = set()
@@ -92,6 +93,7 @@ class FrameServer:
         self.dirty: list[FrameConnection] = []
         self.failed = failed
         self._service = service
+        self._faults = faults or Faults()
         self._loop = asyncio.get_running_loop()
         self.idle_since_s = self._loop.time()
         self._flush_is_planned = False
@@ -129,7 +131,7 @@ class FrameServer:
         command: Any = None
         try:
             command = decode(body)
-            if kind == PULL or kind == PEEK:
+            if kind in (PULL, PEEK):
                 command = self._within_frame(command)
             reply = self._service.submit(command)
         except PenstockError as error:
@@ -176,9 +178,8 @@ class FrameServer:
 
     def _give_up(self, fault: Exception) -> None:
         """Ends everything: after a fault within it, the service may be half-way anywhere."""
-        error = engine_fault(fault)
-        sys.stderr.write(f"penstock: {' '.join(str(error).split())}\n")
-        self._fail(error)
+        self._faults.report("the engine", fault)
+        self._fail(engine_fault(fault))
 
     # Answers.
 
@@ -248,7 +249,7 @@ class FrameServer:
         # A service that failed has said so to everyone already, and the connection ends.
         if self._broken is None:
             if not isinstance(error, PenstockError):
-                sys.stderr.write(f"penstock: {type(error).__name__}: {error}\n")
+                self._faults.report("a request", error)
                 error = UnavailableError("the request could not be served")
             self._refuse(connection, request, error)
 

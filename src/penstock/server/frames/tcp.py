@@ -1,8 +1,7 @@
-"""The frame server on TCP: loopback for anyone on this host, elsewhere only with token and TLS.
+"""The frame server on TCP: on loopback for every user of this host, elsewhere with token and TLS.
 
-A host name stands for all its addresses, and all of them must be loopback to count as that. Plain
-TCP beyond loopback, or without a token there, needs to be asked for by a flag whose name says what
-it is; it is for networks that protect themselves.
+A host name counts as loopback only if all its addresses are. Beyond loopback, plain TCP or a
+missing token needs the flag --insecure-open-to-the-network, for networks that are closed anyway.
 """
 
 import asyncio
@@ -47,18 +46,18 @@ def read_address(text: str) -> TcpAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host can only mean this machine. Raises InvalidField if it means nothing."""
+    """Whether all addresses of the host are this machine's. Raises InvalidField if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise InvalidField(f"address: {host[:100]!r} cannot be found: {error}") from None
+        raise InvalidField(f"address: the host {host[:100]!r} cannot be found: {error}") from None
     return all(ip_address(entry[4][0]).is_loopback for entry in found)
 
 
 def check_exposure(
     address: TcpAddress, *, has_token: bool, has_tls: bool, insecure: bool = False
 ) -> None:
-    """Refuses an address that would let strangers in. Raises InvalidField."""
+    """Refuses an address beyond loopback without token and TLS. Raises InvalidField."""
     if insecure or (has_token and has_tls) or is_loopback(address.host):
         return
     missing = " and ".join(
@@ -106,9 +105,9 @@ async def listen_tcp(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
 ) -> asyncio.Server:
-    """Lets clients in at a TCP address.
+    """Listens on a TCP address.
 
-    Raises InvalidField if it would be open to strangers, AddressInUse if it is taken.
+    Raises InvalidField if `check_exposure` does, AddressInUse if it is taken.
     """
     check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
     loop = asyncio.get_running_loop()
@@ -134,12 +133,12 @@ class _TcpConnection(FrameConnection):
         link = transport.get_extra_info("socket")
         if link is not None:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_silence(link)
+            _keep_alive(link)
         super().connection_made(transport)
 
 
-def _notice_silence(link: socket.socket) -> None:
-    """Has the system find out when the other machine is gone: nobody says so on TCP."""
+def _keep_alive(link: socket.socket) -> None:
+    """Turns on keep-alive: TCP alone does not notice that the other machine is gone."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

@@ -20,7 +20,7 @@ from time import time
 from typing import Final
 
 from penstock.server.http import Request
-from penstock.server.sqs.store import Caller
+from penstock.server.sqs.lookup import Caller
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import Owner, QueueDirectory, is_account
 from penstock.wire.sqs.errors import Refusal

@@ -1,11 +1,11 @@
-"""What the batches of the SQS endpoint share: their entries, and what is said of a refused one."""
+"""What the batch actions of the SQS endpoint share: checking entries, reporting refused ones."""
 
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.errors import PenstockError
-from penstock.server.sqs.store import no_such_queue, refusal_of
+from penstock.server.sqs.lookup import no_such_queue, refusal_of
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.errors import Refusal, missing
@@ -16,7 +16,7 @@ _ENTRY_IDS: Final = re.compile(r"(?:[A-Za-z0-9_-]{1,80},)+", re.ASCII)
 
 
 def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
-    """The entries of a batch, if there are one to ten of them with ids of their own."""
+    """The entries of a batch: one to ten, with distinct ids. Raises Refusal."""
     if not entries:
         raise Refusal(
             faults.EMPTY_BATCH_REQUEST, f"There should be at least one {name} in the request."
@@ -30,7 +30,7 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
     ids = {entry.id for entry in entries}
     if len(ids) == len(entries) and None not in ids and _ENTRY_IDS.fullmatch(",".join(ids) + ","):
         return entries
-    # Something is wrong with one of them: the first decides.
+    # At least one id is wrong: the first such entry decides which refusal it is.
     seen: set[str] = set()
     for number, entry in enumerate(entries, 1):
         if entry.id is None:
@@ -48,7 +48,7 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
 
 
 def failure(entry_id: str, error: Exception) -> model.ErrorEntry:
-    """What a batch says of an entry that was refused."""
+    """The entry of a batch's result that stands for a refused entry."""
     refusal = error if isinstance(error, Refusal) else refusal_of_any(error)
     return model.ErrorEntry(
         entry_id, refusal.fault.status < 500, refusal.fault.query_code, refusal.message

@@ -1,8 +1,10 @@
 """The SQS endpoint: an HTTP request becomes an action, the action's result becomes the answer.
 
-Who asks is read from the signature's scope; what is asked, by JSON or by the Query protocol; both
-meet in one table of actions. An answer leaves when what it says is durable: many answers share one
-sync. A receive that finds nothing stands in the engine's line and costs nothing until it is served.
+The caller is read from the signature's scope, the action from JSON or the Query protocol; both
+protocols share one table of actions. An action is a generator of commands that the service runs:
+to its end within this call if it can, else the answer is sent when the service calls back. That is
+so when changes must become durable first, when a receive waits for a message, and always if the
+service is elsewhere.
 """
 
 import asyncio
@@ -11,46 +13,60 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
-from penstock.backends.engine.waiting import Waiter
-from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
+from penstock.backends.loop import Pending, Steps
+from penstock.errors import JournalError, PenstockError
 from penstock.server.http import HttpConnection, Request
 from penstock.server.sqs.access import Access
-from penstock.server.sqs.messages import MessageActions, PendingReceive
+from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
+from penstock.server.sqs.messages import MessageActions
 from penstock.server.sqs.moves import MoveActions
 from penstock.server.sqs.protocols import SqsProtocol, protocol_of
 from penstock.server.sqs.queues import QueueActions
 from penstock.server.sqs.receipts import ReceiptActions
-from penstock.server.sqs.store import Caller, Store, refusal_of
-from penstock.server.sqs.waits import Answers, Waits
 from penstock.service import ListQueues
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.errors import Refusal, absent
 from penstock.wire.sqs.message import header_trace
-from penstock.wire.sqs.model import ACTIONS, Action, Shape, wire_name
+from penstock.wire.sqs.model import ACTIONS, Action, ReceiveResult, Shape, wire_name
 
-Operation = Callable[[Any, Caller], Shape | PendingReceive | None]
+Operation = Callable[[Any, Caller], Steps[Any]]
+_RECEIVE: Final = "ReceiveMessage"
+_NO_MESSAGES: Final = ReceiveResult([])
+
+
+class _Exchange:
+    """A request whose answer is sent later, and the connection it is sent on."""
+
+    __slots__ = ("action", "connection", "pending", "protocol", "request_id")
+
+    def __init__(
+        self,
+        action: Action,
+        protocol: SqsProtocol,
+        request_id: str,
+        connection: HttpConnection,
+        pending: Pending,
+    ) -> None:
+        self.action = action
+        self.protocol = protocol
+        self.request_id = request_id
+        self.connection = connection
+        self.pending = pending
 
 
 class SqsEndpoint:
-    """Answers SQS requests from one engine."""
+    """Answers SQS requests from one queue service."""
 
-    def __init__(self, store: Store, access: Access) -> None:
-        self._engine = store.engine
-        self._journal = store.engine.journal
+    def __init__(self, lookup: QueueLookup, access: Access) -> None:
+        self._service = lookup.service
+        self._run = lookup.service.run
         self._loop = asyncio.get_running_loop()
         self._access = access
-        self._answers = Answers(store.engine, self._fail)
-        # Done once the engine has stopped because its storage cannot be trusted.
-        self.failed: asyncio.Future[JournalError] = self._loop.create_future()
-        self._waits = Waits(store.engine)
-        receipts, queues, self._moves = (
-            ReceiptActions(store),
-            QueueActions(store),
-            MoveActions(store),
-        )
-        messages = MessageActions(store, receipts)
+        receipts, queues = ReceiptActions(lookup), QueueActions(lookup)
+        self._moves = MoveActions(lookup)
+        messages = MessageActions(lookup, receipts)
         self._operations: dict[str, Operation] = {
             "AddPermission": queues.permit,
             "CancelMessageMoveTask": self._moves.cancel,
@@ -67,7 +83,7 @@ class SqsEndpoint:
             "ListQueueTags": queues.tags,
             "ListQueues": queues.list,
             "PurgeQueue": queues.purge,
-            "ReceiveMessage": messages.receive,
+            _RECEIVE: messages.receive,
             "RemovePermission": queues.forbid,
             "SendMessage": messages.send,
             "SendMessageBatch": messages.send_batch,
@@ -76,22 +92,34 @@ class SqsEndpoint:
             "TagQueue": queues.tag,
             "UntagQueue": queues.untag,
         }
-        # What each action cannot do without, read in one step: with the class twice in front it is
-        # always a tuple.
+        # The required parameters of each action, read in one call. attrgetter returns a tuple only
+        # for two or more names, so the class is read as well, twice.
         self._required = {
             name: attrgetter("__class__", "__class__", *action.required)
             for name, action in ACTIONS.items()
         }
+        # Receives that are answered later, most of them because they wait for a message.
+        self._receives: set[_Exchange] = set()
         self._ending = False
         self._id_prefix = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-"
-        self._asked = 0
+        self._requests = 0
         # (action, status): how often; read by the metrics.
         self.answered: Counter[tuple[str, int]] = Counter()
 
+    def resume(self) -> None:
+        """Goes on with the move tasks that ran when the server was stopped."""
+        pending = self._run(self._moves.resume())
+        if isinstance(pending, Pending):
+            pending.then(self._resumed)
+
+    def _resumed(self, _: object, error: Exception | None) -> None:
+        if error is not None and not isinstance(error, PenstockError):
+            self._report("resuming move tasks", error)
+
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
-        """The response, or None if it will be sent when it may."""
-        self._asked += 1
-        request_id = f"{self._id_prefix}{self._asked:012x}"
+        """The response, or None if it will be sent later."""
+        self._requests += 1
+        request_id = f"{self._id_prefix}{self._requests:012x}"
         protocol = protocol_of(request)
         name = ""
         try:
@@ -104,96 +132,74 @@ class SqsEndpoint:
                 raise absent(name, _first_absent(action, asked))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
-            result = self._operations[name](asked, caller)
-            if type(result) is PendingReceive:
-                return self._wait(result, protocol, action, request_id, connection)
-        except Refusal as refusal:
-            return self._refused(name, refusal, protocol, request_id)
+            result = self._run(self._operations[name](asked, caller))
         except Exception as error:
-            # A fault of ours: the caller may try again, and whoever runs the server must be told.
-            told = {"message": f"{name or 'a request'} failed", "exception": error}
-            self._loop.call_exception_handler(told)
-            failed = Refusal(faults.SERVICE_UNAVAILABLE, "The request could not be served.")
-            return self._refused(name, failed, protocol, request_id)
-        now_s = self._loop.time()
-        answer = protocol.encode(action, result, request_id, now_s)  # type: ignore[arg-type]
-        self.answered[name, 200] += 1
-        sequence = self._engine.answer_sequence
-        if sequence > self._journal.durable_sequence:
-            self._answers.send_when_durable(sequence, connection, answer)
+            return self._refused(name, error, protocol, request_id)
+        if isinstance(result, Pending):
+            exchange = _Exchange(action, protocol, request_id, connection, result)
+            result.then(partial(self._answer_later, exchange))
+            if name == _RECEIVE:
+                # Other actions are carried out even if the client is gone.
+                self._receives.add(exchange)
+                connection.on_gone = partial(self._abandon, exchange)
             return None
-        return answer
+        self.answered[name, 200] += 1
+        return protocol.encode(action, result, request_id, self._loop.time())
+
+    def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
+        self._receives.discard(exchange)
+        action, protocol = exchange.action, exchange.protocol
+        if error is None:
+            self.answered[action.name, 200] += 1
+            now_s = self._loop.time()
+            answer = protocol.encode(action, result, exchange.request_id, now_s)
+        else:
+            answer = self._refused(action.name, error, protocol, exchange.request_id)
+        exchange.connection.finish(answer)
+        if isinstance(error, JournalError):
+            exchange.connection.close()
+
+    def _abandon(self, exchange: _Exchange) -> None:
+        """The client of a receive is gone: what was claimed for it returns."""
+        self._receives.discard(exchange)
+        exchange.pending.cancel()
 
     def _refused(
-        self, name: str, refusal: Refusal, protocol: SqsProtocol, request_id: str
+        self, name: str, error: Exception, protocol: SqsProtocol, request_id: str
     ) -> bytes:
-        self.answered[name, refusal.fault.status] += 1
-        if refusal.fault is faults.SERVICE_UNAVAILABLE:
-            self.is_healthy()
-        return protocol.encode_refusal(refusal, request_id, self._loop.time())
+        if isinstance(error, PenstockError):
+            error = refusal_of(error)
+        if not isinstance(error, Refusal):
+            # A fault of this program: the caller may try again.
+            self._report(name or "a request", error)
+            error = Refusal(faults.SERVICE_UNAVAILABLE, "The request could not be served.")
+        self.answered[name, error.fault.status] += 1
+        return protocol.encode_refusal(error, request_id, self._loop.time())
 
-    def _wait(
-        self,
-        poll: PendingReceive,
-        protocol: SqsProtocol,
-        action: Action,
-        request_id: str,
-        connection: HttpConnection,
-    ) -> bytes | None:
-        done = partial(self._waited, poll, protocol, action, request_id, connection)
-        try:
-            if self._waits.wait(poll.pull, connection, done):
-                return None
-        except PenstockError as error:
-            return self._refused(action.name, refusal_of(error), protocol, request_id)
-        return protocol.encode(action, poll.finish([]), request_id, self._loop.time())
+    def _report(self, what: str, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": f"{what} failed", "exception": error})
 
-    def _waited(
-        self,
-        poll: PendingReceive,
-        protocol: SqsProtocol,
-        action: Action,
-        request_id: str,
-        connection: HttpConnection,
-        waiter: Waiter,
-    ) -> None:
-        # A queue that was deleted meanwhile had nothing for whoever waited there.
-        if waiter.error is not None and not isinstance(waiter.error, InFlightLimit | QueueNotFound):
-            refusal = refusal_of(waiter.error)
-            connection.finish(self._refused(action.name, refusal, protocol, request_id))
-            return
-        result = poll.finish(waiter.claims)
-        answer = protocol.encode(action, result, request_id, self._loop.time())
-        self.answered[action.name, 200] += 1
-        if waiter.sequence > self._journal.durable_sequence:
-            self._answers.send_when_durable(waiter.sequence, connection, answer)
-        else:
-            connection.finish(answer)
-
-    def _fail(self, error: JournalError) -> None:
-        if not self.failed.done():
-            self.failed.set_result(error)
-
-    def is_healthy(self) -> bool:
-        """Whether the engine answers; if its storage has failed, that is told."""
-        try:
-            self._engine.submit(ListQueues(limit=1))
-        except JournalError as error:
-            self._fail(error)
+    def health(self) -> Steps[bool]:
+        """Whether the service answers."""
+        if self._ending:
             return False
+        try:
+            yield ListQueues(limit=1)
         except PenstockError:
             return False
-        return not self.failed.done() and not self._ending
+        return True
 
     def end_waits(self) -> None:
-        """Answers every receive that waits with nothing, and refuses what is still to come."""
+        """Answers every receive that waits with no messages, and refuses further requests."""
         self._ending = True
-        self._waits.end()
+        for exchange in list(self._receives):
+            if exchange.pending.waits:
+                exchange.pending.cancel()
+                self._answer_later(exchange, _NO_MESSAGES, None)
 
     async def close(self) -> None:
-        """Ends what runs by itself."""
+        """Stops the move tasks."""
         await self._moves.close()
-        self._waits.close()
 
 
 def _first_absent(action: Action, asked: Shape) -> str:

@@ -1,24 +1,23 @@
-"""The SQS actions by which messages come and are lent: send, alone or by ten, and receive."""
+"""The SQS actions that send and receive messages."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
-from penstock.core.queue import QueueState
-from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
+from penstock.backends.loop import Steps
+from penstock.errors import AttemptLapsed, InFlightLimit, QueueDeleted
 from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
+from penstock.server.sqs.lookup import Caller, QueueLookup
 from penstock.server.sqs.receipts import VISIBILITY_S_MAX, ReceiptActions, hidden_ms
-from penstock.server.sqs.store import Caller, Store, refusal_of
 from penstock.service import (
     DEDUP_WINDOW_MS,
     Batch,
     BatchItem,
     Claim,
     ConfigureQueue,
-    Extend,
     Pull,
     Push,
     PushReply,
+    QueueInfo,
 )
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
@@ -42,7 +41,7 @@ BATCH_BYTES_MAX: Final = 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 ATTEMPTS_MAX: Final = 100_000
-# Twenty digits whatever is added, and no run of zeros that could be taken for an account's number.
+# Twenty digits whatever is added, without a run of zeros that looks like an account number.
 _SEQUENCE_BEGINNING: Final = 3 * 2**62
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
@@ -63,52 +62,49 @@ _SYSTEM_ATTRIBUTES: Final = frozenset(
 _NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
-class PendingReceive(NamedTuple):
-    """A receive that found nothing and may wait; `finish` makes its result of what it gets."""
-
-    pull: Pull
-    finish: Callable[[list[Claim]], model.ReceiveResult]
-
-
 class MessageActions:
-    """The actions on messages."""
+    """SendMessage, SendMessageBatch and ReceiveMessage."""
 
-    def __init__(self, store: Store, receipts: ReceiptActions) -> None:
-        self._store = store
-        self._engine = store.engine
-        self._locate = store.locate
+    def __init__(self, lookup: QueueLookup, receipts: ReceiptActions) -> None:
+        self._lookup = lookup
+        self._known = lookup.known
+        self._locate = lookup.locate
+        self._now_ms = lookup.now_ms
         self._note_receive = receipts.note_receive
-        self._default_account = store.directory.default.account
-        # When each attempt id was first used; in memory only.
-        self._attempted_at_ms: dict[tuple[int, str], int] = {}
+        self._default_account = lookup.directory.default.account
+        # When each attempt id was first used, by queue; in memory only.
+        self._attempted_at_ms: dict[tuple[str, int, str], int] = {}
 
     # Sending.
 
-    def send(self, asked: model.SendMessageRequest, caller: Caller) -> model.SendResult:
+    def send(self, asked: model.SendMessageRequest, caller: Caller) -> Steps[model.SendResult]:
         """SendMessage."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
+        settings = queue.settings
+        if settings.fifo and SCOPE in settings.annotations:
+            queue = yield from self._apply_scope(queue)
         push = self._push(queue, asked, caller)
-        try:
-            reply = self._engine.submit(push)
-        except PenstockError as error:
-            raise refusal_of(error) from None
+        reply = yield push
         result = model.SendResult(digest(push.body), reply.id)
         if push.attributes or push.context:
             result.md5_of_message_attributes, result.md5_of_message_system_attributes = _digests(
                 asked
             )
-        if queue.settings.fifo:
+        if settings.fifo:
             result.sequence_number = _sequence_number(reply.sequence)
         return result
 
     def _push(
         self,
-        queue: QueueState,
+        queue: QueueInfo,
         asked: model.SendMessageRequest | model.SendEntry,
         caller: Caller,
         place: int = 0,
     ) -> Push:
-        """What is to be pushed; `place` is the entry's in its batch, counted from 1."""
+        """The command; `place` is that of the entry in its batch, counted from 1."""
         settings = queue.settings
         if place and not asked.message_body:
             raise missing(f"SendMessageBatchRequestEntry.{place}.MessageBody")
@@ -140,33 +136,40 @@ class MessageActions:
         if settings.fifo:
             _check_fifo(settings.dedup_by_content, group, dedup_id, delay_ms)
             delay_ms = None
-            if SCOPE in settings.annotations:
-                self._heed_scope(queue)
         elif dedup_id is not None:
             raise invalid_value(
                 dedup_id,
                 "MessageDeduplicationId",
                 "The request include parameter that is not valid for this queue type.",
             )
-        return Push(queue.name, body, delay_ms, 0, None, dedup_id, group, attributes, context)
+        return Push(queue.queue, body, delay_ms, 0, None, dedup_id, group, attributes, context)
 
-    def _heed_scope(self, queue: QueueState) -> None:
-        """The scope of deduplication that was asked for a while ago counts from now on."""
+    def _apply_scope(self, queue: QueueInfo) -> Steps[QueueInfo]:
+        """Puts the scope of deduplication into effect that was set a while ago, if it is time."""
         per_group, from_ms = scope_asked(queue.settings)
-        if from_ms <= self._store.now_ms():
-            annotations = dict(queue.settings.annotations)
-            del annotations[SCOPE]
-            changes = {"dedup_per_group": per_group, "annotations": annotations}
-            self._store.submit(ConfigureQueue(queue.name, changes))
+        if from_ms > self._now_ms():
+            return queue
+        annotations = dict(queue.settings.annotations)
+        del annotations[SCOPE]
+        changes = {"dedup_per_group": per_group, "annotations": annotations}
+        changed: QueueInfo = yield ConfigureQueue(queue.queue, changes)
+        return changed
 
-    def send_batch(self, asked: model.SendMessageBatchRequest, caller: Caller) -> model.BatchResult:
+    def send_batch(
+        self, asked: model.SendMessageBatchRequest, caller: Caller
+    ) -> Steps[model.BatchResult]:
         """SendMessageBatch."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         entries = check_entries(asked.entries, "SendMessageBatchRequestEntry")
         fifo = queue.settings.fifo
         if fifo:
             _check_fifo_entries(entries, queue.settings.dedup_by_content)
         _check_batch_bytes(entries)
+        if fifo and SCOPE in queue.settings.annotations:
+            queue = yield from self._apply_scope(queue)
         pushes: list[Push | Refusal] = []
         for place, entry in enumerate(entries, 1):
             try:
@@ -174,7 +177,7 @@ class MessageActions:
             except Refusal as refusal:
                 pushes.append(refusal)
         items: list[BatchItem] = [each for each in pushes if isinstance(each, Push)]
-        replies = iter(self._store.submit(Batch(items)))
+        replies = iter((yield Batch(items)) if items else ())
         result = model.BatchResult([], [])
         for entry, push in zip(entries, pushes, strict=True):
             if isinstance(push, Refusal):
@@ -199,29 +202,32 @@ class MessageActions:
 
     def receive(
         self, asked: model.ReceiveMessageRequest, caller: Caller
-    ) -> model.ReceiveResult | PendingReceive:
-        """ReceiveMessage; a PendingReceive if there is nothing yet and the caller will wait."""
-        queue = self._locate(asked.queue_url or "", caller)
+    ) -> Steps[model.ReceiveResult]:
+        """ReceiveMessage."""
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         pull = self._pull(queue, asked)
         names = _names_wanted(asked)
+        fifo = queue.settings.fifo
         try:
-            claims = self._claims(queue, pull)
+            if pull.attempt_id is None:
+                claims = yield pull
+            else:
+                claims = yield from self._pull_attempt(queue, pull)
         except InFlightLimit:
-            # Only a short poll of a standard queue is told; all others just find nothing.
-            if not pull.wait_ms and not queue.settings.fifo:
-                raise Refusal(faults.OVER_LIMIT, "Too many messages in flight.") from None
+            # Only a short poll of a standard queue is refused; any other finds nothing.
+            if not pull.wait_ms and not fifo:
+                raise
             claims = []
-        except PenstockError as error:
-            raise refusal_of(error) from None
-        if not claims and pull.wait_ms:
-            if pull.attempt_id is not None:
-                self._note_attempt(queue, pull.attempt_id)
-            return PendingReceive(
-                pull, partial(self._show, queue, asked.message_attribute_names, names)
-            )
-        return self._show(queue, asked.message_attribute_names, names, claims)
+        except QueueDeleted:
+            # During the wait: there was nothing to receive.
+            claims = []
+        wanted = asked.message_attribute_names
+        return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])
 
-    def _pull(self, queue: QueueState, asked: model.ReceiveMessageRequest) -> Pull:
+    def _pull(self, queue: QueueInfo, asked: model.ReceiveMessageRequest) -> Pull:
         limit = asked.max_number_of_messages
         if limit is None:
             limit = 1
@@ -249,53 +255,33 @@ class MessageActions:
                     "ReceiveRequestAttemptId",
                     "The request include parameter that is not valid for this queue type.",
                 )
-        return Pull(queue.name, limit, visibility_ms, wait_ms, attempt_id)
+        return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id)
 
-    def _claims(self, queue: QueueState, pull: Pull) -> list[Claim]:
-        if pull.attempt_id is None:
-            return self._engine.submit(pull)
-        now_ms = self._store.now_ms()
-        key = (queue.number, pull.attempt_id)
-        repeated = bool(queue.attempt(pull.attempt_id, now_ms))
+    def _pull_attempt(self, queue: QueueInfo, pull: Pull) -> Steps[list[Claim]]:
+        """The claims of an attempt; repeating it begins the time its messages are hidden anew."""
+        now_ms = self._now_ms()
+        key = (queue.queue, queue.created_at_ms, pull.attempt_id or "")
+        first_ms = self._attempted_at_ms.get(key, now_ms - DEDUP_WINDOW_MS)
+        within_window = now_ms - first_ms < DEDUP_WINDOW_MS
+        named = (pull.queue, pull.limit, pull.visibility_ms, pull.wait_ms)
         try:
-            claims = self._engine.submit(pull)
+            claims: list[Claim] = yield Pull(*named, pull.attempt_id, renew=True)
         except AttemptLapsed:
-            if now_ms - self._attempted_at_ms.get(key, 0) < DEDUP_WINDOW_MS:
+            if within_window:
                 raise invalid_value(
                     pull.attempt_id,
                     "ReceiveRequestAttemptId",
                     "The receiveRequestAttemptId is not valid anymore since the receive call is "
                     "not retryable.",
                 ) from None
-            # Five minutes on, the id means nothing any more: this is a receive like any other.
-            return self._engine.submit(
-                Pull(pull.queue, pull.limit, pull.visibility_ms, pull.wait_ms)
-            )
-        if repeated:
-            # A retry begins the time its messages are hidden anew.
-            visibility_ms = pull.visibility_ms or queue.settings.visibility_ms
-            extends: list[BatchItem] = [
-                Extend(queue.name, claim.proof, visibility_ms) for claim in claims
-            ]
-            self._engine.submit(Batch(extends))
-        elif claims:
-            self._note_attempt(queue, pull.attempt_id)
+            # Five minutes on, the id has no meaning any more: this is a receive like any other.
+            claims = yield Pull(*named)
+            return claims
+        if claims and not within_window:
+            if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
+                self._attempted_at_ms.clear()
+            self._attempted_at_ms[key] = now_ms
         return claims
-
-    def _note_attempt(self, queue: QueueState, attempt_id: str) -> None:
-        if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
-            self._attempted_at_ms.clear()
-        self._attempted_at_ms[queue.number, attempt_id] = self._store.now_ms()
-
-    def _show(
-        self,
-        queue: QueueState,
-        wanted: list[str] | None,
-        names: frozenset[str],
-        claims: list[Claim],
-    ) -> model.ReceiveResult:
-        fifo = queue.settings.fifo
-        return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])
 
     def _shown(
         self, claim: Claim, names: frozenset[str], wanted: list[str] | None, fifo: bool
@@ -306,9 +292,10 @@ class MessageActions:
         except UnicodeDecodeError:
             text = body_text(body)
             body = text.encode()
+        receipt = str(claim.proof)
         if claim.epoch > 1:
-            self._note_receive(claim)
-        received = model.Received(claim.id, str(claim.proof), digest(body), text)
+            self._note_receive(receipt)
+        received = model.Received(claim.id, receipt, digest(body), text)
         if names:
             received.attributes = self._system_attributes(claim, names, fifo) or None
         if wanted and claim.attributes:
@@ -323,14 +310,14 @@ class MessageActions:
         everything = {
             "SenderId": context.get(SENDER, self._default_account),
             "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
-            # The epoch: receives in the queue a dead letter came from count too. Once it is moved
-            # back, it begins anew.
+            # The epoch also counts the receives in the queue a dead letter came from; `receives`
+            # begins anew once it is moved back.
             "ApproximateReceiveCount": str(claim.epoch if claim.source else claim.receives),
             "SentTimestamp": str(claim.pushed_at_ms),
         }
         if fifo:
             everything["SequenceNumber"] = _sequence_number(claim.sequence)
-            # A dead letter's is its message id: two that shared one must not seem the same there.
+            # A dead letter's is its message id: two of them may have had the same dedup id.
             dedup_id = claim.dedup_id if claim.source is None else claim.id
             everything["MessageDeduplicationId"] = dedup_id or ""
         if claim.group is not None:
@@ -338,7 +325,7 @@ class MessageActions:
         if TRACE in context:
             everything["AWSTraceHeader"] = context[TRACE]
         if claim.source is not None:
-            everything["DeadLetterQueueSourceArn"] = self._store.arn(claim.source)
+            everything["DeadLetterQueueSourceArn"] = self._lookup.arn(claim.source)
         if "All" in names:
             return everything
         return {name: value for name, value in everything.items() if name in names}

@@ -1,23 +1,23 @@
-"""The SQS actions on move tasks: dead letters brought back, a few at a time.
+"""The SQS actions on move tasks: dead letters are moved back, a bounded number at a time.
 
-A task steps through its queue with short redrives, so that nobody else waits for it, and no faster
-than it was asked to. What was asked for, and how it ended, is noted with the queue; a task that
-runs when the server stops goes on when it starts again.
+A task moves messages by redrives of at most `redrive_max`, between which other commands run, and
+no faster than it was asked to. The tasks of a queue are kept among its annotations; one that runs
+when the server stops goes on when it starts again. Where a service cannot keep so long an
+annotation, tasks are known until the server ends.
 """
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
 import msgspec
 
-from penstock.core.queue import QueueState
-from penstock.errors import InvalidField, PenstockError
-from penstock.server.sqs.store import Caller, Store, refusal_of
-from penstock.service import Redrive
+from penstock.backends.loop import Steps, result_of
+from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
+from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
+from penstock.service import Command, DescribeQueue, QueueInfo, QueueStats, Redrive, Stats
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.address import read_arn
@@ -26,13 +26,12 @@ from penstock.wire.sqs.errors import Refusal
 RATE_MAX: Final = 500
 RESULTS_MAX: Final = 10
 TASKS_KEPT_MAX: Final = 10
-STEP_MAX: Final = 1_000
 TICK_S: Final = 0.1
 RUNNING: Final = "RUNNING"
 COMPLETED: Final = "COMPLETED"
 CANCELLED: Final = "CANCELLED"
 FAILED: Final = "FAILED"
-# The note of a queue's tasks.
+# The annotation that keeps a queue's tasks.
 NOTE: Final = ".moves"
 NO_SOURCE: Final = "CouldNotDetermineMessageSource"
 
@@ -54,33 +53,42 @@ class MoveTask(msgspec.Struct):
 class MoveActions:
     """The actions on move tasks."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._engine = store.engine
-        # By the queue's number, oldest first.
-        self._tasks: dict[int, list[MoveTask]] = {}
+    def __init__(self, lookup: QueueLookup) -> None:
+        self._lookup = lookup
+        self._service = lookup.service
+        # By the queue's name and when it was created, the oldest task first.
+        self._tasks: dict[tuple[str, int], list[MoveTask]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
-        for queue in store.names.values():
+
+    def resume(self) -> Steps[None]:
+        """Goes on with the tasks that ran when the server was stopped."""
+        for queue in (yield from self._lookup.every_queue()):
             for task in self._of(queue):
-                if task.status == RUNNING:
-                    task.moved = max(0, task.to_move - len(queue.deliveries))
+                if task.status == RUNNING and task.id not in self._workers:
+                    stats: QueueStats = yield Stats(queue.queue)
+                    task.moved = max(0, task.to_move - stats.messages)
                     self._work(task, queue)
 
-    def _of(self, queue: QueueState) -> list[MoveTask]:
-        """The tasks of a queue, as they run here or were noted."""
-        tasks = self._tasks.get(queue.number)
+    def _of(self, queue: QueueInfo) -> list[MoveTask]:
+        """The tasks of a queue, as they run here or were kept with it."""
+        key = (queue.queue, queue.created_at_ms)
+        tasks = self._tasks.get(key)
         if tasks is None:
-            noted = queue.settings.annotations.get(NOTE)
-            if noted is None:
+            kept = queue.settings.annotations.get(NOTE)
+            if kept is None:
                 return []
-            tasks = self._tasks[queue.number] = msgspec.json.decode(noted, type=list[MoveTask])
+            tasks = self._tasks[key] = msgspec.json.decode(kept, type=list[MoveTask])
         return tasks
 
-    def _keep(self, queue: QueueState, tasks: Sequence[MoveTask]) -> None:
-        """Notes the tasks of a queue with it. Raises Refusal."""
-        self._store.note(queue, NOTE, msgspec.json.encode(tasks).decode())
+    def _keep(self, queue: QueueInfo, tasks: Sequence[MoveTask]) -> Steps[None]:
+        """Keeps the tasks of a queue with it, if the service can."""
+        try:
+            yield from self._lookup.note(queue.queue, NOTE, msgspec.json.encode(tasks).decode())
+        except RequestError:
+            if not self._service.LACKS:
+                raise
 
-    def _work(self, task: MoveTask, source: QueueState) -> None:
+    def _work(self, task: MoveTask, source: QueueInfo) -> None:
         name = f"move {task.id}"
         worker = asyncio.get_running_loop().create_task(self._run(task, source), name=name)
         self._workers[task.id] = worker
@@ -88,46 +96,51 @@ class MoveActions:
 
     def start(
         self, asked: model.StartMessageMoveTaskRequest, caller: Caller
-    ) -> model.StartMoveResult:
+    ) -> Steps[model.StartMoveResult]:
         """StartMessageMoveTask."""
-        source = self._queue(asked.source_arn, "SourceArn", caller)
+        source = yield from self._queue(asked.source_arn, "SourceArn", caller)
         to = None
         if asked.destination_arn is not None:
-            to = self._queue(asked.destination_arn, "DestinationArn", caller)
+            to = yield from self._queue(asked.destination_arn, "DestinationArn", caller)
         rate = asked.max_number_of_messages_per_second
         if rate is not None and not 1 <= rate <= RATE_MAX:
             raise _refused(
                 "Value for parameter MaxNumberOfMessagesPerSecond is invalid. Reason: You must "
                 f"enter a number that's between 1 and {RATE_MAX}."
             )
-        if not self._store.sources_of(source.name):
+        if not (yield from self._lookup.sources_of(source.queue)):
             raise _refused("Source queue must be configured as a Dead Letter Queue.")
-        if to is source:
+        if to is not None and to.queue == source.queue:
             raise _refused("Source queue arn and destination queue arn cannot be the same.")
         if to is not None and to.settings.fifo != source.settings.fifo:
             raise _refused("The source queue and destination queue must be of the same queue type.")
+        stats: QueueStats = yield Stats(source.queue)
         tasks = [*self._of(source)]
         if any(task.status == RUNNING for task in tasks):
             raise _refused(
                 "There is already a task running. Only one active task is allowed for a source "
                 "queue arn at a given time."
             )
-        to_name = None if to is None else to.name
-        to_move = len(source.deliveries)
-        now_ms = self._store.now_ms()
-        task = MoveTask(str(uuid4()), source.name, to_name, rate, now_ms, to_move)
+        to_name = None if to is None else to.queue
+        now_ms = self._lookup.now_ms()
+        task = MoveTask(str(uuid4()), source.queue, to_name, rate, now_ms, stats.messages)
         tasks = [*tasks, task][-TASKS_KEPT_MAX:]
-        self._keep(source, tasks)
-        self._tasks[source.number] = tasks
+        # Before the next command: a second request that comes meanwhile must find it running.
+        self._tasks[source.queue, source.created_at_ms] = tasks
+        try:
+            yield from self._keep(source, tasks)
+        except BaseException:
+            tasks.remove(task)
+            raise
         self._work(task, source)
         return model.StartMoveResult(self._show_id(task))
 
     def cancel(
         self, asked: model.CancelMessageMoveTaskRequest, caller: Caller
-    ) -> model.CancelMoveResult:
+    ) -> Steps[model.CancelMoveResult]:
         """CancelMessageMoveTask."""
         task_id, arn = _read_id(asked.task or "")
-        source = self._queue(arn, "SourceArn", caller)
+        source = yield from self._queue(arn, "SourceArn", caller)
         tasks = self._of(source)
         for task in tasks:
             if task.id == task_id:
@@ -136,16 +149,18 @@ class MoveActions:
                         faults.UNSUPPORTED_OPERATION, "Only active tasks can be cancelled."
                     )
                 task.status = CANCELLED
-                self._workers[task.id].cancel()
-                self._keep(source, tasks)
+                worker = self._workers.get(task.id)
+                if worker is not None:
+                    worker.cancel()
+                yield from self._keep(source, tasks)
                 return model.CancelMoveResult(task.moved)
         raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
 
     def list(
         self, asked: model.ListMessageMoveTasksRequest, caller: Caller
-    ) -> model.MoveTasksResult:
+    ) -> Steps[model.MoveTasksResult]:
         """ListMessageMoveTasks: the latest first."""
-        source = self._queue(asked.source_arn, "SourceArn", caller)
+        source = yield from self._queue(asked.source_arn, "SourceArn", caller)
         limit = asked.max_results
         if limit is not None and not 1 <= limit <= RESULTS_MAX:
             raise _refused(
@@ -158,25 +173,27 @@ class MoveActions:
     def _shown(self, task: MoveTask) -> model.MoveTaskEntry:
         return model.MoveTaskEntry(
             task.status,
-            self._store.arn(task.source),
+            self._lookup.arn(task.source),
             task.moved,
             self._show_id(task) if task.status == RUNNING else None,
-            None if task.to is None else self._store.arn(task.to),
+            None if task.to is None else self._lookup.arn(task.to),
             task.rate,
             task.to_move,
             task.failure,
             task.started_at_ms,
         )
 
-    def _queue(self, arn: str | None, parameter: str, caller: Caller) -> QueueState:
+    def _queue(self, arn: str | None, parameter: str, caller: Caller) -> Steps[QueueInfo]:
         address = read_arn(arn)
         if address is None:
             raise _refused(
                 f"You must use this format to specify the {parameter}: "
                 "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
             )
-        queue = self._store.find(address.owner, address.name)
-        if queue is None or not caller.may_reach(address.owner):
+        queue = None
+        if caller.may_reach(address.owner):
+            queue = yield from self._lookup.find(address.owner, address.name)
+        if queue is None:
             raise Refusal(
                 faults.RESOURCE_NOT_FOUND,
                 f"The resource that you specified for the {parameter} parameter doesn't exist.",
@@ -184,25 +201,27 @@ class MoveActions:
         return queue
 
     def _show_id(self, task: MoveTask) -> str:
-        told = {"taskId": task.id, "sourceArn": self._store.arn(task.source)}
-        return urlsafe_b64encode(msgspec.json.encode(told)).decode()
+        named = {"taskId": task.id, "sourceArn": self._lookup.arn(task.source)}
+        return urlsafe_b64encode(msgspec.json.encode(named)).decode()
 
-    async def _run(self, task: MoveTask, source: QueueState) -> None:
+    async def _run(self, task: MoveTask, source: QueueInfo) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         moved_before = task.moved
         try:
             while task.status == RUNNING and task.moved < task.to_move:
-                if self._store.names.get(task.source) is not source:
-                    # Deleted; another queue that has its name by now is none of ours.
+                if not await self._is_there(source):
                     return
-                step = min(STEP_MAX, task.to_move - task.moved)
+                step = min(self._service.redrive_max, task.to_move - task.moved)
                 if task.rate is not None:
                     # As many as are due by now; the first of them at once.
                     due = 1 + int((loop.time() - started_s) * task.rate)
                     step = min(step, due - (task.moved - moved_before))
-                if step > 0 and self._step(task, step) == 0:
-                    break
+                if step > 0:
+                    moved: int = await self._ask(Redrive(task.source, task.to, step))
+                    task.moved += moved
+                    if moved == 0:
+                        break
                 await asyncio.sleep(0 if task.rate is None else TICK_S)
             if task.status == RUNNING:
                 task.status = COMPLETED
@@ -213,17 +232,29 @@ class MoveActions:
         except PenstockError as error:
             task.status = FAILED
             task.failure = refusal_of(error).fault.query_code
-        if self._store.names.get(task.source) is source:
-            with suppress(Refusal):
-                self._keep(source, self._of(source))
+        await self._keep_ended(source)
 
-    def _step(self, task: MoveTask, limit: int) -> int:
-        moved = self._engine.submit(Redrive(task.source, task.to, limit))
-        task.moved += moved
-        return moved
+    async def _ask(self, command: Command[Any]) -> Any:
+        return await result_of(self._service.submit(command))
+
+    async def _is_there(self, source: QueueInfo) -> bool:
+        """Whether the queue still exists: one of the same name may have been created since."""
+        try:
+            queue: QueueInfo = await self._ask(DescribeQueue(source.queue))
+        except QueueNotFound:
+            return False
+        return queue.created_at_ms == source.created_at_ms
+
+    async def _keep_ended(self, source: QueueInfo) -> None:
+        try:
+            if await self._is_there(source):
+                await result_of(self._service.run(self._keep(source, self._of(source))))
+        except PenstockError:
+            # It ended all the same; the next start of the server finds nothing left to move.
+            return
 
     async def close(self) -> None:
-        """Lets go of the tasks that run; they go on when the server starts again."""
+        """Stops the tasks that run; they go on when the server starts again."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
@@ -232,12 +263,12 @@ class MoveActions:
 
 def _read_id(text: str) -> tuple[str, str]:
     try:
-        told: Any = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")))
+        named: Any = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _bad_id()
-    if not isinstance(told, dict):
+    if not isinstance(named, dict):
         _bad_id()
-    task_id, arn = told.get("taskId"), told.get("sourceArn")
+    task_id, arn = named.get("taskId"), named.get("sourceArn")
     if not isinstance(task_id, str) or read_arn(arn) is None:
         _bad_id()
     return task_id, str(arn)

@@ -1,20 +1,21 @@
-"""The SQS actions on queues: making, finding, describing, tagging, permitting, purging, ending."""
+"""The SQS actions on queues: create, find, list, describe, configure, tag, permit, delete."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, Final
 
 import msgspec
 
-from penstock.core.queue import QueueState
-from penstock.server.sqs.store import Caller, Store, no_such_queue
+from penstock.backends.loop import Steps
+from penstock.server.sqs.lookup import Caller, QueueLookup, no_such_queue
 from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     DeleteQueue,
-    DescribeQueue,
     ListQueues,
     Purge,
+    QueueInfo,
     QueueSettings,
+    QueueStats,
     Stats,
 )
 from penstock.wire.sqs import attributes as attributes
@@ -38,7 +39,7 @@ PERMITTED_ACTIONS_MAX: Final = 7
 _BAD_NAME: Final = (
     "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 )
-# What no permission can give away.
+# Actions that cannot be permitted to others.
 _OF_THE_OWNER: Final = frozenset(
     {
         "AddPermission",
@@ -55,7 +56,7 @@ _OF_THE_OWNER: Final = frozenset(
         "UntagQueue",
     }
 )
-# The note of when a queue was last purged.
+# The annotation that says when a queue was last purged.
 _PURGED: Final = ".purged"
 _BAD_TAG_KEY: Final = "Tag keys must be between 1 and 128 characters in length."
 _BAD_FIFO_NAME: Final = (
@@ -67,41 +68,48 @@ _BAD_FIFO_NAME: Final = (
 class QueueActions:
     """The actions on queues."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._submit = store.submit
+    def __init__(self, lookup: QueueLookup) -> None:
+        self._lookup = lookup
+        self._describe = lookup.describe
+        # A limit that the service cannot have is not asked for: it would refuse the queue.
+        self._limits: dict[str, Any] = {"in_flight_max": attributes.IN_FLIGHT_MAX}
+        if "in-flight limit" in lookup.service.LACKS:
+            self._limits = {}
 
-    # Making and finding.
+    # Creating and finding.
 
-    def create(self, asked: model.CreateQueueRequest, caller: Caller) -> model.QueueUrlResult:
+    def create(
+        self, asked: model.CreateQueueRequest, caller: Caller
+    ) -> Steps[model.QueueUrlResult]:
         """CreateQueue."""
         name = asked.queue_name or ""
         given = asked.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
-        inside = self._store.directory.inside(QueueAddress(caller.owner, name))
-        existing = self._store.names.get(inside)
+        inside = self._lookup.directory.inside(QueueAddress(caller.owner, name))
+        existing = yield from self._lookup.find_inside(inside)
         if existing is not None:
-            self._check_same(existing, given)
-            return model.QueueUrlResult(self._store.url(caller, inside))
+            yield from self._check_same(existing, given)
+            return model.QueueUrlResult(self._lookup.url(caller, inside))
         self._check_not_deleted_lately(inside)
         annotations = attributes.merged(QueueSettings(), changes)
         tags = asked.creation_tags
         if tags:
             annotations[attributes.TAGS] = _tags_text({}, tags, name)
+        redrive = yield from self._redrive(changes, inside, fifo, annotations)
         settings = {
             "fifo": fifo,
-            "in_flight_max": attributes.IN_FLIGHT_MAX,
+            **self._limits,
             "annotations": annotations,
             **changes.settings,
-            **self._redrive(changes, inside, fifo, annotations),
+            **redrive,
         }
         attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
-        self._submit(CreateQueue(inside, settings))
-        return model.QueueUrlResult(self._store.url(caller, inside))
+        yield CreateQueue(inside, settings)
+        return model.QueueUrlResult(self._lookup.url(caller, inside))
 
-    def _check_same(self, queue: QueueState, given: dict[str, str]) -> None:
-        shown = self._shown(queue)
+    def _check_same(self, queue: QueueInfo, given: dict[str, str]) -> Steps[None]:
+        shown = yield from self._shown(queue)
         for name, value in given.items():
             have = shown.get(name, "")
             if have != value and _plain(have) != _plain(value):
@@ -112,9 +120,9 @@ class QueueActions:
                 )
 
     def _check_not_deleted_lately(self, inside: str) -> None:
-        deleted = self._store.deleted_at_ms
-        now_ms = self._store.now_ms()
-        window_ms = self._store.windows.deleted_ms
+        deleted = self._lookup.deleted_at_ms
+        now_ms = self._lookup.now_ms()
+        window_ms = self._lookup.windows.deleted_ms
         for name in [each for each, at_ms in deleted.items() if at_ms + window_ms <= now_ms]:
             del deleted[name]
         if inside in deleted:
@@ -126,20 +134,20 @@ class QueueActions:
 
     def _redrive(
         self, changes: attributes.Changes, inside: str, fifo: bool, annotations: dict[str, str]
-    ) -> dict[str, str | int | None]:
+    ) -> Steps[dict[str, str | int | None]]:
         """The settings a redrive policy makes; a queue may name itself, which moves nothing.
 
-        Raises Refusal if the target will not have it.
+        Raises Refusal if the policy or its target does not allow it.
         """
         redrive = changes.redrive
         if not isinstance(redrive, attributes.RedrivePolicy):
             return {} if redrive is None else attributes.NO_REDRIVE
-        source = self._store.directory.address(inside)
+        source = self._lookup.directory.address(inside)
         attributes.check_near(redrive, source)
-        target = self._store.find(redrive.target.owner, redrive.target.name)
         if redrive.target == source:
             annotations[attributes.WITHHELD] = annotations.pop(attributes.REDRIVE)
             return attributes.NO_REDRIVE
+        target = yield from self._lookup.find(redrive.target.owner, redrive.target.name)
         if target is None:
             raise invalid_value(redrive.text, "RedrivePolicy", "Dead letter target does not exist.")
         if target.settings.fifo != fifo:
@@ -148,22 +156,22 @@ class QueueActions:
                 "RedrivePolicy",
                 "Dead-letter queue must be same type of queue as the source.",
             )
-        if not attributes.allows(target.settings, self._store.arn(inside)):
+        if not attributes.allows(target.settings, self._lookup.arn(inside)):
             raise invalid_value(
                 redrive.text,
                 "RedrivePolicy",
                 "The redrive allow policy of the dead-letter queue does not allow this queue as a "
                 "source queue.",
             )
-        return {"dead_letter": target.name, "max_receives": redrive.receives_max}
+        return {"dead_letter": target.queue, "max_receives": redrive.receives_max}
 
-    def _allow_again(self, target: QueueState) -> None:
-        """A queue's allow policy has changed: its sources send it dead letters, or no longer do."""
-        arn = self._store.arn(target.name)
-        for name in self._store.sources_of(target.name):
-            source = self._store.names[name].settings
-            allowed = attributes.allows(target.settings, self._store.arn(name))
-            if name == target.name or allowed == (source.dead_letter is not None):
+    def _allow_again(self, target: QueueInfo) -> Steps[None]:
+        """Applies a changed allow policy: its sources send dead letters to it, or cease to."""
+        arn = self._lookup.arn(target.queue)
+        for queue in (yield from self._lookup.sources_of(target.queue)):
+            name, source = queue.queue, queue.settings
+            allowed = attributes.allows(target.settings, self._lookup.arn(name))
+            if name == target.queue or allowed == (source.dead_letter is not None):
                 continue
             policy = attributes.redrive_shown(source, arn)
             kept, dropped = attributes.WITHHELD, attributes.REDRIVE
@@ -171,90 +179,99 @@ class QueueActions:
             if allowed:
                 kept, dropped = dropped, kept
                 receives_max = attributes.receives_max_of(policy)
-                settings = {"dead_letter": target.name, "max_receives": receives_max}
+                settings = {"dead_letter": target.queue, "max_receives": receives_max}
             settings["annotations"] = {**source.annotations, kept: policy}
             settings["annotations"].pop(dropped, None)
-            self._submit(ConfigureQueue(name, settings))
+            yield ConfigureQueue(name, settings)
 
-    def url(self, asked: model.GetQueueUrlRequest, caller: Caller) -> model.QueueUrlResult:
+    def url(self, asked: model.GetQueueUrlRequest, caller: Caller) -> Steps[model.QueueUrlResult]:
         """GetQueueUrl."""
         account = asked.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
-        queue = self._store.find(owner, asked.queue_name or "")
-        if queue is None or not caller.may_reach(owner):
+        queue = None
+        if caller.may_reach(owner):
+            queue = yield from self._lookup.find(owner, asked.queue_name or "")
+        if queue is None:
             raise no_such_queue()
-        return model.QueueUrlResult(self._store.url(caller, queue.name))
+        return model.QueueUrlResult(self._lookup.url(caller, queue.queue))
 
-    def list(self, asked: model.ListQueuesRequest, caller: Caller) -> model.QueueUrlsResult:
+    def list(self, asked: model.ListQueuesRequest, caller: Caller) -> Steps[model.QueueUrlsResult]:
         """ListQueues."""
         prefix = asked.queue_name_prefix or ""
-        names = self._submit(ListQueues(prefix, "", 2**31))
-        mine = [name for name in names if self._store.directory.address(name).owner == caller.owner]
-        page, token = _page(mine, asked.max_results, asked.next_token, prefix)
-        return model.QueueUrlsResult([self._store.url(caller, name) for name in page], token)
+        limit, after = _page_start(asked.max_results, asked.next_token, prefix)
+        names: list[str] = []
+        # One more than is shown: whether there is a next page.
+        while len(names) <= limit:
+            found: list[str] = yield ListQueues(prefix, after, RESULTS_MAX)
+            address = self._lookup.directory.address
+            names += [name for name in found if address(name).owner == caller.owner]
+            if len(found) < RESULTS_MAX:
+                break
+            after = found[-1]
+        page, token = _page_end(names, asked.max_results, prefix)
+        return model.QueueUrlsResult([self._lookup.url(caller, name) for name in page], token)
 
     def sources(
         self, asked: model.ListDeadLetterSourceQueuesRequest, caller: Caller
-    ) -> model.SourceUrlsResult:
+    ) -> Steps[model.SourceUrlsResult]:
         """ListDeadLetterSourceQueues."""
-        queue = self._store.locate(asked.queue_url or "", caller)
-        names = self._store.sources_of(queue.name)
-        page, token = _page(names, asked.max_results, asked.next_token)
-        return model.SourceUrlsResult([self._store.url(caller, name) for name in page], token)
+        queue = yield from self._describe(asked.queue_url or "", caller)
+        _, after = _page_start(asked.max_results, asked.next_token)
+        sources = yield from self._lookup.sources_of(queue.queue)
+        names = [source.queue for source in sources if source.queue > after]
+        page, token = _page_end(names, asked.max_results)
+        return model.SourceUrlsResult([self._lookup.url(caller, name) for name in page], token)
 
-    def delete(self, asked: model.QueueRequest, caller: Caller) -> None:
+    def delete(self, asked: model.QueueRequest, caller: Caller) -> Steps[None]:
         """DeleteQueue."""
-        queue = self._store.locate(asked.queue_url or "", caller)
-        self._submit(DeleteQueue(queue.name))
-        if self._store.windows.deleted_ms:
-            self._store.deleted_at_ms[queue.name] = self._store.now_ms()
+        queue = yield from self._lookup.locate(asked.queue_url or "", caller)
+        yield DeleteQueue(queue.queue)
+        if self._lookup.windows.deleted_ms:
+            self._lookup.deleted_at_ms[queue.queue] = self._lookup.now_ms()
 
-    def purge(self, asked: model.QueueRequest, caller: Caller) -> None:
+    def purge(self, asked: model.QueueRequest, caller: Caller) -> Steps[None]:
         """PurgeQueue."""
-        queue = self._store.locate(asked.queue_url or "", caller)
-        now_ms = self._store.now_ms()
-        window_ms = self._store.windows.purged_ms
+        queue = yield from self._describe(asked.queue_url or "", caller)
+        now_ms = self._lookup.now_ms()
+        window_ms = self._lookup.windows.purged_ms
         purged_at_ms = int(queue.settings.annotations.get(_PURGED, -window_ms))
         if purged_at_ms + window_ms > now_ms:
-            name = self._store.directory.address(queue.name).name
+            name = self._lookup.directory.address(queue.queue).name
             raise Refusal(
                 faults.PURGE_QUEUE_IN_PROGRESS,
                 f"Only one PurgeQueue operation on {name} is allowed every 60 seconds.",
             )
-        self._submit(Purge(queue.name))
+        yield Purge(queue.queue)
         if window_ms:
-            self._store.note(queue, _PURGED, str(now_ms))
+            yield from self._lookup.note(queue.queue, _PURGED, str(now_ms))
 
     # Attributes.
 
     def attributes(
         self, asked: model.GetQueueAttributesRequest, caller: Caller
-    ) -> model.AttributesResult:
+    ) -> Steps[model.AttributesResult]:
         """GetQueueAttributes."""
-        queue = self._store.locate(asked.queue_url or "", caller)
+        queue = yield from self._describe(asked.queue_url or "", caller)
         names = asked.attribute_names or []
         for name in names:
             if name not in attributes.KNOWN:
                 raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
         if not names:
             return model.AttributesResult({})
-        shown = self._shown(queue)
+        shown = yield from self._shown(queue)
         if "All" not in names:
             shown = {name: shown[name] for name in names if name in shown}
         return model.AttributesResult(shown)
 
-    def _shown(self, queue: QueueState) -> dict[str, str]:
+    def _shown(self, queue: QueueInfo) -> Steps[dict[str, str]]:
         dead = queue.settings.dead_letter
-        return attributes.show(
-            self._submit(DescribeQueue(queue.name)),
-            self._submit(Stats(queue.name)),
-            self._store.arn(queue.name),
-            "" if dead is None else self._store.arn(dead),
-        )
+        stats: QueueStats = yield Stats(queue.queue)
+        dead_arn = "" if dead is None else self._lookup.arn(dead)
+        return attributes.show(queue, stats, self._lookup.arn(queue.queue), dead_arn)
 
-    def set_attributes(self, asked: model.SetQueueAttributesRequest, caller: Caller) -> None:
+    def set_attributes(self, asked: model.SetQueueAttributesRequest, caller: Caller) -> Steps[None]:
         """SetQueueAttributes."""
-        queue = self._store.locate(asked.queue_url or "", caller)
+        queue = yield from self._describe(asked.queue_url or "", caller)
         given = asked.attributes or {}
         if not given:
             raise absent("SetQueueAttributes", "Attributes")
@@ -271,60 +288,51 @@ class QueueActions:
         changes = attributes.read(given, fifo)
         attributes.check_statements(changes)
         annotations = attributes.merged(queue.settings, changes)
-        settings = {
-            **changes.settings,
-            "annotations": annotations,
-            **self._redrive(changes, queue.name, fifo, annotations),
-        }
-        attributes.defer_scope(queue.settings, settings, self._store.now_ms())
+        redrive = yield from self._redrive(changes, queue.queue, fifo, annotations)
+        settings = {**changes.settings, "annotations": annotations, **redrive}
+        attributes.defer_scope(queue.settings, settings, self._lookup.now_ms())
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
-        self._submit(ConfigureQueue(queue.name, settings))
+        changed: QueueInfo = yield ConfigureQueue(queue.queue, settings)
         if attributes.ALLOW_POLICY in given:
-            self._allow_again(queue)
+            yield from self._allow_again(changed)
 
     # Tags.
 
-    def tags(self, asked: model.QueueRequest, caller: Caller) -> model.TagsResult:
+    def tags(self, asked: model.QueueRequest, caller: Caller) -> Steps[model.TagsResult]:
         """ListQueueTags."""
-        return model.TagsResult(_tags(self._store.locate(asked.queue_url or "", caller)))
+        queue = yield from self._describe(asked.queue_url or "", caller)
+        return model.TagsResult(_tags(queue))
 
-    def tag(self, asked: model.TagQueueRequest, caller: Caller) -> None:
+    def tag(self, asked: model.TagQueueRequest, caller: Caller) -> Steps[None]:
         """TagQueue."""
-        queue = self._store.locate(asked.queue_url or "", caller)
+        queue = yield from self._describe(asked.queue_url or "", caller)
         if not asked.tags:
             raise missing("Tags")
-        text = _tags_text(_tags(queue), asked.tags, queue.name)
-        self._annotate(queue, attributes.TAGS, text)
+        text = _tags_text(_tags(queue), asked.tags, queue.queue)
+        yield _annotated(queue, attributes.TAGS, text)
 
-    def untag(self, asked: model.UntagQueueRequest, caller: Caller) -> None:
+    def untag(self, asked: model.UntagQueueRequest, caller: Caller) -> Steps[None]:
         """UntagQueue."""
-        queue = self._store.locate(asked.queue_url or "", caller)
+        queue = yield from self._describe(asked.queue_url or "", caller)
         if not asked.tag_keys:
             raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
         tags = {key: value for key, value in _tags(queue).items() if key not in asked.tag_keys}
-        self._annotate(queue, attributes.TAGS, msgspec.json.encode(tags).decode() if tags else None)
-
-    def _annotate(self, queue: QueueState, name: str, text: str | None) -> None:
-        annotations = {
-            key: value for key, value in queue.settings.annotations.items() if key != name
-        }
-        if text is not None:
-            annotations[name] = text
-        self._submit(ConfigureQueue(queue.name, {"annotations": annotations}))
+        text = msgspec.json.encode(tags).decode() if tags else None
+        yield _annotated(queue, attributes.TAGS, text)
 
     # Permissions.
 
-    def permit(self, asked: model.AddPermissionRequest, caller: Caller) -> None:
+    def permit(self, asked: model.AddPermissionRequest, caller: Caller) -> Steps[None]:
         """AddPermission."""
-        queue = self._store.locate(asked.queue_url or "", caller)
+        queue = yield from self._describe(asked.queue_url or "", caller)
         label = _check_label(asked.label or "")
         accounts = asked.aws_account_ids or []
         actions = asked.actions or []
         if not actions:
             raise missing("Actions")
         _check_permitted(accounts, actions)
-        policy = _policy(queue, self._store.arn(queue.name))
-        region = self._store.directory.address(queue.name).owner.region
+        policy = _policy(queue, self._lookup.arn(queue.queue))
+        region = self._lookup.directory.address(queue.queue).owner.region
         principals = [f"arn:{partition(region)}:iam::{each}:root" for each in accounts]
         permitted = [f"SQS:{each}" for each in actions]
         statement = {
@@ -332,7 +340,7 @@ class QueueActions:
             "Effect": "Allow",
             "Principal": {"AWS": principals[0] if len(principals) == 1 else principals},
             "Action": permitted[0] if len(permitted) == 1 else permitted,
-            "Resource": self._store.arn(queue.name),
+            "Resource": self._lookup.arn(queue.queue),
         }
         if statement in policy["Statement"]:
             return
@@ -345,22 +353,30 @@ class QueueActions:
                 faults.OVER_LIMIT,
                 f"{count} Statements were found, maximum allowed is {attributes.STATEMENTS_MAX}.",
             )
-        self._annotate(queue, attributes.POLICY, msgspec.json.encode(policy).decode())
+        yield _annotated(queue, attributes.POLICY, msgspec.json.encode(policy).decode())
 
-    def forbid(self, asked: model.RemovePermissionRequest, caller: Caller) -> None:
+    def forbid(self, asked: model.RemovePermissionRequest, caller: Caller) -> Steps[None]:
         """RemovePermission."""
-        queue = self._store.locate(asked.queue_url or "", caller)
-        policy = _policy(queue, self._store.arn(queue.name))
+        queue = yield from self._describe(asked.queue_url or "", caller)
+        policy = _policy(queue, self._lookup.arn(queue.queue))
         kept = [each for each in policy["Statement"] if each.get("Sid") != asked.label]
         if len(kept) == len(policy["Statement"]):
             raise invalid_value(asked.label, "Label", "can't find label.")
         policy["Statement"] = kept
         text = msgspec.json.encode(policy).decode() if kept else None
-        self._annotate(queue, attributes.POLICY, text)
+        yield _annotated(queue, attributes.POLICY, text)
+
+
+def _annotated(queue: QueueInfo, name: str, text: str | None) -> ConfigureQueue:
+    """The command that sets one annotation of a queue, or with None removes it."""
+    annotations = {key: value for key, value in queue.settings.annotations.items() if key != name}
+    if text is not None:
+        annotations[name] = text
+    return ConfigureQueue(queue.queue, {"annotations": annotations})
 
 
 def _wants_fifo(name: str, given: dict[str, str]) -> bool:
-    """Whether a FIFO queue is to be made. Raises Refusal if the name says otherwise."""
+    """Whether a FIFO queue is to be created. Raises Refusal if the name does not agree."""
     asked = given.get("FifoQueue")
     if asked is not None and asked.lower() not in ("true", "false"):
         raise Refusal(faults.INVALID_ATTRIBUTE_VALUE, "Invalid value for the parameter FifoQueue.")
@@ -375,7 +391,7 @@ def _wants_fifo(name: str, given: dict[str, str]) -> bool:
 
 
 def _plain(text: str) -> Any:
-    """An attribute as data, so that two ways to write it compare equal."""
+    """An attribute's value parsed, so that two spellings of one value compare equal."""
     if text.lower() in ("true", "false"):
         return text.lower()
     try:
@@ -387,10 +403,8 @@ def _plain(text: str) -> Any:
     return value
 
 
-def _page(
-    names: list[str], limit: int | None, token: str | None, scope: str = ""
-) -> tuple[list[str], str | None]:
-    """One page of names, and the token for the next. Raises Refusal.
+def _page_start(limit: int | None, token: str | None, scope: str = "") -> tuple[int, str]:
+    """How many names a page has, and the name it begins after. Raises Refusal.
 
     `scope` is what was asked for: a token is good for nothing else.
     """
@@ -400,11 +414,14 @@ def _page(
             "Value for parameter MaxResults is invalid. Reason: MaxResults must be an integer "
             f"between 1 and {RESULTS_MAX}.",
         )
-    after = "" if token is None else _read_token(token, limit, scope)
-    following = [name for name in names if name > after]
-    page = following[: limit or RESULTS_MAX]
-    # Without a limit there is one page: that is how callers ask who do not know of tokens.
-    if limit is None or len(page) == len(following):
+    return limit or RESULTS_MAX, "" if token is None else _read_token(token, limit, scope)
+
+
+def _page_end(names: list[str], limit: int | None, scope: str = "") -> tuple[list[str], str | None]:
+    """The names of one page, and the token for the next one if there is one."""
+    page = names[: limit or RESULTS_MAX]
+    # Without a limit there is one page: clients that do not know of tokens ask like this.
+    if limit is None or len(page) == len(names):
         return page, None
     return page, urlsafe_b64encode(f"{page[-1]} {scope}".encode()).decode()
 
@@ -429,7 +446,7 @@ def _read_token(token: str, limit: int | None, scope: str) -> str:
     return after
 
 
-def _tags(queue: QueueState) -> dict[str, str]:
+def _tags(queue: QueueInfo) -> dict[str, str]:
     text = queue.settings.annotations.get(attributes.TAGS)
     return msgspec.json.decode(text, type=dict[str, str]) if text else {}
 
@@ -475,7 +492,7 @@ def _check_permitted(accounts: list[str], actions: list[str]) -> None:
                 "ActionName",
                 "Only the queue owner is allowed to invoke this action.",
             )
-        # Whoever may do a thing alone may do it by ten: batches have no names here.
+        # A permission for an action covers its batch form, which has no name of its own here.
         if action != "*" and (action not in model.ACTIONS or action.endswith("Batch")):
             raise invalid_value(
                 f"SQS:{action}",
@@ -484,7 +501,7 @@ def _check_permitted(accounts: list[str], actions: list[str]) -> None:
             )
 
 
-def _policy(queue: QueueState, arn: str) -> dict[str, Any]:
+def _policy(queue: QueueInfo, arn: str) -> dict[str, Any]:
     text = queue.settings.annotations.get(attributes.POLICY)
     policy: dict[str, Any] = msgspec.json.decode(text) if text else {}
     policy.setdefault("Version", "2008-10-17")

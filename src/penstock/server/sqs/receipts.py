@@ -1,43 +1,47 @@
-"""The SQS actions that end or prolong a receive: delete and change visibility, alone or by ten."""
+"""The SQS actions on a received message: delete it, or change how long it stays hidden."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.core.queue import QueueState
-from penstock.errors import MessageGone, PenstockError, StaleReceipt
+from penstock.backends.loop import Steps
+from penstock.errors import ClaimTooLong, MessageGone, PenstockError, StaleReceipt
 from penstock.server.sqs.batches import check_entries, failure
-from penstock.server.sqs.store import Caller, Store, refusal_of
-from penstock.service import Batch, BatchItem, Claim, Delete, Extend, Release
+from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
+from penstock.service import Batch, BatchItem, Delete, Extend, QueueInfo, Release
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
 from penstock.wire.sqs.errors import Refusal, invalid_value, missing
 
 VISIBILITY_S_MAX: Final = 43_200
 RECEIVES_NOTED_MAX: Final = 100_000
+_VISIBILITY_MS_MAX: Final = VISIBILITY_S_MAX * 1_000
 
 
 class ReceiptActions:
-    """The actions on what was received."""
+    """DeleteMessage, ChangeMessageVisibility, and both of them in batches."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._engine = store.engine
-        self._locate = store.locate
-        # When messages were last received that had been received before; in memory only.
-        self._received_again_at_ms: dict[tuple[int, int], int] = {}
+    def __init__(self, lookup: QueueLookup) -> None:
+        self._known = lookup.known
+        self._locate = lookup.locate
+        self._now_ms = lookup.now_ms
+        # When messages that had been received before were received, by receipt; in memory only.
+        self._received_again_at_ms: dict[str, int] = {}
 
-    def note_receive(self, claim: Claim) -> None:
-        """The first receive is kept with the message; of later ones only this process knows."""
+    def note_receive(self, receipt: str) -> None:
+        """The service keeps when a message was first received; later receives are kept here."""
         if len(self._received_again_at_ms) >= RECEIVES_NOTED_MAX:
             self._received_again_at_ms.clear()
-        self._received_again_at_ms[claim.proof.queue, claim.proof.number] = self._store.now_ms()
+        self._received_again_at_ms[receipt] = self._now_ms()
 
-    def delete(self, asked: model.DeleteMessageRequest, caller: Caller) -> None:
+    def delete(self, asked: model.DeleteMessageRequest, caller: Caller) -> Steps[None]:
         """DeleteMessage."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         receipt = _given(asked.receipt)
         try:
-            self._engine.submit(Delete(queue.name, receipt, late=True))
+            yield Delete(queue.queue, receipt, True)
         except PenstockError as error:
             refusal = _refused_delete(error, receipt, queue.settings.fifo)
             if refusal is not None:
@@ -45,35 +49,49 @@ class ReceiptActions:
 
     def delete_batch(
         self, asked: model.DeleteMessageBatchRequest, caller: Caller
-    ) -> model.BatchResult:
+    ) -> Steps[model.BatchResult]:
         """DeleteMessageBatch."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
         items: list[BatchItem | Refusal] = []
         for entry in entries:
             try:
-                items.append(Delete(queue.name, _given(entry.receipt), late=True))
+                items.append(Delete(queue.queue, _given(entry.receipt), True))
             except Refusal as refusal:
                 items.append(refusal)
         fifo = queue.settings.fifo
-        return self._batch(
-            entries, items, lambda error, receipt: _refused_delete(error, receipt, fifo)
+        return (
+            yield from _batch(
+                entries,
+                items,
+                lambda error, entry: _refused_delete(error, entry.receipt or "", fifo),
+            )
         )
 
-    def change(self, asked: model.ChangeMessageVisibilityRequest, caller: Caller) -> None:
+    def change(self, asked: model.ChangeMessageVisibilityRequest, caller: Caller) -> Steps[None]:
         """ChangeMessageVisibility."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         receipt = _given(asked.receipt)
+        command = self._change(queue, receipt, asked.visibility_timeout)
         try:
-            self._engine.submit(self._changed(queue, receipt, asked.visibility_timeout))
+            yield command
         except PenstockError as error:
-            raise _refused_change(error, receipt, queue.settings.fifo) from None
+            raise _refused_change(error, asked, queue.settings.fifo) from None
 
     def change_batch(
         self, asked: model.ChangeMessageVisibilityBatchRequest, caller: Caller
-    ) -> model.BatchResult:
+    ) -> Steps[model.BatchResult]:
         """ChangeMessageVisibilityBatch."""
-        queue = self._locate(asked.queue_url or "", caller)
+        url = asked.queue_url or ""
+        queue = self._known(url, caller)
+        if queue is None:
+            queue = yield from self._locate(url, caller)
         entries = check_entries(asked.entries, "ChangeMessageVisibilityBatchRequestEntry")
         items: list[BatchItem | Refusal] = []
         for place, entry in enumerate(entries, 1):
@@ -83,69 +101,58 @@ class ReceiptActions:
                         f"ChangeMessageVisibilityBatchRequestEntry.{place}.VisibilityTimeout"
                     )
                 items.append(
-                    self._changed(queue, _given(entry.receipt), entry.visibility_timeout, place)
+                    self._change(queue, _given(entry.receipt), entry.visibility_timeout, place)
                 )
             except Refusal as refusal:
                 items.append(refusal)
         fifo = queue.settings.fifo
-        return self._batch(
-            entries, items, lambda error, receipt: _refused_change(error, receipt, fifo)
+        return (
+            yield from _batch(
+                entries, items, lambda error, entry: _refused_change(error, entry, fifo)
+            )
         )
 
-    def _changed(
-        self, queue: QueueState, receipt: str, visibility_s: int | None, place: int = 0
+    def _change(
+        self, queue: QueueInfo, receipt: str, visibility_s: int | None, place: int = 0
     ) -> Extend | Release:
-        """The command that changes how long a message stays hidden. Raises Refusal."""
+        """The command that changes how long a message stays hidden. Raises Refusal.
+
+        It is hidden for twelve hours at most, counted from its receive.
+        """
         reason = f"Must be between 0 and {VISIBILITY_S_MAX}."
         if place:
             reason = f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_S_MAX}."
         visibility_ms = hidden_ms(visibility_s or 0, reason)
         if visibility_ms == 0:
-            return Release(queue.name, receipt, late=True)
-        self._check_total(queue, receipt, visibility_ms)
-        return Extend(queue.name, receipt, visibility_ms, late=True)
+            return Release(queue.queue, receipt, late=True)
+        received_at_ms = self._received_again_at_ms.get(receipt)
+        if received_at_ms is not None:
+            held_ms = self._now_ms() + visibility_ms - received_at_ms
+            if held_ms > _VISIBILITY_MS_MAX:
+                raise _hidden_too_long(visibility_s or 0)
+        return Extend(queue.queue, receipt, visibility_ms, True, _VISIBILITY_MS_MAX)
 
-    def _check_total(self, queue: QueueState, receipt: str, visibility_ms: int) -> None:
-        """A message is hidden for twelve hours at most, counted from its receive."""
-        try:
-            delivery = self._engine.held(queue.name, receipt)
-        except PenstockError:
-            return
-        if delivery is None:
-            return
-        received_at_ms = delivery.first_claimed_at_ms
-        if delivery.epoch > 1:
-            key = (queue.number, delivery.number)
-            received_at_ms = self._received_again_at_ms.get(key, self._store.now_ms())
-        total_ms = self._store.now_ms() + visibility_ms - received_at_ms
-        if total_ms > VISIBILITY_S_MAX * 1_000:
-            raise invalid_value(
-                visibility_ms // 1_000,
-                "VisibilityTimeout",
-                "Total VisibilityTimeout for the message is beyond the limit "
-                f"[{VISIBILITY_S_MAX} seconds].",
-            )
 
-    def _batch(
-        self,
-        entries: Sequence[Any],
-        items: Sequence[BatchItem | Refusal],
-        refused: Callable[[PenstockError, str], Refusal | None],
-    ) -> model.BatchResult:
-        sound = [item for item in items if not isinstance(item, Refusal)]
-        replies = iter(self._store.submit(Batch(sound)))
-        result = model.BatchResult([], [])
-        for entry, item in zip(entries, items, strict=True):
-            reply = item if type(item) is Refusal else next(replies)
-            # Most replies are plain values: True, a deadline, nothing.
-            if isinstance(reply, Exception):
-                if isinstance(reply, PenstockError):
-                    reply = refused(reply, entry.receipt or "")
-                if reply is not None:
-                    result.failed.append(failure(entry.id, reply))
-                    continue
-            result.successful.append(model.ResultEntry(entry.id))
-        return result
+def _batch(
+    entries: Sequence[Any],
+    items: Sequence[BatchItem | Refusal],
+    refused: Callable[[PenstockError, Any], Refusal | None],
+) -> Steps[model.BatchResult]:
+    """Runs the items that were not refused already; `refused` names an error of one entry."""
+    sound = [item for item in items if not isinstance(item, Refusal)]
+    replies = iter((yield Batch(sound)) if sound else ())
+    result = model.BatchResult([], [])
+    for entry, item in zip(entries, items, strict=True):
+        reply = item if type(item) is Refusal else next(replies)
+        # Most replies are plain values: True, a deadline, None.
+        if isinstance(reply, Exception):
+            if isinstance(reply, PenstockError):
+                reply = refused(reply, entry)
+            if reply is not None:
+                result.failed.append(failure(entry.id, reply))
+                continue
+        result.successful.append(model.ResultEntry(entry.id))
+    return result
 
 
 def _given(receipt: str | None) -> str:
@@ -161,8 +168,17 @@ def hidden_ms(visibility_s: int, reason: str) -> int:
     return visibility_s * 1_000
 
 
+def _hidden_too_long(visibility_s: int) -> Refusal:
+    return invalid_value(
+        visibility_s,
+        "VisibilityTimeout",
+        "Total VisibilityTimeout for the message is beyond the limit "
+        f"[{VISIBILITY_S_MAX} seconds].",
+    )
+
+
 def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
-    """An old receipt deletes nothing: a standard queue does not say so, a FIFO queue does."""
+    """The refusal, or None: a standard queue takes an old receipt, and deletes nothing."""
     if isinstance(error, StaleReceipt):
         if not fifo:
             return None
@@ -170,8 +186,15 @@ def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal |
     return _refused_receipt(error, receipt)
 
 
-def _refused_change(error: PenstockError, receipt: str, fifo: bool) -> Refusal:
+def _refused_change(
+    error: PenstockError,
+    asked: model.ChangeMessageVisibilityRequest | model.ChangeEntry,
+    fifo: bool,
+) -> Refusal:
     """A receipt is too old once the message is gone or was received again."""
+    receipt = asked.receipt or ""
+    if isinstance(error, ClaimTooLong):
+        return _hidden_too_long(asked.visibility_timeout or 0)
     if isinstance(error, MessageGone) or (isinstance(error, StaleReceipt) and not fifo):
         return invalid_value(
             receipt,

@@ -73,6 +73,8 @@ REPLY: Final = 0x81
 ERROR: Final = 0x82
 WELCOME: Final = 0x83
 GOODBYE: Final = 0x84
+# The kinds that may have request number 0. An error may be a request's, too.
+OF_CONNECTION: Final = frozenset({HELLO, ERROR, WELCOME, GOODBYE})
 
 KIND_OF: Final[dict[type, int]] = {
     Push: 1,
@@ -207,7 +209,7 @@ class FrameDecoder:
         while end - at >= HEADER_BYTES:
             size, kind, request = HEADER.unpack_from(chunk, at)
             limit = limits.get(kind)
-            if limit is None or size > limit:
+            if limit is None or size > limit or (not request and kind not in OF_CONNECTION):
                 self.error = self._refusal(size, kind, limit)
                 self.frames_seen += len(frames)
                 return frames
@@ -246,6 +248,11 @@ class FrameDecoder:
         return False
 
     def _refusal(self, size: int, kind: int, limit: int | None) -> ProtocolError:
+        if limit is not None and size <= limit:
+            return ProtocolError(
+                f"the {self._peer} sent a frame of kind {kind:#04x} with request number 0, which "
+                "is for frames about the connection itself"
+            )
         if limit is not None:
             return ProtocolError(
                 f"the {self._peer} sent a frame of kind {kind:#04x} with a body of {size} bytes; "

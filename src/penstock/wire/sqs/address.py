@@ -1,7 +1,7 @@
-"""Whose queue is meant: URLs, ARNs and callers, and the names their queues have inside.
+"""Queue URLs and ARNs, their owners, and the names their queues have in the engine.
 
-Two accounts, or two regions of one account, each have their own queues. Inside, a queue of the
-default account and region has its bare name, and any other carries both after an `@`:
+Two accounts, or two regions of one account, each have their own queues. In the engine, a queue of
+the default account and region has its bare name; any other has both appended after an `@`:
 
     http://HOST/000000000000/orders     in us-east-1    orders
     http://HOST/111122223333/orders     in eu-west-1    orders@eu-west-1.111122223333
@@ -27,7 +27,7 @@ _PARTITIONS: Final = (
 
 
 class Owner(NamedTuple):
-    """An account in a region: what a queue belongs to, and what a caller speaks for."""
+    """An account in a region: what a queue belongs to, and what a caller acts for."""
 
     account: str
     region: str
@@ -41,21 +41,21 @@ class QueueAddress(NamedTuple):
 
 
 class QueueDirectory:
-    """Addresses to the names inside and back, given which owner is the default one."""
+    """Converts addresses to engine names and back, for a given default owner."""
 
     def __init__(self, default: Owner) -> None:
         self.default = default
 
     def suffix(self, owner: Owner) -> str:
-        """What the owner's queues carry after their names."""
+        """What is appended to the names of the owner's queues."""
         return "" if owner == self.default else f"@{owner.region}.{owner.account}"
 
     def inside(self, address: QueueAddress) -> str:
-        """The name a queue has inside."""
+        """The name of a queue in the engine."""
         return address.name + self.suffix(address.owner)
 
     def address(self, inside: str) -> QueueAddress:
-        """Whose queue this is, by its name inside."""
+        """The address of a queue, by its name in the engine."""
         name, _, scope = inside.partition("@")
         region, _, account = scope.rpartition(".")
         if not scope or not is_account(account):
@@ -63,18 +63,18 @@ class QueueDirectory:
         return QueueAddress(Owner(account, region), name)
 
     def arn(self, inside: str) -> str:
-        """The ARN of a queue, by its name inside."""
+        """The ARN of a queue, by its name in the engine."""
         (account, region), name = self.address(inside)
         return f"arn:{partition(region)}:sqs:{region}:{account}:{name}"
 
 
 def partition(region: str) -> str:
-    """The part of Amazon's world a region lies in."""
+    """The partition of AWS that a region belongs to."""
     return next((name for prefix, name in _PARTITIONS if region.startswith(prefix)), "aws")
 
 
 def is_account(text: str) -> bool:
-    """Whether this is an account's twelve digits."""
+    """Whether this is an account number: twelve digits."""
     return _ACCOUNT.fullmatch(text) is not None
 
 
@@ -96,7 +96,7 @@ def is_fifo_name(name: str) -> bool:
 def read_path(path: str) -> tuple[str | None, str] | None:
     """The account and the queue that a URL's path names, or None if it names none.
 
-    `/queue/NAME`, as other local endpoints have it, names a queue of one's own: no account.
+    `/queue/NAME`, as other local endpoints have it, is a queue of the caller's own account.
     """
     parts = path.split("/")
     if len(parts) < 3 or not (is_account(parts[-2]) or parts[-2] == "queue"):
@@ -110,7 +110,7 @@ def read_path(path: str) -> tuple[str | None, str] | None:
 def read_url(url: str) -> tuple[str | None, str] | None:
     """The account and the queue that a queue URL names, or None if it names none.
 
-    A name alone will do for a queue of one's own; Amazon takes a host without a path for one, too.
+    A name alone is a queue of the caller's own account; Amazon accepts a host without a path, too.
     """
     try:
         parts = urlsplit(url)
@@ -123,7 +123,7 @@ def read_url(url: str) -> tuple[str | None, str] | None:
 
 
 def read_arn(arn: object) -> QueueAddress | None:
-    """The queue that an ARN names, or None if it is none of a queue."""
+    """The queue that an ARN names, or None if it is not the ARN of a queue."""
     if not isinstance(arn, str):
         return None
     parts = arn.split(":")

@@ -1,9 +1,9 @@
-"""Every way Amazon SQS says no: its name in JSON, its code in the Query protocol, its status.
+"""The errors of Amazon SQS: the name in JSON, the code in the Query protocol, the status.
 
-The two protocols name one fault differently: JSON says `com.amazonaws.sqs#QueueDoesNotExist`, and
-sends what Query says, `AWS.SimpleQueueService.NonExistentQueue`, along in a header, because SDKs
-written for Query look for that. A `Refusal` is raised wherever a request is found wrong; it has
-changed nothing.
+The two protocols name an error differently. JSON has `com.amazonaws.sqs#QueueDoesNotExist`, and
+also sends the code of Query, `AWS.SimpleQueueService.NonExistentQueue`, in a header, because SDKs
+written for Query look for it. A `Refusal` is raised where a request is found wrong, before anything
+is changed.
 """
 
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ _GENERAL: Final = "com.amazon.coral.service"
 
 
 class Fault(NamedTuple):
-    """One kind of refusal."""
+    """One error of the API."""
 
     name: str
     query_code: str
@@ -24,7 +24,7 @@ class Fault(NamedTuple):
 
     @property
     def json_type(self) -> str:
-        """What stands in `__type`."""
+        """The value of `__type`."""
         return f"{self.namespace}#{self.name}"
 
 
@@ -73,7 +73,7 @@ RECEIPT_IS_INVALID: Final = Fault("ReceiptHandleIsInvalid", "ReceiptHandleIsInva
 REQUEST_THROTTLED: Final = Fault("RequestThrottled", "RequestThrottled", 403)
 RESOURCE_NOT_FOUND: Final = Fault("ResourceNotFoundException", "ResourceNotFoundException", 404)
 
-# Faults the service's own model does not list, because every Amazon service has them.
+# Errors that the model of SQS does not list, because all services of Amazon have them.
 INVALID_PARAMETER_VALUE: Final = Fault(
     "InvalidParameterValueException", "InvalidParameterValue", 400, _GENERAL
 )
@@ -110,12 +110,12 @@ def invalid_value(value: object, parameter: str, reason: str) -> Refusal:
 
 
 def missing(parameter: str) -> Refusal:
-    """The refusal of a request without a parameter it must have."""
+    """The refusal of a request without a required parameter."""
     return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
 
 
 def absent(action: str, parameter: str) -> Refusal:
-    """The refusal of an action without a parameter it must have; two are told in other words."""
+    """The refusal of an action without a required parameter; two have words of their own."""
     if (action, parameter) == ("CreateQueue", "QueueName"):
         return Refusal(
             INVALID_PARAMETER_VALUE,

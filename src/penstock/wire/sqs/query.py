@@ -29,6 +29,7 @@ from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
 CONTENT_TYPE: Final = "text/xml"
 # The largest request SQS takes, ten messages with ten attributes each, has about 400.
 FIELDS_MAX: Final = 1_000
+NAME_BYTES_MAX: Final = 1_000
 DEPTH_MAX: Final = 8
 # All messages of a request may have 1 MiB, each byte of which can be an escape; in Base64, more.
 _PERCENTS_MAX: Final = 3 * 1024 * 1024 // 2
@@ -36,6 +37,7 @@ _PLUS_TO_SPACE: Final = bytes.maketrans(b"+", b" ")
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 
 Tree = dict[str, Any]
+Write = Callable[[bytes], None]
 # The names under which lists and maps go in a form, by the names they have in JSON.
 _LISTS: Final = {
     "AttributeNames": "AttributeName",
@@ -119,21 +121,31 @@ def action_of(form: bytes | bytearray) -> str | None:
 
 def _pairs(form: bytes | bytearray) -> Iterator[tuple[str, str]]:
     """The names and values of a form. Raises Refusal."""
-    if form.count(b"&") >= FIELDS_MAX:
-        raise _unreadable(f"it has over {FIELDS_MAX} parameters")
-    if form.count(b"%") > _PERCENTS_MAX:
-        raise _unreadable("it has more escapes than 1 MiB of messages can need")
-    for pair in form.split(b"&"):
-        if pair:
-            name, _, value = pair.partition(b"=")
-            yield _percent_decoded(name), _percent_decoded(value)
+    view = memoryview(form)
+    start = count = 0
+    while start < len(form):
+        end = form.find(b"&", start)
+        end = len(form) if end < 0 else end
+        equals = form.find(b"=", start, end)
+        equals = end if equals < 0 else equals
+        count += 1
+        if count > FIELDS_MAX:
+            raise _unreadable(f"it has over {FIELDS_MAX} parameters")
+        if equals - start > NAME_BYTES_MAX:
+            raise _unreadable(f"a parameter's name is over {NAME_BYTES_MAX} bytes")
+        if end > start:
+            yield _percent_decoded(view[start:equals]), _percent_decoded(view[equals + 1 : end])
+        start = end + 1
 
 
-def _percent_decoded(part: bytes | bytearray) -> str:
+def _percent_decoded(view: memoryview) -> str:
     """What a percent-encoded part of a form stands for. Raises Refusal."""
+    part = view.tobytes()
     if b"+" in part:
         part = part.translate(_PLUS_TO_SPACE)
     if b"%" in part:
+        if part.count(b"%") > _PERCENTS_MAX:
+            raise _unreadable("it has more escapes than 1 MiB of messages can need")
         # `%41` as `\\x41`: the codec decodes that in C, many times faster than urllib's loop.
         escaped = part.replace(b"\\", b"\\\\").replace(b"%", b"\\x")
         try:
@@ -232,22 +244,21 @@ def _map(tree: Tree, name: str) -> Tree:
 
 def encode(action: Action, result: Shape | None, request_id: str) -> bytes:
     """The answer as XML."""
-    parts = [
-        f'<?xml version="1.0"?><{action.name}Response xmlns="{NAMESPACE}">',
-    ]
+    name = action.name
+    parts = [f'<?xml version="1.0"?><{name}Response xmlns="{NAMESPACE}">'.encode()]
     if result is not None:
-        fields = msgspec.to_builtins(result)
+        fields = msgspec.to_builtins(result, builtin_types=(bytes,))
         if any(fields.values()):
-            parts.append(f"<{action.name}Result>")
-            _write_fields(parts.append, fields, action.name)
-            parts.append(f"</{action.name}Result>")
+            parts.append(f"<{name}Result>".encode())
+            _write_fields(parts.append, fields, name)
+            parts.append(f"</{name}Result>".encode())
         else:
-            parts.append(f"<{action.name}Result/>")
+            parts.append(f"<{name}Result/>".encode())
     parts.append(
         f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata>"
-        f"</{action.name}Response>"
+        f"</{name}Response>".encode()
     )
-    return "".join(parts).encode()
+    return b"".join(parts)
 
 
 def encode_as_json(action: Action, result: Shape | None, request_id: str) -> bytes:
@@ -283,11 +294,14 @@ def encode_refusal(refusal: Refusal, request_id: str) -> bytes:
     """The error as XML."""
     fault = refusal.fault
     side = "Receiver" if fault.status >= 500 else "Sender"
-    return (
-        f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{side}</Type>'
-        f"<Code>{fault.query_code}</Code><Message>{_text(refusal.message)}</Message><Detail/>"
-        f"</Error><RequestId>{request_id}</RequestId></ErrorResponse>"
-    ).encode()
+    start = f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{side}</Type>'
+    return b"".join(
+        (
+            f"{start}<Code>{fault.query_code}</Code><Message>".encode(),
+            _text(refusal.message),
+            f"</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>".encode(),
+        )
+    )
 
 
 def encode_refusal_as_json(refusal: Refusal, request_id: str) -> bytes:
@@ -297,7 +311,7 @@ def encode_refusal_as_json(refusal: Refusal, request_id: str) -> bytes:
     return msgspec.json.encode({"Error": error, "RequestId": request_id})
 
 
-def _write_fields(write: Callable[[str], None], fields: Tree, action: str) -> None:
+def _write_fields(write: Write, fields: Tree, action: str) -> None:
     for name, value in fields.items():
         if name in _MAPS:
             _write_map(write, name, value, action)
@@ -309,35 +323,40 @@ def _write_fields(write: Callable[[str], None], fields: Tree, action: str) -> No
             _write(write, name, value, action)
 
 
-def _write_map(write: Callable[[str], None], name: str, items: Tree, action: str) -> None:
+def _write_map(write: Write, name: str, items: Tree, action: str) -> None:
     element, key_name, value_name = _MAPS[name]
     for key, value in items.items():
-        write(f"<{element}><{key_name}>{_text(key)}</{key_name}>")
+        write(f"<{element}>".encode())
+        _write(write, key_name, key, action)
         _write(write, value_name, value, action)
-        write(f"</{element}>")
+        write(f"</{element}>".encode())
 
 
-def _write(write: Callable[[str], None], name: str, value: Any, action: str) -> None:
-    write(f"<{name}>")
+def _write(write: Write, name: str, value: Any, action: str) -> None:
+    write(f"<{name}>".encode())
     if isinstance(value, dict):
         _write_fields(write, value, action)
     elif isinstance(value, bool):
-        write("true" if value else "false")
+        write(b"true" if value else b"false")
     elif isinstance(value, bytes):
-        write(b64encode(value).decode())
+        write(b64encode(value))
     else:
         write(_text(str(value)))
-    write(f"</{name}>")
+    write(f"</{name}>".encode())
 
 
-def _text(text: str) -> str:
-    """The text as it may stand in XML."""
+def _text(text: str) -> bytes:
+    """The text as it may stand in XML, in UTF-8."""
     content = text.encode("utf-8", "replace")
+    if text.isascii() and content.isalnum():
+        return content
     if len(content.translate(None, _CONTROLS)) != len(content):
         for code in _CONTROLS:
             content = content.replace(bytes([code]), _REPLACEMENT)
-    for noncharacter in _NONCHARACTERS:
-        content = content.replace(noncharacter, _REPLACEMENT)
+    if not text.isascii():
+        for noncharacter in _NONCHARACTERS:
+            content = content.replace(noncharacter, _REPLACEMENT)
     for character, escape in _ESCAPES:
-        content = content.replace(character, escape)
-    return content.decode()
+        if character in content:
+            content = content.replace(character, escape)
+    return content

@@ -1,11 +1,11 @@
-"""AWS Signature Version 4, verified: who signed a request, and that nothing of it was changed.
+"""AWS Signature Version 4, verified: who signed a request, and that nothing in it was changed.
 
     string to sign = "AWS4-HMAC-SHA256" ⏎ date ⏎ scope ⏎ sha256(canonical request)
     canonical request = method ⏎ path ⏎ query ⏎ headers ⏎ ⏎ names of headers ⏎ sha256(body)
 
-Whatever is wrong, the caller learns the same thing: `BadSignature`. A form of request that two
-readers could understand differently (a parameter given twice, a `+` in a query, dots in a path) is
-refused although its signature may be right, because the signature would not tell the two apart.
+Every failure raises the same `BadSignature`, so that the answer does not say what was wrong. A
+request that can be read in two ways (a parameter given twice, a `+` in a query, dots in a path) is
+refused even if its signature is right: the signature is the same for both readings.
 """
 
 import hmac
@@ -35,21 +35,21 @@ _SPACES: Final = re.compile(r" {2,}")
 
 
 class BadSignature(Exception):
-    """The request is not signed, or not as it stands, or not by anyone known, or not now."""
+    """The request has no signature that is valid for it, for a known key, and now."""
 
 
 class Signed(NamedTuple):
-    """What is needed of a request to check its signature; header names are in lower case."""
+    """The parts of a request that its signature covers; header names are in lower case."""
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | bytearray
 
 
 class SignatureClaims(NamedTuple):
-    """What a signature says of itself, not yet believed."""
+    """What a signature claims about itself, before it is verified."""
 
     access_key: str
     day: str
@@ -62,7 +62,7 @@ class SignatureClaims(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Where and when the signature is good."""
+        """The date, region and service that the signature is for."""
         return f"{self.day}/{self.region}/{SERVICE}/aws4_request"
 
 
@@ -80,7 +80,7 @@ class Verifier:
         _check_headers(claimed, request)
         to_sign = _string_to_sign(claimed, request)
         secret = self._secrets.get(claimed.access_key)
-        # An unknown key costs the same as a known one: nobody can tell them apart by the clock.
+        # An unknown key takes as long as a known one, so that the time does not tell which exist.
         key = self._signing_key(claimed, secret if secret is not None else "")
         expected = hmac.new(key, to_sign, sha256).hexdigest()
         if not compare_digest(expected, claimed.signature) or secret is None:
@@ -88,9 +88,9 @@ class Verifier:
         return claimed.access_key, claimed.region
 
     def _signing_key(self, claimed: SignatureClaims, secret: str) -> bytes:
-        found = self._signing_keys.get((claimed.access_key, claimed.day, claimed.region))
-        if found is not None:
-            return found
+        known = self._signing_keys.get((claimed.access_key, claimed.day, claimed.region))
+        if known is not None:
+            return known
         key = f"AWS4{secret}".encode()
         for part in (claimed.day, claimed.region, SERVICE, "aws4_request"):
             key = hmac.new(key, part.encode(), sha256).digest()
@@ -102,14 +102,14 @@ class Verifier:
 
 
 def is_signed(request: Signed) -> bool:
-    """Whether the request claims to be signed this way at all."""
+    """Whether the request claims to be signed in this way."""
     return "x-amz-signature=" in request.query.lower() or request.headers.get(
         "authorization", ""
     ).startswith(ALGORITHM)
 
 
 def read_claimed(request: Signed) -> SignatureClaims:
-    """What the request says of its signature. Raises BadSignature."""
+    """The claims of the request's signature. Raises BadSignature."""
     parameters = _read_query(request.query)
     if "X-Amz-Signature" in parameters:
         if "authorization" in request.headers:
@@ -126,11 +126,11 @@ def read_claimed(request: Signed) -> SignatureClaims:
         names = parameters.get("X-Amz-SignedHeaders", "")
         date = parameters.get("X-Amz-Date", "")
         return _claimed(credential, names, signature, date, int(expires), parameters)
-    found = _HEADER.fullmatch(request.headers.get("authorization", ""))
-    if found is None:
+    header = _HEADER.fullmatch(request.headers.get("authorization", ""))
+    if header is None:
         raise BadSignature
     date = request.headers.get("x-amz-date", "")
-    return _claimed(found[1], found[2], found[3], date, None, parameters)
+    return _claimed(header[1], header[2], header[3], date, None, parameters)
 
 
 def _claimed(
@@ -190,7 +190,7 @@ def _check_time(claimed: SignatureClaims, now_s: float) -> None:
 
 
 def _check_headers(claimed: SignatureClaims, request: Signed) -> None:
-    """The host, and whatever steers the request, must be under the signature."""
+    """The host and every `x-amz-` header must be signed. Raises BadSignature."""
     names = claimed.header_names
     if names != sorted(set(names)) or "host" not in names:
         raise BadSignature

@@ -19,12 +19,13 @@ WITH pushes AS (
     dedup_per_group, emptied_before
   FROM {messages} WHERE plain AND dedup_hash IS NOT NULL
 ), compared AS (
-  -- A purge of a FIFO queue clears its dedup window.
+  -- A purge of a FIFO queue clears its dedup window. Of a queue whose settings are not known
+  -- the narrower window is taken.
   SELECT pushes.*, lag(at_ms) OVER same AS earlier_ms, lag(message) OVER same AS first
   FROM pushes
   WINDOW same AS (PARTITION BY dedup_hash, queue, shard_key,
-    CASE WHEN fifo THEN emptied_before ELSE 0 END,
-    CASE WHEN dedup_per_group THEN group_hash END ORDER BY sequence)
+    CASE WHEN coalesce(fifo, true) THEN emptied_before ELSE 0 END,
+    CASE WHEN coalesce(dedup_per_group, true) THEN group_hash END ORDER BY sequence)
 )
 SELECT 'one message per dedup id' AS `check`, shard_key, message, queue, sequence, at_ms,
   concat('its dedup id made message ', CAST(first AS string), ' ',

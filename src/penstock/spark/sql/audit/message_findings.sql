@@ -14,7 +14,8 @@ WITH judged AS (
     WHEN state = 'gone' OR last_emptied > entered THEN 'nothing after the end'
     WHEN kind = 'Claimed' AND state = 'in flight' THEN 'one holder'
     WHEN kind = 'Claimed' AND state = 'delayed' THEN 'claim of the visible'
-    WHEN kind = 'Claimed' AND entered IS NOT NULL
+    -- Claims from before the journal's beginning have left no epoch to compare with.
+    WHEN kind = 'Claimed' AND (was_pushed OR current_epoch IS NOT NULL)
       AND epoch <> coalesce(current_epoch, 0) + 1 THEN 'epochs rise'
     WHEN kind = 'Claimed' AND entered IS NOT NULL AND strict
       AND receives >= max_receives THEN 'dead letter after N'
@@ -31,7 +32,7 @@ WITH judged AS (
     WHEN kind = 'Expired' AND (state = 'in flight' OR at_ms < expires_ms)
       THEN 'expired when due'
     WHEN kind = 'Moved' AND state <> 'visible' THEN 'move of the visible'
-    WHEN kind = 'Moved' AND dead AND entered IS NOT NULL
+    WHEN kind = 'Moved' AND dead AND entered IS NOT NULL AND settings_known
       AND (max_receives IS NULL OR receives < max_receives
         OR (strict AND receives > max_receives)) THEN 'dead letter after N'
     END AS `check`
@@ -47,8 +48,9 @@ SELECT `check`, shard_key, message, queue, sequence, at_ms,
         coalesce(', claim ' || CAST(current_epoch AS string), '')) END,
     CASE `check` WHEN 'expiry after the deadline'
         THEN concat(', ', CAST(due_ms - at_ms AS string), ' ms before its deadline')
-      WHEN 'dead letter after N' THEN concat(', pulled ', CAST(receives AS string),
-        ' times here where ', coalesce(CAST(max_receives AS string), 'no number'),
+      WHEN 'dead letter after N' THEN concat(', pulled ',
+        coalesce(CAST(receives AS string), 'some'), ' times here where ',
+        coalesce(CAST(max_receives AS string), 'no number'),
         ' is the limit')
       ELSE '' END) AS detail
 FROM judged WHERE `check` IS NOT NULL

@@ -1,5 +1,6 @@
 -- Findings of `order in the group`. A stay is a message's time in a queue. A claim may begin when
--- every stay with an earlier place has ended, or in one pull with them.
+-- every stay with an earlier place has ended, or in one pull with them. A message whose group is
+-- not known, because its push is not in the journal, is left out.
 --
 --   check      which check failed, by its name in `CHECKS`
 --   shard_key  hash of the store and the shard
@@ -10,7 +11,8 @@
 --   detail     the finding in words
 WITH moments AS (
   SELECT shard_key, message, sequence AS entered, coalesce(to_queue, queue) AS queue,
-    coalesce(rank, message) AS place, coalesce(group_hash, group_before) AS group_hash,
+    coalesce(rank, message) AS place,
+    CASE WHEN kind = 'Pushed' THEN coalesce(group_hash, 0) ELSE group_before END AS group_hash,
     sequence AS last_sequence, CAST(NULL AS bigint) AS left_at
   FROM {fifo_events} WHERE kind IN ('Pushed', 'Moved')
   UNION ALL
@@ -22,7 +24,8 @@ WITH moments AS (
     max(last_sequence) AS last_sequence, min(left_at) AS left_at
   FROM moments GROUP BY message, entered, shard_key
   UNION ALL
-  SELECT shard_key, queue, group_hash, message, coalesce(deleted, claimed, pushed), deleted
+  SELECT shard_key, queue, coalesce(group_hash, 0), message,
+    coalesce(deleted, claimed, pushed), deleted
   FROM {messages} WHERE plain AND fifo
 ), steps AS (
   SELECT stays.shard_key AS shard_key, queue, group_hash, place, 1 AS after,
@@ -36,12 +39,12 @@ WITH moments AS (
   SELECT shard_key, queue, group_before, place, 0, message, sequence, at_ms, NULL
   FROM {fifo_events} WHERE kind = 'Claimed' AND entered IS NOT NULL
   UNION ALL
-  SELECT shard_key, queue, group_hash, message, 0, message, claimed, NULL, NULL
+  SELECT shard_key, queue, coalesce(group_hash, 0), message, 0, message, claimed, NULL, NULL
   FROM {messages} WHERE plain AND fifo AND claimed IS NOT NULL
 ), ordered AS (
   SELECT *, max(left_at) OVER (PARTITION BY group_hash, queue, shard_key ORDER BY place, after
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS free_from
-  FROM steps
+  FROM steps WHERE group_hash IS NOT NULL
 ), claims AS (
   SELECT *, lag(place) OVER (PARTITION BY group_hash, queue, shard_key, sequence >> {INDEX_BITS}
     ORDER BY sequence) AS place_before

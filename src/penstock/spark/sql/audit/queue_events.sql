@@ -13,6 +13,9 @@ SELECT store, shard, xxhash64(store, shard) AS shard_key, term, entry, sequence,
   count, extra IS NOT NULL AS has_settings,
   CAST(get_json_object(extra, '$.settings.max_receives') AS bigint) AS max_receives,
   get_json_object(extra, '$.settings.dead_letter') AS dead_letter,
-  CAST(get_json_object(extra, '$.settings.fifo') AS boolean) AS fifo,
-  CAST(get_json_object(extra, '$.settings.dedup_per_group') AS boolean) AS dedup_per_group
+  CASE WHEN extra IS NOT NULL THEN coalesce(
+    CAST(get_json_object(extra, '$.settings.fifo') AS boolean), false) END AS fifo,
+  CASE WHEN extra IS NOT NULL THEN coalesce(
+    CAST(get_json_object(extra, '$.settings.dedup_per_group') AS boolean), false) END
+    AS dedup_per_group
 FROM {events} WHERE message IS NULL

@@ -4,10 +4,14 @@
 --   shard_key              hash of the store and the shard
 --   queue                  its number
 --   name                   its name, null if its creation is not in the journal
---   fifo, dedup_per_group  of its settings
+--   fifo, dedup_per_group  of its settings, null if no event gives them
 --   dead_letter            the name of its dead-letter queue
 --   removed                1 if it was removed, or else 0
+--   created_entry          the entry of its creation, null if that is not in the journal
+--   settings_entry         the first entry with its settings, 0 if they are older than the journal
 --   never_changed          whether every event gives the same limit and dead-letter queue
+--   known_from_start       whether its first settings are those it had when the journal begins:
+--                          they were not given by a change
 --   queue_key              hash of shard_key and queue
 --   strict                 whether a message moves at the limit exactly: it never changed, and
 --                          the dead-letter queue existed all the time
@@ -15,14 +19,20 @@ WITH known AS (
   SELECT store, shard, shard_key, queue, max(name) AS name, bool_or(fifo) AS fifo,
     bool_or(dedup_per_group) AS dedup_per_group, max(dead_letter) AS dead_letter,
     max(CASE WHEN kind = 'QueueRemoved' THEN 1 ELSE 0 END) AS removed,
+    min(CASE WHEN kind = 'QueueCreated' THEN entry END) AS created_entry,
+    CASE WHEN bool_or(kind = 'QueueCreated') THEN min(CASE WHEN has_settings THEN entry END)
+      ELSE 0 END AS settings_entry,
     count(DISTINCT CASE WHEN has_settings THEN concat(coalesce(CAST(max_receives AS string), ''),
-      '/', coalesce(dead_letter, '')) END) = 1 AS never_changed
+      '/', coalesce(dead_letter, '')) END) = 1 AS never_changed,
+    coalesce(min(CASE WHEN has_settings AND kind <> 'QueueConfigured' THEN sequence END)
+      <= min(CASE WHEN has_settings THEN sequence END), false) AS known_from_start
   FROM {queue_changes} GROUP BY store, shard, shard_key, queue
 ), lasting AS (
-  SELECT shard_key, name FROM known GROUP BY shard_key, name
+  SELECT shard_key, name, coalesce(max(created_entry), 0) AS since_entry
+  FROM known GROUP BY shard_key, name
   HAVING count(*) = 1 AND max(removed) = 0
 )
 SELECT known.*, xxhash64(known.shard_key, queue) AS queue_key,
-  never_changed AND lasting.name IS NOT NULL AS strict
+  never_changed AND known_from_start AND coalesce(since_entry <= settings_entry, false) AS strict
 FROM known LEFT JOIN lasting ON lasting.shard_key = known.shard_key
   AND lasting.name = known.dead_letter

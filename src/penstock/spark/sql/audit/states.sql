@@ -5,11 +5,12 @@
 --   sequence, kind, at_ms, queue, epoch, dead
 --                  the event
 --   state          visible, delayed, in flight, gone; null before its push
---   current_epoch  the epoch of its last claim
+--   was_pushed     whether its push is in the journal
+--   current_epoch  the epoch of its last claim, null if none is in the journal
 --   due_ms         when its claim or delay ends, 0 if it has neither
 --   expires_ms     when its TTL ends, 0 if the queue's retention applies
 --   entered        where it was pushed, or moved to this queue
---   receives       how many claims it had in this queue
+--   receives       how many claims it had in this queue, null if that is not known
 WITH seen AS (
   SELECT shard_key, message, sequence, kind, at_ms, queue, epoch, dead,
     last_value(CASE WHEN kind IN ('Pushed', 'Released')
@@ -18,6 +19,7 @@ WITH seen AS (
       WHEN kind IN ('Claimed', 'Extended') THEN 'in flight'
       WHEN kind IN ('Deleted', 'Expired', 'Lost') THEN 'gone' END)
       IGNORE NULLS OVER earlier AS state,
+    coalesce(max(CASE WHEN kind = 'Pushed' THEN 1 END) OVER earlier, 0) = 1 AS was_pushed,
     last_value(CASE WHEN kind = 'Claimed' THEN epoch END) IGNORE NULLS OVER earlier
       AS current_epoch,
     last_value(CASE WHEN kind IN ('Pushed', 'Claimed', 'Extended', 'Released')
@@ -29,10 +31,15 @@ WITH seen AS (
   FROM {irregular_events} WHERE kind <> 'Carried'
   WINDOW earlier AS (PARTITION BY message, shard_key ORDER BY sequence
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), counted AS (
+  SELECT *, coalesce(
+    last_value(CASE WHEN kind = 'Moved' THEN CASE WHEN was_pushed THEN coalesce(current_epoch, 0)
+      ELSE coalesce(current_epoch, -1) END END) IGNORE NULLS OVER earlier, 0) AS epoch_entered
+  FROM seen
+  WINDOW earlier AS (PARTITION BY message, shard_key ORDER BY sequence
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
-SELECT *, coalesce(current_epoch, 0) - coalesce(
-  last_value(CASE WHEN kind = 'Moved' THEN coalesce(current_epoch, 0) END)
-    IGNORE NULLS OVER earlier, 0) AS receives
-FROM seen
-WINDOW earlier AS (PARTITION BY message, shard_key ORDER BY sequence
-  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+SELECT shard_key, message, sequence, kind, at_ms, queue, epoch, dead, state, was_pushed,
+  current_epoch, due_ms, expires_ms, entered,
+  CASE WHEN epoch_entered >= 0 THEN coalesce(current_epoch, 0) - epoch_entered END AS receives
+FROM counted

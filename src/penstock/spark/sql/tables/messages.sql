@@ -1,4 +1,8 @@
--- A row for each message: a fold of its events, then its queues' names, then its state. Columns: docs/formats/lake.md.
+-- A row for each message: a fold of its events, then its queues' names, then its state. Columns:
+-- docs/formats/lake.md.
+--
+-- A message from before the beginning of the journal has events, since its content was carried, but
+-- no push. Whether it was moved before is not known: in a dead-letter queue it counts as dead.
 WITH folded AS (
   SELECT store, shard, message,
     min_by(queue, sequence) AS queue_number,
@@ -28,8 +32,12 @@ WITH folded AS (
   FROM {events}
   WHERE message IS NOT NULL
   GROUP BY message, shard, store
+), dead_letter_queues AS (
+  SELECT DISTINCT store, shard, dead_letter FROM {queues} WHERE dead_letter IS NOT NULL
 ), placed AS (
   SELECT folded.*, pushed_to.queue AS queue, held.queue AS held_in,
+    pushed_at_ms IS NULL AND moved_dead IS NULL
+      AND dead_letter_queues.dead_letter IS NOT NULL AS found_dead,
     CASE WHEN end_kind IS NULL THEN try_element_at(filter(held.ends, one ->
       one.sequence > last_sequence
       AND (one.before IS NULL OR coalesce(rank, message) < one.before)), 1) END AS swept
@@ -38,12 +46,14 @@ WITH folded AS (
   LEFT JOIN {queues} AS held
     ON held.store = folded.store AND held.shard = folded.shard
     AND held.queue_number = held_in_number
+  LEFT JOIN dead_letter_queues ON dead_letter_queues.store = folded.store
+    AND dead_letter_queues.shard = folded.shard AND dead_letter_queues.dead_letter = held.queue
 ), judged AS (
   SELECT *,
     CASE WHEN end_kind IS NOT NULL THEN lower(end_kind)
       WHEN swept.kind = 'QueuePurged' THEN 'purged'
       WHEN swept.kind = 'QueueRemoved' THEN 'removed'
-      WHEN moved_dead THEN 'dead'
+      WHEN moved_dead OR found_dead THEN 'dead'
       ELSE 'live' END AS state,
     coalesce(end_at_ms, swept.at_ms) AS ended_at_ms
   FROM placed

@@ -1,5 +1,5 @@
 -- A row for each queue that any event names. Columns: docs/formats/lake.md.
-WITH told AS (
+WITH changes AS (
   SELECT store, shard, queue AS queue_number,
     max(name) AS queue,
     min(at_ms) FILTER (WHERE kind = 'QueueCreated') AS created_at_ms,
@@ -10,8 +10,7 @@ WITH told AS (
     array_sort(collect_list(struct(sequence, at_ms, kind, before))
       FILTER (WHERE kind IN ('QueuePurged', 'QueueRemoved'))) AS ends
   FROM {events}
-  WHERE kind IN
-    ('QueueCreated', 'QueueConfigured', 'QueuePurged', 'QueueRemoved', 'QueueStated')
+  WHERE message IS NULL AND kind <> 'Damaged'
   GROUP BY store, shard, queue
 ), known AS (
   SELECT DISTINCT store, shard, queue AS queue_number FROM {events} WHERE kind <> 'Damaged'
@@ -28,4 +27,4 @@ SELECT store, shard, queue_number,
   bigint(get_json_object(extra, '$.settings.max_receives')) AS max_receives,
   coalesce(configured, 0) AS configured,
   coalesce(ends, array()) AS ends
-FROM known LEFT JOIN told USING (store, shard, queue_number)
+FROM known LEFT JOIN changes USING (store, shard, queue_number)

@@ -1,7 +1,7 @@
 """A client beside an attack: how long its answers took, and how much memory the server had.
 
-`python -m tests.server.sqs.probe PORT PID` asks again and again until its input ends, and then
-prints what it saw. It is a process of its own, so that it waits for nothing but the server; and the
+`python -m tests.server.probe http|frames PORT PID` asks again and again until its input ends, and
+then prints what it saw. It is a process of its own, so it waits for nothing but the server. The
 time that either of them waited for a processor, which other programs had, is not counted.
 """
 
@@ -13,10 +13,11 @@ import threading
 import time
 from contextlib import contextmanager
 
+from penstock.wire.frames.frames import PRELUDE, REPLY, STATUS, Hello, encode_hello, pack
 from tests.measure import memory_bytes
 
 PERIOD_S = 0.002
-ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Seen:
@@ -37,13 +38,31 @@ def queued_s(pid):
         return 0.0
 
 
-def watch(port, pid, ended):
+def ask_http(wire):
+    wire.sendall(HEALTH)
+    assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+
+
+def greet(wire):
+    wire.sendall(encode_hello(Hello("probe")))
+    assert wire.recv(65_536).startswith(PRELUDE)
+
+
+def ask_frames(wire):
+    wire.sendall(pack(STATUS, 1))
+    # The answer's kind stands behind the size of its body.
+    assert wire.recv(65_536)[4] == REPLY
+
+
+def watch(protocol, port, pid, ended):
     seen = Seen()
+    ask = ask_http if protocol == "http" else ask_frames
     with socket.create_connection(("127.0.0.1", port), 30) as wire:
+        if protocol == "frames":
+            greet(wire)
         while True:
             began_s = time.perf_counter() - queued_s(pid) - queued_s("self")
-            wire.sendall(ASK)
-            assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            ask(wire)
             took_s = time.perf_counter() - queued_s(pid) - queued_s("self") - began_s
             seen.longest_ms = max(seen.longest_ms, took_s * 1_000)
             seen.peak_bytes = max(seen.peak_bytes, memory_bytes(pid))
@@ -55,14 +74,15 @@ def watch(port, pid, ended):
 
 
 @contextmanager
-def probing(port, pid):
+def probing(port, pid, protocol="http"):
     """Runs a probe, and has its figures when the block is left."""
-    command = [sys.executable, "-m", "tests.server.sqs.probe", str(port), str(pid)]
+    command = [sys.executable, "-m", "tests.server.probe", protocol, str(port), str(pid)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     seen = Seen()
     try:
+        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield seen
         output, errors = process.communicate(timeout=60)
@@ -75,10 +95,15 @@ def probing(port, pid):
 
 
 def main():
-    port, pid = map(int, sys.argv[1:])
+    protocol, port, pid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    print(json.dumps(vars(watch(port, pid, ended))))
+
+    def read_input():
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=read_input, daemon=True).start()
+    print(json.dumps(vars(watch(protocol, port, pid, ended))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,319 @@
+"""How long others wait while much happens at once: `make bench NAME=pauses`.
+
+A queue is filled with a million messages that then all fall due, expire, return, are purged,
+removed, moved or written into a snapshot at the same instant. Meanwhile one thread pushes, pulls
+and deletes on another queue without rest, and the longest it had to wait for one answer is the
+figure. It is measured before the storm too, because a shared machine pauses by itself; and beside
+it stands the longest that one call kept the processor busy, which others on the machine do not
+change (what the call waits for another thread is not in it).
+
+`late` is how long after its instant a delayed message of a third queue could be pulled, while the
+million were being settled; `missed` counts pulls of the storm's own queue that found nothing though
+messages were due in it. A run that loses a message is void.
+"""
+
+import argparse
+import gc
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import penstock
+from benchmarks.harness import (
+    Child,
+    Target,
+    Void,
+    check_deletes,
+    check_ledger,
+    disk_directory,
+    finish,
+    machine,
+    print_table,
+    run_benchmark,
+)
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.store import open_engine
+from penstock.backends.engine.upkeep import Upkeep
+from penstock.clock import SystemClock
+from penstock.service import PushMany
+
+BODY = b"x" * 64
+CHUNK = 10_000
+HOUR_S = 3_600
+LATE_COUNT = 100
+CALM_S = 1.0
+STORM_S_MIN = 1.0
+STORM_S_MAX = 120.0
+GAP_MS_MAX = 20
+LATE_MS_MAX = 1_000
+
+
+class JumpingClock:
+    """The system's time, and more of it at will: what was an hour away is due at once."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self.ahead_ms
+
+    def timeout_s(self, until_ms: int) -> float | None:
+        return max(0, until_ms + 1 - self.now_ms()) / 1_000
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+class Storm(NamedTuple):
+    """What happens to all messages at once: how they are pushed, and what sets it off."""
+
+    options: dict[str, Any]
+    is_claimed: bool
+    start: Callable[["Bench"], object]
+    # Whether the messages can be pulled afterwards, and whether they are there at all.
+    is_pullable: bool = False
+    remain: bool = False
+
+
+class Figures(NamedTuple):
+    """What one storm did to others."""
+
+    calm_ms: float
+    gap_ms: float
+    busy_ms: float
+    late_ms: int
+    missed: int
+    rate: float
+    took_s: float
+
+
+class Bench:
+    """An engine with a storm in the making."""
+
+    def __init__(self, path: str | None, name: str, count: int) -> None:
+        self.clock = JumpingClock()
+        self.engine: Engine
+        if path is None:
+            self.engine = Engine(None, self.clock)
+        else:
+            self.engine = open_engine(path, durability="os", clock=self.clock)
+        self.service = BlockingEngine(self.engine)
+        self.queues = penstock.Queues(self.service)
+        self.storm = STORMS[name]
+        self.count = count
+        for queue in ("storm", "aside", "probe", "late"):
+            self.queues.create(queue)
+        self._fill()
+        self.gap_s = self.busy_s = 0.0
+        self.claims: list[Any] = []
+        self.pushed: list[Any] = []
+        self.pulled: list[Any] = []
+        self.deleted: list[Any] = []
+
+    def _fill(self) -> None:
+        for at in range(0, self.count, CHUNK):
+            options = dict(self.storm.options)
+            if options.pop("dedup", False):
+                options["dedup_ids"] = [f"id-{number}" for number in range(at, at + CHUNK)]
+            self.service.execute(PushMany("storm", [BODY] * CHUNK, **options))
+            if self.storm.is_claimed:
+                given = self.queues.pull_many("storm", CHUNK, visibility=HOUR_S)
+                if len(given) != CHUNK:
+                    raise Void(f"only {len(given)} of {CHUNK} messages could be claimed")
+        for number in range(LATE_COUNT):
+            due_ms = self.clock.now_ms() + HOUR_S * 1_000 + 10 * number
+            self.queues.push("late", b"%d" % due_ms, delay=HOUR_S + number / 100)
+
+    def lifecycle(self) -> None:
+        """One push, pull and delete, each of which may be the longest."""
+        self.pushed.append(self._timed(self.queues.push, "probe", BODY))
+        claim = self._timed(self.queues.pull, "probe")
+        if claim is None:
+            raise Void("a message that was pushed could not be pulled")
+        self.pulled.append(claim.id)
+        self.deleted.append(self._timed(self.queues.delete, claim))
+
+    def _timed(self, call: Callable[..., Any], *args: Any) -> Any:
+        busy_s, begun_s = time.thread_time(), time.perf_counter()
+        reply = call(*args)
+        self.gap_s = max(self.gap_s, time.perf_counter() - begun_s)
+        self.busy_s = max(self.busy_s, time.thread_time() - busy_s)
+        return reply
+
+    def calm(self) -> float:
+        """The longest wait with nothing going on."""
+        gc.collect()
+        end_s = time.perf_counter() + CALM_S
+        while time.perf_counter() < end_s:
+            self.lifecycle()
+        gap_s, self.gap_s, self.busy_s = self.gap_s, 0.0, 0.0
+        return gap_s
+
+    def run(self) -> Figures:
+        """Sets the storm off and works beside it until it is over."""
+        calm_s = self.calm()
+        begun_s = time.perf_counter()
+        failed: list[BaseException] = []
+        thread = threading.Thread(target=self._start, args=(failed,))
+        before = len(self.pushed)
+        thread.start()
+        late_ms, missed, turns = 0, 0, 0
+        took_s = 0.0
+        is_over = False
+        while not is_over:
+            self.lifecycle()
+            late_ms = max(late_ms, self._pull_late())
+            turns += 1
+            if self.storm.is_pullable and turns % 16 == 0 and not thread.is_alive():
+                missed += not self._pull_storm()
+            took_s = time.perf_counter() - begun_s
+            if took_s > STORM_S_MAX:
+                raise Void(f"the storm was not over after {STORM_S_MAX:.0f} s")
+            is_over = (
+                took_s > STORM_S_MIN and not thread.is_alive() and not self.engine.has_due_work
+            )
+        rate = (len(self.pushed) - before) / (time.perf_counter() - begun_s)
+        if failed:
+            raise failed[0]
+        self._check()
+        gap_ms, busy_ms = self.gap_s * 1e3, self.busy_s * 1e3
+        return Figures(calm_s * 1e3, gap_ms, busy_ms, late_ms, missed, rate, took_s)
+
+    def _start(self, failed: list[BaseException]) -> None:
+        try:
+            self.storm.start(self)
+        except BaseException as error:
+            failed.append(error)
+
+    def _pull_late(self) -> int:
+        claims = self.queues.pull_many("late", LATE_COUNT)
+        now_ms = self.clock.now_ms()
+        return max((now_ms - int(claim.body) for claim in claims), default=0)
+
+    def _pull_storm(self) -> bool:
+        claim = self.queues.pull("storm")
+        if claim is not None:
+            self.claims.append(claim)
+        return claim is not None
+
+    def _check(self) -> None:
+        check_ledger(self.pushed, self.pulled)
+        check_deletes(self.deleted)
+        there = sum(
+            self.queues.stats(name).messages
+            for name in self.queues.names()
+            if name in ("storm", "aside")
+        )
+        expected = self.count if self.storm.remain else 0
+        if there != expected:
+            raise Void(f"{there} messages are there after the storm, not {expected}")
+        if len({claim.id for claim in self.claims}) != len(self.claims):
+            raise Void("a message was claimed twice")
+
+
+def jump(bench: Bench) -> None:
+    """Lets an hour pass at once."""
+    bench.clock.ahead_ms += HOUR_S * 1_000
+
+
+def jump_days(bench: Bench) -> None:
+    """Lets four days pass at once, which is a queue's retention."""
+    bench.clock.ahead_ms += 4 * 24 * HOUR_S * 1_000
+
+
+def take_snapshot(bench: Bench) -> None:
+    """Runs a pass of the housekeeping."""
+    upkeep = bench.engine.upkeep
+    assert isinstance(upkeep, Upkeep)
+    upkeep.run_pass()
+
+
+STORMS: dict[str, Storm] = {
+    "delays end": Storm({"delay_ms": HOUR_S * 1_000}, False, jump, is_pullable=True, remain=True),
+    "TTLs end": Storm({"ttl_ms": HOUR_S * 1_000}, False, jump),
+    "claims end": Storm({}, True, jump, is_pullable=True, remain=True),
+    "retention ends": Storm({}, False, jump_days),
+    "purge": Storm({}, False, lambda bench: bench.queues.purge("storm")),
+    "purge in flight": Storm({}, True, lambda bench: bench.queues.purge("storm")),
+    "remove": Storm({}, False, lambda bench: bench.queues.remove("storm")),
+    "redrive": Storm(
+        {}, False, lambda bench: bench.queues.redrive("storm", to="aside"), remain=True
+    ),
+    "snapshot of dedup ids": Storm({"dedup": True}, False, take_snapshot, remain=True),
+}
+
+
+def measure(path: str | None, name: str, count: int) -> Figures:
+    """One storm, in this process."""
+    bench = Bench(path, name, count)
+    try:
+        return bench.run()
+    finally:
+        bench.service.close()
+
+
+def main() -> None:
+    """Runs every storm in memory and on files, each in a process of its own, and prints it."""
+    parser = argparse.ArgumentParser(prog="benchmarks.pauses", description=main.__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=STORMS, action="append")
+    options = parser.parse_args()
+    line = machine()
+    print(line)
+    rows, figures = [], {}
+    worst_ms, latest_ms = 0.0, 0
+    for name in options.only or STORMS:
+        for kind in ("memory", "files"):
+            if kind == "memory" and name.startswith("snapshot"):
+                continue
+            found = _in_child(kind, name, options.messages)
+            if kind == "files":
+                worst_ms = max(worst_ms, found.gap_ms)
+            latest_ms = max(latest_ms, found.late_ms)
+            figures[f"{name}, {kind}"] = {
+                field: round(value, 2) for field, value in found._asdict().items()
+            }
+            rows.append(
+                (
+                    name,
+                    kind,
+                    f"{found.calm_ms:.1f}",
+                    f"{found.gap_ms:.1f}",
+                    f"{found.busy_ms:.1f}",
+                    f"{found.late_ms}",
+                    f"{found.missed}",
+                    f"{found.rate:,.0f}",
+                    f"{found.took_s:.1f}",
+                )
+            )
+            print(f"{name}, {kind}: {found.gap_ms:.1f} ms", flush=True)
+    head = ("", "", "calm ms", "storm ms", "busy ms", "late ms", "missed", "lifecycles/s", "took s")
+    print_table(f"the longest wait of others, {options.messages:,} messages", head, rows)
+    finish(
+        "pauses",
+        [
+            Target("longest wait on files, ms", worst_ms, GAP_MS_MAX, at_least=False),
+            Target("latest to be visible, ms", latest_ms, LATE_MS_MAX, at_least=False),
+        ],
+        {"machine": line, "messages": options.messages, "storms": figures},
+    )
+
+
+def _in_child(kind: str, name: str, count: int) -> Figures:
+    directory: Path | None = disk_directory() if kind == "files" else None
+    child = Child()
+    try:
+        return child.call(measure, None if directory is None else str(directory / "s"), name, count)
+    finally:
+        child.close()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

@@ -1,0 +1,126 @@
+"""The SQS endpoint of this checkout beside that of another: `ARGS="--beside PATH"`.
+
+Both servers run at once and get the same load in turn, in rounds whose order alternates. On a
+machine that is busy otherwise, the processor time of a request says more than the rate.
+"""
+
+import shutil
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.harness import (
+    Target,
+    disk_directory,
+    filesystem_of,
+    finish,
+    install_package,
+    is_quick,
+    machine,
+    print_table,
+)
+from benchmarks.sqs_load import RanDry, Work, run_wrk
+from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, Server, penstock_command
+
+ROUNDS = 10
+ROUND_S = 2
+CONNECTIONS = 32
+RATIO_MIN = 0.97
+WORKS = (Work("send", 1), Work("receive", 1))
+STORES = {MEMORY: "memory:", DURABLE: "file:{directory}/data"}
+HERE = Path(__file__).parents[1]
+
+
+class Round(NamedTuple):
+    """What one server did in one round."""
+
+    per_s: float
+    cpu_us: float
+
+
+class Entrant:
+    """The server of one checkout, with one queue."""
+
+    def __init__(self, name: str, checkout: Path, store: str, directory: Path) -> None:
+        kind = Kind(partial(_command, checkout, store))
+        self.server = Server(name, directory, kind)
+        self._queue_url = self.server.create_queue("bench")
+
+    def run(self, work: Work, seconds: int) -> Round:
+        """Loads the server for so long; fills the queue first if it runs dry."""
+        while True:
+            before_s = self.server.cpu_s
+            try:
+                cell = run_wrk(self.server, self._queue_url, work, CONNECTIONS, seconds)
+            except RanDry:
+                run_wrk(self.server, self._queue_url, Work("send", 10), CONNECTIONS, seconds)
+                continue
+            cpu_s = self.server.cpu_s - before_s
+            return Round(cell.per_s, cpu_s / (cell.per_s * seconds) * 1e6)
+
+
+def _command(
+    checkout: Path, store: str, port: int, directory: Path
+) -> tuple[list[str], dict[str, str]]:
+    command, environment = penstock_command(port, store.format(directory=directory))
+    return command, {**environment, "PYTHONPATH": str(checkout / "src")}
+
+
+def compare(beside: Path) -> None:
+    """Runs both checkouts and prints the ratios."""
+    if not install_package("wrk", "wrk"):
+        sys.exit("benchmark: there is no wrk, and the Debian package cannot be installed")
+    if not (beside / "src" / "penstock").is_dir():
+        sys.exit(f"benchmark: {beside} is not a checkout of Penstock")
+    rounds, seconds = (1, 1) if is_quick() else (ROUNDS, ROUND_S)
+    directory = disk_directory()
+    print(f"{machine()}; {filesystem_of(directory)} in {directory.parent}", flush=True)
+    checkouts = {"here": HERE, "beside": beside.resolve()}
+    targets: list[Target] = []
+    figures: dict[str, dict[str, float]] = {}
+    try:
+        for label, store in STORES.items():
+            found: dict[tuple[Work, str], list[Round]] = {}
+            with ExitStack() as stack:
+                entrants = {}
+                for name, checkout in checkouts.items():
+                    place = directory / f"{name}-{label.split()[-1]}"
+                    entrants[name] = Entrant(f"{label}, {name}", checkout, store, place)
+                    stack.callback(entrants[name].server.stop)
+                for number in range(rounds + 1):
+                    order = list(entrants) if number % 2 else list(entrants)[::-1]
+                    for work in WORKS:
+                        for name in order:
+                            result = entrants[name].run(work, seconds)
+                            if number:  # the first round warms up
+                                found.setdefault((work, name), []).append(result)
+            for work in WORKS:
+                here, other = found[work, "here"], found[work, "beside"]
+                targets += _report(f"{label}: {work}", here, other, figures)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    finish("sqs-beside", targets, {"beside": str(beside), "medians": figures})
+
+
+def _report(
+    title: str, here: list[Round], other: list[Round], figures: dict[str, dict[str, float]]
+) -> list[Target]:
+    rates = median(each.per_s for each in here), median(each.per_s for each in other)
+    cpus = median(each.cpu_us for each in here), median(each.cpu_us for each in other)
+    rows = [
+        (name, f"{rate:,.0f}", f"{cpu:.1f}")
+        for name, rate, cpu in zip(("here", "beside"), rates, cpus, strict=True)
+    ]
+    print_table(title, ("", "messages a second", "processor µs a message"), rows)
+    # Round by round: what disturbs one of a pair most often disturbs the other.
+    pairs = list(zip(here, other, strict=True))
+    per_s = median(one.per_s / two.per_s for one, two in pairs)
+    cpu = median(two.cpu_us / one.cpu_us for one, two in pairs)
+    figures[title] = {"here": rates[0], "beside": rates[1], "rate": per_s, "processor": cpu}
+    return [
+        Target(f"{title}: rate, here / beside", per_s, RATIO_MIN),
+        Target(f"{title}: processor time, beside / here", cpu, RATIO_MIN),
+    ]

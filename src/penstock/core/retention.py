@@ -1,0 +1,91 @@
+"""Retention: which messages of a queue have been there for too long.
+
+Messages stand in `deliveries` in the order of their arrival, which is also the order in which
+retention ends them, so that only the first ones need be looked at. Two kinds are passed over and
+stay: those with a TTL of their own, and those in flight, which are examined again when their claim
+ends. Of those it is only counted how many there are, so that the next look begins behind them
+instead of going through them again.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.delivery import GONE, IN_FLIGHT, Delivery, expiry_ms
+from penstock.core.due import NEVER_MS, RETENTION, Alarm, Appointment
+
+if TYPE_CHECKING:
+    from penstock.core.queue import QueueState
+
+# How many messages are taken from the dict at once; finding the place behind those passed over
+# costs about a hundredth of a microsecond for each of them.
+_PART: Final = 4_096
+
+
+class Retention:
+    """How far the messages of one queue have been looked through, and when to go on."""
+
+    __slots__ = ("_alarm", "_at", "_part", "examined", "noted_ms", "passed", "rank")
+
+    def __init__(self, alarm: Alarm) -> None:
+        self._alarm = alarm
+        # When to look again; NEVER_MS while there is nothing that could grow too old.
+        self.noted_ms = NEVER_MS
+        # All messages up to this rank have been passed over; so many of them are still there.
+        self.rank = 0
+        self.passed = 0
+        # Messages behind those, in order, and how many of them have been dealt with.
+        self._part: list[Delivery] = []
+        self._at = 0
+        # How many messages the last look went through, one more or less.
+        self.examined = 0
+
+    def note(self, queue: int, at_ms: int, number: int = 0) -> None:
+        """Sees to it that the queue is looked at then, for the sake of this message if known."""
+        self.noted_ms = at_ms
+        self._alarm.add((at_ms, number, queue, RETENTION))
+
+    def start_over(self) -> None:
+        """Forgets what was passed over: the queue is empty now, or its retention was changed."""
+        self.rank = self.passed = self._at = 0
+        self._part = []
+
+    def outlived(
+        self, queue: "QueueState", now_ms: int, limit: int, until: Appointment
+    ) -> Iterator[Delivery]:
+        """Messages that are too old, for the caller to end before it asks for the next.
+
+        Looks at up to `limit` messages, and at none whose time comes after `until`, and notes when
+        to go on.
+        """
+        retention_ms = queue.settings.retention_ms
+        self.noted_ms = NEVER_MS
+        for self.examined in range(limit):
+            delivery = self._next(queue)
+            if delivery is None:
+                return
+            at_ms = expiry_ms(delivery, retention_ms)
+            if delivery.expires_at_ms or (delivery.state == IN_FLIGHT and at_ms <= now_ms):
+                self.passed += 1
+            elif at_ms > now_ms or (at_ms, delivery.number, queue.number, RETENTION) > until:
+                self.note(queue.number, at_ms, delivery.number)
+                return
+            else:
+                yield delivery
+            self.rank = delivery.rank
+            self._at += 1
+        self.note(queue.number, now_ms)
+
+    def _next(self, queue: "QueueState") -> Delivery | None:
+        """The first message that was not passed over, which stays where it is."""
+        while True:
+            part = self._part
+            while self._at < len(part) and part[self._at].state == GONE:
+                self._at += 1
+            if self._at < len(part):
+                return part[self._at]
+            found = islice(queue.deliveries.values(), self.passed, self.passed + _PART)
+            self._part = list(found)
+            self._at = 0
+            if not self._part:
+                return None

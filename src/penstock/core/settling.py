@@ -1,0 +1,121 @@
+"""Settling: what happens because its time has come. Delays and claims end, old messages go.
+
+Nothing here takes longer because much is due at once: each step settles a bounded number of
+messages, and the next step follows with the next command or tick. In between the state is true to
+its events, but some messages are settled late. What a command depends on is therefore settled for
+it first: the due messages of the queue it names, up to a limit (`settle_queue`), and the claim
+whose receipt it shows (`settle_claim`).
+
+Messages are settled in the order of their instants, across queues, as long as one step is enough
+for all of them. A queue for which it was not enough is put behind those that are due by then, so
+that a million messages of one queue do not delay the few of another.
+"""
+
+from heapq import heappop
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Delivery
+from penstock.core.due import DEADLINE, EXPIRY, NEVER_MS, NO_APPOINTMENT, RETENTION, Appointment
+from penstock.core.events import AnyEvent, ClaimExpired, DelayEnded, Expired
+
+if TYPE_CHECKING:
+    from penstock.core.queue import QueueState
+    from penstock.core.receipts import Ticket
+    from penstock.core.shard import ShardState
+
+SETTLE_MAX: Final = 500
+
+
+def settle(shard: "ShardState", now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:
+    """Settles up to `limit` messages; while the alarm is not later than now, more are due."""
+    events: list[AnyEvent] = []
+    alarm = shard.alarm
+    heap = alarm.heap
+    left = limit
+    while heap and heap[0][0] <= now_ms and left > 0:
+        at_ms, _, number, kind = heappop(heap)
+        queue = shard.queues.get(number)
+        if queue is None or queue.noted_ms(kind) != at_ms:
+            left -= 1
+            continue
+        until = heap[0] if heap else NO_APPOINTMENT
+        left -= _settle_kind(shard, queue, kind, now_ms, left, until, events)
+    shard.discards.trim()
+    alarm.next_ms = heap[0][0] if heap else NEVER_MS
+    if shard.discards:
+        alarm.next_ms = min(alarm.next_ms, now_ms)
+    return events
+
+
+def settle_queue(
+    shard: "ShardState", queue: "QueueState", now_ms: int, limit: int
+) -> list[AnyEvent]:
+    """Settles up to `limit` messages of each kind in one queue, ahead of all others."""
+    events: list[AnyEvent] = []
+    for kind in (DEADLINE, EXPIRY, RETENTION):
+        if queue.noted_ms(kind) <= now_ms:
+            _settle_kind(shard, queue, kind, now_ms, limit, NO_APPOINTMENT, events)
+    return events
+
+
+def settle_claim(
+    shard: "ShardState", queue: "QueueState", ticket: "Ticket", now_ms: int
+) -> list[AnyEvent]:
+    """Ends the claim that a receipt is for, if its deadline has passed."""
+    delivery = queue.deliveries.get(ticket.number)
+    if (
+        delivery is None
+        or delivery.state != IN_FLIGHT
+        or delivery.epoch != ticket.epoch
+        or delivery.due_at_ms > now_ms
+    ):
+        return []
+    return _settle_deadline(shard, delivery, now_ms)
+
+
+def _settle_kind(
+    shard: "ShardState",
+    queue: "QueueState",
+    kind: int,
+    now_ms: int,
+    limit: int,
+    until: Appointment,
+    events: list[AnyEvent],
+) -> int:
+    """Settles what is due of one kind in one queue; returns how much of the limit it took."""
+    if kind == RETENTION:
+        for delivery in queue.retention.outlived(queue, now_ms, limit, until):
+            _end(shard, delivery, now_ms, events)
+        return max(1, queue.retention.examined)
+    index = queue.deadlines if kind == DEADLINE else queue.expiries
+    popped = index.pop(now_ms, limit, until)
+    if kind == DEADLINE:
+        for at_ms, delivery in popped:
+            if delivery.due_at_ms == at_ms and delivery.state in (DELAYED, IN_FLIGHT):
+                events += _settle_deadline(shard, delivery, now_ms)
+    else:
+        for at_ms, delivery in popped:
+            # One in flight is ended, if it is too old, when its claim ends.
+            if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
+                _end(shard, delivery, now_ms, events)
+    index.note_next(now_ms)
+    return limit if index.is_spent else max(1, len(popped))
+
+
+def _settle_deadline(shard: "ShardState", delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+    if delivery.state == DELAYED:
+        events: list[AnyEvent] = [
+            DelayEnded(now_ms, delivery.queue, delivery.number, delivery.epoch)
+        ]
+    else:
+        expired = ClaimExpired(now_ms, delivery.queue, delivery.number, delivery.epoch)
+        events = [expired, *shard.decide_after_return(delivery, now_ms)]
+    for event in events:
+        shard.apply(event)
+    return events
+
+
+def _end(shard: "ShardState", delivery: Delivery, now_ms: int, events: list[AnyEvent]) -> None:
+    event = Expired(now_ms, delivery.queue, delivery.number)
+    shard.apply(event)
+    events.append(event)

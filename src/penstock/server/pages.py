@@ -1,0 +1,130 @@
+"""The pages for people and programs that watch a server: /health and /metrics.
+
+`penstock serve` answers them beside the SQS API, a daemon with `--http` answers nothing else.
+"""
+
+import asyncio
+import errno
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.errors import AddressInUse, InvalidField, PenstockError
+from penstock.server.faults import Faults
+from penstock.server.http import HttpConnection, HttpServer, Request, response
+from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
+from penstock.server.metrics import Metrics
+from penstock.server.sqs.access import Access
+from penstock.service import ListQueues
+from penstock.wire.sqs.address import Owner, QueueDirectory
+
+BACKLOG: Final = 4_096
+_PATHS: Final = frozenset({"/health", "/metrics"})
+_HEALTHY: Final = b'{"status":"ok"}'
+_STOPPED: Final = b'{"status":"stopped"}'
+_HANDSHAKE_S_MAX: Final = 10
+
+
+def service_health() -> Steps[bool]:
+    """Whether the service answers."""
+    try:
+        yield ListQueues(limit=1)
+    except PenstockError:
+        return False
+    return True
+
+
+class Pages:
+    """The two pages, about one service."""
+
+    def __init__(
+        self,
+        service: LoopService,
+        metrics: Metrics,
+        health: Callable[[], Steps[bool]] = service_health,
+    ) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._health = health
+        self._loop = asyncio.get_running_loop()
+
+    def is_page(self, request: Request) -> bool:
+        """Whether the request is for one of the pages."""
+        return request.path in _PATHS and not request.query and request.method == "GET"
+
+    def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
+        """The response, or None if the connection is given it later."""
+        page = self._show_health() if request.path == "/health" else self._show_metrics()
+
+        def done(shown: bytes | None, error: Exception | None) -> None:
+            connection.finish(shown or self.refusal(503))
+
+        try:
+            shown = self._service.run(page)
+        except PenstockError:
+            return self.refusal(503)
+        if isinstance(shown, Pending):
+            shown.then(done)
+            return None
+        return shown
+
+    def refusal(self, status: int) -> bytes:
+        """A response without a body."""
+        return response(status, b"", b"", self._loop.time())
+
+    def _show_health(self) -> Steps[bytes]:
+        is_healthy = yield from self._health()
+        status, body = (200, _HEALTHY) if is_healthy else (503, _STOPPED)
+        return response(status, b"Content-Type: application/json\r\n", body, self._loop.time())
+
+    def _show_metrics(self) -> Steps[bytes]:
+        page = yield from self._metrics.page()
+        headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
+        return response(200, headers, page, self._loop.time())
+
+
+async def listen_http(
+    http: HttpServer, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> asyncio.Server:
+    """Listens on an address. Raises AddressInUse or InvalidField."""
+    try:
+        return await asyncio.get_running_loop().create_server(
+            http,
+            host,
+            port,
+            ssl=tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=_HANDSHAKE_S_MAX if tls else None,
+        )
+    except OSError as error:
+        place = f"{host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"port: another program listens on {place}; stop it, or choose another port"
+            ) from None
+        reason = error.strerror or error
+        raise InvalidField(f"host: cannot listen on {place}: {reason}") from None
+
+
+async def listen_pages(
+    service: LoopService, host: str, port: int
+) -> tuple[HttpServer, asyncio.Server]:
+    """Shows the pages of a process that answers nothing else by HTTP. Raises as `listen_http`.
+
+    A request that a web page may have sent is refused, as in `penstock serve`.
+    """
+    faults = Faults()
+    pages = Pages(service, Metrics(Counter(), faults=faults))
+    access = Access(QueueDirectory(Owner("000000000000", "us-east-1")), "http", {}, [])
+
+    def route(request: Request, connection: HttpConnection) -> bytes | None:
+        if not pages.is_page(request):
+            return pages.refusal(404)
+        if not access.is_from_here(request, connection.peer):
+            return pages.refusal(403)
+        return pages.answer(request, connection)
+
+    http = HttpServer(route, faults)
+    return http, await listen_http(http, host, port)

@@ -1,0 +1,209 @@
+"""Queues as the SQS actions know them: found by URL, ARN or name, described by a `QueueInfo`.
+
+An action is a generator: it yields commands and is sent their replies, so the same text runs in
+front of an engine in this process and of a service elsewhere (`backends.loop`). A PenstockError
+that an action does not catch becomes the refusal that `refusal_of` names.
+"""
+
+from typing import Final, NamedTuple
+
+from penstock.backends.loop import LoopService, Steps
+from penstock.errors import (
+    BackendLost,
+    InFlightLimit,
+    InvalidReceipt,
+    JournalError,
+    MessageTooLarge,
+    PenstockError,
+    QueueExists,
+    QueueNotFound,
+    UnavailableError,
+    UnsupportedOperation,
+)
+from penstock.service import ConfigureQueue, DescribeQueue, DescribeQueues, QueueInfo
+from penstock.wire.sqs import errors as faults
+from penstock.wire.sqs.address import (
+    Owner,
+    QueueAddress,
+    QueueDirectory,
+    is_fifo_name,
+    is_standard_name,
+    read_url,
+)
+from penstock.wire.sqs.attributes import WITHHELD, target_of
+from penstock.wire.sqs.errors import Refusal
+
+_KNOWN_URLS_MAX: Final = 10_000
+_PAGE: Final = 10_000
+
+
+class Caller(NamedTuple):
+    """The sender of a request, and the address by which it reaches this server.
+
+    A caller that is confined holds a key of this server, and reaches the queues of its own account
+    alone. `trace` is the X-Ray header that came with the request.
+    """
+
+    owner: Owner
+    suffix: str
+    base_url: str
+    confined: bool = False
+    trace: str | None = None
+
+    def may_reach(self, owner: Owner) -> bool:
+        """Whether this caller may use an owner's queues.
+
+        Policies are kept and not enforced. Without keys any caller can claim to be any account, so
+        accounts are not separated; regions are.
+        """
+        return owner == self.owner or (owner.region == self.owner.region and not self.confined)
+
+
+class Windows(NamedTuple):
+    """How long a deleted queue's name cannot be used, and how long a purge refuses the next."""
+
+    deleted_ms: int = 60_000
+    purged_ms: int = 60_000
+
+
+class QueueLookup:
+    """The queues of one service by URL, ARN and name."""
+
+    def __init__(self, service: LoopService, directory: QueueDirectory, windows: Windows) -> None:
+        self.service = service
+        self.directory = directory
+        self.windows = windows
+        self.now_ms = service.now_ms
+        self._view = service.view
+        self._names_by_url: dict[tuple[str, str], str] = {}
+        # In memory only: a restart ends this window early.
+        self.deleted_at_ms: dict[str, int] = {}
+
+    def known(self, url: str, caller: Caller) -> QueueInfo | None:
+        """The queue that a URL means to this caller, if that needs no command: see `locate`."""
+        try:
+            return self._view(self._names_by_url[url, caller.suffix])
+        except KeyError:
+            return None
+
+    def locate(self, url: str, caller: Caller) -> Steps[QueueInfo]:
+        """The queue that a URL means to this caller. Raises Refusal."""
+        name = self._name(url, caller)
+        queue = self._view(name)
+        if queue is None:
+            queue = yield from self._describe(name)
+        return queue
+
+    def describe(self, url: str, caller: Caller) -> Steps[QueueInfo]:
+        """The same, as it is now: for actions that show or change settings. Raises Refusal."""
+        return (yield from self._describe(self._name(url, caller)))
+
+    def _describe(self, name: str) -> Steps[QueueInfo]:
+        queue: QueueInfo = yield DescribeQueue(name)
+        return queue
+
+    def _name(self, url: str, caller: Caller) -> str:
+        """The name inside of the queue that a URL means to this caller. Raises Refusal."""
+        try:
+            return self._names_by_url[url, caller.suffix]
+        except KeyError:
+            pass
+        address = read_url(url)
+        if address is None:
+            raise Refusal(
+                faults.INVALID_ADDRESS, f"The address {url} is not valid for this endpoint."
+            )
+        account, name = address
+        owner = Owner(account or caller.owner.account, caller.owner.region)
+        if not caller.may_reach(owner):
+            raise no_such_queue()
+        inside = self.directory.inside(QueueAddress(owner, name))
+        if len(self._names_by_url) >= _KNOWN_URLS_MAX:
+            self._names_by_url.clear()
+        self._names_by_url[url, caller.suffix] = inside
+        return inside
+
+    def find(self, owner: Owner, name: str) -> Steps[QueueInfo | None]:
+        """An owner's queue of this name, if there is one."""
+        if not (is_standard_name(name) or is_fifo_name(name)):
+            # A name with an @ in it is a name inside, of some other owner's queue.
+            return None
+        return (yield from self.find_inside(self.directory.inside(QueueAddress(owner, name))))
+
+    def find_inside(self, inside: str) -> Steps[QueueInfo | None]:
+        """The queue of this name inside, if there is one."""
+        try:
+            return (yield from self._describe(inside))
+        except QueueNotFound:
+            return None
+
+    def every_queue(self) -> Steps[list[QueueInfo]]:
+        """All queues, in order of name."""
+        queues: list[QueueInfo] = []
+        while True:
+            after = queues[-1].queue if queues else ""
+            page: list[QueueInfo] = yield DescribeQueues("", after, _PAGE)
+            queues += page
+            if len(page) < _PAGE:
+                return queues
+
+    def sources_of(self, inside: str) -> Steps[list[QueueInfo]]:
+        """The queues that name this one as their dead-letter queue, in order of name."""
+        target = self.directory.address(inside)
+        queues = yield from self.every_queue()
+        return [queue for queue in queues if self._is_source(queue, target)]
+
+    def _is_source(self, queue: QueueInfo, target: QueueAddress) -> bool:
+        """Whether a queue's redrive policy, in effect or withheld, names this dead-letter queue."""
+        dead = queue.settings.dead_letter
+        if dead is not None:
+            return self.directory.address(dead) == target
+        policy = queue.settings.annotations.get(WITHHELD)
+        return policy is not None and target_of(policy) == target
+
+    def note(self, name: str, key: str, text: str) -> Steps[None]:
+        """Keeps a text of this endpoint's with a queue, among its annotations."""
+        queue = yield from self._describe(name)
+        annotations = {**queue.settings.annotations, key: text}
+        yield ConfigureQueue(name, {"annotations": annotations})
+
+    def url(self, caller: Caller, inside: str) -> str:
+        """The URL by which this caller reaches a queue."""
+        address = self.directory.address(inside)
+        return f"{caller.base_url}/{address.owner.account}/{address.name}"
+
+    def arn(self, inside: str) -> str:
+        """The ARN of a queue."""
+        return self.directory.arn(inside)
+
+
+def no_such_queue() -> Refusal:
+    """The refusal of a queue that does not exist, or is not the caller's."""
+    return Refusal(faults.QUEUE_DOES_NOT_EXIST, "The specified queue does not exist.")
+
+
+def refusal_of(error: PenstockError) -> Refusal:
+    """The fault of SQS that stands for an error of the queue service."""
+    match error:
+        case QueueNotFound():
+            return no_such_queue()
+        case QueueExists():
+            return Refusal(faults.QUEUE_NAME_EXISTS, str(error))
+        case MessageTooLarge():
+            return Refusal(
+                faults.INVALID_PARAMETER_VALUE,
+                f"One or more parameters are invalid. Reason: {error}",
+            )
+        case InvalidReceipt():
+            return Refusal(faults.RECEIPT_IS_INVALID, "The input receipt handle is invalid.")
+        case InFlightLimit():
+            return Refusal(faults.OVER_LIMIT, "Too many messages in flight.")
+        case UnsupportedOperation():
+            return Refusal(faults.UNSUPPORTED_OPERATION, str(error))
+        case BackendLost():
+            return Refusal(faults.SERVICE_UNAVAILABLE, str(error))
+        case UnavailableError():
+            return Refusal(faults.REQUEST_THROTTLED, str(error))
+        case JournalError():
+            return Refusal(faults.SERVICE_UNAVAILABLE, "The store cannot be written.")
+    return Refusal(faults.INVALID_PARAMETER_VALUE, str(error))

@@ -1,0 +1,46 @@
+"""The Unix socket of a store, by which `file:PATH` in other processes reaches the holder."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from penstock.backends.loop import LoopService
+from penstock.errors import PenstockError
+from penstock.server.frames.ipc import listen_unix
+from penstock.server.frames.server import FrameServer
+from penstock.server.holder import StoreHolder
+
+
+class StoreSocket:
+    """A frame server on the socket of a store, beside the other servers of this process."""
+
+    def __init__(
+        self,
+        holder: StoreHolder,
+        service: LoopService,
+        options: Mapping[str, str],
+        failed: Callable[[PenstockError], None] | None = None,
+    ) -> None:
+        """`options` are those of WELCOME: what the store runs with; `holder` is added here."""
+        self.frames = FrameServer(
+            service, options={**options, "holder": holder.kind}, failed=failed
+        )
+        self._holder = holder
+        self._listeners: list[asyncio.Server] = []
+
+    def add_listener(self, listener: asyncio.Server) -> None:
+        """Has the frame server's other listener closed together with the socket."""
+        self._listeners.append(listener)
+
+    async def listen(self) -> None:
+        """Opens the socket; call it last: a client that connects finds everything else in place."""
+        self._listeners.append(await listen_unix(self.frames, self._holder.socket))
+        self._holder.started()
+
+    async def close(self, reason: str) -> None:
+        """Answers what was taken, sends each client a GOODBYE with the reason, and hangs up."""
+        for listener in self._listeners:
+            listener.close()
+        with suppress(OSError):
+            self._holder.socket.unlink()
+        await self.frames.stop(reason)

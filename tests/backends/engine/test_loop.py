@@ -1,0 +1,316 @@
+"""The engine's face for event loops: who is called back, when, and what a cancelled pull leaves."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import AsyncEngine, LoopEngine
+from penstock.backends.loop import AwaitedService, Pending, result_of
+from penstock.clock import ManualClock
+from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
+from penstock.journal import MemoryJournal
+from penstock.service import (
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Pull,
+    Purge,
+    Push,
+    Stats,
+)
+
+
+class HeldJournal(MemoryJournal):
+    """A journal that is durable, or fails, when the test says so."""
+
+    def __init__(self):
+        super().__init__(1_000)
+        self.appended = 0
+        self.notices = []
+        self.failure = None
+        self.refuses = False
+
+    def append(self, events):
+        if self.refuses:
+            raise JournalError("the disk is gone")
+        self.appended += 1
+        return self.appended, ()
+
+    def wait(self, sequence):
+        if self.failure is not None:
+            raise self.failure
+
+    def notify(self, sequence, done):
+        self.notices.append(done)
+
+    def sync(self):
+        self.durable_sequence = self.appended
+        self.tell()
+
+    def fail(self):
+        self.failure = JournalError("the disk is gone")
+        self.tell()
+
+    def tell(self):
+        notices, self.notices = self.notices, []
+        for done in notices:
+            done()
+
+
+def on_loop(scene, journal=None):
+    """Run a scene with a face, its engine and its clock; nothing may escape into the loop."""
+
+    async def main():
+        escaped = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+        clock = ManualClock()
+        face = LoopEngine(Engine(journal, clock))
+        face.submit(CreateQueue("q"))
+        await asyncio.sleep(0)
+        if journal is not None:
+            journal.sync()
+        await scene(face, clock)
+        await face.close()
+        assert escaped == []
+
+    asyncio.run(main())
+
+
+def collect(pending):
+    """Have replies and errors collected in a list."""
+    assert isinstance(pending, Pending)
+    collected = []
+    pending.then(lambda reply, error: collected.append((reply, error)))
+    return collected
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_woken_pull_is_called_back_from_the_loop_and_may_submit_commands():
+    async def scene(face, clock):
+        first, second = face.submit(Pull("q", wait_ms=1_000)), face.submit(Pull("q", wait_ms=1_000))
+        order = []
+
+        def give_back(claims, error):
+            order.append("called back")
+            face.abandon(claims)
+
+        first.then(give_back)
+        served = collect(second)
+        face.submit(Push("q", b"x"))
+        order.append("pushed")
+        await turns()
+        assert order == ["pushed", "called back"]
+        ((claims, error),) = served
+        assert error is None
+        assert [claim.epoch for claim in claims] == [2]
+
+    on_loop(scene)
+
+
+def test_a_tick_that_the_journal_refuses_ends_the_waits_and_nothing_escapes():
+    journal = HeldJournal()
+
+    async def scene(face, clock):
+        failures: list[PenstockError] = []
+        face.on_failure(failures.append)
+        face.submit(Push("q", b"x", delay_ms=1_000)).then(lambda *_: None)
+        journal.sync()
+        waiting = collect(face.submit(Pull("q", wait_ms=5_000)))
+        journal.refuses = True
+        clock.advance(seconds=2)
+        await turns()
+        ((_, error),) = waiting
+        assert isinstance(error, JournalError)
+        assert [str(each) for each in failures] == ["the disk is gone"]
+
+    on_loop(scene, journal)
+
+
+def test_one_notice_of_the_journal_does_for_everything_of_one_turn():
+    journal = HeldJournal()
+
+    async def scene(face, clock):
+        answers = [collect(face.submit(Push("q", b"x"))) for _ in range(10)]
+        await turns()
+        assert len(journal.notices) == 1
+        assert answers == [[]] * 10
+        journal.sync()
+        await turns()
+        assert [error for ((_, error),) in answers] == [None] * 10
+
+    on_loop(scene, journal)
+
+
+def test_what_waits_for_a_disk_that_fails_is_refused_after_the_servers_know():
+    journal = HeldJournal()
+
+    async def scene(face, clock):
+        order: list[object] = []
+        face.on_failure(lambda error: order.append("server"))
+        face.submit(Push("q", b"x")).then(lambda reply, error: order.append(type(error)))
+        await turns()
+        journal.fail()
+        await turns()
+        assert order == ["server", JournalError]
+
+    on_loop(scene, journal)
+
+
+def test_a_look_at_the_end_does_not_make_the_change_before_it_durable():
+    journal = HeldJournal()
+
+    def steps():
+        yield Push("q", b"x")
+        return (yield Stats("q")).visible
+
+    async def scene(face, clock):
+        answer = collect(face.run(steps()))
+        await turns()
+        assert answer == []
+        journal.sync()
+        await turns()
+        assert answer == [(1, None)]
+
+    on_loop(scene, journal)
+
+
+def test_an_error_is_thrown_into_the_steps_and_what_they_raise_comes_out():
+    def steps():
+        try:
+            yield Push("nowhere", b"x")
+        except QueueNotFound:
+            yield Push("q", b"x")
+        raise ZeroDivisionError
+
+    async def scene(face, clock):
+        with pytest.raises(ZeroDivisionError):
+            face.run(steps())
+        assert face.submit(Stats("q")).visible == 1
+
+    on_loop(scene)
+
+
+def test_steps_go_on_after_a_pull_that_waited():
+    def steps():
+        (claim,) = yield Pull("q", wait_ms=1_000)
+        yield Delete("q", claim.proof)
+        return claim.body
+
+    async def scene(face, clock):
+        answer = collect(face.run(steps()))
+        face.submit(Push("q", b"x"))
+        assert answer == []
+        await turns()
+        assert answer == [(b"x", None)]
+        assert face.submit(Stats("q")).messages == 0
+
+    on_loop(scene)
+
+
+@pytest.mark.parametrize(("attempt_id", "visible"), [(None, 1), ("a", 0)])
+@pytest.mark.parametrize("when", ["woken", "on its way to the disk"])
+def test_claims_of_a_cancelled_pull_return_unless_an_attempt_was_named(attempt_id, visible, when):
+    journal = HeldJournal()
+
+    async def scene(face, clock):
+        pull = face.submit(Pull("q", wait_ms=1_000, attempt_id=attempt_id))
+        answer = collect(pull)
+        face.submit(Push("q", b"x")).then(lambda *_: None)
+        if when != "woken":
+            await turns()
+        pull.cancel()
+        assert face.submit(Stats("q")).visible == visible
+        journal.sync()
+        await turns()
+        assert answer == []
+
+    on_loop(scene, journal)
+
+
+def test_a_pull_that_may_wait_waits_for_room_below_the_in_flight_limit():
+    async def scene(face, clock):
+        face.submit(ConfigureQueue("q", {"in_flight_max": 1}))
+        face.submit(Push("q", b"1"))
+        face.submit(Push("q", b"2"))
+        (claim,) = face.submit(Pull("q"))
+        with pytest.raises(InFlightLimit):
+            face.submit(Pull("q"))
+        answer = collect(face.submit(Pull("q", wait_ms=1_000)))
+        late = collect(face.submit(Pull("q", wait_ms=500)))
+        face.submit(Delete("q", claim.proof))
+        await turns()
+        ((claims, _),) = answer
+        assert [claim.body for claim in claims] == [b"2"]
+        clock.advance(seconds=1)
+        await turns()
+        assert late == [([], None)]
+
+    on_loop(scene)
+
+
+def test_a_view_follows_every_change_of_its_queue():
+    async def scene(face, clock):
+        first = face.view("q")
+        assert face.view("q") is first
+        face.submit(ConfigureQueue("q", {"delay_ms": 5}))
+        assert face.view("q").settings.delay_ms == 5
+        face.submit(DeleteQueue("q"))
+        assert face.view("q") is None
+        clock.advance(seconds=1)
+        face.submit(CreateQueue("q"))
+        assert face.view("q").created_at_ms == first.created_at_ms + 1_000
+
+    on_loop(scene)
+
+
+def test_a_service_elsewhere_has_the_same_face_and_forgets_views_that_are_old():
+    def steps():
+        (claim,) = yield Pull("q", wait_ms=1_000)
+        try:
+            yield Push("nowhere", b"x")
+        except QueueNotFound:
+            yield Delete("q", claim.proof)
+        return claim.body
+
+    async def main():
+        service = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
+        await result_of(service.submit(CreateQueue("q")))
+        assert service.view("q") is None
+        described = await result_of(service.submit(DescribeQueue("q")))
+        assert service.view("q") == described
+        await result_of(service.submit(ConfigureQueue("q", {"delay_ms": 0})))
+        assert service.view("q") is None
+        await result_of(service.submit(Push("q", b"x")))
+        assert await result_of(service.run(steps())) == b"x"
+        assert (await result_of(service.submit(Stats("q")))).messages == 0
+        await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_pull_of_a_service_elsewhere_leaves_no_claim():
+    async def main():
+        service = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
+        await result_of(service.submit(CreateQueue("q")))
+        for _ in range(3):
+            pull: Any = service.submit(Pull("q", wait_ms=60_000))
+            answer = collect(pull)
+            await turns(2)
+            assert pull.waits
+            await result_of(service.submit(Push("q", b"x")))
+            pull.cancel()
+            await turns(10)
+            stats = await result_of(service.submit(Stats("q")))
+            assert (stats.in_flight, stats.waiting_pulls, answer) == (0, 0, [])
+            await result_of(service.submit(Purge("q")))
+        await service.close()
+
+    asyncio.run(main())

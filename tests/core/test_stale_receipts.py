@@ -1,0 +1,95 @@
+"""A stale receipt says why it is stale."""
+
+import pytest
+
+from penstock.backends.engine.engine import Engine
+from penstock.core import queue as queue_module
+from penstock.core.shard import ShardState
+from penstock.errors import MessageGone, StaleReceipt
+from penstock.service import CreateQueue, Delete, Extend, Pull, Push, Redrive, Release
+from tests.core.life import Life
+
+
+@pytest.fixture
+def life():
+    life = Life()
+    life.submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 3}))
+    life.submit(Push("q", b"x"))
+    return life
+
+
+def claim(life, queue="q"):
+    (given,) = life.submit(Pull(queue, visibility_ms=5_000))
+    return given
+
+
+def why(life, given, queue="q"):
+    with pytest.raises(StaleReceipt) as refused:
+        life.submit(Extend(queue, given.receipt, 1_000))
+    return str(refused.value)
+
+
+def test_that_it_was_released(life):
+    given = claim(life)
+    life.submit(Release("q", given.receipt))
+    assert "it was released" in why(life, given)
+
+
+def test_that_it_was_released_with_a_delay(life):
+    given = claim(life)
+    life.submit(Release("q", given.receipt, 1_000))
+    assert "it was released" in why(life, given)
+    life.clock.advance(seconds=1)
+    assert "it was released" in why(life, given)
+
+
+def test_that_it_ran_out(life):
+    given = claim(life)
+    life.clock.advance(seconds=5)
+    assert "its visibility ran out)" in why(life, given)
+
+
+def test_that_it_was_claimed_again(life):
+    given = claim(life)
+    life.submit(Release("q", given.receipt))
+    claim(life)
+    assert "the message was claimed again" in why(life, given)
+
+
+def test_that_the_message_was_dead_lettered_and_where_it_is(life):
+    for _ in range(3):
+        given = claim(life)
+        life.clock.advance(seconds=5)
+    assert "was moved to 'dead', the dead-letter queue of 'q'" in why(life, given)
+
+
+def test_that_the_message_was_moved_and_is_back(life):
+    for _ in range(3):
+        given = claim(life)
+        life.clock.advance(seconds=5)
+    life.submit(Redrive("dead"))
+    assert "was moved to another queue, and is back" in why(life, given)
+
+
+def test_that_the_message_is_gone(life):
+    given = claim(life)
+    life.submit(Delete("q", given.receipt))
+    with pytest.raises(MessageGone, match="deleted, expired, purged or moved"):
+        life.submit(Release("q", given.receipt))
+
+
+def test_what_is_not_known_is_not_claimed(life, monkeypatch):
+    """After many releases, or a restart, the two endings cannot be told apart."""
+    monkeypatch.setattr(queue_module, "_RELEASED_MAX", 1)
+    life.submit(Push("q", b"y"))
+    first, second = claim(life), claim(life)
+    life.submit(Release("q", first.receipt))
+    life.submit(Release("q", second.receipt))
+    assert "it was released)" in why(life, second)
+    assert "ran out, or it was released some time ago" in why(life, first)
+    restarted = Life()
+    restarted.engine = Engine(
+        restarted.journal, life.clock, shard=ShardState.restore(life.shard.snapshot())
+    )
+    restarted.engine._receipts = life.engine._receipts
+    assert "ran out, or it was released some time ago" in why(restarted, second)

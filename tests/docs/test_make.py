@@ -1,0 +1,183 @@
+"""Every word of the Makefile, and every command of CONTRIBUTING.md, is run by CI or by a test here.
+
+They run in a copy of the tree, with an environment that is the one of this test: no word may write
+into the real one. The tests stand among the documents' because `make serve` listens at their port.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 240
+pytestmark = [
+    pytest.mark.timeout(480),
+    pytest.mark.skipif(not (ROOT / ".ci").is_dir(), reason="the source archive has no CI"),
+]
+# Who runs each word: CI, by `make test` and what that needs, or a test of this module.
+BY_CI = {"test", "static", "services", "env"}
+BY_A_TEST = {
+    "help": "test_help_lists_every_word_with_what_it_does",
+    "serve": "test_serve_starts_a_server_and_tells_what_to_type",
+    "check": "test_check_runs_what_ci_runs_before_the_tests",
+    "fix": "test_fix_formats_and_mends",
+    "bench": "test_bench_prints_a_table",
+    "score": "test_score_prints_a_card",
+    "clean": "test_clean_removes_what_tools_leave_behind",
+}
+
+
+def words_of_make():
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of what git would keep, with an environment that make takes for up to date."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    tree = tmp_path / "tree"
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    (tree / ".venv").mkdir()
+    for part in Path(sys.prefix).iterdir():
+        if part.name not in (".installed", ".serving"):
+            (tree / ".venv" / part.name).symlink_to(part)
+    os.utime(tree / "pyproject.toml", (1, 1))
+    os.utime(tree / "tools" / "environment.sh", (1, 1))
+    (tree / ".venv" / ".installed").touch()
+    return tree
+
+
+def make(tree, *words, **environment):
+    done = subprocess.run(
+        ["make", *words],
+        cwd=tree,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_word_is_run_by_ci_or_by_a_test():
+    assert words_of_make() == BY_CI | set(BY_A_TEST)
+    missing = [name for name in BY_A_TEST.values() if name not in globals()]
+    assert missing == []
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[-1] == "make test"
+    assert re.search(r"^make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^test: static services\b", makefile, re.MULTILINE)
+    assert re.search(r"^static: env$", makefile, re.MULTILINE)
+
+
+def test_every_command_of_contributing_is_a_word_that_is_run(copy):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    commands = re.findall(r"`((?:make|\.venv/bin/)[^`]*)`", text)
+    words = {command.split()[1] for command in commands if command.startswith("make ")}
+    assert {"test", "check", "fix", "bench", "score", "serve"} <= words <= words_of_make()
+    others = [command for command in commands if not command.startswith("make")]
+    assert others == [".venv/bin/pre-commit install"]
+    subprocess.run(["git", "init", "-q"], cwd=copy, check=True)
+    subprocess.run(others[0].split(), cwd=copy, check=True, capture_output=True)
+    assert (copy / ".git" / "hooks" / "pre-commit").is_file()
+
+
+def test_help_lists_every_word_with_what_it_does(copy):
+    lines = make(copy).splitlines()
+    assert {line.split()[1] for line in lines} == words_of_make() - {"help", "static"}
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_check_runs_what_ci_runs_before_the_tests(copy):
+    assert make(copy, "-n", "check") == make(copy, "-n", "static")
+    assert make(copy, "-n", "test").startswith(make(copy, "-n", "static"))
+
+
+def test_fix_formats_and_mends(copy):
+    bad = copy / "tools" / "bad.py"
+    bad.write_text("import os\nx = {  'a':1 }\n")
+    make(copy, "fix")
+    assert bad.read_text() == 'x = {"a": 1}\n'
+
+
+def test_bench_prints_a_table(copy):
+    out = make(copy, "bench", "ARGS=--quick")
+    assert "lifecycles a second" in out
+    assert '"bench": "memory"' in out
+
+
+def test_score_prints_a_card(copy):
+    out = make(copy, "score", "ROWS=21", PENSTOCK_SERVICES=os.devnull)
+    assert re.search(r"^21 +queue names +passed", out, re.MULTILINE)
+
+
+def test_clean_removes_what_tools_leave_behind(copy):
+    for name in (".mypy_cache", ".ruff_cache", "build", "src/penstock/__pycache__"):
+        (copy / name).mkdir()
+        (copy / name / "x").touch()
+    make(copy, "clean")
+    left = {path.name for path in copy.rglob("*")}
+    assert not left & {".mypy_cache", ".ruff_cache", "build", "__pycache__"}
+    assert (copy / ".venv" / "bin").is_symlink()
+
+
+def test_serve_starts_a_server_and_tells_what_to_type(copy):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    server = subprocess.Popen(
+        ["make", "serve"],
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    try:
+        lines: list[str] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not lines or "Ctrl-C" not in lines[-1]:
+            assert time.monotonic() < deadline_s
+            lines.append(server.stdout.readline())
+            assert lines[-1], f"it ended: {''.join(lines)}"
+        assert lines[0] == "penstock: Amazon SQS at http://127.0.0.1:9324\n"
+        assert any(line.startswith("  docs ") for line in lines)
+        assert (copy / "penstock-data" / "store").is_file()
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(PATIENCE_S)
+        server.stdout.close()
+
+
+def test_serve_asks_for_the_small_environment_where_there_is_none(copy):
+    (copy / ".venv" / ".installed").unlink()
+    assert "environment.sh .venv serving" in make(copy, "-n", "serve")
+    assert "environment.sh .venv development" in make(copy, "-n", "test")
+    (copy / ".venv" / ".serving").touch()
+    assert "environment.sh" not in make(copy, "-n", "serve")
+    assert "environment.sh .venv development" in make(copy, "-n", "test")
+    named = make(copy, "-n", "test", "PYTHON=python3.13")
+    assert "environment.sh .venv-python3.13 development" in named

@@ -1,0 +1,432 @@
+"""One store, every door: whichever process holds a data directory, all others reach it there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+import penstock
+import penstock.aio
+from penstock.backends.remote.daemon import connect_socket, running_pid, socket_path
+from penstock.backends.remote.starting import daemon_status
+from penstock.errors import InvalidField
+from tests.server.conftest import PATIENCE_S, DaemonProcess, until
+from tests.server.sqs.conftest import PENSTOCK, clean_environment, read_until_started, serve
+
+QUICK = {"PENSTOCK_DURABILITY": "os"}
+
+
+def penstock_command(*words, stdin=None, **environment):
+    return subprocess.run(
+        [PENSTOCK, *map(str, words)],
+        env={**clean_environment(), **environment},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def result_of(*words, **environment):
+    done = penstock_command(*words, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def served(store, *words, **options):
+    return serve("--data", str(store), *words, environment=QUICK, **options)
+
+
+def connect(store, extra=""):
+    return penstock.connect(f"file:{store}?durability=os{extra}")
+
+
+# The store that `serve` holds.
+
+
+def test_the_command_line_and_an_sqs_client_see_the_same_queues(store):
+    with served(store) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="orders")["QueueUrl"]
+        client.send_message(QueueUrl=url, MessageBody="from SQS")
+        there = ("--url", f"file:{store}")
+        result_of(*there, "push", "orders", "from the command line")
+        shown = result_of(*there, "--json", "peek", "orders", "-n", "10")
+        assert [json.loads(line)["body"] for line in shown.splitlines()] == [
+            "from SQS",
+            "from the command line",
+        ]
+        message = json.loads(shown.splitlines()[0])["id"]
+        events = result_of(*there, "--json", "history", message)
+        assert "Pushed" in events
+        received = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+        assert [each["Body"] for each in received] == ["from SQS", "from the command line"]
+        assert json.loads(result_of(*there, "--json", "stats", "orders"))["in_flight"] == 2
+        assert running_pid(store) == server.process.pid, "no daemon was started beside it"
+        client.close()
+
+
+def test_a_wait_of_either_ends_by_a_message_of_the_other(store):
+    with served(store) as server, connect(store) as queues:
+        client = server.client()
+        url = client.create_queue(QueueName="orders")["QueueUrl"]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(queues.pull, "orders", wait=60)
+            until(lambda: queues.stats("orders").waiting_pulls == 1)
+            client.send_message(QueueUrl=url, MessageBody="a")
+            claim = waiting.result(PATIENCE_S)
+            assert claim is not None
+            assert queues.delete(claim) is True
+            receiving = pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=20)
+            until(lambda: queues.stats("orders").waiting_pulls == 1)
+            queues.push("orders", b"b")
+            assert receiving.result(PATIENCE_S)["Messages"][0]["Body"] == "b"
+        client.close()
+
+
+def test_a_client_in_a_forked_child_has_its_own_connection_to_it(store):
+    with served(store), connect(store) as queues:
+        queues.create("orders")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                queues.push("orders", b"child")
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        queues.push("orders", b"parent")
+        assert [claim.body for claim in queues.pull_many("orders", 5)] == [b"child", b"parent"]
+
+
+def test_options_that_contradict_it_are_refused(store):
+    with served(store), pytest.raises(InvalidField, match="runs with durability=os"):
+        penstock.connect(f"file:{store}?durability=sync")
+
+
+def test_its_end_is_a_goodbye_and_its_clients_go_on_with_a_daemon(store):
+    with served(store) as server, connect(store) as queues:
+        queues.create("orders")
+        queues.push("orders", b"x")
+        claim = queues.pull("orders", visibility=600)
+        assert claim is not None
+        assert server.stop() == 0
+        # Not even a plain push is in doubt: the goodbye says that it was not done.
+        queues.push("orders", b"y")
+        assert queues.delete(claim) is True
+        assert running_pid(store) not in (None, server.process.pid)
+
+
+def test_after_a_kill_the_next_client_starts_a_daemon_and_finds_everything(store):
+    with served(store) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="orders")["QueueUrl"]
+        for number in range(50):
+            client.send_message(QueueUrl=url, MessageBody=str(number))
+        (claimed,) = client.receive_message(QueueUrl=url, VisibilityTimeout=600)["Messages"]
+        client.close()
+        server.stop(signal.SIGKILL)
+    with connect(store) as queues:
+        assert running_pid(store) not in (None, server.process.pid)
+        stats = queues.stats("orders")
+        assert (stats.visible, stats.in_flight) == (49, 1)
+        bodies = {claim.body for claim in queues.pull_many("orders", 100)}
+        assert bodies == {b"%d" % number for number in range(50)} - {claimed["Body"].encode()}
+
+
+def test_with_embedded_in_its_url_it_holds_the_store_for_itself(store):
+    with serve("--store", f"file:{store}?embedded=1"):
+        assert not (store / "daemon").exists()
+        assert connect_socket(store) is None
+
+
+# A daemon that runs already.
+
+
+def test_a_daemon_hands_its_store_over_and_no_claim_or_wait_is_lost(store):
+    with connect(store) as queues:
+        queues.create("orders")
+        queues.push("orders", b"x")
+        claim = queues.pull("orders", visibility=600)
+        assert claim is not None
+        daemon = running_pid(store)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(queues.pull, "orders", wait=60)
+            until(lambda: queues.stats("orders").waiting_pulls == 1)
+            with served(store) as server:
+                assert running_pid(store) == server.process.pid != daemon
+                until(lambda: queues.stats("orders").waiting_pulls == 1)
+                client = server.client()
+                url = client.get_queue_url(QueueName="orders")["QueueUrl"]
+                client.send_message(QueueUrl=url, MessageBody="y")
+                served_claim = waiting.result(PATIENCE_S)
+                assert served_claim is not None
+                assert served_claim.body == b"y"
+                assert queues.delete(claim) is True
+                client.close()
+
+
+PRODUCER = """
+import sys, penstock
+store, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with penstock.connect(f"file:{store}?durability=os") as queues:
+    for number in range(count):
+        queues.push("orders", f"{name}/{number}")
+print("done")
+"""
+
+
+def test_plain_pushes_are_neither_lost_nor_doubled_by_hand_overs(store):
+    with connect(store) as queues:
+        queues.create("orders")
+        producers = [
+            subprocess.Popen(
+                [sys.executable, "-c", PRODUCER, store, str(number), "400"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        try:
+            for _ in range(3):
+                with served(store) as server:
+                    pushed = queues.stats("orders").messages
+                    until(
+                        lambda pushed=pushed: (
+                            queues.stats("orders").messages > pushed
+                            or all(each.poll() is not None for each in producers)
+                        )
+                    )
+                    assert server.stop() == 0
+            for each in producers:
+                assert each.communicate(timeout=PATIENCE_S)[0] == "done\n"
+        finally:
+            for each in producers:
+                each.kill()
+                each.communicate()
+        bodies = [claim.body for claim in queues.pull_many("orders", 1_000)]
+        assert sorted(bodies) == sorted(
+            f"{name}/{number}".encode() for name in range(2) for number in range(400)
+        )
+
+
+def test_a_daemon_that_was_started_by_hand_is_not_replaced(store):
+    daemon = DaemonProcess(store, "--durability", "os")
+    try:
+        done = penstock_command("serve", "--data", store, "--port", "0")
+        assert done.returncode == 8
+        assert f"process {daemon.process.pid} (penstock daemon run) holds it already" in done.stderr
+        # Beside it, as one of its clients.
+        with serve("--store", f"file:{store}?daemon=1") as server:
+            client = server.client()
+            client.create_queue(QueueName="orders")
+            client.close()
+            with connect(store) as queues:
+                assert queues.names() == ["orders"]
+        assert daemon.process.poll() is None
+    finally:
+        assert daemon.stop() == ""
+
+
+# Two at once.
+
+
+def test_a_second_serve_says_which_process_holds_the_store_and_where(store):
+    with served(store) as server:
+        done = penstock_command("serve", "--data", store, "--port", "0")
+        assert (done.returncode, done.stdout) == (8, "")
+        assert done.stderr == (
+            f"penstock: {store}: process {server.process.pid} (penstock serve at {server.url}) "
+            f"holds it already; use it there or as file:{store}, or end it with: penstock daemon "
+            f"stop {store}\n"
+        )
+        with connect(store) as queues:
+            assert queues.names() == []
+
+
+STARTER = """
+import sys, penstock
+with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
+    queues.create("orders")
+    queues.push("orders", sys.argv[2])
+print("done")
+"""
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_of_five_that_start_at_once_one_serve_holds_the_store_and_every_push_arrives(store, round):
+    serves = [
+        subprocess.Popen(
+            [PENSTOCK, "serve", "--data", str(store), "--port", "0"],
+            env={**clean_environment(), **QUICK},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for _ in range(2)
+    ]
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", STARTER, str(store), str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    try:
+        for each in clients:
+            assert each.communicate(timeout=PATIENCE_S)[0] == "done\n"
+        until(lambda: any(each.poll() is not None for each in serves))
+        loser, winner = sorted(serves, key=lambda each: each.poll() is None)
+        said = loser.communicate(timeout=PATIENCE_S)[0].decode()
+        assert loser.returncode == 8, said
+        assert f"process {winner.pid} (penstock serve" in said
+        assert said.count("\n") == 1
+        read_until_started(winner)
+        assert running_pid(store) == winner.pid
+        with connect(store) as queues:
+            bodies = {claim.body for claim in queues.pull_many("orders", 10)}
+        assert bodies == {b"0", b"1", b"2"}
+    finally:
+        started: list[subprocess.Popen[Any]] = [*serves, *clients]
+        for process in started:
+            if process.poll() is None:
+                process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+
+
+# What one can ask about it.
+
+
+def test_status_and_stop_of_a_store_that_serve_holds_say_so(store):
+    with served(store) as server:
+        shown = result_of("daemon", "status", store)
+        assert f"holds the store as process {server.process.pid}, at {server.url}" in shown
+        status = json.loads(result_of("--json", "daemon", "status", store))
+        assert (status["holder"], status["endpoint"]) == ("serve", server.url)
+        stopped = result_of("daemon", "stop", store)
+        assert stopped == f"stopped penstock serve of {store}, process {server.process.pid}\n"
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_it_does_not_end_when_its_socket_is_idle(store):
+    with served(store) as server:
+        connect(store, "&idle=1").close()
+        threading.Event().wait(2.5)
+        assert running_pid(store) == server.process.pid
+
+
+def get(url, **headers):
+    try:
+        with urlopen(Request(url, headers=headers), timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_daemon_shows_its_health_and_figures_if_it_is_told_to(store):
+    daemon = DaemonProcess(store, "--http", "0")
+    try:
+        port = int((store / "daemon" / "http").read_text())
+        with penstock.connect(f"file:{store}") as queues:
+            queues.create("orders")
+            queues.push("orders", b"x")
+            assert get(f"http://127.0.0.1:{port}/health") == (200, '{"status":"ok"}')
+            status, figures = get(f"http://127.0.0.1:{port}/metrics")
+            assert status == 200
+            assert 'penstock_messages{queue="orders",state="visible"} 1.0' in figures
+            assert get(f"http://127.0.0.1:{port}/orders")[0] == 404
+            assert get(f"http://127.0.0.1:{port}/metrics", Origin="http://a.test")[0] == 403
+    finally:
+        assert daemon.stop() == ""
+    assert daemon.process.returncode == 0
+
+
+def test_a_daemon_does_not_show_them_to_the_network_by_mistake(store):
+    done = penstock_command("daemon", "run", store, "--http", "0.0.0.0:0")
+    assert done.returncode == 3
+    assert "can be reached from elsewhere" in done.stderr
+    assert not store.exists()
+
+
+# Which store `serve` means.
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        (["--url", "file:{}"], {}),
+        (["--store", "file:{}"], {"PENSTOCK_URL": "memory:"}),
+        ([], {"PENSTOCK_URL": "file:{}"}),
+        ([], {"PENSTOCK_DATA": "{}", "PENSTOCK_URL": "memory:"}),
+    ],
+)
+def test_the_store_is_the_one_that_was_named_and_json_says_which(
+    store, tmp_path, words, environment
+):
+    process = subprocess.Popen(
+        [PENSTOCK, "serve", "--port", "0", "--json", *(word.format(store) for word in words)],
+        env={
+            **clean_environment(),
+            **{name: value.format(store) for name, value in environment.items()},
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        assert process.stdout is not None
+        shown = json.loads(process.stdout.readline())
+        assert shown == {
+            "url": shown["url"],
+            "store": f"file:{store}",
+            "pid": process.pid,
+            "socket": str(socket_path(store)),
+        }
+        assert get(f"{shown['url']}/health")[0] == 200
+        assert (store / "store").exists()
+        assert not (tmp_path / "penstock-data").exists()
+        status = daemon_status(store)
+        assert status is not None
+        assert status["pid"] == process.pid
+    finally:
+        process.terminate()
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--url", "file:x", "--data", "y"],
+        ["--url", "file:x", "--store", "memory:"],
+        ["--data", "x", "--store", "memory:"],
+    ],
+)
+def test_a_store_that_is_named_twice_is_refused(words, tmp_path):
+    done = penstock_command("serve", *words)
+    assert done.returncode == 2
+    assert "each say where the store is; give one of them" in done.stderr
+
+
+@pytest.mark.root
+def test_root_does_not_serve_the_directory_of_another_user_unless_told_to(store):
+    store.mkdir()
+    os.chown(store, 65_534, 65_534)
+    done = penstock_command("serve", "--data", store, "--port", "0")
+    assert done.returncode == 6
+    assert "belongs to user 65534" in done.stderr
+    assert list(store.iterdir()) == []
+    with served(store, "--insecure-other-owner") as server:
+        assert running_pid(store) == server.process.pid
