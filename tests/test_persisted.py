@@ -488,3 +488,15 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_a_queue_that_misses_a_file_opens_only_if_the_loss_is_accepted(tmp_path):
+    """Row 3: the items of the other files are still there, in order."""
+    with PersistedQueue(tmp_path, file_size=8192) as queue:
+        for number in range(12):
+            queue.push(bytes([number]) * 984)
+    (tmp_path / "000000000001.seg").unlink()
+    with pytest.raises(StoreUnusable, match=r"missing: 000000000001\.seg"):
+        PersistedQueue(tmp_path)
+    with PersistedQueue(tmp_path, accept_loss=True) as queue:
+        assert [item[0] for item in queue] == [0, 1, 2, 3, 8, 9, 10, 11]

@@ -53,6 +53,8 @@ class PersistedQueue:
                    its item never comes back. "os": both hold if the process dies, and the disk is
                    written when the system likes; much faster, and a power cut loses the latest.
     `clock`        gives the time in seconds since 1970, for time to live.
+    `accept_loss`  opens a queue that misses files, without the items they held; otherwise
+                   StoreUnusable names them.
 
     One process at a time has a queue open; its threads may share it. Threads that push or pop at
     the same moment share one sync.
@@ -76,6 +78,7 @@ class PersistedQueue:
         durability: Literal["sync", "os"] = "sync",
         clock: Callable[[], float] = time.time,
         storage: Storage | None = None,
+        accept_loss: bool = False,
     ) -> None:
         if max_size < _OVERHEAD_BYTES:
             raise InvalidField(f"max_size is at least {_OVERHEAD_BYTES} bytes, not {max_size}")
@@ -86,18 +89,19 @@ class PersistedQueue:
         self._syncs = durability == "sync"
         self._clock = clock
         self._closed = False
-        # `_lock` guards the queue's order; `_commit` is held while the disk works. A thread takes
-        # its turn under the first, lets it go, and waits for the disk under the second.
+        # `_lock` guards the queue's order; `_commit` is held during a sync. A thread appends under
+        # the first, releases it, and waits for the disk under the second.
         self._lock = threading.RLock()
         self._commit = threading.Lock()
-        # Pops write no entries, so nothing needs to be kept back for them. A simulated disk wants
-        # everything done in one thread, so that a seed replays it.
+        # Pops write no entries, so no room is kept back for them. On a simulated disk everything is
+        # done in one thread, so that a seed replays it.
         self._segments = Segments.open(
             path,
             file_bytes=file_size,
             storage=storage,
             reserve_bytes=0,
             background=storage is None,
+            accept_loss=accept_loss,
         )
         self._unread: Iterator[StoredEntry] = iter(())
         self._unread_end = self._segments.first_offset
@@ -213,7 +217,7 @@ class PersistedQueue:
         return self._segments.quarantined
 
     def close(self) -> None:
-        """Write everything and let go of the directory; closing twice is fine."""
+        """Write everything and close the directory; closing twice is fine."""
         with self._lock, self._commit:
             if not self._closed:
                 self._closed = True

@@ -259,7 +259,7 @@ def test_a_store_that_dropped_its_beginning_before_the_first_read_names_its_queu
     store.engine.close()
     stream = Stream(str(quick_path / "store"))
     assert stream.first.offset > 0
-    names = {}
+    names: dict[int, str] = {}
     for block in blocks(stream.scan, stream.identity, stream.first, stream.end, stream.path):
         numbers, called, kinds = block.arrow(["queue", "name", "kind"])
         rows = zip(numbers.to_pylist(), called.to_pylist(), kinds.to_pylist(), strict=True)

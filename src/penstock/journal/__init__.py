@@ -29,7 +29,7 @@ class Journal(Protocol):
         ...
 
     def make_room(self, command: Command[Any]) -> None:
-        """Sees to it that what the command may append will fit. Raises StoreFull."""
+        """Makes sure that what the command may append fits. Raises StoreFull."""
         ...
 
     def has_room(self, events: int) -> bool:
@@ -57,7 +57,7 @@ class Journal(Protocol):
         ...
 
     def close(self) -> None:
-        """Makes durable what was appended, and lets go of the storage."""
+        """Makes durable what was appended, and closes the storage."""
         ...
 
 
@@ -130,7 +130,7 @@ class StoredJournal(Journal, Protocol):
 class MemoryJournal:
     """A journal that keeps nothing, or the last few entries for `history`.
 
-    What it is handed is as durable as it will ever be.
+    An append is durable at once: there is nothing that a crash could leave behind.
     """
 
     def __init__(self, history_entries: int = 0) -> None:

@@ -1,9 +1,9 @@
-"""Group commit: many wait for the disk, one syncs for them all.
+"""Group commit: threads that wait for the disk at the same time share one sync.
 
-Whoever comes while nobody syncs does it itself, at once: a lone producer never waits for another
-thread. Those who come meanwhile sleep, each on a lock of its own. If that sync does not serve all
-of them, a thread takes over until nobody waits: it wakes those it has served and begins the next
-sync in the same breath, so that the disk works while they do.
+The first waiter syncs in its own thread: a lone producer never waits for another thread. Waiters
+that come during that sync sleep, each on a lock of its own. If the sync does not cover all of them,
+a background thread takes over until there are none: it wakes those whose sequence is durable and
+starts the next sync at once, so that the disk works while they do.
 """
 
 import threading
@@ -16,16 +16,17 @@ _EVERYTHING: Final = 1 << 62
 
 
 class GroupCommit:
-    """Calls `sync`, which returns the sequence that is durable then, for all who wait.
+    """Calls `sync`, which returns the sequence that is durable then, for all waiters.
 
-    With a period it is also called that often, whoever waits.
+    With a period it is also called that often, with or without waiters.
     """
 
     def __init__(self, sync: Callable[[], int], period_s: float = 0) -> None:
         self._sync = sync
         self._period_s = period_s or None
         self._turn = threading.Lock()
-        # Guarded by `_turn`: who waits for what, and whether someone, or the thread, is to sync.
+        # Guarded by `_turn`: the waiters and what they wait for; whether a sync is under way or
+        # about to be, and whether the background thread does it.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._under_way = False
         self._by_thread = False
@@ -34,17 +35,17 @@ class GroupCommit:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread: here and not when it is needed, which is too late to be refused."""
+        """Starts the thread, before it is needed: a system that refuses one then does so here."""
         self._thread = threading.Thread(
             target=self._keep_syncing, name="penstock-sync", daemon=True
         )
         self._thread.start()
 
     def wait(self, sequence: int) -> None:
-        """Blocks until a sync has reached that sequence or failed, or the end has come."""
+        """Blocks until a sync has reached that sequence or failed, or `close` was called."""
         durable = _EVERYTHING
         is_ours = False
-        # An interrupt may come at any point: whoever has begun must let the others go on.
+        # An interrupt may come at any point: a thread that began a sync must wake the others.
         try:
             with self._turn:
                 if self._closing:
@@ -65,7 +66,7 @@ class GroupCommit:
                     raise
 
     def _enqueue_waiter(self, sequence: int) -> threading.Lock:
-        """A lock that is taken, and let go when that sequence is durable."""
+        """A lock that is held until that sequence is durable."""
         woken = threading.Lock()
         woken.acquire()
         self._waiting.append((sequence, woken.release))
@@ -84,7 +85,7 @@ class GroupCommit:
             done()
 
     def close(self) -> None:
-        """Ends the thread and wakes all who wait; nobody waits from now on."""
+        """Ends the thread and wakes all waiters; from now on `wait` returns at once."""
         with self._turn:
             self._closing = True
             self._handed_over.notify()
@@ -93,9 +94,9 @@ class GroupCommit:
         self._wake(_EVERYTHING)
 
     def _wake(self, durable: int) -> None:
-        """Wakes those whose sequence is durable; for the others the thread goes on.
+        """Wakes the waiters whose sequence is durable; for the others the thread syncs again.
 
-        To wake somebody twice does no harm, so whoever was interrupted here may begin again.
+        Waking one twice does no harm, so a thread that was interrupted here may call it again.
         """
         with self._turn:
             if self._closing:
@@ -108,7 +109,7 @@ class GroupCommit:
                 try:
                     each[1]()
                 except Exception:
-                    # One who cannot be told, its event loop being gone, keeps nobody from it.
+                    # One that cannot be woken, its event loop being closed, must not stop the rest.
                     continue
             self._waiting = later
             if later:
@@ -126,7 +127,7 @@ class GroupCommit:
             try:
                 durable = self._sync()
             except Exception as error:
-                # Everyone who waits is woken, and finds out.
+                # Every waiter is woken, syncs by itself and meets the error.
                 if isinstance(error, JournalError):
                     self._period_s = None  # it will not get better
             self._wake(durable)
@@ -135,7 +136,7 @@ class GroupCommit:
         """Waits until it is the thread's turn, or the period is over; False at the end."""
         with self._turn:
             while not self._by_thread and not self._closing:
-                asked = self._handed_over.wait(self._period_s)
-                if not asked and not self._under_way:
+                handed_over = self._handed_over.wait(self._period_s)
+                if not handed_over and not self._under_way:
                     self._under_way = self._by_thread = True
             return not self._closing

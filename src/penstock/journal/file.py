@@ -1,13 +1,13 @@
 """A journal in segment files: events become durable here, many of them with one sync.
 
-Three promises can be chosen from, each named for what an answer means:
+`durability` chooses what an answer means:
 
     sync      what was answered is on the disk: it survives a power cut
     interval  it is on the disk within the interval: a power cut costs at most that much
     os        it is with the operating system: it survives the process, a power cut costs more
 
-Many who wait for the disk share a sync (`commit`). Bodies are read back from the mapped files;
-those pushed lately are kept at hand, because most messages are pulled soon after they were pushed.
+Threads that wait for the disk share a sync (`commit`). Bodies are read back from the mapped files;
+recent ones are cached, because most messages are pulled soon after they were pushed.
 """
 
 import os
@@ -93,7 +93,7 @@ class FileJournal:
         start_over_when_forked(self)
 
     def start_over(self) -> None:
-        """In the child of a fork: nobody is left to let go of a lock, nor to sync."""
+        """In the child of a fork: the threads that held the locks and synced are not there."""
         self._syncing = threading.Lock()
         self._commit = GroupCommit(self.sync)
 
@@ -127,15 +127,15 @@ class FileJournal:
             return sequence, (place,)
         if type(events) is Run:
             places = codec.places_of(events, data_offset)
-            self._keep_at_hand(events, places)
+            self._cache_recent(events, places)
             return sequence, places
         if not messages:
             return sequence, ()
         places = [pack_place(data_offset + at, size) for at, size in messages]
-        self._keep_at_hand([event for event in events if type(event) is Pushed], places)
+        self._cache_recent([event for event in events if type(event) is Pushed], places)
         return sequence, places
 
-    def _keep_at_hand(self, pushed: list[Pushed], places: list[int]) -> None:
+    def _cache_recent(self, pushed: list[Pushed], places: list[int]) -> None:
         recent = self._recent
         if len(recent) + len(places) > _RECENT_MAX:
             recent.clear()
@@ -144,7 +144,7 @@ class FileJournal:
                 recent[place] = event
 
     def _mark(self, data_offset: int) -> None:
-        """Notes where an entry begins, every so often, and tells when the stream has grown."""
+        """Notes where an entry begins, about every megabyte, and calls `grown` at its limit."""
         self._marks.append(data_offset - HEADER_BYTES)
         self._next_mark = data_offset + _MARK_BYTES
         self.segments.unload()
@@ -205,7 +205,7 @@ class FileJournal:
         if self.durable_sequence < sequence:
             self._commit.wait(sequence)
             if self.durable_sequence < sequence:
-                # The sync failed, or the journal is being closed: this says which.
+                # The sync failed, or the journal is being closed: this raises which.
                 with self._syncing:
                     if self.durable_sequence < sequence:
                         self._sync()

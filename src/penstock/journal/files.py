@@ -114,7 +114,7 @@ class Files:
         """Make the next file and list it, durably; raise OSError if it cannot be."""
         number = self.last + 1
         # Room for this one among the open files: two descriptors each, one of them the map's.
-        self._let_go(_OPEN_FILES_MAX - 1)
+        self._close_some(_OPEN_FILES_MAX - 1)
         file = self.create(number)
         try:
             self._manifest.write(self.first, number)
@@ -142,12 +142,12 @@ class Files:
         """Unlink files, durably. The caller has moved `first` or `last` and listed it before."""
         for number in numbers:
             self.directory.remove(name_of(number))
-            # Not closed: a reader may be in it. The last to let go of it closes it.
+            # Not closed: a reader may be using it. It is closed when the last reference goes.
             self._open.pop(number, None)
         self.directory.sync()
 
     def close(self) -> None:
-        """Let go of everything, the lock included."""
+        """Close the files and the directory, which releases its lock."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -206,9 +206,9 @@ class Files:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                self._let_go(0)
+                self._close_some(0)
                 file = self._open_again(number)
-            self._let_go(_OPEN_FILES_MAX - 1)
+            self._close_some(_OPEN_FILES_MAX - 1)
             if number < self.pinned_from:
                 file.seal()
             self._open[number] = file
@@ -224,8 +224,8 @@ class Files:
                 f"{self.directory.path}: cannot open {name_of(number)}: {error.strerror}"
             ) from error
 
-    def _let_go(self, keep: int) -> None:
-        """Forget open files, the longest open first, until `keep` are left that may be."""
+    def _close_some(self, keep: int) -> None:
+        """Forget open files, the longest open first, until `keep` of those not pinned are left."""
         # `list` is one step: another thread may add a file meanwhile.
         free = [number for number in list(self._open) if number < self.pinned_from]
         for number in free[: max(0, len(free) - keep)]:

@@ -146,7 +146,7 @@ class JournalReader:
         return sorted(self._noted.values())
 
     def refresh(self) -> int:
-        """Looks how far the writer has come; the new watermark."""
+        """Reads how far the writer has come; returns the new watermark."""
         directory = self._journal.directory
         from_number = self._slot.durable_offset // self.payload_bytes
         slot = newest_slot(directory, from_number, self.identity)

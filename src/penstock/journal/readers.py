@@ -1,8 +1,8 @@
 """Named readers of a journal: how far each has read, so that nothing unread is dropped.
 
-Each reader is a small file in the store's `readers` directory. It says the offset in the stream up
-to which the reader needs nothing any more: its floor. Readers are other processes; they write their
-own file whole or not at all, and the journal looks at all of them before it drops anything.
+Each reader is a small file in the store's `readers` directory. It holds the reader's floor: the
+offset in the stream before which it needs nothing. Readers are other processes; they write their
+own file whole or not at all, and upkeep reads all of them before it drops anything.
 """
 
 import os
@@ -29,26 +29,26 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
-    """Makes the reader known, or moves its floor. Raises InvalidField or StoreUnusable."""
+    """Registers the reader, or moves its floor. Raises InvalidField or StoreUnusable."""
     if not _NAME.fullmatch(name):
         raise InvalidField(f"reader: {name!r} is not a name of 1 to 80 of A-Z a-z 0-9 _ - .")
     directory = store / "readers"
     reader = Reader(name, floor_offset, now_ms)
-    made = ""
+    draft = ""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        descriptor, made = tempfile.mkstemp(dir=directory, prefix=".new-")
+        descriptor, draft = tempfile.mkstemp(dir=directory, prefix=".new-")
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(reader))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(made, directory / f"{name}.json")
-        # A reader that a power cut made unknown would find that its floor had not been kept.
+        os.replace(draft, directory / f"{name}.json")
+        # Durable with its name: a reader that a power cut unregisters loses what it had not read.
         for each in (directory, store):
             _sync_directory(each)
     except OSError as error:
         with suppress(OSError):
-            os.unlink(made)
+            os.unlink(draft)
         raise StoreUnusable(f"{directory}: cannot keep a reader: {error.strerror}") from error
     return reader
 
@@ -76,7 +76,7 @@ def registered(store: Path) -> list[Reader]:
 
 
 def forget(store: Path, name: str) -> bool:
-    """Removes a reader that will not come back; false if there is none of this name."""
+    """Unregisters a reader; false if there is none of this name."""
     if not _NAME.fullmatch(name):
         return False
     path = store / "readers" / f"{name}.json"

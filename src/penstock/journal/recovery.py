@@ -178,7 +178,7 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
         raise StoreUnusable(
             f"{directory.path}: its files belong to different streams{_strangers(pages)}"
         )
-    # With no whole header left a slot has told the identity, and the longest file its size.
+    # With no whole header left, the identity is known from a slot, the size from the longest file.
     file_bytes = sizes.pop() if sizes else max(pages.sizes.values())
     if not 2 * PAGE_BYTES <= file_bytes <= _FILE_BYTES_MAX or file_bytes % PAGE_BYTES:
         raise StoreUnusable(f"{directory.path}: its files cannot have {file_bytes} bytes each")
@@ -210,7 +210,7 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     )
     end = found_end
     if missing and (missing[-1] + 1) * payload_bytes > end:
-        # Entries were lost, and nobody knows how many: no id that one may have had is given again.
+        # An unknown number of entries is lost: no id that one may have had is given again.
         end = (missing[-1] + 1) * payload_bytes
         next_id += (end - found_end) // HEADER_BYTES
     _keep_through(files, end // payload_bytes + 1)

@@ -4,7 +4,7 @@ A simulated disk that loses power, fills up or fails an fsync stands in by havin
 
 - `Storage` opens a directory. `Directory` makes, opens, removes and archives files by name.
 - `File` is a preallocated file with a memory map. Writing into the map is not durable until `sync`.
-- All methods raise OSError and nothing else; who calls them says what it means.
+- All methods raise OSError and nothing else; the caller turns it into an error of ours.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class File(Protocol):
         """Take the pages out of this process's memory; they stay in the system's cache."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Directory(Protocol):
@@ -89,7 +89,7 @@ class Directory(Protocol):
         """Make the names durable."""
 
     def close(self) -> None:
-        """Let go of the directory and its lock."""
+        """Close the directory, which releases its lock."""
 
 
 class Storage(Protocol):
@@ -161,8 +161,8 @@ class OsFile:
                 self._map.close()
 
     def __del__(self) -> None:
-        # A file pushed out of the cache of open files may still be in a reader's hands; the last
-        # one to let go closes it, so that no descriptor is reused under a reader.
+        # A file pushed out of the cache of open files may still be in use by a reader. It is closed
+        # with the last reference, so that no descriptor is reused under a reader.
         self.close()
 
 

@@ -186,7 +186,7 @@ def _lost_entries(end: int, next_id: int, offset: int, entry_id: int) -> Iterato
     count = entry_id - next_id if next_id else 0
     # One alone has its own finding, which says what is wrong with it.
     if count > 1:
-        # Ids are passed over where nobody knows how many were lost: as many as had room.
+        # Where the number lost is unknown, as many ids are passed over as entries had room.
         at_most = "at most " if count == (offset - end) // HEADER_BYTES else ""
         text = f"{at_most}{count:,} entries are lost, ids {next_id} to {entry_id - 1}"
         yield Finding(True, f"journal: {text}, between offsets {end} and {offset}")
