@@ -319,7 +319,7 @@ def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path
     before = as_bytes(engine.shard)
     data = segments[0].read_bytes()
     segments[0].unlink()
-    engine.journal.segments._files._let_go(0)
+    engine.journal.segments._files._close_some(0)
     for limit in (10, 1):
         with pytest.raises(JournalError):
             engine.submit(Pull("q", limit))
@@ -339,7 +339,7 @@ def test_row_6_a_pull_refused_for_want_of_descriptors_changes_nothing(tmp_path):
     before = as_bytes(engine.shard)
     # Room is made while files can be: what fails is the reading alone.
     engine.journal.make_room(Pull("q", 10))
-    engine.journal.segments._files._let_go(0)
+    engine.journal.segments._files._close_some(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
