@@ -298,7 +298,8 @@ def run_benchmark(main: Callable[[], None]) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
-    if parser.parse_args().quick:
+    # A benchmark may know options of its own.
+    if parser.parse_known_args()[0].quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"
     # Ended from outside, it still ends the servers it has started.

@@ -154,6 +154,10 @@ class Files:
                 return file.map()[at : at + size]
             return self._scan_piece(number, at, size)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise UnavailableError(
+                    f"{self.directory.path}: cannot open {name_of(number)}: {error.strerror}"
+                ) from error
             raise JournalError(
                 f"{self.directory.path}: {name_of(number)} was dropped or cannot be read"
             ) from error
