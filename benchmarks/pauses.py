@@ -65,6 +65,9 @@ class JumpingClock:
     def timeout_s(self, until_ms: int) -> float | None:
         return max(0, until_ms + 1 - self.now_ms()) / 1_000
 
+    def waiter_timeout_s(self, until_ms: int) -> float | None:
+        return self.timeout_s(until_ms)
+
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
@@ -110,6 +113,8 @@ class Bench:
             self.queues.create(queue)
         self._fill()
         self.gap_s = self.busy_s = 0.0
+        # When the clock was moved: nothing could be had before, whatever instant it was due at.
+        self.jumped_at_ms = 0
         self.claims: list[Any] = []
         self.pushed: list[Any] = []
         self.pulled: list[Any] = []
@@ -126,8 +131,10 @@ class Bench:
                 if len(given) != CHUNK:
                     raise Void(f"only {len(given)} of {CHUNK} messages could be claimed")
         for number in range(LATE_COUNT):
-            due_ms = self.clock.now_ms() + HOUR_S * 1_000 + 10 * number
-            self.queues.push("late", b"%d" % due_ms, delay=HOUR_S + number / 100)
+            # Due one after another, soon after the storm has begun.
+            delay_s = HOUR_S + CALM_S + number / 100
+            due_ms = self.clock.now_ms() + round(delay_s * 1_000)
+            self.queues.push("late", b"%d" % due_ms, delay=delay_s)
 
     def lifecycle(self) -> None:
         """One push, pull and delete, each of which may be the longest."""
@@ -193,7 +200,8 @@ class Bench:
     def _pull_late(self) -> int:
         claims = self.queues.pull_many("late", LATE_COUNT)
         now_ms = self.clock.now_ms()
-        return max((now_ms - int(claim.body) for claim in claims), default=0)
+        due_ms = [max(int(claim.body), self.jumped_at_ms) for claim in claims]
+        return max((now_ms - each_ms for each_ms in due_ms), default=0)
 
     def _pull_storm(self) -> bool:
         claim = self.queues.pull("storm")
@@ -216,14 +224,15 @@ class Bench:
             raise Void("a message was claimed twice")
 
 
-def jump(bench: Bench) -> None:
+def jump(bench: Bench, hours: int = 1) -> None:
     """Lets an hour pass at once."""
-    bench.clock.ahead_ms += HOUR_S * 1_000
+    bench.clock.ahead_ms += hours * HOUR_S * 1_000
+    bench.jumped_at_ms = bench.clock.now_ms()
 
 
 def jump_days(bench: Bench) -> None:
     """Lets four days pass at once, which is a queue's retention."""
-    bench.clock.ahead_ms += 4 * 24 * HOUR_S * 1_000
+    jump(bench, 4 * 24)
 
 
 def take_snapshot(bench: Bench) -> None:
@@ -260,9 +269,11 @@ def measure(path: str | None, name: str, count: int) -> Figures:
 def main() -> None:
     """Runs every storm in memory and on files, each in a process of its own, and prints it."""
     parser = argparse.ArgumentParser(prog="benchmarks.pauses", description=main.__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="few messages; no figures to quote")
+    parser.add_argument("--messages", type=int, default=0)
     parser.add_argument("--only", choices=STORMS, action="append")
     options = parser.parse_args()
+    options.messages = options.messages or (CHUNK if options.quick else 1_000_000)
     line = machine()
     print(line)
     rows, figures = [], {}

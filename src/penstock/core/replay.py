@@ -7,7 +7,10 @@ move by its rank, an ending by the message being gone. `apply_if_new` applies wh
 passes over the rest. Over an exact state it does what `ShardState.apply` does.
 """
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Content
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Content, Delivery
 from penstock.core.events import (
     AnyEvent,
     Carried,
@@ -29,6 +32,9 @@ from penstock.core.events import (
 from penstock.core.queue import QueueState
 from penstock.core.shard import ShardState
 from penstock.service import QueueSettings
+
+# An event of one claim.
+OfClaim = Extended | Released | ClaimExpired | Deleted | Lost
 
 
 def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
@@ -98,40 +104,76 @@ def _count(shard: ShardState, used: int) -> None:
 
 
 def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
-    if isinstance(event, Claimed):
-        return _claim_is_news(queue, event)
-    if isinstance(event, QueuePurged):
-        _purge_older(queue, event)
+    """Whether an event of a queue that is known has yet to be applied; `_RULES` has the rules."""
+    kind = type(event)
+    if kind is Claimed:
+        return _claim_is_news(queue, cast(Claimed, event))
+    if kind is QueuePurged:
+        _purge_older(queue, cast(QueuePurged, event))
         return False
-    number = getattr(event, "number", None)
-    if number is None:
+    rule = _RULES.get(kind)
+    if rule is None:
+        # An event of the queue itself, which is known and so has not been removed.
         return True
-    delivery = queue.deliveries.get(number)
-    if delivery is None:
+    delivery = queue.deliveries.get(event.number)  # type: ignore[union-attr]
+    return delivery is not None and rule(shard, delivery, event)
+
+
+def _expiry_is_news(shard: ShardState, delivery: Delivery, event: Expired) -> bool:
+    return delivery.state != IN_FLIGHT
+
+
+def _move_is_news(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
+    if event.rank <= delivery.rank or delivery.state == IN_FLIGHT:
         return False
-    state = delivery.state
-    if isinstance(event, Expired):
-        return state != IN_FLIGHT
-    if isinstance(event, Moved):
-        if event.rank <= delivery.rank or state == IN_FLIGHT:
-            return False
-        if event.to not in shard.queues:
-            _recover_queue(shard, event.to, event.at_ms)
-        return True
-    if isinstance(event, DelayEnded):
-        return state == DELAYED and delivery.epoch == event.epoch
-    if isinstance(event, Extended | Released | ClaimExpired | Deleted | Lost):
-        if event.epoch > delivery.epoch:
-            # The claim itself was lost. What became of it was not, and must not be undone.
-            claimed = Claimed(event.at_ms, event.queue, number, event.epoch, event.at_ms)
-            _claim_is_news(queue, claimed)
-            queue.claimed(claimed)
-            return True
-        # An extension may also take up a claim that had run out. Should it be older than the end of
-        # the claim, that end follows.
-        held = state == IN_FLIGHT or (state == VISIBLE and isinstance(event, Extended))
-        return held and delivery.epoch == event.epoch
+    if event.to not in shard.queues:
+        _recover_queue(shard, event.to, event.at_ms)
     return True
+
+
+def _end_of_delay_is_news(shard: ShardState, delivery: Delivery, event: DelayEnded) -> bool:
+    return delivery.state == DELAYED and delivery.epoch == event.epoch
+
+
+def _end_of_claim_is_news(shard: ShardState, delivery: Delivery, event: OfClaim) -> bool:
+    return _is_of_later_claim(shard, delivery, event) or (
+        delivery.state == IN_FLIGHT and delivery.epoch == event.epoch
+    )
+
+
+def _extension_is_news(shard: ShardState, delivery: Delivery, event: Extended) -> bool:
+    # An extension may also take up a claim that had run out. Should it be older than the end of
+    # the claim, that end follows.
+    return _is_of_later_claim(shard, delivery, event) or (
+        delivery.state in (IN_FLIGHT, VISIBLE) and delivery.epoch == event.epoch
+    )
+
+
+def _is_of_later_claim(shard: ShardState, delivery: Delivery, event: OfClaim) -> bool:
+    """Whether the event is of a claim that is not known; if it is, the claim is made first.
+
+    The claim itself was lost. What became of it was not, and must not be undone.
+    """
+    if event.epoch <= delivery.epoch:
+        return False
+    queue = shard.queues[event.queue]
+    claimed = Claimed(event.at_ms, event.queue, event.number, event.epoch, event.at_ms)
+    _claim_is_news(queue, claimed)
+    queue.claimed(claimed)
+    return True
+
+
+# When an event of a message is news, by its kind.
+_RULES: Final[dict[type, Callable[[ShardState, Delivery, Any], bool]]] = {
+    Expired: _expiry_is_news,
+    Moved: _move_is_news,
+    DelayEnded: _end_of_delay_is_news,
+    Extended: _extension_is_news,
+    Released: _end_of_claim_is_news,
+    ClaimExpired: _end_of_claim_is_news,
+    Deleted: _end_of_claim_is_news,
+    Lost: _end_of_claim_is_news,
+}
 
 
 def _claim_is_news(queue: QueueState, event: Claimed) -> bool:
