@@ -50,7 +50,7 @@ class LoopEngine:
         # Replies that wait for the disk, by and large in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
-        self._notified_sequence = 0
+        self._notice_is_due = False
         # Pulls whose wait has ended since the last turn.
         self._woken: list[EngineReply] = []
         self._must_plan = False
@@ -87,21 +87,21 @@ class LoopEngine:
 
     def run(self, steps: Steps[R]) -> R | Pending:
         """`_go_on`, written out for the usual steps: one command, not refused, with a reply."""
-        sequence = 0
-        command: Any = None
-        reply: Any = None
         try:
             command = next(steps)
-            try:
-                reply = self._submit(command)
-            except PenstockError as error:
-                return self._go_on(steps, command, None, error, 0)
-            except Exception:
-                self._check_failed()
-                raise
-            sequence = self.engine.answer_sequence
-            if not reply and type(command) is Pull:
-                return self._go_on(steps, command, reply, None, sequence)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            reply = self._submit(command)
+        except PenstockError as error:
+            return self._go_on(steps, command, None, error, 0)
+        except Exception:
+            self._check_failed()
+            raise
+        sequence = self.engine.answer_sequence
+        if not reply and type(command) is Pull:
+            return self._go_on(steps, command, reply, None, sequence)
+        try:
             following = steps.send(reply)
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
@@ -313,10 +313,14 @@ class LoopEngine:
                 self._answer_woken(pending)
         if self._must_plan:
             self._set_timer()
+        if self._deferred and not self._notice_is_due:
+            self._ask_for_notice()
+
+    def _ask_for_notice(self) -> None:
+        """One at a time: what is deferred until it comes shares the next sync."""
+        self._notice_is_due = True
         sequence = self._wanted_sequence
-        if sequence > self._notified_sequence:
-            self._notified_sequence = sequence
-            self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
+        self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
 
     def _durable_from_any_thread(self, sequence: int) -> None:
         # The loop may be closed already when the last entry becomes durable.
@@ -325,6 +329,7 @@ class LoopEngine:
 
     def _durable(self, sequence: int) -> None:
         """The journal has reached this sequence, or never will."""
+        self._notice_is_due = False
         if sequence > self._journal.durable_sequence:
             try:
                 # It does not block: it returns or says what has failed.
@@ -337,6 +342,8 @@ class LoopEngine:
         while deferred and deferred[0].sequence <= durable:
             pending = deferred.popleft()
             pending.finish(pending.reply, None)
+        if deferred and not self._notice_is_due:
+            self._ask_for_notice()
 
     # Ending.
 
