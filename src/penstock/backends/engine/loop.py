@@ -45,14 +45,14 @@ class LoopEngine:
         self.failure: PenstockError | None = None
         self._submit = engine.submit
         self._journal = engine.journal
-        self._shard = engine.shard
+        self._names = engine.shard.names
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
         self._loop = asyncio.get_running_loop()
         # Replies that wait for the disk, by and large in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
-        self._notified_sequence = 0
+        self._notice_is_due = False
         # Pulls whose wait has ended since the last turn.
         self._woken: list[EngineReply] = []
         self._must_plan = False
@@ -73,99 +73,123 @@ class LoopEngine:
         except InFlightLimit:
             if not self._may_wait(command):
                 raise
-            reply = cast(R, [])
+            return self._wait(command, None) or cast(R, [])
         except Exception:
             self._check_failed()
             raise
-        if type(command) is Pull:
-            if not reply:
-                return self._wait(command) or reply
-            claims = cast("list[Claim]", reply)
-        else:
-            claims = cast("list[Claim]", _NO_CLAIMS)
+        if type(command) is Pull and not reply:
+            return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
             pending = EngineReply(self)
-            if claims:
-                pending.note_claims(cast(Pull, command), claims)
+            if type(command) is Pull:
+                pending.note_claims(command, reply)  # type: ignore[arg-type]
             self._defer(pending, reply, sequence)
             return pending
         return reply
 
     def run(self, steps: Steps[R]) -> R | Pending:
-        return self._run(steps, None, None, None)
-
-    def _run(
-        self,
-        steps: Steps[R],
-        pending: "EngineReply | None",
-        reply: Any,
-        error: Exception | None,
-    ) -> R | Pending:
-        """Runs the generator to its end, or to a pull that waits; `pending` if it waited before."""
-        engine = self.engine
-        submit = self._submit
-        pull: Pull | None = None
-        claims: Sequence[Claim] = _NO_CLAIMS
-        sequence = 0
-        if pending is not None:
-            sequence = pending.sequence
-            pull, claims = pending.pull, pending.claims
+        """`_go_on`, written out for the usual steps: one command, not refused, with a reply."""
         try:
-            while True:
-                if error is None:
-                    command = steps.send(reply)
-                else:
-                    command = steps.throw(error)
-                    error = None
-                try:
-                    reply = submit(command)
-                except PenstockError as refused:
-                    reply = []
-                    if not (type(refused) is InFlightLimit and self._may_wait(command)):
-                        self._check_failed()
-                        error = refused
-                        continue
-                except Exception:
-                    self._check_failed()
-                    raise
-                # The largest: a look at the end does not make the changes before it durable.
-                if engine.answer_sequence > sequence:
-                    sequence = engine.answer_sequence
-                if type(command) is Pull:
-                    pull, claims = command, reply
-                    if not reply:
-                        waiting = self._wait(command, pending)
-                        if waiting is not None:
-                            waiting.steps = steps
-                            waiting.sequence = sequence
-                            return waiting
+            command = next(steps)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            reply = self._submit(command)
+        except PenstockError as error:
+            return self._go_on(steps, command, None, error, 0)
+        except Exception:
+            self._check_failed()
+            raise
+        sequence = self.engine.answer_sequence
+        if not reply and type(command) is Pull:
+            return self._go_on(steps, command, reply, None, sequence)
+        try:
+            following = steps.send(reply)
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
-                return cast(R, stop.value)
-            if pending is None:
-                pending = EngineReply(self)
-            pending.steps = None
-            if claims and pull is not None:
-                pending.note_claims(pull, claims)
-            self._defer(pending, stop.value, sequence)
-            return pending
+                return stop.value  # type: ignore[no-any-return]
+            return self._defer_result(EngineReply(self), stop.value, sequence, command, reply)
+        reply, refused = self._ask(following)
+        sequence = max(sequence, self.engine.answer_sequence)
+        return self._go_on(steps, following, reply, refused, sequence)
+
+    def _go_on(
+        self,
+        steps: Steps[R],
+        command: Command[Any],
+        reply: Any,
+        error: Exception | None,
+        sequence: int,
+        waited: "EngineReply | None" = None,
+    ) -> R | Pending:
+        """Runs steps to their end, or to a pull that waits, once a command has been answered.
+
+        `sequence` is the largest so far: a look at the end does not make the changes before it
+        durable. `waited` is what the caller holds if the command is a pull that has waited.
+        """
+        pull: Command[Any] | None = None
+        claims: Any = None
+        is_new = waited is None
+        try:
+            while True:
+                if type(error) is InFlightLimit and is_new and self._may_wait(command):
+                    reply, error = [], None
+                if type(command) is Pull and error is None:
+                    pull, claims = command, reply
+                    waiting = None if reply or not is_new else self._wait(command, waited)
+                    if waiting is not None:
+                        waiting.steps = steps
+                        waiting.sequence = sequence
+                        return waiting
+                command = steps.send(reply) if error is None else steps.throw(error)
+                is_new = True
+                reply, error = self._ask(command)
+                sequence = max(sequence, self.engine.answer_sequence)
+        except StopIteration as stop:
+            if sequence <= self._journal.durable_sequence:
+                return stop.value  # type: ignore[no-any-return]
+            pending = waited or EngineReply(self)
+            return self._defer_result(pending, stop.value, sequence, pull, claims)
+
+    def _ask(self, command: Command[Any]) -> tuple[Any, PenstockError | None]:
+        """The reply, or the error that is to be thrown into the steps."""
+        try:
+            return self._submit(command), None
+        except PenstockError as error:
+            self._check_failed()
+            return None, error
+        except Exception:
+            self._check_failed()
+            raise
+
+    def _defer_result(
+        self, pending: "EngineReply", result: Any, sequence: int, command: Any, reply: Any
+    ) -> "EngineReply":
+        pending.steps = None
+        if type(command) is Pull:
+            pending.note_claims(command, reply)
+        self._defer(pending, result, sequence)
+        return pending
 
     def view(self, name: str) -> QueueInfo | None:
-        queue = self._shard.names.get(name)
+        try:
+            known = self._views[name]
+            # Settings are replaced as a whole: the same object means that nothing has changed.
+            if known.settings is self._names[name].settings:
+                return known
+        except KeyError:
+            pass
+        return self._look_up(name)
+
+    def _look_up(self, name: str) -> QueueInfo | None:
+        queue = self._names.get(name)
         if queue is None:
             self._views.pop(name, None)
             return None
-        known = self._views.get(name)
-        # Settings are replaced as a whole, so the same object means that nothing has changed.
-        if (
-            known is None
-            or known.settings is not queue.settings
-            or known.created_at_ms != queue.created_at_ms
-        ):
-            if len(self._views) > 2 * len(self._shard.names):
-                self._views.clear()
-            known = self._views[name] = self._shard.info(queue)
+        if len(self._views) > 2 * len(self._names):
+            self._views.clear()
+        known = self._views[name] = self.engine.shard.info(queue)
         return known
 
     def abandon(self, claims: Sequence[Claim]) -> None:
@@ -179,7 +203,7 @@ class LoopEngine:
     def _may_wait(self, command: Command[Any]) -> bool:
         return type(command) is Pull and self.engine.wait_ms(command) > 0
 
-    def _wait(self, command: Pull, pending: "EngineReply | None" = None) -> "EngineReply | None":
+    def _wait(self, command: Any, pending: "EngineReply | None") -> "EngineReply | None":
         """Puts a pull that found nothing in line; None if it does not want to wait."""
         pending = pending or EngineReply(self)
         pending.waiter = None
@@ -212,9 +236,7 @@ class LoopEngine:
             return
         claims, error, sequence = waiter.claims, waiter.error, waiter.sequence
         if pending.steps is not None:
-            pending.sequence = max(pending.sequence, sequence)
-            pending.note_claims(waiter.command, claims)
-            self._resume(pending, claims, error)
+            self._resume(pending, pending.steps, waiter)
         elif error is not None:
             pending.finish(None, error)
         elif sequence > self._journal.durable_sequence:
@@ -223,12 +245,13 @@ class LoopEngine:
         else:
             pending.finish(claims, None)
 
-    def _resume(
-        self, pending: "EngineReply", claims: list[Claim], error: PenstockError | None
-    ) -> None:
-        steps = cast("Steps[Any]", pending.steps)
+    def _resume(self, pending: "EngineReply", steps: Steps[Any], waiter: Waiter) -> None:
+        """Goes on with steps whose pull has waited."""
+        sequence = max(pending.sequence, waiter.sequence)
         try:
-            result = self._run(steps, pending, claims, error)
+            result = self._go_on(
+                steps, waiter.command, waiter.claims, waiter.error, sequence, pending
+            )
         except Exception as raised:
             pending.finish(None, raised)
             return
@@ -308,10 +331,14 @@ class LoopEngine:
                 self._answer_woken(pending)
         if self._must_plan:
             self._set_timer()
+        if self._deferred and not self._notice_is_due:
+            self._ask_for_notice()
+
+    def _ask_for_notice(self) -> None:
+        """One at a time: what is deferred until it comes shares the next sync."""
+        self._notice_is_due = True
         sequence = self._wanted_sequence
-        if sequence > self._notified_sequence:
-            self._notified_sequence = sequence
-            self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
+        self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
 
     def _durable_from_any_thread(self, sequence: int) -> None:
         # The loop may be closed already when the last entry becomes durable.
@@ -320,6 +347,7 @@ class LoopEngine:
 
     def _durable(self, sequence: int) -> None:
         """The journal has reached this sequence, or never will."""
+        self._notice_is_due = False
         if sequence > self._journal.durable_sequence:
             try:
                 # It does not block: it returns or says what has failed.
@@ -332,6 +360,8 @@ class LoopEngine:
         while deferred and deferred[0].sequence <= durable:
             pending = deferred.popleft()
             pending.finish(pending.reply, None)
+        if deferred and not self._notice_is_due:
+            self._ask_for_notice()
 
     # Ending.
 

@@ -10,7 +10,7 @@ service is elsewhere.
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -92,12 +92,8 @@ class SqsEndpoint:
             "TagQueue": queues.tag,
             "UntagQueue": queues.untag,
         }
-        # The required parameters of each action, read in one call. attrgetter returns a tuple only
-        # for two or more names, so the class is read as well, twice.
-        self._required = {
-            name: attrgetter("__class__", "__class__", *action.required)
-            for name, action in ACTIONS.items()
-        }
+        # The required parameters of each action, read in one call.
+        self._required = {name: _reader(action.required) for name, action in ACTIONS.items()}
         # Receives that are answered later, most of them because they wait for a message.
         self._receives: set[_Exchange] = set()
         self._ending = False
@@ -200,6 +196,12 @@ class SqsEndpoint:
     async def close(self) -> None:
         """Stops the move tasks."""
         await self._moves.close()
+
+
+def _reader(fields: Sequence[str]) -> Callable[[Shape], tuple[Any, ...]]:
+    """Reads these fields. attrgetter returns a tuple only for two or more names."""
+    padding = ["__class__"] * (2 - len(fields))
+    return attrgetter(*padding, *fields)
 
 
 def _first_absent(action: Action, asked: Shape) -> str:
