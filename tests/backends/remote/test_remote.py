@@ -356,7 +356,7 @@ def test_a_server_that_answers_nothing_to_the_hello_is_given_up(deaf):
     ("said", "wrong"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Penstock frames"),
-        (b"\x89PNSTK\x01\x00" + pack(0x81, 0, b"\x90"), "answered the hello with"),
+        (b"\x89PNSTK\x01\x00" + pack(0x81, 1, b"\x90"), "answered the hello with"),
         (b"\x89PNSTK\x01\x00" + pack(0x83, 0, b"\x90"), "wrong shape"),
     ],
 )
