@@ -30,6 +30,7 @@ from benchmarks.harness import (
     check_ledger,
     disk_directory,
     finish,
+    is_quick,
     machine,
     print_table,
     run_benchmark,
@@ -269,11 +270,10 @@ def measure(path: str | None, name: str, count: int) -> Figures:
 def main() -> None:
     """Runs every storm in memory and on files, each in a process of its own, and prints it."""
     parser = argparse.ArgumentParser(prog="benchmarks.pauses", description=main.__doc__)
-    parser.add_argument("--quick", action="store_true", help="few messages; no figures to quote")
     parser.add_argument("--messages", type=int, default=0)
     parser.add_argument("--only", choices=STORMS, action="append")
     options = parser.parse_args()
-    options.messages = options.messages or (CHUNK if options.quick else 1_000_000)
+    options.messages = options.messages or (CHUNK if is_quick() else 1_000_000)
     line = machine()
     print(line)
     rows, figures = [], {}
