@@ -123,11 +123,15 @@ class Engine:
         self.journal: Journal = journal or MemoryJournal()
         self._now_ms = self.clock.now_ms
         self._alarm = self.shard.alarm
+        # Bound once: every push and pull needs them.
+        self._shard_push = self.shard.push
+        self._shard_pull = self.shard.pull
         self._journal_append = self.journal.append
         # Without a journal to speak of, and with nobody waiting, an event has done its work.
         self._keeps_nothing = self.journal.keeps_nothing
         self._make_room = None if self._keeps_nothing else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
+        self._show_id = self._ids.show
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._line = WaitingLine(self._alarm, self._pull_now)
         # The line's own dict: whether it is empty is asked with every command.
@@ -233,6 +237,10 @@ class Engine:
             for delivery, place in zip(events.deliveries, places, strict=True):
                 delivery.content = place
             return
+        if len(events) == 1:
+            # The usual push: only an event that brings content has a place.
+            self.shard.place(events[0].queue, cast(Pushed, events[0]).number, places[0])
+            return
         pushed = [event for event in events if type(event) is Pushed]
         for event, place in zip(pushed, places, strict=True):
             self.shard.place(event.queue, event.number, place)
@@ -255,29 +263,33 @@ class Engine:
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
-        decided = self.shard.push(command, now_ms)
+        decided = self._shard_push(command, now_ms)
         if isinstance(decided, int):
-            return PushReply(self._ids.show(decided), decided, True)
+            return PushReply(self._show_id(decided), decided, True)
         self._events.append(decided)
-        return PushReply(self._ids.show(decided.number), decided.number, False)
+        number = decided.number
+        return PushReply(self._show_id(number), number, False)
 
     def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+        if self._load is None:
+            # Without a journal to read them from, messages hold their content themselves.
+            held = self._shard_pull(command, now_ms, self._events)
+            if command.attempt_id is not None and held and not self._events:
+                self._repeat(command, held, now_ms)
+            name = command.queue
+            if len(held) == 1:
+                return [self._claim(held[0], name, held[0].content)]
+            return [self._claim(each, name, each.content) for each in held]
         claims: list[Claim] = []
         while not claims and len(self._events) <= SETTLE_MAX:
             self._loaded = []
-            deliveries = self.shard.pull(command, now_ms, self._events, self._load)
+            deliveries = self._shard_pull(command, now_ms, self._events, self._load)
             if not deliveries:
                 break
             if command.attempt_id is not None and not self._events:
                 self._repeat(command, deliveries, now_ms)
-            if self._load is None:
-                # Without a journal to read them from, messages hold their content themselves.
-                name = command.queue
-                if len(deliveries) == 1:
-                    return [self._claim(deliveries[0], name, deliveries[0].content)]
-                return [self._claim(each, name, each.content) for each in deliveries]
             for delivery, content in zip(deliveries, self._loaded, strict=True):
                 if content is None:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
