@@ -66,7 +66,7 @@ class JumpingClock:
     def timeout_s(self, until_ms: int) -> float | None:
         return max(0, until_ms + 1 - self.now_ms()) / 1_000
 
-    def waiter_timeout_s(self, until_ms: int) -> float | None:
+    def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
         return self.timeout_s(until_ms)
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
