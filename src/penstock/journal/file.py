@@ -33,6 +33,7 @@ Durability = Literal["sync", "interval", "os"]
 _INTERVAL_MS_MAX: Final = 60 * 60 * 1_000
 # Under `os` a sync now and then lets readers of the files see how far the stream has come.
 _OS_SYNC_MS: Final = 1_000
+_BLOCK_BYTES: Final = codec.BLOCK_BYTES
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 _MARK_BYTES: Final = 1024 * 1024
@@ -119,11 +120,13 @@ class FileJournal:
         if data_offset > self._next_mark:
             self._mark(data_offset)
         if type(event) is Pushed:
-            place = pack_place(data_offset + codec.BLOCK_BYTES, event.size_bytes)
-            if event.size_bytes <= _RECENT_BYTES_MAX:
-                if len(self._recent) >= _RECENT_MAX:
-                    self._recent.clear()
-                self._recent[place] = event
+            size = event.size_bytes
+            place = pack_place(data_offset + _BLOCK_BYTES, size)
+            if size <= _RECENT_BYTES_MAX:
+                recent = self._recent
+                if len(recent) >= _RECENT_MAX:
+                    recent.clear()
+                recent[place] = event
             return sequence, (place,)
         if type(events) is Run:
             places = codec.places_of(events, data_offset)

@@ -127,6 +127,7 @@ class Engine:
         self._shard_push = self.shard.push
         self._shard_pull = self.shard.pull
         self._journal_append = self.journal.append
+        self._journal_load = self.journal.load
         # Without a journal to speak of, and with nobody waiting, an event has done its work.
         self._keeps_nothing = self.journal.keeps_nothing
         self._make_room = None if self._keeps_nothing else self.journal.make_room
@@ -290,6 +291,8 @@ class Engine:
                 break
             if command.attempt_id is not None and not self._events:
                 self._repeat(command, deliveries, now_ms)
+            if len(deliveries) == 1 and self._loaded[0] is not None:
+                return [self._claim(deliveries[0], command.queue, self._loaded[0])]
             for delivery, content in zip(deliveries, self._loaded, strict=True):
                 if content is None:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
@@ -305,7 +308,7 @@ class Engine:
         content: Content | None = delivery.content
         if isinstance(content, int):
             try:
-                content = self.journal.load(content)
+                content = self._journal_load(content)
             except CorruptEntry:
                 content = None
         self._loaded.append(content)
