@@ -8,8 +8,10 @@ calls back later. Two classes have this face:
                      reply is durable already
     AwaitedService   over any other AsyncQueueService: each command is awaited in a task
 
-Several commands that belong together are a generator: it yields commands and is sent the replies,
-and errors are thrown into it. In front of a local engine it runs to its end within the call.
+Several commands that belong together are a generator (`Steps`): it yields commands and is sent the
+replies, and errors are thrown into it. In front of a local engine it runs to its end within the
+call. What needs one command only may be that command and a function that makes the result of its
+reply or its error (`Single`), which costs less than a generator.
 """
 
 import asyncio
@@ -35,6 +37,9 @@ from penstock.service import (
 R = TypeVar("R")
 Done = Callable[[Any, Exception | None], None]
 Steps = Generator[Command[Any], Any, R]
+# The command; `finish(context, reply, error)`, which returns the result or raises; the context.
+Finish = Callable[[Any, Any, PenstockError | None], Any]
+Single = tuple[Command[Any], Finish, Any]
 # How long the description of a queue elsewhere is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from penstock.backends.loop import Pending, Steps
+from penstock.backends.loop import Finish, Pending, Single, Steps
 from penstock.errors import JournalError, PenstockError
 from penstock.server.http import HttpConnection, Request
 from penstock.server.sqs.access import Access
@@ -31,7 +31,7 @@ from penstock.wire.sqs.errors import Refusal, absent
 from penstock.wire.sqs.message import header_trace
 from penstock.wire.sqs.model import ACTIONS, Action, ReceiveResult, Shape, wire_name
 
-Operation = Callable[[Any, Caller], Steps[Any]]
+Operation = Callable[[Any, Caller], Single | Steps[Any]]
 _RECEIVE: Final = "ReceiveMessage"
 _NO_MESSAGES: Final = ReceiveResult([])
 
@@ -39,7 +39,7 @@ _NO_MESSAGES: Final = ReceiveResult([])
 class _Exchange:
     """A request whose answer is sent later, and the connection it is sent on."""
 
-    __slots__ = ("action", "connection", "pending", "protocol", "request_id")
+    __slots__ = ("action", "connection", "context", "finish", "pending", "protocol", "request_id")
 
     def __init__(
         self,
@@ -48,12 +48,17 @@ class _Exchange:
         request_id: str,
         connection: HttpConnection,
         pending: Pending,
+        finish: Finish | None,
+        context: Any,
     ) -> None:
         self.action = action
         self.protocol = protocol
         self.request_id = request_id
         self.connection = connection
         self.pending = pending
+        # What makes the result of the reply, if the action was a single command.
+        self.finish = finish
+        self.context = context
 
 
 class SqsEndpoint:
@@ -62,6 +67,7 @@ class SqsEndpoint:
     def __init__(self, lookup: QueueLookup, access: Access) -> None:
         self._service = lookup.service
         self._run = lookup.service.run
+        self._submit = lookup.service.submit
         self._loop = asyncio.get_running_loop()
         self._access = access
         receipts, queues = ReceiptActions(lookup), QueueActions(lookup)
@@ -118,6 +124,7 @@ class SqsEndpoint:
         request_id = f"{self._id_prefix}{self._requests:012x}"
         protocol = protocol_of(request)
         name = ""
+        finish = context = None
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
@@ -128,11 +135,22 @@ class SqsEndpoint:
                 raise absent(name, _first_absent(action, asked))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
-            result = self._run(self._operations[name](asked, caller))
+            made = self._operations[name](asked, caller)
+            if type(made) is tuple:
+                command, finish, context = made
+                try:
+                    result = self._submit(command)
+                except PenstockError as refused:
+                    result = finish(context, None, refused)
+                else:
+                    if not isinstance(result, Pending):
+                        result = finish(context, result, None)
+            else:
+                result = self._run(cast("Steps[Any]", made))
         except Exception as error:
             return self._refused(name, error, protocol, request_id)
         if isinstance(result, Pending):
-            exchange = _Exchange(action, protocol, request_id, connection, result)
+            exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
             result.then(partial(self._answer_later, exchange))
             if name == _RECEIVE:
                 # Other actions are carried out even if the client is gone.
@@ -145,6 +163,12 @@ class SqsEndpoint:
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)
         action, protocol = exchange.action, exchange.protocol
+        has_failed = isinstance(error, JournalError)
+        if exchange.finish is not None and (error is None or isinstance(error, PenstockError)):
+            try:
+                result, error = exchange.finish(exchange.context, result, error), None
+            except Exception as refused:
+                error = refused
         if error is None:
             self.answered[action.name, 200] += 1
             now_s = self._loop.time()
@@ -152,7 +176,7 @@ class SqsEndpoint:
         else:
             answer = self._refused(action.name, error, protocol, exchange.request_id)
         exchange.connection.finish(answer)
-        if isinstance(error, JournalError):
+        if has_failed:
             exchange.connection.close()
 
     def _abandon(self, exchange: _Exchange) -> None:
@@ -191,6 +215,7 @@ class SqsEndpoint:
         for exchange in list(self._receives):
             if exchange.pending.waits:
                 exchange.pending.cancel()
+                exchange.finish = None
                 self._answer_later(exchange, _NO_MESSAGES, None)
 
     async def close(self) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.backends.loop import Steps
-from penstock.errors import AttemptLapsed, InFlightLimit, QueueDeleted
+from penstock.backends.loop import Single, Steps
+from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, QueueDeleted
 from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
 from penstock.server.sqs.lookup import Caller, QueueLookup
 from penstock.server.sqs.receipts import VISIBILITY_S_MAX, ReceiptActions, hidden_ms
@@ -77,23 +77,42 @@ class MessageActions:
 
     # Sending.
 
-    def send(self, asked: model.SendMessageRequest, caller: Caller) -> Steps[model.SendResult]:
+    def send(
+        self, asked: model.SendMessageRequest, caller: Caller
+    ) -> Single | Steps[model.SendResult]:
         """SendMessage."""
-        url = asked.queue_url or ""
-        queue = self._known(url, caller)
-        if queue is None:
-            queue = yield from self._locate(url, caller)
-        settings = queue.settings
-        if settings.fifo and SCOPE in settings.annotations:
+        queue = self._known(asked.queue_url or "", caller)
+        if queue is None or SCOPE in queue.settings.annotations:
+            return self._send_by_steps(asked, caller)
+        push = self._push(queue, asked, caller)
+        return push, self._sent, (asked, push, queue.settings.fifo)
+
+    def _send_by_steps(
+        self, asked: model.SendMessageRequest, caller: Caller
+    ) -> Steps[model.SendResult]:
+        """SendMessage to a queue that must be looked up, or whose settings are to change first."""
+        queue = yield from self._locate(asked.queue_url or "", caller)
+        if SCOPE in queue.settings.annotations:
             queue = yield from self._apply_scope(queue)
         push = self._push(queue, asked, caller)
         reply = yield push
+        return self._sent((asked, push, queue.settings.fifo), reply, None)
+
+    def _sent(
+        self,
+        context: tuple[model.SendMessageRequest, Push, bool],
+        reply: PushReply,
+        error: PenstockError | None,
+    ) -> model.SendResult:
+        if error is not None:
+            raise error
+        asked, push, fifo = context
         result = model.SendResult(digest(push.body), reply.id)
         if push.attributes or push.context:
             result.md5_of_message_attributes, result.md5_of_message_system_attributes = _digests(
                 asked
             )
-        if settings.fifo:
+        if fifo:
             result.sequence_number = _sequence_number(reply.sequence)
         return result
 
@@ -202,27 +221,43 @@ class MessageActions:
 
     def receive(
         self, asked: model.ReceiveMessageRequest, caller: Caller
-    ) -> Steps[model.ReceiveResult]:
+    ) -> Single | Steps[model.ReceiveResult]:
         """ReceiveMessage."""
-        url = asked.queue_url or ""
-        queue = self._known(url, caller)
-        if queue is None:
-            queue = yield from self._locate(url, caller)
+        queue = self._known(asked.queue_url or "", caller)
+        if queue is None or asked.receive_request_attempt_id is not None:
+            return self._receive_by_steps(asked, caller)
         pull = self._pull(queue, asked)
-        names = _names_wanted(asked)
-        fifo = queue.settings.fifo
+        return pull, self._received, (asked, pull, _names_wanted(asked), queue.settings.fifo)
+
+    def _receive_by_steps(
+        self, asked: model.ReceiveMessageRequest, caller: Caller
+    ) -> Steps[model.ReceiveResult]:
+        """ReceiveMessage from a queue that must be looked up, or with an attempt id."""
+        queue = yield from self._locate(asked.queue_url or "", caller)
+        pull = self._pull(queue, asked)
+        context = (asked, pull, _names_wanted(asked), queue.settings.fifo)
         try:
             if pull.attempt_id is None:
                 claims = yield pull
             else:
                 claims = yield from self._pull_attempt(queue, pull)
-        except InFlightLimit:
-            # Only a short poll of a standard queue is refused; any other finds nothing.
-            if not pull.wait_ms and not fifo:
-                raise
-            claims = []
-        except QueueDeleted:
-            # During the wait: there was nothing to receive.
+        except PenstockError as error:
+            return self._received(context, [], error)
+        return self._received(context, claims, None)
+
+    def _received(
+        self,
+        context: tuple[model.ReceiveMessageRequest, Pull, frozenset[str], bool],
+        claims: list[Claim],
+        error: PenstockError | None,
+    ) -> model.ReceiveResult:
+        asked, pull, names, fifo = context
+        if error is not None:
+            # Of an in-flight limit only a short poll of a standard queue is told; of a queue that
+            # was deleted during the wait, none: there was nothing to receive.
+            is_silent = isinstance(error, InFlightLimit) and (pull.wait_ms or fifo)
+            if not is_silent and not isinstance(error, QueueDeleted):
+                raise error
             claims = []
         wanted = asked.message_attribute_names
         return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])

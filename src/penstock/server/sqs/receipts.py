@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.backends.loop import Steps
+from penstock.backends.loop import Single, Steps
 from penstock.errors import ClaimTooLong, MessageGone, PenstockError, StaleReceipt
 from penstock.server.sqs.batches import check_entries, failure
 from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
@@ -33,19 +33,25 @@ class ReceiptActions:
             self._received_again_at_ms.clear()
         self._received_again_at_ms[receipt] = self._now_ms()
 
-    def delete(self, asked: model.DeleteMessageRequest, caller: Caller) -> Steps[None]:
+    def delete(self, asked: model.DeleteMessageRequest, caller: Caller) -> Single | Steps[None]:
         """DeleteMessage."""
-        url = asked.queue_url or ""
-        queue = self._known(url, caller)
+        queue = self._known(asked.queue_url or "", caller)
         if queue is None:
-            queue = yield from self._locate(url, caller)
+            return self._delete_by_steps(asked, caller)
         receipt = _given(asked.receipt)
+        return Delete(queue.queue, receipt, True), _deleted, (receipt, queue.settings.fifo)
+
+    def _delete_by_steps(self, asked: model.DeleteMessageRequest, caller: Caller) -> Steps[None]:
+        """DeleteMessage from a queue that must be looked up."""
+        queue = yield from self._locate(asked.queue_url or "", caller)
+        receipt = _given(asked.receipt)
+        context = (receipt, queue.settings.fifo)
         try:
-            yield Delete(queue.queue, receipt, True)
+            deleted = yield Delete(queue.queue, receipt, True)
         except PenstockError as error:
-            refusal = _refused_delete(error, receipt, queue.settings.fifo)
-            if refusal is not None:
-                raise refusal from None
+            _deleted(context, None, error)
+        else:
+            _deleted(context, deleted, None)
 
     def delete_batch(
         self, asked: model.DeleteMessageBatchRequest, caller: Caller
@@ -175,6 +181,14 @@ def _hidden_too_long(visibility_s: int) -> Refusal:
         "Total VisibilityTimeout for the message is beyond the limit "
         f"[{VISIBILITY_S_MAX} seconds].",
     )
+
+
+def _deleted(context: tuple[str, bool], _: bool | None, error: PenstockError | None) -> None:
+    """The empty result of a delete. Raises Refusal."""
+    if error is not None:
+        refusal = _refused_delete(error, *context)
+        if refusal is not None:
+            raise refusal
 
 
 def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
