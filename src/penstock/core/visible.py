@@ -12,10 +12,12 @@ messages are in order as they arrive (a deque); only those that come back need a
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
+from operator import attrgetter
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
 from penstock.core.discards import Container
+from penstock.core.lazyheap import LazyHeap
 
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
@@ -101,9 +103,8 @@ class Level:
     def __init__(self) -> None:
         self.line = Line()
         self.groups: dict[str, Line] = {}
-        # (rank, group): a group with a visible message is listed under its first message's rank or
-        # an earlier one. An entry that is out of date is corrected when it comes up.
-        self.ready: list[tuple[int, str]] = []
+        # The groups with a visible message, by the rank of their first one.
+        self.ready: LazyHeap[int, Line] = LazyHeap(self.groups, _rank)
 
     def add(self, delivery: Delivery, back: bool) -> None:
         """Lets a visible message in: at the end, or back in its old place."""
@@ -113,62 +114,37 @@ class Level:
         else:
             line = self.groups.get(group) or self.groups.setdefault(group, Line())
             if back or not line.fresh:
-                self._list(group, line, delivery.rank)
+                self.ready.enlist(group, line, delivery)
         if back:
             heappush(line.returned, (delivery.rank, delivery))
         else:
             line.fresh.append(delivery)
 
-    def _list(self, group: str, line: Line, rank: int) -> None:
-        if rank not in line.listed:
-            line.listed.add(rank)
-            heappush(self.ready, (rank, group))
-
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message, quiet groups before noisy ones."""
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
-        chosen: str | None = None
-        while (entry := self._first_ready()) is not None:
-            if plain is not None and plain.rank < entry[0]:
+        chosen: Line | None = None
+        while (top := self.ready.first()) is not None:
+            first, line = top
+            if plain is not None and plain.rank < first.rank:
                 break
-            if not self._is_noisy(entry[1], in_flight):
-                chosen = entry[1]
+            if not _is_noisy(line, in_flight):
+                chosen = line
                 break
             # At most nine groups can each hold more than a tenth: this list stays short.
             noisy.append(heappop(self.ready))
         for entry in noisy:
             heappush(self.ready, entry)
         if chosen is None and plain is None and noisy:
-            chosen = noisy[0][1]
+            chosen = self.groups[noisy[0][1]]
         if chosen is None:
             return self.line.take()
-        line = self.groups[chosen]
-        delivery = line.take()
-        following = line.first()
+        delivery = chosen.take()
+        following = chosen.first()
         if following is not None:
-            self._list(chosen, line, following.rank)
+            self.ready.enlist(following.group or "", chosen, following)
         return delivery
-
-    def _first_ready(self) -> tuple[int, str] | None:
-        """The entry of the group whose first message is the oldest, with its true rank."""
-        ready = self.ready
-        while ready:
-            rank, group = ready[0]
-            line = self.groups.get(group)
-            first = None if line is None else line.first()
-            if first is not None and first.rank == rank:
-                return ready[0]
-            heappop(ready)
-            if line is not None:
-                line.listed.discard(rank)
-                if first is not None:
-                    self._list(group, line, first.rank)
-        return None
-
-    def _is_noisy(self, group: str, in_flight: int) -> bool:
-        held = self.groups[group].in_flight
-        return held >= NOISY_IN_FLIGHT_MIN and held * NOISY_SHARE > in_flight
 
     def count_in_flight(self, group: str, change: int) -> None:
         """Keeps a group's share of what is in flight."""
@@ -339,7 +315,8 @@ class FifoOrder:
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
-        self._open: list[tuple[Turn, str]] = []
+        # The groups whose first message is visible, by its turn.
+        self._open: LazyHeap[Turn, Group] = LazyHeap(self._groups, _turn)
         self._pull = 0
         # The group this pull took from last.
         self._current: Group | None = None
@@ -368,20 +345,11 @@ class FifoOrder:
             if delivery is not None:
                 return delivery
             self._current = None
-        while self._open:
-            turn, name = self._open[0]
-            group = self._groups.get(name)
-            first = None if group is None else group.first()
-            is_open = first is not None and first.state == VISIBLE
-            if first is not None and is_open and _turn(first) == turn:
-                self._current = group
-                return first
-            heappop(self._open)
-            if group is not None:
-                group.listed.discard(turn)
-                if first is not None and is_open:
-                    self._list(name, group, _turn(first))
-        return None
+        top = self._open.first()
+        if top is None:
+            return None
+        first, self._current = top
+        return first
 
     def _next_in(self, group: Group) -> Delivery | None:
         """The message of the group that this pull may have, if any."""
@@ -445,17 +413,25 @@ class FifoOrder:
 
     def _offer(self, name: str, group: Group) -> None:
         first = group.first()
-        if first is not None and first.state == VISIBLE:
-            self._list(name, group, _turn(first))
-
-    def _list(self, name: str, group: Group, turn: Turn) -> None:
-        if turn not in group.listed:
-            group.listed.add(turn)
-            heappush(self._open, (turn, name))
+        if first is not None:
+            self._open.enlist(name, group, first)
 
 
-def _turn(first: Delivery) -> Turn:
-    """When a group's first message could be had; one that came back stands behind new arrivals."""
+_rank = attrgetter("rank")
+
+
+def _is_noisy(line: Line, in_flight: int) -> bool:
+    held = line.in_flight
+    return held >= NOISY_IN_FLIGHT_MIN and held * NOISY_SHARE > in_flight
+
+
+def _turn(first: Delivery) -> Turn | None:
+    """Since when a group's first message can be pulled; None if it is not visible.
+
+    At the same instant, a message that came back stands behind new arrivals.
+    """
+    if first.state != VISIBLE:
+        return None
     if first.due_at_ms:
         return first.due_at_ms, True, first.rank
     move = first.move
