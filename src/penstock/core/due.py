@@ -202,8 +202,8 @@ class Due:
     def note_next(self, now_ms: int) -> None:
         """Notes with the alarm what is due next.
 
-        If the last `pop` was ended by its limit, what is still due is put behind all that is due by
-        now elsewhere.
+        If the last `pop` was ended by its limit, what is still due here comes after all that is
+        due by now in other queues.
         """
         at_ms, number = NEVER_MS, 0
         if self._near and (self._near[0][0] <= now_ms or not self._opening):

@@ -213,10 +213,10 @@ class QueueState:
             return None
         if self._is_over(epochs):
             return []
-        found = [self.deliveries[number] for number in epochs]
+        deliveries = [self.deliveries[number] for number in epochs]
         # A claim whose deadline has passed is over, though it may not be settled yet.
-        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in found)
-        return found if live else []
+        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in deliveries)
+        return deliveries if live else []
 
     def _is_over(self, epochs: dict[int, int]) -> bool:
         """Whether one of these claims has ended for good, so that they never all live again."""

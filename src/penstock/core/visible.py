@@ -88,15 +88,15 @@ class Line:
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages, which stay where they are."""
-        found: dict[int, Delivery] = {}
+        by_rank: dict[int, Delivery] = {}
         for delivery in self.fresh:
-            if len(found) == limit:
+            if len(by_rank) == limit:
                 break
             if delivery.state == VISIBLE:
-                found[delivery.rank] = delivery
+                by_rank[delivery.rank] = delivery
         back = nsmallest(limit, (pair for pair in self.returned if pair[1].state == VISIBLE))
-        found.update(back)
-        return [found[rank] for rank in sorted(found)[:limit]]
+        by_rank.update(back)
+        return [by_rank[rank] for rank in sorted(by_rank)[:limit]]
 
 
 class Level:
@@ -230,7 +230,7 @@ class StandardOrder:
         self._plain.extendleft(reversed(deliveries))
 
     def begin_pull(self) -> None:
-        """Says that the `take`s to come belong to one pull."""
+        """Begins a pull: the calls of `take` that follow belong to it."""
 
     def claimed(self, group: str, delivery: Delivery) -> None:
         """A message of this group is in flight now."""
@@ -250,12 +250,12 @@ class StandardOrder:
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages in order of priority and arrival; none is taken."""
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for level in self._levels:
-            room = limit - len(found)
+            room = limit - len(deliveries)
             level_ahead = [d for line in level.lines() for d in line.ahead(room)]
-            found += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
-        return found
+            deliveries += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
+        return deliveries
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""
@@ -338,7 +338,7 @@ class FifoOrder:
         self._offer_group_of(delivery)
 
     def begin_pull(self) -> None:
-        """Says that the `take`s to come belong to one pull."""
+        """Begins a pull: the calls of `take` that follow belong to it."""
         self._pull += 1
         self._current = None
 

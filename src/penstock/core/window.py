@@ -34,10 +34,10 @@ class Window(Generic[V]):
 
     def find(self, key: Key, now_ms: int) -> V | None:
         """The value of the id, if it is still remembered."""
-        found = self._by_key.get(key)
-        if found is None or found[0] + self._window_ms <= now_ms:
+        entry = self._by_key.get(key)
+        if entry is None or entry[0] + self._window_ms <= now_ms:
             return None
-        return found[1]
+        return entry[1]
 
     def remember(self, key: Key, value: V, at_ms: int) -> None:
         """Keeps the value for the id from this instant on."""
@@ -56,9 +56,9 @@ class Window(Generic[V]):
         by_key = self._by_key
         entries = list(zip(repeat(at_ms), values, strict=False))
         # One lookup for each id: the dict may be too large for the processor's cache.
-        found = list(map(by_key.setdefault, keys, entries))
-        if not all(map(is_, found, entries)):
-            for key, one, other in zip(keys, found, entries, strict=True):
+        stored = list(map(by_key.setdefault, keys, entries))
+        if not all(map(is_, stored, entries)):
+            for key, one, other in zip(keys, stored, entries, strict=True):
                 if one is other:
                     del by_key[key]
             return False
@@ -76,8 +76,8 @@ class Window(Generic[V]):
         ):
             oldest_ms, oldest = times.popleft(), self._keys.popleft()
             self._forgotten += 1
-            found = by_key.get(oldest)
-            if found is not None and found[0] == oldest_ms:
+            entry = by_key.get(oldest)
+            if entry is not None and entry[0] == oldest_ms:
                 del by_key[oldest]
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
@@ -101,9 +101,9 @@ class Window(Generic[V]):
         begin, end = max(0, start - self._forgotten), max(0, stop - self._forgotten)
         times, keys = _between(self._times, begin, end), _between(self._keys, begin, end)
         return [
-            (at_ms, key, found[1])
+            (at_ms, key, entry[1])
             for at_ms, key in zip(times, keys, strict=True)
-            if (found := self._by_key.get(key)) is not None and found[0] == at_ms
+            if (entry := self._by_key.get(key)) is not None and entry[0] == at_ms
         ]
 
     def parts(self) -> Iterator[Container]:
@@ -116,6 +116,6 @@ def _between(items: deque[T], begin: int, end: int) -> list[T]:
     count = len(items)
     if begin + end <= count:
         return list(islice(items, begin, end))
-    found = list(islice(reversed(items), max(0, count - end), max(0, count - begin)))
-    found.reverse()
-    return found
+    chosen = list(islice(reversed(items), max(0, count - end), max(0, count - begin)))
+    chosen.reverse()
+    return chosen
