@@ -1,4 +1,4 @@
-"""What a process holds that the child of a fork must not go on using as if it were its own."""
+"""Resources that the child of a fork must replace: connections, files and locks of its parent."""
 
 import os
 import weakref
@@ -6,10 +6,13 @@ from typing import Protocol
 
 
 class Forkable(Protocol):
-    """Something that a fork doubles, though the connection or the files behind it are one."""
+    """An object that a fork copies, while parent and child share its connection or files."""
 
     def start_over(self) -> None:
-        """In the child: lets go of what is the parent's. Nobody else runs; locks may be taken."""
+        """Called in the child: drops what belongs to the parent.
+
+        No other thread runs in the child, and a lock may be held by one that no longer exists.
+        """
         ...
 
 
@@ -17,7 +20,7 @@ _known: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
 
 
 def start_over_when_forked(holder: Forkable) -> None:
-    """Has the holder start over in every child that this process forks while the holder lives."""
+    """Calls `holder.start_over` in every child that this process forks while the holder exists."""
     _known.add(holder)
 
 

@@ -49,12 +49,12 @@ DEDUP_WINDOW_MS: Final = 5 * MINUTE_MS
 if TYPE_CHECKING:
     Attributes = dict[str, str | bytes]
 else:
-    # msgspec tells text from bytes by itself, but not where a type asks for either.
+    # msgspec decodes text and bytes without a type, but not for the union `str | bytes`.
     Attributes = dict[str, Any]
 State = Literal["visible", "delayed", "in_flight"]
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
-# How many messages one Redrive moves, unless a service says otherwise: others wait for it.
+# How many messages one Redrive moves, unless a service has its own limit: other commands wait.
 REDRIVE_MAX: Final = 1_000
 
 
@@ -62,7 +62,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What was pushed, and how often it was pulled since: the body and its attributes never change.
 
     `sequence` is its place in the queue's order of arrival. `source` is the queue it was
-    dead-lettered from. `context` is what a wire protocol asked to have kept beside the message.
+    dead-lettered from. `context` is data that a wire protocol keeps with the message.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Claim(Message, frozen=True, gc=False, array_like=True):
     """A message lent to one holder until a deadline.
 
-    `proof` is the receipt, or what becomes the receipt when someone needs it as text.
+    `proof` is the receipt, or an object whose `str` is the receipt.
     """
 
     proof: Any
@@ -92,15 +92,15 @@ class Claim(Message, frozen=True, gc=False, array_like=True):
 
     @property
     def receipt(self) -> str:
-        """The proof of this claim as text, to be handed on or kept."""
+        """The proof of this claim as text, to be stored or sent."""
         return str(self.proof)
 
 
 class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything that can be set on a queue; `None` means no limit.
 
-    `annotations` is kept and returned untouched for the protocols in front of us. One whose name
-    begins with a dot is a note: a queue that is noted on has not been configured.
+    `annotations` is kept and returned unchanged for the wire protocols. One whose name begins with
+    a dot is a note: changing it does not count as configuring the queue.
     """
 
     visibility_ms: int = 30 * SECOND_MS
@@ -120,7 +120,7 @@ class QueueSettings(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueStats(msgspec.Struct, frozen=True, gc=False):
-    """How deep a queue is: a projection, cheap to read, never part of a decision."""
+    """A queue's counts and age: cheap to read, never part of a decision."""
 
     queue: str
     visible: int
@@ -139,7 +139,7 @@ class QueueStats(msgspec.Struct, frozen=True, gc=False):
 class QueueInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A queue's name, settings and dates.
 
-    `also_created` names the dead-letter queue that the command which this answers had to make.
+    `also_created` names the dead-letter queue that the answered command created.
     """
 
     queue: str
@@ -150,7 +150,7 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PushReply(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The id of the message that stands for this push; `duplicate` if an earlier push made it."""
+    """The id of the pushed message; `duplicate` if an earlier push had added it."""
 
     id: str
     sequence: int
@@ -191,8 +191,8 @@ class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
     """Claims up to `limit` messages, waiting up to `wait_ms` for the first.
 
     Repeating an `attempt_id` gives the same claims while all of them live; with `renew` their
-    visibility begins anew. With `bytes_max` the reply ends before the message whose body and
-    attributes would bring the total above it; the first message is given whatever its size.
+    visibility is restarted. With `bytes_max` the reply ends before the message whose body and
+    attributes would bring the total above it; the first message is returned whatever its size.
     """
 
     queue: str
@@ -208,9 +208,9 @@ class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
 class Delete(Command[bool], frozen=True, gc=False, array_like=True, tag=3):
     """Ends a claim and its message; false if the message was gone already.
 
-    A receipt, here and below, is the text of it or a claim's own `proof`. With `late`, a receipt
-    counts even after its claim ran out, as long as the message was not claimed again since; on a
-    FIFO queue it never does.
+    A receipt, here and below, is its text or a claim's own `proof`. With `late`, a receipt is valid
+    even after its claim ran out, as long as the message was not claimed again since; never on a
+    FIFO queue.
     """
 
     queue: str
@@ -274,7 +274,7 @@ class Redrive(Command[int], frozen=True, gc=False, array_like=True, tag=9):
 
 
 class CreateQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, tag=10):
-    """Makes a queue; a queue that exists with these same settings is simply returned."""
+    """Creates a queue; one that exists with these same settings is returned."""
 
     queue: str
     settings: dict[str, Any] = {}
@@ -312,7 +312,7 @@ class ListQueues(Command[list[str]], frozen=True, gc=False, array_like=True, tag
 
 
 class History(Command[list[HistoryEvent]], frozen=True, gc=False, array_like=True, tag=15):
-    """Everything the journal still knows about one message, oldest first."""
+    """Every event of one message that the journal still has, oldest first."""
 
     id: str
 
@@ -405,8 +405,8 @@ def _column(name: str, values: Sequence[T | None] | None, shared: T, count: int)
 class NumberedReplies(Sequence[PushReply]):
     """The replies to pushes that all made messages, with numbers one after another.
 
-    It stands for a list of PushReply and makes each one only when it is read. An id is `id_start`
-    and the number in twelve hexadecimal digits.
+    A sequence of PushReply, each made only when it is read. An id is `id_start` and the number in
+    twelve hexadecimal digits.
     """
 
     __slots__ = ("id_start", "numbers")
@@ -437,9 +437,9 @@ class NumberedReplies(Sequence[PushReply]):
 
 
 class QueueService(Protocol):
-    """What every backend is to a caller who may block.
+    """The interface of every backend, for callers that may block.
 
-    `LACKS` maps each behaviour of the contract that this backend cannot give to the reason.
+    `LACKS` maps each behaviour of the contract that this backend does not have to the reason.
     `redrive_max` is how many messages one Redrive command may move.
     """
 
@@ -447,26 +447,26 @@ class QueueService(Protocol):
     redrive_max: int
 
     def execute(self, command: Command[R]) -> R:
-        """Does what the command says. Raises a PenstockError, and then nothing has changed."""
+        """Executes the command. Raises a PenstockError, and then nothing has changed."""
         ...
 
     def close(self) -> None:
-        """Lets go of everything; waiting commands fail with EngineClosed."""
+        """Releases all resources; waiting commands fail with EngineClosed."""
         ...
 
 
 class AsyncQueueService(Protocol):
-    """The same seam for asyncio callers."""
+    """The same interface for asyncio callers."""
 
     LACKS: ClassVar[Mapping[str, str]]
     redrive_max: int
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says. Raises a PenstockError, and then nothing has changed."""
+        """Executes the command. Raises a PenstockError, and then nothing has changed."""
         ...
 
     async def close(self) -> None:
-        """Lets go of everything; waiting commands fail with EngineClosed."""
+        """Releases all resources; waiting commands fail with EngineClosed."""
         ...
 
 
@@ -500,7 +500,7 @@ def check_name(name: object, field: str = "queue") -> str:
 
 
 def check_unused(queue: str, sources: Sequence[str]) -> None:
-    """Refuses to remove a queue to which these send their dead letters. Raises QueueInUse."""
+    """Raises QueueInUse if any queue sends its dead letters to the one to be removed."""
     if sources:
         shown = ", ".join(map(repr, sorted(sources)[:5])) + (", …" if len(sources) > 5 else "")
         raise QueueInUse(
@@ -514,7 +514,7 @@ def check_number(field: str, value: object, low: int, high: int) -> int:
     if type(value) is not int:
         raise InvalidField(f"{field}: expected a whole number, got {type(value).__name__}")
     if not low <= value <= high:
-        # A number of thousands of digits cannot even be shown.
+        # Python refuses to format a number of thousands of digits.
         shown = value if -(10**30) < value < 10**30 else "a number of over 30 digits"
         raise InvalidField(f"{field}: {shown} is outside {low} to {high}")
     return value
@@ -533,7 +533,7 @@ def check_id(field: str, value: object) -> str:
 
 
 def are_ids(values: Sequence[Any]) -> bool:
-    """Whether `check_id` would let every one of these pass; written for many."""
+    """Whether `check_id` would accept every one of these, without a step for each."""
     try:
         sizes = set(map(len, values))
         return (

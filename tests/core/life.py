@@ -28,10 +28,10 @@ class Keeping(MemoryJournal):
 class Life:
     """The engine, its clock, its events and its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: bytes | None = None) -> None:
         self.clock = ManualClock()
         self.journal = Keeping()
-        self.engine = Engine(self.journal, self.clock)
+        self.engine = Engine(self.journal, self.clock, identity=identity)
 
     @property
     def shard(self) -> ShardState:

@@ -1,8 +1,8 @@
-"""Where one message stands: the only mutable thing a message has.
+"""The state of one message in its queue: the only part of a message that changes.
 
-A million of these may be waiting, so a `Delivery` holds no message content, only what stands for
-it: the `Pushed` event itself (memory), or its place in the journal (disk). The collector does not
-track them (`gc=False`): they refer to nothing that could refer back.
+There may be millions of these, so a `Delivery` holds no content, only a reference to it: the
+`Pushed` event itself (memory), or its place in the journal (disk). The collector does not track
+them (`gc=False`): they refer to nothing that could refer back.
 
 A place is an integer: its low 32 bits are the message's size, the rest is the message's position,
 which belongs to the journal. `core` reads the size and never the position.
@@ -40,8 +40,8 @@ class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):
 
     `rank` is its place in the queue's order: its number, until a move gives it a new one.
     `due_at_ms` is when a delay or a claim ends; of a visible message of a FIFO queue, when it last
-    came back. `expires_at_ms` is 0 when the queue's retention
-    decides. `epoch` counts claims and never falls, so no old receipt can come true again.
+    came back. `expires_at_ms` is 0 when the queue's retention decides. `epoch` counts claims and
+    never falls, so no old receipt can become valid again.
     """
 
     queue: int
@@ -60,9 +60,9 @@ class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):
 
 
 class Arrivals(NamedTuple):
-    """Plain messages of one queue, in order: what a store takes up at once when it opens.
+    """Plain messages of one queue, in order, which are added at once.
 
-    All are visible, ranked by number, without group, priority, TTL or a past elsewhere.
+    All are visible, ranked by number, without group, priority, TTL or an earlier queue.
     """
 
     queue: int
@@ -88,7 +88,7 @@ def position_of(place: int) -> int:
 
 
 def not_plain(deliveries: list[Delivery]) -> list[Delivery]:
-    """Those that are not just visible, that have a group, a priority, a TTL or a past elsewhere."""
+    """Those not visible, or with a group, a priority, a TTL or an earlier queue."""
     return [
         each
         for each in deliveries
@@ -107,7 +107,7 @@ def receives(delivery: Delivery) -> int:
 
 
 def expiry_ms(delivery: Delivery, retention_ms: int) -> int:
-    """When the message outlives its welcome: by its own TTL, or by the queue's retention."""
+    """When the message expires: by its own TTL, or by the queue's retention."""
     if delivery.expires_at_ms:
         return delivery.expires_at_ms
     move = delivery.move

@@ -1,9 +1,8 @@
-"""Containers nobody needs any more, emptied some items at a time.
+"""Containers that are no longer needed, emptied some items at a time.
 
-Letting go of a dict with a million messages takes a tenth of a second in one step. What is purged
-is therefore replaced by something empty at once, and the old containers are emptied here, a slice
-with each command. While a journal is replayed there is nothing to interrupt, and a shard without
-`is_deferred` lets go of everything at once.
+Freeing a dict with a million messages takes a tenth of a second in one step. A purge therefore
+replaces its containers by empty ones, and the old ones are emptied here, a part with each command.
+While a journal is replayed no command waits: without `is_deferred` everything is freed at once.
 """
 
 from collections import deque
@@ -34,7 +33,7 @@ class Discards:
 
     def __init__(self, alarm: "Alarm") -> None:
         self.is_deferred = False
-        # Set off while there is something to be emptied.
+        # Set to go off at once while there is something to be emptied.
         self._alarm = alarm
         self._waiting: list[Container] = []
 
@@ -42,7 +41,7 @@ class Discards:
         return bool(self._waiting)
 
     def add(self, *discarded: Container | Composite) -> None:
-        """Takes over what nobody else refers to any more."""
+        """Takes over containers that nothing else refers to."""
         if not self.is_deferred:
             return
         for each in discarded:
@@ -53,7 +52,7 @@ class Discards:
         self._alarm.next_ms = 0
 
     def trim(self, limit: int = TRIMMED_MAX) -> None:
-        """Lets go of up to so many items."""
+        """Frees up to `limit` items."""
         waiting = self._waiting
         composites: dict[type, bool] = {}
         for _ in range(limit):

@@ -1,14 +1,14 @@
-"""What becomes due when: deadlines in buckets of about a second, so that waiting costs nothing.
+"""What becomes due, and when: instants in buckets of about a second.
 
 Each queue has an index of its own for each kind of instant (`Due`); the `Alarm` shared by all of
-them knows which one has something due first. Far instants lie in one dict a bucket, where adding
-and discarding are O(1) and leave nothing behind. Only when a bucket's time comes are its
-deliveries put in exact order, in a heap (`_near`).
+them knows which one has something due first. Each bucket of later instants is a dict, where adding
+and discarding are O(1) and leave nothing behind. Only when a bucket's time comes are its deliveries
+put in exact order, in a heap (`_near`).
 
 A bucket may hold a million deliveries, so it is opened some thousands at a time, in the order in
 which they were added. What is due then comes out in exact order within each such part.
 
-Once a bucket is being opened, an instant that is called off is not removed from it: `pop` may
+Once a bucket is being opened, an instant that is discarded is not removed from it: `pop` may
 return deliveries that are not due any more, and the caller must compare the instant with the
 delivery's own.
 """
@@ -24,8 +24,8 @@ from penstock.core.discards import Container, Discards
 NEVER_MS: Final = 1 << 62
 BUCKET_BITS: Final = 10
 SMALL_BYTES_MAX: Final = 4_096
-# How many deliveries of a bucket are put in order at once, and how many of them cost as much as
-# taking one out and settling it.
+# How many deliveries of a bucket are put in order at once. Ordering _OPENED_PER_POPPED of them
+# costs as much as taking one out and settling it.
 OPENED_MAX: Final = 4_096
 _OPENED_PER_POPPED: Final = 16
 # What an appointment is for.
@@ -41,8 +41,8 @@ NO_APPOINTMENT: Final[Appointment] = (NEVER_MS, 0, 0, 0)
 class Alarm:
     """Which queue has something due next, and when; `next_ms` is never later than it should be.
 
-    An appointment that was replaced by an earlier one stays in the heap; it is out of date, and can
-    be told from the valid one by the instant (`noted_ms`) that its queue remembers.
+    An appointment that was replaced by an earlier one stays in the heap. It is out of date if its
+    instant is not the one (`noted_ms`) that its queue keeps.
     """
 
     __slots__ = ("heap", "next_ms")
@@ -93,11 +93,11 @@ class Due:
         self._buckets: dict[int, dict[int, Delivery]] = {}
         self._starts: list[int] = []
         self._near: list[tuple[int, int, Delivery]] = []
-        # The last bucket whose time has come, and what is not in the heap of it yet.
+        # The last bucket whose time has come, and those of it that are not in the heap yet.
         self._opened = -1
         self._opening: dict[int, Delivery] = {}
         self._rest: Iterator[Delivery] = iter(())
-        # The instant with the alarm that stands for this index; earlier ones are out of date.
+        # The instant noted with the alarm for this index; any other is out of date.
         self.noted_ms = NEVER_MS
         # Whether the last `pop` was ended by its limit.
         self.is_spent = False
@@ -124,7 +124,7 @@ class Due:
             self.add(at_ms, delivery)
             bucket = self._buckets.get(at_ms >> BUCKET_BITS)
             if bucket is not None:
-                # The first has made the bucket, and noted it with the alarm if need be.
+                # The first `add` has made the bucket and noted it with the alarm if necessary.
                 bucket.update({each.number: each for each in deliveries})
                 return
 
@@ -133,7 +133,7 @@ class Due:
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)
         if bucket is not None:
             bucket.pop(delivery.number, None)
-            # An emptied dict keeps its table, a cleared one gives it back; a small one may stay.
+            # An emptied dict keeps its table, clear() frees it; a small table may stay.
             if not bucket and bucket.__sizeof__() > SMALL_BYTES_MAX:
                 bucket.clear()
 
@@ -143,7 +143,7 @@ class Due:
         """Takes out what is due, earliest first, with the instant each was noted for.
 
         At most `limit` deliveries, or fewer if many had to be put in order first; and none after
-        `until`, which is for something else.
+        `until`, the appointment of another index.
         """
         due: list[tuple[int, Delivery]] = []
         near = self._near
@@ -173,7 +173,7 @@ class Due:
         return bool(self._opening) or (bool(starts) and starts[0] << BUCKET_BITS <= now_ms)
 
     def _open(self) -> int:
-        """Puts the next deliveries of the first bucket into the heap; how many there were."""
+        """Puts the next deliveries of the first bucket into the heap; returns how many."""
         if not self._opening:
             self._opened = heappop(self._starts)
             # Nothing is added to it or removed from it any more, so it can be walked in parts.
@@ -187,7 +187,7 @@ class Due:
         entries = [
             (at_ms, each.number, each)
             for each in part
-            # One that was called off, or put off, since the bucket was opened is left out.
+            # One whose instant was discarded or changed since the bucket was opened is left out.
             if (at_ms := instant(each)) >> BUCKET_BITS == opened
         ]
         near = self._near
@@ -202,8 +202,8 @@ class Due:
     def note_next(self, now_ms: int) -> None:
         """Notes with the alarm what is due next.
 
-        If the last `pop` was ended by its limit, what is still due is put behind all that is due by
-        now elsewhere.
+        If the last `pop` was ended by its limit, what is still due here comes after all that is
+        due by now in other queues.
         """
         at_ms, number = NEVER_MS, 0
         if self._near and (self._near[0][0] <= now_ms or not self._opening):

@@ -7,10 +7,10 @@
                       │                  └─ release, timeout ┘  └──┘ extend
                       └─────────── release with a delay ─────┘
 
-A message that is not in flight also goes when it outlives its TTL, or moves to another queue; one
-in flight is spared until its claim ends. `decide_…` says what would happen and changes nothing;
-the methods named like events are the only ones that change state. Claiming is the exception: to
-choose is to take out of line, so a pull takes and lends at once, and `claimed` replays it.
+A message that is not in flight also goes when its TTL ends, or moves to another queue; one in
+flight stays until its claim ends. `decide_…` methods return events and change nothing; the methods
+named like events are the only ones that change state. Claiming is the exception: choosing a message
+takes it out of the order, so a pull takes and lends in one step, and `claimed` replays it.
 """
 
 from collections import deque
@@ -114,10 +114,10 @@ class QueueState:
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
         # The claims of an attempt: message numbers and their epochs then.
         self.attempts: Window[dict[int, int]] = Window(ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
-        # Those that may not be over yet: of the others only the id need be remembered.
+        # Attempts that may not be over yet: of the others only the id must be kept.
         self._attempts_open: deque[dict[int, int]] = deque()
-        # The last epochs of messages that were released, to tell a stale receipt's holder why; no
-        # part of the state. Not all of them are there if there were many, or after a restart.
+        # The last epochs of messages that were released, for the text of StaleReceipt; not part of
+        # the state. Incomplete after many releases, and after a restart.
         self._released: dict[int, int] = {}
         self._knows_releases = True
         self._alarm = alarm
@@ -141,7 +141,7 @@ class QueueState:
         return len(self.deliveries) - self.in_flight - self.delayed
 
     def noted_ms(self, kind: int) -> int:
-        """When something of this kind may be due next, by the alarm."""
+        """When something of this kind may be due next, as noted with the alarm."""
         if kind == DEADLINE:
             return self.deadlines.noted_ms
         return self.expiries.noted_ms if kind == EXPIRY else self.retention.noted_ms
@@ -151,24 +151,24 @@ class QueueState:
         return self.deadlines.noted_ms <= now_ms or self.may_be_outlived(now_ms)
 
     def may_be_outlived(self, now_ms: int) -> bool:
-        """Whether there may be messages here that are too old and not settled yet."""
+        """Whether there may be messages that have expired and are not settled yet."""
         return self.expiries.noted_ms <= now_ms or self.retention.noted_ms <= now_ms
 
-    # Deciding: nothing below changes anything until the next comment of this kind.
+    # Deciding: the methods of this section change nothing.
 
     decide_push = pushing.decide_push
     decide_run = pushing.decide_run
 
     def dedup_key(self, dedup_id: str, group: str | None) -> Key:
-        """What a dedup id is remembered by."""
+        """The key under which a dedup id is kept."""
         return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id
 
     def held(self, ticket: Ticket, late: bool = False) -> Delivery | None:
         """The message a receipt is for, if its claim lives; None if the message is gone.
 
-        A claim that ran out may still be meant by one who is `late`, as long as nobody has claimed
-        the message since. Raises InvalidReceipt for another queue's receipt, StaleReceipt if the
-        claim has ended.
+        With `late`, the receipt of a claim that ran out counts too, unless the message was claimed
+        again since; never on a FIFO queue. Raises InvalidReceipt for another queue's receipt,
+        StaleReceipt if the claim has ended.
         """
         if ticket.queue != self.number:
             raise InvalidReceipt(f"receipt: it is for a claim in another queue than {self.name!r}")
@@ -213,10 +213,10 @@ class QueueState:
             return None
         if self._is_over(epochs):
             return []
-        found = [self.deliveries[number] for number in epochs]
+        deliveries = [self.deliveries[number] for number in epochs]
         # A claim whose deadline has passed is over, though it may not be settled yet.
-        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in found)
-        return found if live else []
+        live = all(each.state == IN_FLIGHT and each.due_at_ms > now_ms for each in deliveries)
+        return deliveries if live else []
 
     def _is_over(self, epochs: dict[int, int]) -> bool:
         """Whether one of these claims has ended for good, so that they never all live again."""
@@ -259,13 +259,13 @@ class QueueState:
         return delivery
 
     def claimed(self, event: Claimed) -> None:
-        """A message was claimed, in a life we are replaying."""
+        """A message was claimed, in a journal that is being replayed."""
         delivery = self.deliveries[event.number]
         self.lend(delivery, event)
         self.order.leave(delivery)
 
     def lend(self, delivery: Delivery, event: Claimed) -> None:
-        """A message that `order.take` has just given out is in flight."""
+        """A message that `order.take` has just returned is in flight."""
         delivery.state = IN_FLIGHT
         delivery.epoch = event.epoch
         delivery.due_at_ms = event.deadline_ms
@@ -281,7 +281,7 @@ class QueueState:
     def lend_all(
         self, deliveries: list[Delivery], at_ms: int, deadline_ms: int, holder: str | None
     ) -> list[Claimed]:
-        """Messages that `order.take_plain` has just given out are in flight, by these events."""
+        """Messages that `order.take_plain` has just returned are in flight; returns the events."""
         for delivery in deliveries:
             delivery.state = IN_FLIGHT
             delivery.epoch += 1
@@ -297,7 +297,7 @@ class QueueState:
         ]
 
     def remember_attempt(self, event: Claimed) -> None:
-        """The attempt that made this claim is known by its id, with all its claims."""
+        """Adds this claim to those of its attempt."""
         if event.attempt_id is None:
             return
         epochs = self.attempts.find(event.attempt_id, event.at_ms)
@@ -308,12 +308,12 @@ class QueueState:
         epochs[event.number] = event.epoch
 
     def know_attempt(self, attempt_id: Key, epochs: dict[int, int], at_ms: int) -> None:
-        """Lets the id stand for these claims."""
+        """Remembers the claims of an attempt."""
         self.attempts.remember(attempt_id, epochs, at_ms)
         self._attempts_open.append(epochs)
 
     def _forget_claims_of_old_attempts(self) -> None:
-        """Two are looked at for each that comes, so that few claims are kept that have ended."""
+        """Checks two old attempts for each new one, so that few ended claims are kept."""
         for _ in range(min(2, len(self._attempts_open))):
             epochs = self._attempts_open.popleft()
             if not epochs or self._is_over(epochs):
@@ -346,12 +346,12 @@ class QueueState:
         self.order.come_back(delivery)
 
     def _note_return(self, delivery: Delivery, at_ms: int) -> None:
-        """A FIFO group whose first message came back takes its turn from then on."""
+        """A FIFO group whose first message came back is ordered by this instant from now on."""
         if self.settings.fifo:
             delivery.due_at_ms = at_ms
 
     def extended(self, event: Extended) -> None:
-        """A claim has a new deadline; if it had run out, it lives again."""
+        """A claim has a new deadline; one that had run out is valid again."""
         delivery = self.deliveries[event.number]
         if delivery.state == VISIBLE:
             delivery.state = IN_FLIGHT
@@ -386,10 +386,10 @@ class QueueState:
         return delivery
 
     def delete_held(self, ticket: Ticket, now_ms: int) -> Deleted | None:
-        """Ends the message of a claim that lives, at once: what most deletes do.
+        """Deletes the message of a live claim: what most deletes do.
 
-        The fast path of `ShardState.decide_delete` and `apply`, which decide all other cases: None,
-        and nothing has changed, if this is one of them.
+        The fast path of `ShardState.decide_delete` and `apply`. In every other case it returns
+        None and changes nothing.
         """
         delivery = self.deliveries.get(ticket.number)
         if (
@@ -405,8 +405,8 @@ class QueueState:
         return event
 
     def deleted(self, event: Deleted | Lost) -> None:
-        """The holder is done with the message, or there is nothing left of it to hold."""
-        # `_end_claim` and `_discharge` in one: every message comes through here.
+        """The message was deleted by its holder, or its content is damaged."""
+        # `_end_claim` and `_remove_delivery` in one: every message ends here.
         delivery = self.deliveries.pop(event.number)
         self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
@@ -425,11 +425,11 @@ class QueueState:
             self.retention.passed -= 1
 
     def expired(self, event: Expired) -> None:
-        """The message outlived its welcome while nobody held it."""
+        """The message reached its TTL or the queue's retention while not in flight."""
         self._withdraw(event.number)
 
     def moved_out(self, event: Moved) -> Delivery:
-        """The message left for another queue; what is returned is its old self, gone."""
+        """The message left for another queue; returns its delivery here, which is GONE."""
         return self._withdraw(event.number)
 
     def _withdraw(self, number: int) -> Delivery:
@@ -439,11 +439,11 @@ class QueueState:
             delivery.due_at_ms = 0
             self.delayed -= 1
         delivery.state = GONE
-        self._discharge(delivery)
+        self._remove_delivery(delivery)
         self.order.leave(delivery)
         return delivery
 
-    def _discharge(self, delivery: Delivery) -> None:
+    def _remove_delivery(self, delivery: Delivery) -> None:
         del self.deliveries[delivery.number]
         self.stored_bytes -= size_bytes(delivery)
         if delivery.expires_at_ms:
@@ -454,7 +454,7 @@ class QueueState:
     def moved_in(self, event: Moved, old: Delivery) -> None:
         """The message arrived from another queue: new here, but with the same number and epoch.
 
-        The epoch goes on from where it was: started afresh, it would make old receipts come true.
+        The epoch continues: if it started at zero, old receipts would become valid again.
         """
         delivery = Delivery(
             queue=self.number,
@@ -477,7 +477,7 @@ class QueueState:
         self.stored_bytes += size_bytes(delivery)
 
     def dropped(self, delivery: Delivery) -> None:
-        """One message is gone, whatever its state: what a purge does to each."""
+        """One message is removed, whatever its state: what a purge does to each."""
         if delivery.state == IN_FLIGHT:
             self._end_claim(delivery.number)
             delivery.state = VISIBLE
@@ -486,21 +486,21 @@ class QueueState:
         self._withdraw(delivery.number)
 
     def purged(self) -> None:
-        """Every message is gone; to a FIFO queue what was pushed before may be pushed again."""
+        """Every message is removed; a FIFO queue also forgets its dedup ids."""
         self.cleared()
         if self.settings.fifo:
             self._discards.add(self.dedups)
             self.dedups = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
 
     def removed(self) -> None:
-        """The queue is gone, with every message and all it remembered."""
+        """The queue is removed, with every message and every remembered id."""
         self.cleared()
         self._discards.add(self.dedups, self.attempts)
 
     def cleared(self) -> None:
-        """Every message is gone, whatever its state. However many they are, this takes no longer.
+        """Every message is removed, whatever its state, in constant time.
 
-        A delivery that is gone in this way keeps its state: nothing refers to it any more.
+        The deliveries keep their states: nothing refers to them any more.
         """
         self._discards.add(self.order, self.deadlines, self.expiries, self.deliveries)
         self.deliveries = {}
@@ -513,7 +513,7 @@ class QueueState:
         self.stored_bytes = 0
 
     def restored(self, deliveries: list[Delivery]) -> None:
-        """Takes up the messages of a snapshot, in order of rank."""
+        """Adds the messages of a snapshot, in order of rank."""
         self._knows_releases = False
         self.deliveries.update({each.number: each for each in deliveries})
         self.stored_bytes += sum(map(size_bytes, deliveries))
@@ -523,7 +523,7 @@ class QueueState:
             self._resume(delivery)
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Messages arrived in a standard queue, one after another: written for millions."""
+        """Adds plain messages to a standard queue, in order, without a step for each."""
         assert isinstance(self.order, StandardOrder)
         self.deliveries.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
         self.stored_bytes += arrivals.size_bytes

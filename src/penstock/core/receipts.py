@@ -1,10 +1,10 @@
-"""Message ids and receipts: what leaves the engine, and what must be believed when it returns.
+"""Message ids and receipts: their text, and how a receipt that comes back is verified.
 
 A message id is the store's identity and the message's number in the form of a UUID (version 8):
 
     iiiiiiii-iiii-8iii-9iii-nnnnnnnnnnnn        i: identity, 56 bits   n: number, 48 bits
 
-A receipt is, in hexadecimal, what it says and the proof that this store said it:
+A receipt is, in hexadecimal, three fields and the proof that this store signed them:
 
     queue (8 bytes) · number (8) · epoch (8) · keyed BLAKE2b of "penstock receipt" and these (16)
 
@@ -25,19 +25,19 @@ from penstock.errors import InvalidReceipt, MessageNotFound
 IDENTITY_BYTES: Final = 7
 KEY_BYTES: Final = 32
 _MAC_BYTES: Final = 16
-_SAID: Final = struct.Struct(">QQQ")
-_SAID_BYTES: Final = _SAID.size
-_RECEIPT_CHARS: Final = 2 * (_SAID_BYTES + _MAC_BYTES)
-# Most receipts come back soon, and once: of so many it is remembered until then that they are ours.
-_KNOWN_MAX: Final = 8_192
+_SIGNED_FIELDS: Final = struct.Struct(">QQQ")
+_SIGNED_BYTES: Final = _SIGNED_FIELDS.size
+_RECEIPT_CHARS: Final = 2 * (_SIGNED_BYTES + _MAC_BYTES)
+# Most receipts come back soon, and once: this many are kept until then and need no verification.
+_ISSUED_MAX: Final = 8_192
 _LAST_DIGITS: Final = [f"{low:03x}" for low in range(0x1000)]
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """What a genuine receipt says; it becomes text only when someone asks for the text.
+    """The fields of a valid receipt; its text is made only where it is needed.
 
-    Whoever holds a ticket holds the process it was made in, so between caller and engine the
-    ticket itself is proof enough. Text, which may come from anywhere, is verified.
+    A ticket exists only in the process that made it, so the engine accepts it without a check.
+    Text, which may come from anywhere, is verified.
     """
 
     queue: int
@@ -57,7 +57,7 @@ class MessageIds:
     def __init__(self, identity: bytes) -> None:
         hexed = identity[:IDENTITY_BYTES].hex()
         self.prefix = f"{hexed[:8]}-{hexed[8:12]}-8{hexed[12:]}0-9000-"
-        # Neighbouring numbers share all but their last digits, which come from a table.
+        # Consecutive numbers share all but their last digits, which come from a table.
         self._block = -1
         self._block_prefix = ""
 
@@ -70,7 +70,7 @@ class MessageIds:
         return self._block_prefix + _LAST_DIGITS[number & 0xFFF]
 
     def show_all(self, numbers: range) -> Iterator[str]:
-        """The ids of neighbours, as `show` has them one by one."""
+        """The ids of consecutive numbers; the same as `show` of each."""
         low, high = numbers[0], numbers[-1]
         if low >> 12 != high >> 12:
             return map(self.show, numbers)
@@ -89,48 +89,48 @@ class MessageIds:
 class Receipts:
     """Makes and verifies the receipts of one store."""
 
-    __slots__ = ("_known", "_mac")
+    __slots__ = ("_issued", "_mac")
 
     def __init__(self, key: bytes) -> None:
-        self._known: dict[object, Ticket] = {}
-        # Feeding a constant first has the key's own block digested here, once, and not each time.
+        self._issued: dict[object, Ticket] = {}
+        # With a constant fed first, the key's block is digested here once, not for each receipt.
         self._mac = hashlib.blake2b(b"penstock receipt", key=key, digest_size=_MAC_BYTES)
 
     def text(self, ticket: Ticket) -> str:
         """The receipt of one claim; the same claim always has the same one."""
-        said = _SAID.pack(ticket.queue, ticket.number, ticket.epoch)
-        text = (said + self._sign(said)).hex()
-        known = self._known
-        if len(known) >= _KNOWN_MAX:
-            known.clear()
-        known[text] = ticket
+        fields = _SIGNED_FIELDS.pack(ticket.queue, ticket.number, ticket.epoch)
+        text = (fields + self._sign(fields)).hex()
+        issued = self._issued
+        if len(issued) >= _ISSUED_MAX:
+            issued.clear()
+        issued[text] = ticket
         return text
 
     def read(self, receipt: object) -> Ticket:
-        """What the receipt says. Raises InvalidReceipt unless this store made it."""
+        """The ticket of a receipt. Raises InvalidReceipt unless this store made it."""
         if type(receipt) is str:
-            known = self._known.pop(receipt, None)
-            if known is not None:
-                return known
+            issued = self._issued.pop(receipt, None)
+            if issued is not None:
+                return issued
         if type(receipt) is Ticket:
             if receipt.made_by is self:
                 return receipt
-            # From before the store was last opened, perhaps: its text will tell.
+            # Perhaps made before the store was last opened: its text is verified.
             receipt = str(receipt)
-        # The length first: nobody gets to have megabytes hashed.
+        # The length first: megabytes from outside must not be hashed.
         if (
             isinstance(receipt, str)
             and len(receipt) == _RECEIPT_CHARS
             and not receipt.strip("0123456789abcdef")
         ):
-            made = bytes.fromhex(receipt)
-            said = made[:_SAID_BYTES]
-            if compare_digest(made[_SAID_BYTES:], self._sign(said)):
-                queue, number, epoch = _SAID.unpack(said)
+            decoded = bytes.fromhex(receipt)
+            fields = decoded[:_SIGNED_BYTES]
+            if compare_digest(decoded[_SIGNED_BYTES:], self._sign(fields)):
+                queue, number, epoch = _SIGNED_FIELDS.unpack(fields)
                 return Ticket(queue, number, epoch, self)
         raise InvalidReceipt("receipt: not one that this store has made; use the one the pull gave")
 
-    def _sign(self, said: bytes) -> bytes:
+    def _sign(self, fields: bytes) -> bytes:
         mac = self._mac.copy()
-        mac.update(said)
+        mac.update(fields)
         return mac.digest()

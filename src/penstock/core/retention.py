@@ -1,10 +1,9 @@
 """Retention: which messages of a queue have been there for too long.
 
 Messages stand in `deliveries` in the order of their arrival, which is also the order in which
-retention ends them, so that only the first ones need be looked at. Two kinds are passed over and
+retention ends them, so that only the first ones must be examined. Two kinds are passed over and
 stay: those with a TTL of their own, and those in flight, which are examined again when their claim
-ends. Of those it is only counted how many there are, so that the next look begins behind them
-instead of going through them again.
+ends. Their number is kept, so that the next examination begins behind them.
 """
 
 from collections.abc import Iterator
@@ -23,40 +22,40 @@ _PART: Final = 4_096
 
 
 class Retention:
-    """How far the messages of one queue have been looked through, and when to go on."""
+    """How far the messages of one queue have been examined, and when to continue."""
 
     __slots__ = ("_alarm", "_at", "_part", "examined", "noted_ms", "passed", "rank")
 
     def __init__(self, alarm: Alarm) -> None:
         self._alarm = alarm
-        # When to look again; NEVER_MS while there is nothing that could grow too old.
+        # When to examine again; NEVER_MS while no message can expire by retention.
         self.noted_ms = NEVER_MS
-        # All messages up to this rank have been passed over; so many of them are still there.
+        # All messages up to `rank` have been passed over; `passed` of them are still in the queue.
         self.rank = 0
         self.passed = 0
-        # Messages behind those, in order, and how many of them have been dealt with.
+        # Messages behind those, in order, and how many of them have been examined.
         self._part: list[Delivery] = []
         self._at = 0
-        # How many messages the last look went through, one more or less.
+        # How many messages the last examination covered, one more or less.
         self.examined = 0
 
     def note(self, queue: int, at_ms: int, number: int = 0) -> None:
-        """Sees to it that the queue is looked at then, for the sake of this message if known."""
+        """Notes with the alarm when the queue is to be examined, and for which message if known."""
         self.noted_ms = at_ms
         self._alarm.add((at_ms, number, queue, RETENTION))
 
     def start_over(self) -> None:
-        """Forgets what was passed over: the queue is empty now, or its retention was changed."""
+        """Forgets what was passed over, because the queue is empty or its retention has changed."""
         self.rank = self.passed = self._at = 0
         self._part = []
 
     def outlived(
         self, queue: "QueueState", now_ms: int, limit: int, until: Appointment
     ) -> Iterator[Delivery]:
-        """Messages that are too old, for the caller to end before it asks for the next.
+        """Messages that have expired; the caller must end each before it takes the next.
 
-        Looks at up to `limit` messages, and at none whose time comes after `until`, and notes when
-        to go on.
+        Examines up to `limit` messages, none that expires after `until`, and notes when to
+        continue.
         """
         retention_ms = queue.settings.retention_ms
         self.noted_ms = NEVER_MS
@@ -84,8 +83,8 @@ class Retention:
                 self._at += 1
             if self._at < len(part):
                 return part[self._at]
-            found = islice(queue.deliveries.values(), self.passed, self.passed + _PART)
-            self._part = list(found)
+            following = islice(queue.deliveries.values(), self.passed, self.passed + _PART)
+            self._part = list(following)
             self._at = 0
             if not self._part:
                 return None

@@ -1,8 +1,8 @@
 """Runs: many plain pushes to one queue at one instant.
 
-A push is plain if it has a body, perhaps a dedup id, and nothing else. Where many come together,
-what they share is looked at once and the rest goes by columns, without a step in Python for each.
-A run does exactly what its pushes would do one after another.
+A push is plain if it has a body, perhaps a dedup id, and nothing else. What the pushes of a run
+share is checked once; the rest is handled in columns, without a step in Python for each push. A run
+does exactly what its pushes would do one after another.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import Pushed
 from penstock.service import Push, PushMany
 
-# Fewer are cheaper one by one: the columns have to be set up first.
+# Fewer are cheaper one by one: setting up the columns has a fixed cost.
 RUN_MIN: Final = 20
-# What is not this very object is left to those who look at each push by itself.
+# A priority that is not this object (0.0, False) is left to the checks of a single push.
 _ZERO: Final = 0
 _ZEROS: Final = repeat(0)
 _NONE: Final = repeat(None)
@@ -25,7 +25,7 @@ class Run(list[Pushed]):
     """The events of a run, in order, with their columns beside them."""
 
     __slots__ = (
-        "_known",
+        "_number_objects",
         "at_ms",
         "bodies",
         "dedup_ids",
@@ -53,16 +53,16 @@ class Run(list[Pushed]):
         self.dedup_ids = dedup_ids
         self.sizes = sizes
         self.size_bytes = size_bytes
-        # The messages, once they have arrived; the journal's places are for these, in order.
+        # Set by `arrivals`; the places that the journal returns belong to these, in order.
         self.deliveries: list[Delivery] = []
-        # One object for each number, wherever it stands: a message keeps it for long.
-        self._known = list(self.numbers)
+        # One int object for each number, shared by the event and the message that keeps it.
+        self._number_objects = list(self.numbers)
         super().__init__(
             map(
                 Pushed,
                 repeat(at_ms),
                 repeat(queue),
-                self._known,
+                self._number_objects,
                 bodies,
                 _NONE,
                 _ZEROS,
@@ -76,8 +76,8 @@ class Run(list[Pushed]):
         )
 
     def arrivals(self) -> Arrivals:
-        """The messages, where they stand at first."""
-        numbers = self._known
+        """Makes the messages of the run in their first state."""
+        numbers = self._number_objects
         self.deliveries = list(
             map(Delivery, repeat(self.queue), numbers, numbers, self, repeat(self.at_ms))
         )
@@ -85,12 +85,12 @@ class Run(list[Pushed]):
 
 
 def as_run(items: list[Any]) -> PushMany | None:
-    """What a batch is if it has nothing but many plain pushes to one queue; None if not."""
+    """The run that a batch of plain pushes to one queue makes; None for any other batch."""
     first = items[0] if len(items) >= RUN_MIN else None
     if type(first) is not Push:
         return None
     queue = first.queue
-    named = first.dedup_id is not None
+    has_dedup_ids = first.dedup_id is not None
     bodies = [
         item.body
         for item in items
@@ -101,9 +101,9 @@ def as_run(items: list[Any]) -> PushMany | None:
         and item.context is None
         and item.ttl_ms is None
         and item.priority is _ZERO
-        and (item.dedup_id is not None) is named
+        and (item.dedup_id is not None) is has_dedup_ids
         and item.queue == queue
     ]
     if len(bodies) != len(items):
         return None
-    return PushMany(queue, bodies, [item.dedup_id for item in items] if named else None)
+    return PushMany(queue, bodies, [item.dedup_id for item in items] if has_dedup_ids else None)

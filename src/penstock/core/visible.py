@@ -3,41 +3,44 @@
 Standard queues: highest priority first, then arrival. Among groups, one that holds more than its
 share of what is in flight (a noisy group) waits until no other group has a message of that
 priority. FIFO queues: within a group strictly by arrival, and nothing past a message in flight;
-among groups, the one whose first message could be had for longest.
+among groups, the one whose first message has been available for longest.
 
-Leaving is mostly lazy: whoever is no longer VISIBLE is skipped when its turn comes. A line's fresh
-messages are in order as they arrive (a deque); only those that come back need a heap.
+Removal is mostly lazy: a message that is no longer VISIBLE is skipped when it comes to the front. A
+line's new messages are already in order (a deque); only those that come back need a heap.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
+from operator import attrgetter
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
 from penstock.core.discards import Container
+from penstock.core.lazyheap import LazyHeap
 
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
-# When a FIFO group could be served: the instant, whether it came back then, its first one's rank.
+# Since when a FIFO group can be served: the instant, whether its first message came back then, and
+# that message's rank.
 Turn = tuple[int, bool, int]
 
 
 class Line:
-    """Messages in order of rank; those that came back stand in their old place.
+    """Messages in order of rank; a message that comes back takes its old place.
 
     `listed` holds the ranks under which a level lists the line as ready.
     """
 
-    __slots__ = ("_absent", "fresh", "in_flight", "listed", "returned")
+    __slots__ = ("_gone", "fresh", "in_flight", "listed", "returned")
 
     def __init__(self) -> None:
         self.fresh: deque[Delivery] = deque()
         self.returned: list[tuple[int, Delivery]] = []
         self.in_flight = 0
         self.listed: set[int] = set()
-        self._absent = 0
+        self._gone = 0
 
     def first(self) -> Delivery | None:
         """The next visible message, which stays where it is."""
@@ -64,16 +67,19 @@ class Line:
         return delivery
 
     def leave(self) -> Delivery | None:
-        """Someone left out of turn: lets go of the absent; returns the next visible message."""
-        self._absent += 1
-        if self._absent > ABSENT_MIN and 2 * self._absent > len(self.fresh) + len(self.returned):
-            # In place, because the order keeps a reference to the plainest line's deque.
+        """Counts a message that left from the middle; returns the next visible one.
+
+        Once most of the messages kept are no longer visible, they are all removed.
+        """
+        self._gone += 1
+        if self._gone > ABSENT_MIN and 2 * self._gone > len(self.fresh) + len(self.returned):
+            # In place: StandardOrder keeps a reference to the deque of the line without group.
             present = [delivery for delivery in self.fresh if delivery.state == VISIBLE]
             self.fresh.clear()
             self.fresh.extend(present)
             self.returned = [pair for pair in self.returned if pair[1].state == VISIBLE]
             heapify(self.returned)
-            self._absent = 0
+            self._gone = 0
         return self.first()
 
     def parts(self) -> Iterator[Container]:
@@ -82,15 +88,15 @@ class Line:
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages, which stay where they are."""
-        found: dict[int, Delivery] = {}
+        by_rank: dict[int, Delivery] = {}
         for delivery in self.fresh:
-            if len(found) == limit:
+            if len(by_rank) == limit:
                 break
             if delivery.state == VISIBLE:
-                found[delivery.rank] = delivery
+                by_rank[delivery.rank] = delivery
         back = nsmallest(limit, (pair for pair in self.returned if pair[1].state == VISIBLE))
-        found.update(back)
-        return [found[rank] for rank in sorted(found)[:limit]]
+        by_rank.update(back)
+        return [by_rank[rank] for rank in sorted(by_rank)[:limit]]
 
 
 class Level:
@@ -101,82 +107,56 @@ class Level:
     def __init__(self) -> None:
         self.line = Line()
         self.groups: dict[str, Line] = {}
-        # (rank, group): a group with a visible message is listed under its first message's rank or
-        # an earlier one. An entry that is out of date is corrected when it comes up.
-        self.ready: list[tuple[int, str]] = []
+        # The groups with a visible message, by the rank of their first one.
+        self.ready: LazyHeap[int, Line] = LazyHeap(self.groups, _rank)
 
     def add(self, delivery: Delivery, back: bool) -> None:
-        """Lets a visible message in: at the end, or back in its old place."""
+        """Adds a visible message: at the end, or in its old place."""
         group = delivery.group
         if group is None:
             line = self.line
         else:
             line = self.groups.get(group) or self.groups.setdefault(group, Line())
             if back or not line.fresh:
-                self._list(group, line, delivery.rank)
+                self.ready.enlist(group, line, delivery)
         if back:
             heappush(line.returned, (delivery.rank, delivery))
         else:
             line.fresh.append(delivery)
 
-    def _list(self, group: str, line: Line, rank: int) -> None:
-        if rank not in line.listed:
-            line.listed.add(rank)
-            heappush(self.ready, (rank, group))
-
     def take(self, in_flight: int) -> Delivery | None:
         """Takes out the next message, quiet groups before noisy ones."""
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
-        chosen: str | None = None
-        while (entry := self._first_ready()) is not None:
-            if plain is not None and plain.rank < entry[0]:
+        chosen: Line | None = None
+        while (top := self.ready.first()) is not None:
+            first, line = top
+            if plain is not None and plain.rank < first.rank:
                 break
-            if not self._is_noisy(entry[1], in_flight):
-                chosen = entry[1]
+            if not _is_noisy(line, in_flight):
+                chosen = line
                 break
             # At most nine groups can each hold more than a tenth: this list stays short.
             noisy.append(heappop(self.ready))
         for entry in noisy:
             heappush(self.ready, entry)
         if chosen is None and plain is None and noisy:
-            chosen = noisy[0][1]
+            chosen = self.groups[noisy[0][1]]
         if chosen is None:
             return self.line.take()
-        line = self.groups[chosen]
-        delivery = line.take()
-        following = line.first()
+        delivery = chosen.take()
+        following = chosen.first()
         if following is not None:
-            self._list(chosen, line, following.rank)
+            self.ready.enlist(following.group or "", chosen, following)
         return delivery
 
-    def _first_ready(self) -> tuple[int, str] | None:
-        """The entry of the group whose first message is the oldest, with its true rank."""
-        ready = self.ready
-        while ready:
-            rank, group = ready[0]
-            line = self.groups.get(group)
-            first = None if line is None else line.first()
-            if first is not None and first.rank == rank:
-                return ready[0]
-            heappop(ready)
-            if line is not None:
-                line.listed.discard(rank)
-                if first is not None:
-                    self._list(group, line, first.rank)
-        return None
-
-    def _is_noisy(self, group: str, in_flight: int) -> bool:
-        held = self.groups[group].in_flight
-        return held >= NOISY_IN_FLIGHT_MIN and held * NOISY_SHARE > in_flight
-
     def count_in_flight(self, group: str, change: int) -> None:
-        """Keeps a group's share of what is in flight."""
+        """Counts how many messages of a group are in flight."""
         line = self.groups.get(group) or self.groups.setdefault(group, Line())
         line.in_flight += change
 
     def trim(self, group: str | None) -> None:
-        """Lets go of messages that left out of turn, and of a finished group."""
+        """After a message left from the middle: removes it when due, and an empty group."""
         if group is None:
             self.line.leave()
             return
@@ -199,11 +179,11 @@ class StandardOrder:
         level = Level()
         self._by_priority = {0: level}
         self._levels = [level]
-        # Most queues know neither priorities nor groups: their one line, to be found at once.
+        # Most queues use neither priorities nor groups: their only line, without a lookup.
         self._plain = level.line.fresh
 
     def join(self, delivery: Delivery) -> None:
-        """A message arrived: it is visible, or will `come_back` when its delay ends."""
+        """Adds a message that arrived; a delayed one is added later, by `come_back`."""
         if delivery.state == VISIBLE:
             if delivery.group is None and delivery.priority == 0:
                 self._plain.append(delivery)
@@ -211,11 +191,11 @@ class StandardOrder:
                 self._level(delivery.priority).add(delivery, back=False)
 
     def join_plain(self, deliveries: list[Delivery]) -> None:
-        """Many messages arrived, in order: all visible, without priority or group."""
+        """Adds messages that arrived, in order: all visible, without priority or group."""
         self._plain.extend(deliveries)
 
     def come_back(self, delivery: Delivery) -> None:
-        """A message became visible that has its place already."""
+        """Adds a message that became visible again, in its old place."""
         self._level(delivery.priority).add(delivery, back=True)
 
     def take(self, in_flight: int) -> Delivery | None:
@@ -233,7 +213,7 @@ class StandardOrder:
         return None
 
     def take_plain(self, limit: int) -> list[Delivery]:
-        """Takes out up to so many messages at once, as long as arrival alone decides."""
+        """Takes out up to `limit` messages at once; none unless arrival alone decides the order."""
         level = self._levels[0]
         if len(self._levels) > 1 or level.ready or level.line.returned:
             return []
@@ -250,7 +230,7 @@ class StandardOrder:
         self._plain.extendleft(reversed(deliveries))
 
     def begin_pull(self) -> None:
-        """Says that the `take`s to come belong to one pull."""
+        """Begins a pull: the calls of `take` that follow belong to it."""
 
     def claimed(self, group: str, delivery: Delivery) -> None:
         """A message of this group is in flight now."""
@@ -263,19 +243,19 @@ class StandardOrder:
         level.trim(group)
 
     def leave(self, delivery: Delivery) -> None:
-        """The message left the line out of turn: it need not be kept there."""
+        """The message left the line from the middle: it need not be kept there."""
         level = self._by_priority.get(delivery.priority)
         if level is not None:
             level.trim(delivery.group)
 
     def ahead(self, limit: int) -> list[Delivery]:
         """The next messages in order of priority and arrival; none is taken."""
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for level in self._levels:
-            room = limit - len(found)
+            room = limit - len(deliveries)
             level_ahead = [d for line in level.lines() for d in line.ahead(room)]
-            found += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
-        return found
+            deliveries += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
+        return deliveries
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""
@@ -299,14 +279,14 @@ class Group:
     at the front the pull numbered `pulled_in` has taken.
     """
 
-    __slots__ = ("_absent", "listed", "order", "pulled_in", "taken")
+    __slots__ = ("_gone", "listed", "order", "pulled_in", "taken")
 
     def __init__(self) -> None:
         self.order: deque[Delivery] = deque()
         self.listed: set[Turn] = set()
         self.pulled_in = 0
         self.taken = 0
-        self._absent = 0
+        self._gone = 0
 
     def first(self) -> Delivery | None:
         """The oldest message that is not gone."""
@@ -316,11 +296,11 @@ class Group:
         return order[0] if order else None
 
     def leave(self) -> None:
-        """Someone is gone: lets go of the absent once they are many."""
-        self._absent += 1
-        if self._absent > ABSENT_MIN and 2 * self._absent > len(self.order):
+        """Counts a message that is gone; removes such messages once they are many."""
+        self._gone += 1
+        if self._gone > ABSENT_MIN and 2 * self._gone > len(self.order):
             self.order = deque(delivery for delivery in self.order if delivery.state != GONE)
-            self._absent = 0
+            self._gone = 0
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""
@@ -331,15 +311,16 @@ class FifoOrder:
     """The order of a FIFO queue.
 
     A group is open when its first message is visible: nothing overtakes a message in flight. One
-    pull takes as many of a group as it may, in order, before it turns to the next. Groups take
-    turns by when their first message could be had: since its arrival, or since it came back.
+    pull takes as many messages of a group as it may, in order, before it takes from the next.
+    Groups are ordered by when their first message became available: by arrival, or by coming back.
     """
 
     __slots__ = ("_current", "_groups", "_open", "_pull")
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
-        self._open: list[tuple[Turn, str]] = []
+        # The groups whose first message is visible, by its turn.
+        self._open: LazyHeap[Turn, Group] = LazyHeap(self._groups, _turn)
         self._pull = 0
         # The group this pull took from last.
         self._current: Group | None = None
@@ -353,11 +334,11 @@ class FifoOrder:
             self._offer(name, group)
 
     def come_back(self, delivery: Delivery) -> None:
-        """A message became visible again: it never left its place."""
+        """A message became visible again; it has kept its place in the group."""
         self._offer_group_of(delivery)
 
     def begin_pull(self) -> None:
-        """Says that the `take`s to come belong to one pull."""
+        """Begins a pull: the calls of `take` that follow belong to it."""
         self._pull += 1
         self._current = None
 
@@ -368,29 +349,20 @@ class FifoOrder:
             if delivery is not None:
                 return delivery
             self._current = None
-        while self._open:
-            turn, name = self._open[0]
-            group = self._groups.get(name)
-            first = None if group is None else group.first()
-            is_open = first is not None and first.state == VISIBLE
-            if first is not None and is_open and _turn(first) == turn:
-                self._current = group
-                return first
-            heappop(self._open)
-            if group is not None:
-                group.listed.discard(turn)
-                if first is not None and is_open:
-                    self._list(name, group, _turn(first))
-        return None
+        top = self._open.first()
+        if top is None:
+            return None
+        first, self._current = top
+        return first
 
     def _next_in(self, group: Group) -> Delivery | None:
-        """The message of the group that this pull may have, if any."""
+        """The message of the group that this pull may take, if any."""
         first = group.first()
         if first is None or first.state == VISIBLE:
             return first
         if group.pulled_in != self._pull:
             return None
-        # This pull holds the front of the group already: it may have what directly follows.
+        # This pull has claimed the front of the group: it may take what directly follows.
         order = group.order
         while group.taken < len(order) and order[group.taken].state == GONE:
             group.taken += 1
@@ -399,7 +371,7 @@ class FifoOrder:
         return None
 
     def claimed(self, group: str, delivery: Delivery) -> None:
-        """A message of this group is in flight now, and what follows it blocked for other pulls."""
+        """A message of this group is in flight now; those behind it are blocked for other pulls."""
         held = self._groups[group]
         if held.pulled_in != self._pull:
             held.pulled_in = self._pull
@@ -413,7 +385,7 @@ class FifoOrder:
         self._offer_group_of(delivery)
 
     def leave(self, delivery: Delivery) -> None:
-        """The message left the line out of turn: its group may open or end."""
+        """The message left from the middle: its group may open, or have ended."""
         group = self._groups.get(delivery.group or "")
         if group is not None and delivery.state == GONE:
             group.leave()
@@ -445,17 +417,25 @@ class FifoOrder:
 
     def _offer(self, name: str, group: Group) -> None:
         first = group.first()
-        if first is not None and first.state == VISIBLE:
-            self._list(name, group, _turn(first))
-
-    def _list(self, name: str, group: Group, turn: Turn) -> None:
-        if turn not in group.listed:
-            group.listed.add(turn)
-            heappush(self._open, (turn, name))
+        if first is not None:
+            self._open.enlist(name, group, first)
 
 
-def _turn(first: Delivery) -> Turn:
-    """When a group's first message could be had; one that came back stands behind new arrivals."""
+_rank = attrgetter("rank")
+
+
+def _is_noisy(line: Line, in_flight: int) -> bool:
+    held = line.in_flight
+    return held >= NOISY_IN_FLIGHT_MIN and held * NOISY_SHARE > in_flight
+
+
+def _turn(first: Delivery) -> Turn | None:
+    """Since when a group's first message can be pulled; None if it is not visible.
+
+    At the same instant, a message that came back stands behind new arrivals.
+    """
+    if first.state != VISIBLE:
+        return None
     if first.due_at_ms:
         return first.due_at_ms, True, first.rank
     move = first.move

@@ -1,7 +1,7 @@
-"""Ids remembered for a while: request ids against duplicates, attempt ids for repeated pulls.
+"""Ids remembered for a while: dedup ids of pushes, attempt ids of pulls.
 
-Old ids are let go only when a new one is remembered, by the time that new one carries, so that a
-replay forgets exactly what the living engine forgot.
+Old ids are forgotten only when a new one is remembered, by the new one's time, so that a replay
+forgets exactly what the running engine forgot.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ Key = str | tuple[str, str]
 
 
 class Window(Generic[V]):
-    """What each id stood for, if it was remembered within the window; at most `count_max` ids."""
+    """A value for each id remembered within the window; at most `count_max` ids."""
 
     __slots__ = ("_by_key", "_count_max", "_forgotten", "_keys", "_times", "_window_ms")
 
@@ -26,21 +26,21 @@ class Window(Generic[V]):
         self._window_ms = window_ms
         self._count_max = count_max
         self._by_key: dict[Key, tuple[int, V]] = {}
-        # In order of time, side by side.
+        # In order of time; both have the same length.
         self._times: deque[int] = deque()
         self._keys: deque[Key] = deque()
-        # How many were forgotten: the index, counted from the first ever, of the oldest one here.
+        # How many were forgotten: the index of the oldest one kept, counted from the first.
         self._forgotten = 0
 
     def find(self, key: Key, now_ms: int) -> V | None:
-        """What the id stands for now, if anything."""
-        found = self._by_key.get(key)
-        if found is None or found[0] + self._window_ms <= now_ms:
+        """The value of the id, if it is still remembered."""
+        entry = self._by_key.get(key)
+        if entry is None or entry[0] + self._window_ms <= now_ms:
             return None
-        return found[1]
+        return entry[1]
 
     def remember(self, key: Key, value: V, at_ms: int) -> None:
-        """Lets the id stand for the value from this instant on."""
+        """Keeps the value for the id from this instant on."""
         times = self._times
         if times and (times[0] + self._window_ms <= at_ms or len(times) >= self._count_max):
             self._forget(at_ms, 1)
@@ -51,14 +51,14 @@ class Window(Generic[V]):
     def remember_new(self, keys: Sequence[Key], values: Iterable[V], at_ms: int) -> bool:
         """Remembers many ids as `remember` would one after another, if all of them are new.
 
-        False, and nothing has changed, if one is known, be it from long ago, or comes twice.
+        False, and nothing has changed, if one is known, even an expired one, or comes twice.
         """
         by_key = self._by_key
         entries = list(zip(repeat(at_ms), values, strict=False))
-        # Each id is looked up once, in a dict too large for any cache.
-        found = list(map(by_key.setdefault, keys, entries))
-        if not all(map(is_, found, entries)):
-            for key, one, other in zip(keys, found, entries, strict=True):
+        # One lookup for each id: the dict may be too large for the processor's cache.
+        stored = list(map(by_key.setdefault, keys, entries))
+        if not all(map(is_, stored, entries)):
+            for key, one, other in zip(keys, stored, entries, strict=True):
                 if one is other:
                     del by_key[key]
             return False
@@ -68,7 +68,7 @@ class Window(Generic[V]):
         return True
 
     def _forget(self, at_ms: int, coming: int) -> None:
-        """Lets go of what is too old, and of the oldest where there is no room for those coming."""
+        """Forgets ids that are too old, and the oldest if there is no room for `coming` more."""
         times = self._times
         by_key = self._by_key
         while times and (
@@ -76,12 +76,12 @@ class Window(Generic[V]):
         ):
             oldest_ms, oldest = times.popleft(), self._keys.popleft()
             self._forgotten += 1
-            found = by_key.get(oldest)
-            if found is not None and found[0] == oldest_ms:
+            entry = by_key.get(oldest)
+            if entry is not None and entry[0] == oldest_ms:
                 del by_key[oldest]
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
-        """Forgets every id but those that stand for something wanted."""
+        """Forgets every id whose value is not wanted."""
         kept = [entry for entry in self.entries() if wanted(entry[2])]
         self._forgotten += len(self._keys)
         self._by_key = {key: (at_ms, value) for at_ms, key, value in kept}
@@ -101,9 +101,9 @@ class Window(Generic[V]):
         begin, end = max(0, start - self._forgotten), max(0, stop - self._forgotten)
         times, keys = _between(self._times, begin, end), _between(self._keys, begin, end)
         return [
-            (at_ms, key, found[1])
+            (at_ms, key, entry[1])
             for at_ms, key in zip(times, keys, strict=True)
-            if (found := self._by_key.get(key)) is not None and found[0] == at_ms
+            if (entry := self._by_key.get(key)) is not None and entry[0] == at_ms
         ]
 
     def parts(self) -> Iterator[Container]:
@@ -112,10 +112,10 @@ class Window(Generic[V]):
 
 
 def _between(items: deque[T], begin: int, end: int) -> list[T]:
-    """Some items of a deque, reached from its nearer end: it is walked item by item."""
+    """Some items of a deque, from its nearer end: there is no faster way to reach them."""
     count = len(items)
     if begin + end <= count:
         return list(islice(items, begin, end))
-    found = list(islice(reversed(items), max(0, count - end), max(0, count - begin)))
-    found.reverse()
-    return found
+    chosen = list(islice(reversed(items), max(0, count - end), max(0, count - begin)))
+    chosen.reverse()
+    return chosen

@@ -1,4 +1,4 @@
-"""The engine for callers who may block: one lock for the engine, one wait for the disk."""
+"""The engine for callers that may block: one lock for the engine, one wait for the disk."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class BlockingEngine:
         self._journal = engine.journal
         self.start_over()
         self._answers_at_once = engine.journal.keeps_nothing
-        self._unsubscribe = engine.clock.subscribe(self._time_moved)
+        self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
         start_over_when_forked(self)
@@ -42,8 +42,8 @@ class BlockingEngine:
             return step()
 
     def execute(self, command: Command[R]) -> R:
-        """Does what the command says, and returns once that is durable."""
-        # `with` costs as much again as the lock itself. After a plain call to acquire it, an
+        """Executes the command, and returns once its changes are durable."""
+        # `with` costs as much as the lock itself. After a plain call of acquire, an
         # interrupt may come before `try` is reached, and the lock would stay taken for good;
         # between an iterator and the body of its loop there is no such gap.
         for _ in self._taking:
@@ -59,17 +59,17 @@ class BlockingEngine:
             finally:
                 self._release()
         if not reply and type(command) is Pull:
-            return cast(R, self._pull_later(command))
+            return cast(R, self._wait_for_message(command))
         if sequence and sequence > self._journal.durable_sequence:
             self._journal.wait(sequence)
         return reply
 
-    def _pull_later(self, command: Pull) -> list[Any]:
+    def _wait_for_message(self, command: Pull) -> list[Any]:
         signal = threading.Event()
         with self._lock:
             if not self._engine.wait_ms(command):
                 return []
-            # Between the two locks a message may have come: look again before waiting for one.
+            # A message may have come since the lock was released: try again before waiting.
             claims: list[Any] = []
             with suppress(InFlightLimit):
                 claims = self._engine.submit(command)
@@ -77,7 +77,7 @@ class BlockingEngine:
             waiter = None if claims else self._engine.wait(command, signal.set)
         if waiter is not None:
             try:
-                self._wait_for(waiter, signal)
+                self._wait_for_answer(waiter, signal)
             except BaseException:
                 with self._lock:
                     self._engine.forget(waiter)
@@ -89,11 +89,11 @@ class BlockingEngine:
             self._journal.wait(sequence)
         return claims
 
-    def _wait_for(self, waiter: Waiter, signal: threading.Event) -> None:
+    def _wait_for_answer(self, waiter: Waiter, signal: threading.Event) -> None:
         while not waiter.done:
             with self._lock:
                 wake_ms = self._engine.next_wake_ms
-            # Without the lock, which our subscription takes if this moves a manual clock.
+            # Without the lock: if this call moves a manual clock, `_on_time_moved` acquires it.
             clock = self._engine.clock
             signal.wait(clock.waiter_timeout_s(wake_ms, blocks_thread=True))
             signal.clear()
@@ -101,7 +101,7 @@ class BlockingEngine:
                 with self._lock:
                     self._engine.tick()
 
-    def _time_moved(self) -> None:
+    def _on_time_moved(self) -> None:
         with self._lock:
             self._engine.catch_up()
 

@@ -1,11 +1,11 @@
 """The engine: the pure state machine, a journal and a clock, answering commands.
-Long, because the step of every command stands beside the one `submit` that runs them all.
+Long, because the handler of every command stands beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
-returns the reply; `answer_sequence` then says which sequence must be durable before the reply may
-be shown. The two faces in `blocking` and `loop` do the waiting.
+returns the reply; `answer_sequence` is then the sequence that must be durable before the reply may
+be shown. `BlockingEngine` and `LoopEngine` do the waiting.
 
-A pull that finds nothing may wait (`waiting`): nobody polls, and no message has a timer.
+A pull that finds nothing may wait (`waiting`), without polling and without a timer per message.
 """
 
 import secrets
@@ -81,32 +81,32 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-# How long what is due waits on a full disk before room is looked for again.
+# How long settling is put off on a full disk before room is looked for again.
 _NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
-# Commands whose answer promises nothing, so that nobody need wait for the disk.
-_LOOKS: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
+# Commands whose answer promises nothing, so that it need not wait for the disk.
+_READ_ONLY: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
 
 
 class Housekeeping(Protocol):
-    """What keeps an engine's storage in order while it lives."""
+    """Background work on an engine's storage: snapshots, and removing what is not needed."""
 
-    # What it failed of last; None when all is well.
+    # The error of the last step; None if it succeeded.
     last_error: Exception | None
 
     def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
-        """Begins; `exclusive` runs a function while nobody else touches the engine."""
+        """Begins; `exclusive` runs a function while no other thread uses the engine."""
         ...
 
     def stop(self) -> None:
-        """Ends; not to be called by anyone who keeps others off the engine."""
+        """Ends; must not be called by a thread that has exclusive use of the engine (deadlock)."""
         ...
 
 
 class Engine:
-    """One shard served from this process. Not safe for threads: its faces see to that."""
+    """One shard served from this process. Not thread-safe: its callers must serialise."""
 
-    # How many messages are settled at once before others get their turn.
+    # How many messages are settled at once before the next command is served.
     settle_max = SETTLE_MAX
 
     def __init__(
@@ -128,14 +128,14 @@ class Engine:
         self._shard_pull = self.shard.pull
         self._journal_append = self.journal.append
         self._journal_load = self.journal.load
-        # Without a journal to speak of, and with nobody waiting, an event has done its work.
+        # If the journal keeps nothing and no pull waits, events are dropped once applied.
         self._keeps_nothing = self.journal.keeps_nothing
         self._make_room = None if self._keeps_nothing else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._show_id = self._ids.show
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._line = WaitingLine(self._alarm, self._pull_now)
-        # The line's own dict: whether it is empty is asked with every command.
+        # The line's own dict: every command tests whether it is empty.
         self._waiting = self._line.queues
         self._stopped: PenstockError | None = None
         self._handlers: dict[type, Callable[[Any, int], Any]] = {
@@ -160,18 +160,18 @@ class Engine:
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
-        # From here on, letting go of many messages at once would hold up others.
+        # From here on, freeing many messages at once would delay other commands.
         self.shard.discards.is_deferred = True
         self._sequence = 0
         self.answer_sequence = 0
-        # What the pull under way has read; None in place of a message that is damaged. A journal
-        # that keeps nothing has nothing to be read: the messages hold their content themselves.
+        # The contents that the pull under way has read; None for a damaged message. With a journal
+        # that keeps nothing there is nothing to read: the messages hold their content themselves.
         self._loaded: list[Pushed | None] = []
         self._load = None if self._keeps_nothing else self._load_content
         self.upkeep: Housekeeping | None = None
 
     def submit(self, command: Command[R]) -> R:
-        """The reply; `answer_sequence` must be durable before anyone may see it."""
+        """The reply; `answer_sequence` must be durable before it may be shown."""
         try:
             handler = self._handlers[type(command)]
         except KeyError:
@@ -184,9 +184,9 @@ class Engine:
                 self._settle(now_ms, command)
             reply: R = handler(command, now_ms)
             if not self._events:
-                # Even an answer that changed nothing may rest on a change that is not durable yet:
+                # An answer that changed nothing may depend on a change that is not durable yet:
                 # "a duplicate of this message", "gone already", "the claims you hold".
-                self.answer_sequence = 0 if type(command) in _LOOKS else self._sequence
+                self.answer_sequence = 0 if type(command) in _READ_ONLY else self._sequence
             elif self._keeps_nothing and not self._waiting:
                 self._events = []
             else:
@@ -202,10 +202,10 @@ class Engine:
         return reply
 
     def _keep_events(self) -> None:
-        """Appends what had happened before a command was refused.
+        """Appends the events that happened before a command was refused.
 
-        A handler raises before it changes anything on behalf of its command. But it may have met
-        damaged messages, or some with too many receives, and their ends are events of their own.
+        A handler raises before it changes anything for its command. But it may have found damaged
+        messages, or some with too many receives, whose ends are events of their own.
         """
         if self._events:
             self._append()
@@ -216,7 +216,7 @@ class Engine:
         raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
 
     def _append(self) -> int:
-        """Hands the events under way to the journal, and serves whoever waited for them."""
+        """Appends the events under way to the journal, and serves the pulls that waited."""
         events = self._events
         self._events = []
         try:
@@ -233,7 +233,7 @@ class Engine:
         return sequence
 
     def _place(self, events: list[AnyEvent], places: Sequence[int]) -> None:
-        """Lets each message that was pushed know its content by its place in the journal."""
+        """Stores in each message that was pushed the place of its content in the journal."""
         if type(events) is Run:
             for delivery, place in zip(events.deliveries, places, strict=True):
                 delivery.content = place
@@ -247,10 +247,10 @@ class Engine:
             self.shard.place(event.queue, event.number, place)
 
     def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
-        """Settles some of what is due, and of the command's own queue as much as it may need."""
+        """Settles some of what is due, and in the command's own queue as much as it may need."""
         own_limit = max(self.settle_max, _messages_wanted(command))
         if not self.journal.has_room(2 * (self.settle_max + 3 * own_limit)):
-            # Whoever waits would do nothing but look again at once.
+            # Without a later instant, waiting callers would try again at once, in a busy loop.
             self._alarm.next_ms = now_ms + _NO_ROOM_MS
             return
         self._events += self.shard.settle(now_ms, self.settle_max)
@@ -314,7 +314,7 @@ class Engine:
         self._loaded.append(content)
 
     def _repeat(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
-        """Reads what an earlier pull of this attempt was given; renews its claims if asked to."""
+        """Reads the messages of an earlier pull of this attempt; renews its claims if asked to."""
         if self._load is not None:
             for each in deliveries:
                 self._load(each)
@@ -322,7 +322,7 @@ class Engine:
             self._renew(command, deliveries, now_ms)
 
     def _renew(self, command: Pull, deliveries: list[Delivery], now_ms: int) -> None:
-        """Begins the visibility anew of claims that an earlier pull of this attempt was given."""
+        """Restarts the visibility of the claims that an earlier pull of this attempt made."""
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
             visibility_ms = self.shard.names[command.queue].settings.visibility_ms
@@ -387,7 +387,7 @@ class Engine:
         run = runs.as_run(items)
         numbers = None if run is None else self._take_run(run, now_ms)
         if numbers is None:
-            return self._one_by_one(items, now_ms)
+            return self._submit_each(items, now_ms)
         return list(map(PushReply, self._ids.show_all(numbers), numbers, repeat(False)))
 
     def _push_many(self, command: PushMany, now_ms: int) -> Sequence[Any]:
@@ -398,7 +398,7 @@ class Engine:
         if count >= runs.RUN_MIN and command.is_plain:
             numbers = self._take_run(command, now_ms)
         if numbers is None:
-            return self._one_by_one(command.pushes(), now_ms)
+            return self._submit_each(command.pushes(), now_ms)
         return NumberedReplies(self._ids.prefix, numbers)
 
     def _take_run(self, command: PushMany, now_ms: int) -> range | None:
@@ -414,7 +414,7 @@ class Engine:
         self._events = cast(list[AnyEvent], run)
         return run.numbers
 
-    def _one_by_one(self, items: list[Any], now_ms: int) -> list[Any]:
+    def _submit_each(self, items: list[Any], now_ms: int) -> list[Any]:
         handlers = self._handlers
         replies: list[Any] = []
         for number, item in enumerate(items):
@@ -445,7 +445,7 @@ class Engine:
                 room_bytes -= size_bytes(delivery)
                 if messages and room_bytes < 0:
                     break
-            # A damaged message is told as lost by the pull that meets it.
+            # A damaged message is left out here; the pull that finds it makes it Lost.
             with suppress(CorruptEntry):
                 messages.append(self._message(delivery))
         return messages
@@ -465,9 +465,9 @@ class Engine:
         events = self.journal.history(number)
         if not events:
             raise MessageNotFound(f"id: the journal knows nothing of {command.id!r}")
-        return [self._told(event) for event in events]
+        return [self._history_event(event) for event in events]
 
-    def _told(self, event: AnyEvent) -> HistoryEvent:
+    def _history_event(self, event: AnyEvent) -> HistoryEvent:
         queue = self.shard.queues.get(event.queue)
         detail = {
             name: getattr(event, name)
@@ -487,17 +487,17 @@ class Engine:
     # Queues.
 
     def _create(self, command: CreateQueue, now_ms: int) -> QueueInfo:
-        return self._made(command.queue, self.shard.decide_create(command, now_ms))
+        return self._commit_settings(command.queue, self.shard.decide_create(command, now_ms))
 
     def _configure(self, command: ConfigureQueue, now_ms: int) -> QueueInfo:
-        return self._made(command.queue, self.shard.decide_configure(command, now_ms))
+        return self._commit_settings(command.queue, self.shard.decide_configure(command, now_ms))
 
-    def _made(self, name: str, events: list[AnyEvent]) -> QueueInfo:
-        """Commits the events of a queue's settings; names the dead-letter queue they made."""
+    def _commit_settings(self, name: str, events: list[AnyEvent]) -> QueueInfo:
+        """Commits the events of a queue's settings; adds the dead-letter queue they created."""
         self._commit(*events)
         info = self.shard.info(self.shard.names[name])
-        made = [each.name for each in events if type(each) is QueueCreated and each.name != name]
-        return msgspec.structs.replace(info, also_created=made) if made else info
+        created = [each.name for each in events if type(each) is QueueCreated and each.name != name]
+        return msgspec.structs.replace(info, also_created=created) if created else info
 
     def _remove(self, command: DeleteQueue, now_ms: int) -> None:
         self._commit(self.shard.decide_remove(command.queue, now_ms, command.force))
@@ -536,7 +536,7 @@ class Engine:
     # Waiting.
 
     def wait(self, command: Pull, wake: Callable[[], None]) -> Waiter | None:
-        """Puts a pull that found nothing in line; None if it does not want to wait.
+        """Adds a pull that found nothing to the waiting line; None if it is not to wait.
 
         To be called right after `submit`, before anything else happens to the engine.
         """
@@ -555,12 +555,12 @@ class Engine:
         return self.shard.queue(command.queue).settings.wait_ms
 
     def forget(self, waiter: Waiter) -> None:
-        """Takes back a wait; claims it was given meanwhile return to their places."""
+        """Cancels a wait; claims made for it meanwhile are released."""
         if not waiter.done:
             self._line.leave(waiter)
             return
         for claim in waiter.claims:
-            # What cannot be given back now comes back when its claim runs out.
+            # A claim that cannot be released now ends when it runs out.
             with suppress(PenstockError):
                 self.submit(Release(claim.queue, claim.proof))
 
@@ -571,7 +571,7 @@ class Engine:
 
     @property
     def next_wake_ms(self) -> int:
-        """When `tick` should next be called, if anyone waits."""
+        """When `tick` should next be called, if any pull waits."""
         return self._line.next_wake_ms
 
     @property
@@ -580,13 +580,13 @@ class Engine:
         return self._stopped is None and self._alarm.next_ms <= self.clock.now_ms()
 
     def catch_up(self) -> None:
-        """Settles everything that is due, however long it takes: for a clock that was set."""
+        """Settles everything that is due, however long it takes; for a clock that was set."""
         self.tick()
         while self.has_due_work:
             self.tick()
 
     def tick(self) -> None:
-        """Settles some of what is due; answers those who waited for it, or long enough.
+        """Settles some of what is due; serves the waits it can, ends those whose time is over.
 
         It takes milliseconds however much is due; `has_due_work` says whether there is more.
         """
@@ -603,7 +603,7 @@ class Engine:
             raise
 
     def _pull_now(self, command: Pull) -> tuple[list[Claim], int]:
-        """A waiter's pull, tried again: its claims, and what must be durable to show them."""
+        """Tries a waiter's pull again: its claims, and the sequence that must be durable first."""
         try:
             claims = self._pull(command, self.clock.now_ms())
         except PenstockError:
@@ -620,15 +620,15 @@ class Engine:
         self.journal.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Stops the engine for good, unless there is no journal that it could be ahead of."""
+        """Stops the engine for good, unless the journal keeps nothing: then memory is the state."""
         if self._stopped is None and not self._keeps_nothing:
             if not isinstance(error, JournalError):
-                said = " ".join(f"{type(error).__name__} {error}".split())
-                error = JournalError(f"the engine was stopped by {said}; open it again")
+                cause = " ".join(f"{type(error).__name__} {error}".split())
+                error = JournalError(f"the engine was stopped by {cause}; open it again")
             self._stop(error)
 
     def check(self) -> None:
-        """Raises what has stopped the engine, if anything has."""
+        """Raises the error that has stopped the engine, if one has."""
         if self._stopped is not None:
             raise self._stopped
 
@@ -662,7 +662,7 @@ class Engine:
         )
 
     def _claim(self, delivery: Delivery, queue: str, content: Any) -> Claim:
-        # The same fields again, written out: this is the hottest reply there is.
+        # The fields of `_message` again, written out: this reply is made most often.
         number = delivery.number
         epoch = delivery.epoch
         moved = delivery.move is not None
@@ -694,6 +694,6 @@ def _queue_named(command: Any) -> Any:
 
 
 def _messages_wanted(command: Any) -> int:
-    """How many messages a command may need to see settled; it is not validated yet."""
+    """How many messages a command may need to have settled; it is not validated yet."""
     limit = getattr(command, "limit", 1)
     return limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 1

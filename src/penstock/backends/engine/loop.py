@@ -1,15 +1,14 @@
 """The engine on an event loop: no lock, no thread, one timer and one notification for all.
 
-`LoopEngine` is what the servers use, and what `AsyncEngine` awaits. It owns everything that is to
-be waited for:
+The servers use `LoopEngine`, and `AsyncEngine` awaits its replies. It waits for three things:
 
-- the disk: a reply whose changes are not durable yet is deferred; all that is deferred in one turn
-  of the event loop is asked for by one notification of the journal
-- a message: a pull that finds nothing stands in the engine's waiting line; one timer wakes the
-  engine for the whole line
-- another's turn: the engine wakes a waiting pull in the middle of a command that made a message
-  visible. Its callback is not called there, where it could submit commands of its own, but in a
-  later callback of the event loop
+- the disk: a reply whose changes are not durable yet is deferred; one notification of the journal
+  serves all replies that are deferred in one turn of the event loop
+- a message: a pull that finds nothing is in the engine's waiting line; one timer wakes the engine
+  for the whole line
+- the end of a command: the engine wakes a waiting pull in the middle of a command that made a
+  message visible. Its callback is not called there, where it could submit commands of its own, but
+  in a later callback of the event loop
 """
 
 import asyncio
@@ -49,7 +48,7 @@ class LoopEngine:
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
         self._loop = asyncio.get_running_loop()
-        # Replies that wait for the disk, by and large in the order of their sequences.
+        # Replies that wait for the disk, roughly in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
         self._notice_is_due = False
@@ -61,7 +60,7 @@ class LoopEngine:
         self._timer_ms = NEVER_MS
         self._closed = False
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        self._unsubscribe = engine.clock.subscribe(self._time_moved)
+        self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively)
 
@@ -89,7 +88,7 @@ class LoopEngine:
         return reply
 
     def run(self, steps: Steps[R]) -> R | Pending:
-        """`_go_on`, written out for the usual steps: one command, not refused, with a reply."""
+        """Fast path of `_continue_steps` for steps of one command that is answered at once."""
         try:
             command = next(steps)
         except StopIteration as stop:
@@ -97,24 +96,24 @@ class LoopEngine:
         try:
             reply = self._submit(command)
         except PenstockError as error:
-            return self._go_on(steps, command, None, error, 0)
+            return self._continue_steps(steps, command, None, error, 0)
         except Exception:
             self._check_failed()
             raise
         sequence = self.engine.answer_sequence
         if not reply and type(command) is Pull:
-            return self._go_on(steps, command, reply, None, sequence)
+            return self._continue_steps(steps, command, reply, None, sequence)
         try:
             following = steps.send(reply)
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
             return self._defer_result(EngineReply(self), stop.value, sequence, command, reply)
-        reply, refused = self._ask(following)
+        reply, refused = self._submit_for_steps(following)
         sequence = max(sequence, self.engine.answer_sequence)
-        return self._go_on(steps, following, reply, refused, sequence)
+        return self._continue_steps(steps, following, reply, refused, sequence)
 
-    def _go_on(
+    def _continue_steps(
         self,
         steps: Steps[R],
         command: Command[Any],
@@ -125,8 +124,8 @@ class LoopEngine:
     ) -> R | Pending:
         """Runs steps to their end, or to a pull that waits, once a command has been answered.
 
-        `sequence` is the largest so far: a look at the end does not make the changes before it
-        durable. `waited` is what the caller holds if the command is a pull that has waited.
+        `sequence` is the largest so far: a read-only command at the end does not make the changes
+        before it durable. `waited` is the caller's Pending if the command is a pull that waited.
         """
         pull: Command[Any] | None = None
         claims: Any = None
@@ -144,7 +143,7 @@ class LoopEngine:
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
                 is_new = True
-                reply, error = self._ask(command)
+                reply, error = self._submit_for_steps(command)
                 sequence = max(sequence, self.engine.answer_sequence)
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
@@ -152,7 +151,7 @@ class LoopEngine:
             pending = waited or EngineReply(self)
             return self._defer_result(pending, stop.value, sequence, pull, claims)
 
-    def _ask(self, command: Command[Any]) -> tuple[Any, PenstockError | None]:
+    def _submit_for_steps(self, command: Command[Any]) -> tuple[Any, PenstockError | None]:
         """The reply, or the error that is to be thrown into the steps."""
         try:
             return self._submit(command), None
@@ -204,7 +203,7 @@ class LoopEngine:
         return type(command) is Pull and self.engine.wait_ms(command) > 0
 
     def _wait(self, command: Any, pending: "EngineReply | None") -> "EngineReply | None":
-        """Puts a pull that found nothing in line; None if it does not want to wait."""
+        """Adds a pull that found nothing to the waiting line; None if it is not to wait."""
         pending = pending or EngineReply(self)
         pending.waiter = None
         waiter = self.engine.wait(command, pending.wake)
@@ -215,18 +214,18 @@ class LoopEngine:
         return pending
 
     def woken(self, pending: "EngineReply") -> None:
-        """A wait has ended; the callback follows in the next turn."""
+        """A wait has ended; its callback is called in the next turn."""
         pending.waits = False
         self._woken.append(pending)
         self._plan_turn()
 
     def plan_timer(self) -> None:
-        """The instant at which the line must be looked at may have changed."""
+        """Sets the timer in the next turn: the instant of the next `tick` may have changed."""
         self._must_plan = True
         self._plan_turn()
 
     def forget(self, waiter: Waiter) -> None:
-        """Takes a pull out of the line that has no claims yet."""
+        """Removes a waiting pull that has no claims yet from the line."""
         with suppress(PenstockError):
             self.engine.forget(waiter)
 
@@ -246,10 +245,10 @@ class LoopEngine:
             pending.finish(claims, None)
 
     def _resume(self, pending: "EngineReply", steps: Steps[Any], waiter: Waiter) -> None:
-        """Goes on with steps whose pull has waited."""
+        """Continues steps whose pull has waited."""
         sequence = max(pending.sequence, waiter.sequence)
         try:
-            result = self._go_on(
+            result = self._continue_steps(
                 steps, waiter.command, waiter.claims, waiter.error, sequence, pending
             )
         except Exception as raised:
@@ -287,7 +286,7 @@ class LoopEngine:
         if self.engine.has_waiters:
             self.plan_timer()
 
-    def _time_moved(self) -> None:
+    def _on_time_moved(self) -> None:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._catch_up)
 
@@ -298,7 +297,7 @@ class LoopEngine:
             self._tick()
 
     def _sweep(self) -> None:
-        """Settles, a step at a time, what is due while no command and no waiting pull does so."""
+        """Settles, a step at a time, what is due while there is no command and no waiting pull."""
         pause_s = SWEEP_S
         if self.engine.has_due_work:
             self._tick()
@@ -314,7 +313,7 @@ class LoopEngine:
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
             self._wanted_sequence = sequence
-            # Not at once: everything that is read in this turn of the loop shares the sync.
+            # In the next turn: all requests that are read in this one share the sync.
             self._plan_turn()
 
     def _plan_turn(self) -> None:
@@ -323,7 +322,7 @@ class LoopEngine:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """What has gathered: pulls that were woken, the timer, the notification of the journal."""
+        """Answers pulls that were woken, sets the timer, asks the journal for a notification."""
         self._turn_is_planned = False
         if self._woken:
             woken, self._woken = self._woken, []
@@ -335,7 +334,7 @@ class LoopEngine:
             self._ask_for_notice()
 
     def _ask_for_notice(self) -> None:
-        """One at a time: what is deferred until it comes shares the next sync."""
+        """Asks for one notification at a time: what is deferred meanwhile shares the next sync."""
         self._notice_is_due = True
         sequence = self._wanted_sequence
         self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
@@ -350,7 +349,7 @@ class LoopEngine:
         self._notice_is_due = False
         if sequence > self._journal.durable_sequence:
             try:
-                # It does not block: it returns or says what has failed.
+                # It does not block here: it returns, or raises what has failed.
                 self._journal.wait(sequence)
             except JournalError as error:
                 self.fail(error)
@@ -369,7 +368,7 @@ class LoopEngine:
         self._listeners.append(listener)
 
     def _check_failed(self) -> None:
-        """After a refused command: tells the servers if the engine has stopped for good."""
+        """After a refused command: calls the failure listeners if the engine has stopped."""
         try:
             self.engine.check()
         except JournalError as error:
@@ -378,7 +377,7 @@ class LoopEngine:
             pass
 
     def fail(self, error: PenstockError) -> None:
-        """Nothing that is deferred will become durable: says so, first to the servers."""
+        """Nothing deferred will become durable: calls the listeners, then fails the replies."""
         if self.failure is not None or self._closed:
             return
         self.failure = error
@@ -393,7 +392,7 @@ class LoopEngine:
         return None if upkeep is None else upkeep.last_error
 
     def _exclusively(self, step: Callable[[], object]) -> object:
-        """Runs a step of another thread in the event loop, between the commands."""
+        """Runs a step for another thread in the event loop, between commands."""
         done: Future[object] = Future()
 
         def run() -> None:
@@ -430,11 +429,11 @@ class LoopEngine:
 class EngineReply(Pending):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
-    __slots__ = ("_face", "claims", "pull", "reply", "sequence", "steps", "waiter")
+    __slots__ = ("_loop_engine", "claims", "pull", "reply", "sequence", "steps", "waiter")
 
-    def __init__(self, face: LoopEngine) -> None:
+    def __init__(self, loop_engine: LoopEngine) -> None:
         super().__init__()
-        self._face = face
+        self._loop_engine = loop_engine
         self.reply: Any = None
         self.sequence = 0
         self.pull: Pull | None = None
@@ -443,16 +442,16 @@ class EngineReply(Pending):
         self.waiter: Waiter | None = None
 
     def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
-        """Remembers what is to be released if the reply cannot be delivered."""
+        """Keeps the claims that must be released if the reply cannot be delivered."""
         self.pull = pull
         self.claims = claims
 
     def wake(self) -> None:
         """Called by the engine, within a command: the wait is over, or the timer is to be set."""
         if self.waiter is not None and self.waiter.done:
-            self._face.woken(self)
+            self._loop_engine.woken(self)
         else:
-            self._face.plan_timer()
+            self._loop_engine.plan_timer()
 
     def cancel(self) -> None:
         if self.done is None:
@@ -461,18 +460,18 @@ class EngineReply(Pending):
         self.waits = False
         waiter = self.waiter
         if waiter is not None and not waiter.done:
-            self._face.forget(waiter)
+            self._loop_engine.forget(waiter)
             return
         claims, pull = self.claims, self.pull
         if waiter is not None:
             claims, pull = waiter.claims, waiter.command
         self.claims = _NO_CLAIMS
         if claims and pull is not None and pull.attempt_id is None:
-            self._face.abandon(claims)
+            self._loop_engine.abandon(claims)
 
 
 def engine_fault(fault: Exception) -> PenstockError:
-    """What is said of an engine that raised what it never should: it may be half-way anywhere."""
+    """The error for an engine that raised an unexpected exception: its state is unknown."""
     return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}")
 
 
@@ -483,12 +482,12 @@ class AsyncEngine:
     redrive_max: int = REDRIVE_MAX
 
     def __init__(self, engine: Engine) -> None:
-        self._face = LoopEngine(engine)
+        self._loop_engine = LoopEngine(engine)
         self._loop = asyncio.get_running_loop()
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says, and returns once that is durable."""
-        reply = self._face.submit(command)
+        """Executes the command, and returns once its changes are durable."""
+        reply = self._loop_engine.submit(command)
         if not isinstance(reply, Pending):
             return reply
         answer: asyncio.Future[R] = self._loop.create_future()
@@ -498,7 +497,7 @@ class AsyncEngine:
         except asyncio.CancelledError:
             reply.cancel()
             if not answer.cancelled() and not answer.exception():
-                self._give_back(command, answer.result())
+                self._release_claims(command, answer.result())
             raise
 
     def _resolve(
@@ -509,18 +508,18 @@ class AsyncEngine:
         error: Exception | None,
     ) -> None:
         if answer.done():
-            # Cancelled, and its task has not run since.
-            self._give_back(command, reply)
+            # The caller was cancelled, and its task has not run since.
+            self._release_claims(command, reply)
         elif error is None:
             answer.set_result(reply)
         else:
             answer.set_exception(error)
 
-    def _give_back(self, command: Command[R], reply: R) -> None:
-        """Releases claims whose caller was cancelled before it could take them."""
+    def _release_claims(self, command: Command[R], reply: R) -> None:
+        """Releases claims whose caller was cancelled before it received them."""
         if type(command) is Pull and command.attempt_id is None and reply:
-            self._face.abandon(cast("list[Claim]", reply))
+            self._loop_engine.abandon(cast("list[Claim]", reply))
 
     async def close(self) -> None:
         """Ends all waits, makes everything durable, and closes the journal."""
-        await self._face.close()
+        await self._loop_engine.close()

@@ -38,12 +38,12 @@ def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
 
     Raises InvalidField, or why the store cannot be opened.
     """
-    found = url if isinstance(url, BackendUrl) else read_url(url)
-    if found.scheme not in ("memory", "file"):
+    backend_url = url if isinstance(url, BackendUrl) else read_url(url)
+    if backend_url.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {found.text!r} is served elsewhere; an engine needs memory: or file:PATH"
+            f"url: {backend_url.text!r} is served elsewhere; an engine needs memory: or file:PATH"
         )
-    return _open(found, clock)
+    return _open(backend_url, clock)
 
 
 def _open(url: BackendUrl, clock: Clock | None) -> Engine:
@@ -58,7 +58,7 @@ def _open_memory(url: BackendUrl, clock: Clock | None) -> Engine:
 
 
 def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
-    # Late: memory: needs none of it, and starting fast matters to a test suite.
+    # Imported late: memory: needs none of it, and a test suite should start fast.
     from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 

@@ -1,9 +1,9 @@
-"""The waiting line of an engine: pulls that found nothing, and which of them watches the clock.
+"""The waiting line of an engine: pulls that found nothing, and which of them has the timer.
 
-Waiters stand in one line per queue and are served in order of arrival, within the command that
+There is one line of waiters per queue. They are served in order of arrival, within the command that
 made a message visible. So `wake` must not submit commands: it sets a signal, or schedules a
 callback. One waiter, the keeper, has been woken to arrange that `tick` is called at the next due
-time; the others need not look at the clock.
+time; the others do not use the clock.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class Waiter:
     def finish(
         self, claims: list[Claim], sequence: int, error: PenstockError | None = None
     ) -> None:
-        """Gives the waiter its answer and wakes it."""
+        """Sets the waiter's answer and wakes it."""
         self.claims = claims
         self.sequence = sequence
         self.error = error
@@ -135,7 +135,7 @@ class WaitingLine:
                 try:
                     claims, sequence = self._pull(waiter.command)
                 except InFlightLimit:
-                    # Room comes with the next delete or return, and that serves the line again.
+                    # The next delete or return makes room, and its event serves the line again.
                     break
                 except PenstockError as refused:
                     waiter.finish([], 0, refused)

@@ -22,9 +22,11 @@ from penstock.server.sqs.access import Access
 from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
 from penstock.server.sqs.messages import MessageActions
 from penstock.server.sqs.moves import MoveActions
+from penstock.server.sqs.permissions import PermissionActions
 from penstock.server.sqs.protocols import SqsProtocol, protocol_of
 from penstock.server.sqs.queues import QueueActions
 from penstock.server.sqs.receipts import ReceiptActions
+from penstock.server.sqs.tags import TagActions
 from penstock.service import ListQueues
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.errors import Refusal, absent
@@ -71,10 +73,11 @@ class SqsEndpoint:
         self._loop = asyncio.get_running_loop()
         self._access = access
         receipts, queues = ReceiptActions(lookup), QueueActions(lookup)
+        tags, permissions = TagActions(lookup), PermissionActions(lookup)
         self._moves = MoveActions(lookup)
         messages = MessageActions(lookup, receipts)
         self._operations: dict[str, Operation] = {
-            "AddPermission": queues.permit,
+            "AddPermission": permissions.add,
             "CancelMessageMoveTask": self._moves.cancel,
             "ChangeMessageVisibility": receipts.change,
             "ChangeMessageVisibilityBatch": receipts.change_batch,
@@ -86,17 +89,17 @@ class SqsEndpoint:
             "GetQueueUrl": queues.url,
             "ListDeadLetterSourceQueues": queues.sources,
             "ListMessageMoveTasks": self._moves.list,
-            "ListQueueTags": queues.tags,
+            "ListQueueTags": tags.list,
             "ListQueues": queues.list,
             "PurgeQueue": queues.purge,
             _RECEIVE: messages.receive,
-            "RemovePermission": queues.forbid,
+            "RemovePermission": permissions.remove,
             "SendMessage": messages.send,
             "SendMessageBatch": messages.send_batch,
             "SetQueueAttributes": queues.set_attributes,
             "StartMessageMoveTask": self._moves.start,
-            "TagQueue": queues.tag,
-            "UntagQueue": queues.untag,
+            "TagQueue": tags.add,
+            "UntagQueue": tags.remove,
         }
         # The required parameters of each action, read in one call.
         self._required = {name: _reader(action.required) for name, action in ACTIONS.items()}

@@ -207,3 +207,11 @@ def refusal_of(error: PenstockError) -> Refusal:
         case JournalError():
             return Refusal(faults.SERVICE_UNAVAILABLE, "The store cannot be written.")
     return Refusal(faults.INVALID_PARAMETER_VALUE, str(error))
+
+
+def annotated(queue: QueueInfo, name: str, text: str | None) -> ConfigureQueue:
+    """The command that sets one annotation of a queue, or with None removes it."""
+    annotations = {key: value for key, value in queue.settings.annotations.items() if key != name}
+    if text is not None:
+        annotations[name] = text
+    return ConfigureQueue(queue.queue, {"annotations": annotations})

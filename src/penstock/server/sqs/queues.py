@@ -1,4 +1,4 @@
-"""The SQS actions on queues: create, find, list, describe, configure, tag, permit, delete."""
+"""The SQS actions on queues: create, find, list, describe, configure, purge, delete."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, Final
@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.backends.loop import Steps
 from penstock.server.sqs.lookup import Caller, QueueLookup, no_such_queue
+from penstock.server.sqs.tags import tags_text
 from penstock.service import (
     ConfigureQueue,
     CreateQueue,
@@ -18,47 +19,21 @@ from penstock.service import (
     QueueStats,
     Stats,
 )
-from penstock.wire.sqs import attributes as attributes
+from penstock.wire.sqs import attributes, model
 from penstock.wire.sqs import errors as faults
-from penstock.wire.sqs import model as model
 from penstock.wire.sqs.address import (
     QueueAddress,
-    is_account,
     is_fifo_name,
     is_standard_name,
-    partition,
 )
-from penstock.wire.sqs.errors import Refusal, absent, invalid_value, missing
+from penstock.wire.sqs.errors import Refusal, absent, invalid_value
 
-TAGS_MAX: Final = 50
-TAG_KEY_CHARS_MAX: Final = 128
-TAG_VALUE_CHARS_MAX: Final = 256
 RESULTS_MAX: Final = 1_000
-LABEL_CHARS_MAX: Final = 80
-PERMITTED_ACTIONS_MAX: Final = 7
 _BAD_NAME: Final = (
     "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 )
-# Actions that cannot be permitted to others.
-_OF_THE_OWNER: Final = frozenset(
-    {
-        "AddPermission",
-        "CancelMessageMoveTask",
-        "CreateQueue",
-        "DeleteQueue",
-        "ListMessageMoveTasks",
-        "ListQueueTags",
-        "ListQueues",
-        "RemovePermission",
-        "SetQueueAttributes",
-        "StartMessageMoveTask",
-        "TagQueue",
-        "UntagQueue",
-    }
-)
 # The annotation that says when a queue was last purged.
 _PURGED: Final = ".purged"
-_BAD_TAG_KEY: Final = "Tag keys must be between 1 and 128 characters in length."
 _BAD_FIFO_NAME: Final = (
     "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
     "must end with .fifo suffix and be 1 to 80 in length."
@@ -79,11 +54,11 @@ class QueueActions:
     # Creating and finding.
 
     def create(
-        self, asked: model.CreateQueueRequest, caller: Caller
+        self, request: model.CreateQueueRequest, caller: Caller
     ) -> Steps[model.QueueUrlResult]:
         """CreateQueue."""
-        name = asked.queue_name or ""
-        given = asked.attributes or {}
+        name = request.queue_name or ""
+        given = request.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
         inside = self._lookup.directory.inside(QueueAddress(caller.owner, name))
@@ -93,9 +68,9 @@ class QueueActions:
             return model.QueueUrlResult(self._lookup.url(caller, inside))
         self._check_not_deleted_lately(inside)
         annotations = attributes.merged(QueueSettings(), changes)
-        tags = asked.creation_tags
+        tags = request.creation_tags
         if tags:
-            annotations[attributes.TAGS] = _tags_text({}, tags, name)
+            annotations[attributes.TAGS] = tags_text({}, tags, name)
         redrive = yield from self._redrive(changes, inside, fifo, annotations)
         settings = {
             "fifo": fifo,
@@ -184,21 +159,23 @@ class QueueActions:
             settings["annotations"].pop(dropped, None)
             yield ConfigureQueue(name, settings)
 
-    def url(self, asked: model.GetQueueUrlRequest, caller: Caller) -> Steps[model.QueueUrlResult]:
+    def url(self, request: model.GetQueueUrlRequest, caller: Caller) -> Steps[model.QueueUrlResult]:
         """GetQueueUrl."""
-        account = asked.queue_owner_account or caller.owner.account
+        account = request.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
         queue = None
         if caller.may_reach(owner):
-            queue = yield from self._lookup.find(owner, asked.queue_name or "")
+            queue = yield from self._lookup.find(owner, request.queue_name or "")
         if queue is None:
             raise no_such_queue()
         return model.QueueUrlResult(self._lookup.url(caller, queue.queue))
 
-    def list(self, asked: model.ListQueuesRequest, caller: Caller) -> Steps[model.QueueUrlsResult]:
+    def list(
+        self, request: model.ListQueuesRequest, caller: Caller
+    ) -> Steps[model.QueueUrlsResult]:
         """ListQueues."""
-        prefix = asked.queue_name_prefix or ""
-        limit, after = _page_start(asked.max_results, asked.next_token, prefix)
+        prefix = request.queue_name_prefix or ""
+        limit, after = _page_start(request.max_results, request.next_token, prefix)
         names: list[str] = []
         # One more than is shown: whether there is a next page.
         while len(names) <= limit:
@@ -208,30 +185,30 @@ class QueueActions:
             if len(found) < RESULTS_MAX:
                 break
             after = found[-1]
-        page, token = _page_end(names, asked.max_results, prefix)
+        page, token = _page_end(names, request.max_results, prefix)
         return model.QueueUrlsResult([self._lookup.url(caller, name) for name in page], token)
 
     def sources(
-        self, asked: model.ListDeadLetterSourceQueuesRequest, caller: Caller
+        self, request: model.ListDeadLetterSourceQueuesRequest, caller: Caller
     ) -> Steps[model.SourceUrlsResult]:
         """ListDeadLetterSourceQueues."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        _, after = _page_start(asked.max_results, asked.next_token)
+        queue = yield from self._describe(request.queue_url or "", caller)
+        _, after = _page_start(request.max_results, request.next_token)
         sources = yield from self._lookup.sources_of(queue.queue)
         names = [source.queue for source in sources if source.queue > after]
-        page, token = _page_end(names, asked.max_results)
+        page, token = _page_end(names, request.max_results)
         return model.SourceUrlsResult([self._lookup.url(caller, name) for name in page], token)
 
-    def delete(self, asked: model.QueueRequest, caller: Caller) -> Steps[None]:
+    def delete(self, request: model.QueueRequest, caller: Caller) -> Steps[None]:
         """DeleteQueue."""
-        queue = yield from self._lookup.locate(asked.queue_url or "", caller)
+        queue = yield from self._lookup.locate(request.queue_url or "", caller)
         yield DeleteQueue(queue.queue)
         if self._lookup.windows.deleted_ms:
             self._lookup.deleted_at_ms[queue.queue] = self._lookup.now_ms()
 
-    def purge(self, asked: model.QueueRequest, caller: Caller) -> Steps[None]:
+    def purge(self, request: model.QueueRequest, caller: Caller) -> Steps[None]:
         """PurgeQueue."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
+        queue = yield from self._describe(request.queue_url or "", caller)
         now_ms = self._lookup.now_ms()
         window_ms = self._lookup.windows.purged_ms
         purged_at_ms = int(queue.settings.annotations.get(_PURGED, -window_ms))
@@ -248,11 +225,11 @@ class QueueActions:
     # Attributes.
 
     def attributes(
-        self, asked: model.GetQueueAttributesRequest, caller: Caller
+        self, request: model.GetQueueAttributesRequest, caller: Caller
     ) -> Steps[model.AttributesResult]:
         """GetQueueAttributes."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        names = asked.attribute_names or []
+        queue = yield from self._describe(request.queue_url or "", caller)
+        names = request.attribute_names or []
         for name in names:
             if name not in attributes.KNOWN:
                 raise Refusal(faults.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
@@ -269,10 +246,12 @@ class QueueActions:
         dead_arn = "" if dead is None else self._lookup.arn(dead)
         return attributes.show(queue, stats, self._lookup.arn(queue.queue), dead_arn)
 
-    def set_attributes(self, asked: model.SetQueueAttributesRequest, caller: Caller) -> Steps[None]:
+    def set_attributes(
+        self, request: model.SetQueueAttributesRequest, caller: Caller
+    ) -> Steps[None]:
         """SetQueueAttributes."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        given = asked.attributes or {}
+        queue = yield from self._describe(request.queue_url or "", caller)
+        given = request.attributes or {}
         if not given:
             raise absent("SetQueueAttributes", "Attributes")
         fifo = queue.settings.fifo
@@ -296,96 +275,18 @@ class QueueActions:
         if attributes.ALLOW_POLICY in given:
             yield from self._allow_again(changed)
 
-    # Tags.
-
-    def tags(self, asked: model.QueueRequest, caller: Caller) -> Steps[model.TagsResult]:
-        """ListQueueTags."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        return model.TagsResult(_tags(queue))
-
-    def tag(self, asked: model.TagQueueRequest, caller: Caller) -> Steps[None]:
-        """TagQueue."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        if not asked.tags:
-            raise missing("Tags")
-        text = _tags_text(_tags(queue), asked.tags, queue.queue)
-        yield _annotated(queue, attributes.TAGS, text)
-
-    def untag(self, asked: model.UntagQueueRequest, caller: Caller) -> Steps[None]:
-        """UntagQueue."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        if not asked.tag_keys:
-            raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
-        tags = {key: value for key, value in _tags(queue).items() if key not in asked.tag_keys}
-        text = msgspec.json.encode(tags).decode() if tags else None
-        yield _annotated(queue, attributes.TAGS, text)
-
-    # Permissions.
-
-    def permit(self, asked: model.AddPermissionRequest, caller: Caller) -> Steps[None]:
-        """AddPermission."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        label = _check_label(asked.label or "")
-        accounts = asked.aws_account_ids or []
-        actions = asked.actions or []
-        if not actions:
-            raise missing("Actions")
-        _check_permitted(accounts, actions)
-        policy = _policy(queue, self._lookup.arn(queue.queue))
-        region = self._lookup.directory.address(queue.queue).owner.region
-        principals = [f"arn:{partition(region)}:iam::{each}:root" for each in accounts]
-        permitted = [f"SQS:{each}" for each in actions]
-        statement = {
-            "Sid": label,
-            "Effect": "Allow",
-            "Principal": {"AWS": principals[0] if len(principals) == 1 else principals},
-            "Action": permitted[0] if len(permitted) == 1 else permitted,
-            "Resource": self._lookup.arn(queue.queue),
-        }
-        if statement in policy["Statement"]:
-            return
-        if any(each.get("Sid") == label for each in policy["Statement"]):
-            raise invalid_value(label, "Label", "Already exists.")
-        policy["Statement"].append(statement)
-        count = len(policy["Statement"])
-        if count > attributes.STATEMENTS_MAX:
-            raise Refusal(
-                faults.OVER_LIMIT,
-                f"{count} Statements were found, maximum allowed is {attributes.STATEMENTS_MAX}.",
-            )
-        yield _annotated(queue, attributes.POLICY, msgspec.json.encode(policy).decode())
-
-    def forbid(self, asked: model.RemovePermissionRequest, caller: Caller) -> Steps[None]:
-        """RemovePermission."""
-        queue = yield from self._describe(asked.queue_url or "", caller)
-        policy = _policy(queue, self._lookup.arn(queue.queue))
-        kept = [each for each in policy["Statement"] if each.get("Sid") != asked.label]
-        if len(kept) == len(policy["Statement"]):
-            raise invalid_value(asked.label, "Label", "can't find label.")
-        policy["Statement"] = kept
-        text = msgspec.json.encode(policy).decode() if kept else None
-        yield _annotated(queue, attributes.POLICY, text)
-
-
-def _annotated(queue: QueueInfo, name: str, text: str | None) -> ConfigureQueue:
-    """The command that sets one annotation of a queue, or with None removes it."""
-    annotations = {key: value for key, value in queue.settings.annotations.items() if key != name}
-    if text is not None:
-        annotations[name] = text
-    return ConfigureQueue(queue.queue, {"annotations": annotations})
-
 
 def _wants_fifo(name: str, given: dict[str, str]) -> bool:
     """Whether a FIFO queue is to be created. Raises Refusal if the name does not agree."""
-    asked = given.get("FifoQueue")
-    if asked is not None and asked.lower() not in ("true", "false"):
+    value = given.get("FifoQueue")
+    if value is not None and value.lower() not in ("true", "false"):
         raise Refusal(faults.INVALID_ATTRIBUTE_VALUE, "Invalid value for the parameter FifoQueue.")
-    fifo = asked is not None and asked.lower() == "true"
+    fifo = value is not None and value.lower() == "true"
     if fifo and not is_fifo_name(name):
         raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_FIFO_NAME)
     if not fifo and not is_standard_name(name):
         raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_NAME)
-    if asked is not None and not fifo:
+    if value is not None and not fifo:
         raise Refusal(faults.INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
     return fifo
 
@@ -444,67 +345,3 @@ def _read_token(token: str, limit: int | None, scope: str) -> str:
         )
         raise Refusal(faults.INVALID_PARAMETER_VALUE, reason)
     return after
-
-
-def _tags(queue: QueueInfo) -> dict[str, str]:
-    text = queue.settings.annotations.get(attributes.TAGS)
-    return msgspec.json.decode(text, type=dict[str, str]) if text else {}
-
-
-def _tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:
-    for key, value in given.items():
-        if not 1 <= len(key) <= TAG_KEY_CHARS_MAX:
-            raise Refusal(faults.INVALID_PARAMETER_VALUE, _BAD_TAG_KEY)
-        if len(value) > TAG_VALUE_CHARS_MAX:
-            raise Refusal(
-                faults.INVALID_PARAMETER_VALUE,
-                f"Tag values must be between 0 and {TAG_VALUE_CHARS_MAX} characters in length.",
-            )
-    tags = {**have, **given}
-    if len(tags) > TAGS_MAX:
-        raise Refusal(faults.INVALID_PARAMETER_VALUE, f"Too many tags added for queue {name}.")
-    return msgspec.json.encode(tags).decode()
-
-
-def _check_label(label: str) -> str:
-    if not is_standard_name(label):
-        raise invalid_value(
-            label,
-            "Label",
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
-        )
-    return label
-
-
-def _check_permitted(accounts: list[str], actions: list[str]) -> None:
-    strangers = [account for account in accounts if not is_account(account)]
-    if strangers or not accounts:
-        raise invalid_value(f"[{', '.join(strangers)}]", "PrincipalId", "Unable to verify.")
-    if len(actions) > PERMITTED_ACTIONS_MAX:
-        raise Refusal(
-            faults.OVER_LIMIT,
-            f"{len(actions)} Actions were found, maximum allowed is {PERMITTED_ACTIONS_MAX}.",
-        )
-    for action in actions:
-        if action in _OF_THE_OWNER:
-            raise invalid_value(
-                f"SQS:{action}",
-                "ActionName",
-                "Only the queue owner is allowed to invoke this action.",
-            )
-        # A permission for an action covers its batch form, which has no name of its own here.
-        if action != "*" and (action not in model.ACTIONS or action.endswith("Batch")):
-            raise invalid_value(
-                f"SQS:{action}",
-                "ActionName",
-                "Please refer to the appropriate WSDL for a list of valid actions.",
-            )
-
-
-def _policy(queue: QueueInfo, arn: str) -> dict[str, Any]:
-    text = queue.settings.annotations.get(attributes.POLICY)
-    policy: dict[str, Any] = msgspec.json.decode(text) if text else {}
-    policy.setdefault("Version", "2008-10-17")
-    policy.setdefault("Id", f"{arn}/SQSDefaultPolicy")
-    policy["Statement"] = attributes.statements_of(policy) or []
-    return policy
