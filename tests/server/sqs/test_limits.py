@@ -59,6 +59,18 @@ def wire(plain):
     connection.close()
 
 
+def test_a_receive_of_several_messages_gives_two_mebibytes_at_most(plain):
+    """Row 20: what one answer may take of the event loop's time is bounded."""
+    client = plain.client()
+    url = make(client, "large")
+    for number in range(5):
+        client.send_message(QueueUrl=url, MessageBody=str(number) + "x" * (MIB - 1))
+    firsts = []
+    while messages := client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
+        firsts.append([message["Body"][0] for message in messages])
+    assert firsts == [["0", "1"], ["2", "3"], ["4"]]
+
+
 def test_large_bodies_cost_no_more_than_themselves():
     """Row 14: 500 times 1 MiB, one byte more, and batches of 1 MiB in all."""
     with serve("--store", "memory:") as server:

@@ -148,8 +148,8 @@ def test_a_crowd_of_idle_and_slow_clients_holds_nobody_up(record_property):
 
 
 def test_answers_that_nobody_reads_are_limited_together(record_property):
-    """Row 13: 40 clients that ask for 10 MiB and do not read it."""
-    clients, limit_bytes = 40, 256 * 1024 * 1024
+    """Row 13: 200 clients that ask for 2 MiB each and do not read it."""
+    clients, limit_bytes = 200, 256 * 1024 * 1024
     with serve("--store", "memory:") as server, ExitStack() as stack:
         client = server.client()
         url = make(client, "unread", VisibilityTimeout="0")

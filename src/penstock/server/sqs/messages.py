@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from penstock.backends.loop import Single, Steps
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, QueueDeleted
 from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
@@ -38,6 +40,9 @@ from penstock.wire.sqs.message import (
 )
 
 BATCH_BYTES_MAX: Final = 1_048_576
+# A receive of several messages ends before the one that brings it above this: encoding ten
+# messages of 1 MiB would keep the event loop from other requests for up to 290 ms.
+RECEIVE_BYTES_MAX: Final = 2 * 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 ATTEMPTS_MAX: Final = 100_000
@@ -290,7 +295,8 @@ class MessageActions:
                     "ReceiveRequestAttemptId",
                     "The request include parameter that is not valid for this queue type.",
                 )
-        return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id)
+        bytes_max = None if limit == 1 else RECEIVE_BYTES_MAX
+        return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id, None, bytes_max)
 
     def _pull_attempt(self, queue: QueueInfo, pull: Pull) -> Steps[list[Claim]]:
         """The claims of an attempt; repeating it begins the time its messages are hidden anew."""
@@ -298,9 +304,8 @@ class MessageActions:
         key = (queue.queue, queue.created_at_ms, pull.attempt_id or "")
         first_ms = self._attempted_at_ms.get(key, now_ms - DEDUP_WINDOW_MS)
         within_window = now_ms - first_ms < DEDUP_WINDOW_MS
-        named = (pull.queue, pull.limit, pull.visibility_ms, pull.wait_ms)
         try:
-            claims: list[Claim] = yield Pull(*named, pull.attempt_id, renew=True)
+            claims: list[Claim] = yield msgspec.structs.replace(pull, renew=True)
         except AttemptLapsed:
             if within_window:
                 raise invalid_value(
@@ -310,7 +315,7 @@ class MessageActions:
                     "not retryable.",
                 ) from None
             # Five minutes on, the id has no meaning any more: this is a receive like any other.
-            claims = yield Pull(*named)
+            claims = yield msgspec.structs.replace(pull, attempt_id=None)
             return claims
         if claims and not within_window:
             if len(self._attempted_at_ms) >= ATTEMPTS_MAX:
