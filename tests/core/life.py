@@ -8,6 +8,7 @@ import msgspec
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent
+from penstock.core.receipts import IDENTITY_BYTES
 from penstock.core.shard import ShardState
 from penstock.journal import MemoryJournal
 from penstock.service import Command
@@ -31,7 +32,7 @@ class Life:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.journal = Keeping()
-        self.engine = Engine(self.journal, self.clock)
+        self.engine = Engine(self.journal, self.clock, identity=bytes(IDENTITY_BYTES))
 
     @property
     def shard(self) -> ShardState:

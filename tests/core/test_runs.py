@@ -99,7 +99,6 @@ def assert_alike(chosen, steps):
     together, one_by_one = Life(), Life()
     lives = together, one_by_one
     for life in lives:
-        life.engine._ids = together.engine._ids
         life.submit(CreateQueue("q", {"body_bytes_max": 40, **chosen}))
         life.submit(CreateQueue("p"))
     for items, passed_ms in steps:

@@ -38,6 +38,7 @@ from penstock.core.events import (
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -428,8 +429,8 @@ class QueueState:
         """The message outlived its welcome while nobody held it."""
         self._withdraw(event.number)
 
-    def moved_out(self, event: Moved) -> Delivery:
-        """The message left for another queue; what is returned is its old self, gone."""
+    def moved_out(self, event: Moved | Departed) -> Delivery:
+        """The message left for another queue or shard; what is returned is its old self, gone."""
         return self._withdraw(event.number)
 
     def _withdraw(self, number: int) -> Delivery:

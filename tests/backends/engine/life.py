@@ -14,6 +14,7 @@ from typing import Any
 from penstock.backends.engine import upkeep as upkeep_module
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
+from penstock.core.delivery import OUTBOX
 from penstock.core.shard import replay
 from penstock.errors import RequestError
 from penstock.journal import file as file_module
@@ -58,6 +59,13 @@ def portrait(shard, load=None):
     snapshot = shard.snapshot()
     queues = {}
     for kept in snapshot.queues:
+        if kept.number == OUTBOX:
+            queues[OUTBOX] = {
+                "deliveries": [_portrait_of(each, load) for each in kept.deliveries],
+                "counts": shard.departed.stored_bytes,
+                "owed": [each[1:] for each in shard.outbox(100_000)],
+            }
+            continue
         queue = shard.queues[kept.number]
         queues[kept.number] = {
             "settings": (kept.name, kept.settings, kept.created_at_ms, kept.configured_at_ms),
