@@ -19,6 +19,10 @@ DELAYED: Final = 0
 VISIBLE: Final = 1
 IN_FLIGHT: Final = 2
 GONE: Final = 3
+DEPARTED: Final = 4
+
+# The queue of messages that departed to other shards: they are in none. Queues count from 1.
+OUTBOX: Final = 0
 
 PLACE_SIZE_BITS: Final = 32
 PLACE_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
@@ -33,6 +37,13 @@ class Move(msgspec.Struct, frozen=True, gc=False, array_like=True):
     source: int
     epoch: int
     dead: bool
+
+
+class Departure(Move, frozen=True, gc=False, array_like=True):
+    """What a message keeps that left for another shard: the queue it left, and where it is due."""
+
+    to_shard: int
+    to_queue: str
 
 
 class Delivery(msgspec.Struct, gc=False, array_like=True, order=True):

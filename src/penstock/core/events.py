@@ -143,6 +143,29 @@ class QueueStated(Event, frozen=True, gc=False, array_like=True, tag=16):
     configured_at_ms: int
 
 
+class Departed(Event, frozen=True, gc=False, array_like=True, tag=17):
+    """A dead letter left this queue for one that lives in another shard.
+
+    It is in no queue from here on; this shard keeps it, and owes it to the other, until `Arrived`.
+    `epoch` is its last claim here.
+    """
+
+    number: int
+    epoch: int
+    to_shard: int
+    to_queue: str
+
+
+class Arrived(Event, frozen=True, gc=False, array_like=True, tag=18):
+    """A message that departed is durable in the other shard: it ends here.
+
+    `queue` and `epoch` are those of its `Departed`.
+    """
+
+    number: int
+    epoch: int
+
+
 AnyEvent = (
     QueueCreated
     | QueueConfigured
@@ -160,4 +183,6 @@ AnyEvent = (
     | Lost
     | Carried
     | QueueStated
+    | Departed
+    | Arrived
 )

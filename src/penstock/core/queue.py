@@ -38,6 +38,7 @@ from penstock.core.events import (
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -428,8 +429,8 @@ class QueueState:
         """The message reached its TTL or the queue's retention while not in flight."""
         self._withdraw(event.number)
 
-    def moved_out(self, event: Moved) -> Delivery:
-        """The message left for another queue; returns its delivery here, which is GONE."""
+    def moved_out(self, event: Moved | Departed) -> Delivery:
+        """The message left for another queue or shard; returns its delivery here, which is GONE."""
         return self._withdraw(event.number)
 
     def _withdraw(self, number: int) -> Delivery:

@@ -13,11 +13,13 @@ from typing import Any, Final, cast
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Content, Delivery
 from penstock.core.events import (
     AnyEvent,
+    Arrived,
     Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -70,6 +72,9 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
         if content is not None:
             shard.place(event.queue, event.number, content)
         return False
+    elif isinstance(event, Arrived | Lost) and event.number in shard.departed.deliveries:
+        # Also if the queue it left has been removed.
+        pass
     elif queue is None or not _is_news(shard, queue, event):
         _count(shard, event.rank if isinstance(event, Moved) else getattr(event, "number", 0))
         return False
@@ -131,6 +136,23 @@ def _move_is_news(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
     return True
 
 
+def _departure_is_news(shard: ShardState, delivery: Delivery, event: Departed) -> bool:
+    """A message departs once: one that is still in the queue has yet to do so."""
+    if delivery.epoch < event.epoch or delivery.state == IN_FLIGHT:
+        # Its last claim, or the end of it, was lost.
+        queue = shard.queues[event.queue]
+        ended = ClaimExpired(event.at_ms, event.queue, event.number, event.epoch)
+        if _end_of_claim_is_news(shard, delivery, ended):
+            queue.returned(ended)
+    return True
+
+
+def _arrival_is_news(shard: ShardState, delivery: Delivery, event: Arrived) -> bool:
+    """Its departure was lost. That it is in the other shard was not: it must not be in both."""
+    shard.queues[event.queue].dropped(delivery)
+    return False
+
+
 def _end_of_delay_is_news(shard: ShardState, delivery: Delivery, event: DelayEnded) -> bool:
     return delivery.state == DELAYED and delivery.epoch == event.epoch
 
@@ -173,6 +195,8 @@ _RULES: Final[dict[type, Callable[[ShardState, Delivery, Any], bool]]] = {
     ClaimExpired: _end_of_claim_is_news,
     Deleted: _end_of_claim_is_news,
     Lost: _end_of_claim_is_news,
+    Departed: _departure_is_news,
+    Arrived: _arrival_is_news,
 }
 
 

@@ -17,20 +17,24 @@ from penstock.core import pulling, settling
 from penstock.core.delivery import (
     DELAYED,
     IN_FLIGHT,
+    OUTBOX,
     VISIBLE,
     Arrivals,
     Content,
     Delivery,
 )
+from penstock.core.departures import Outbox, Owed
 from penstock.core.discards import Discards
 from penstock.core.due import NEVER_MS, Alarm
 from penstock.core.events import (
     AnyEvent,
+    Arrived,
     Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -90,7 +94,10 @@ class QueueSnapshot(msgspec.Struct, gc=False, array_like=True):
 
 
 class ShardSnapshot(msgspec.Struct, gc=False, array_like=True):
-    """All that makes a shard, in plain data: equal states have equal snapshots."""
+    """All that makes a shard, in plain data: equal states have equal snapshots.
+
+    Messages that departed are in a last queue of number `OUTBOX`, if there are any.
+    """
 
     next_number: int
     next_queue: int
@@ -103,11 +110,14 @@ class ShardState:
     __slots__ = (
         "_apply",
         "alarm",
+        "departed",
         "discards",
+        "elsewhere",
         "moves",
         "names",
         "next_number",
         "next_queue",
+        "number",
         "queues",
     )
 
@@ -116,6 +126,11 @@ class ShardState:
         self.names: dict[str, QueueState] = {}
         self.next_number = 1
         self.next_queue = 1
+        # What a router between shards knows, and no part of the state: this shard's own number,
+        # and the shards of queues that are in others.
+        self.number = 0
+        self.elsewhere: dict[str, int] = {}
+        self.departed = Outbox()
         # While somebody is taking a snapshot: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
@@ -134,9 +149,11 @@ class ShardState:
             Deleted: lambda event: self.queues[event.queue].deleted(event),
             Expired: lambda event: self.queues[event.queue].expired(event),
             Moved: self._moved,
-            Lost: lambda event: self.queues[event.queue].deleted(event),
+            Lost: self._lost,
             Carried: _nothing,
             QueueStated: _nothing,
+            Departed: self._departed,
+            Arrived: lambda event: self.departed.ended(event.number),
         }
 
     def queue(self, name: str) -> QueueState:
@@ -194,6 +211,11 @@ class ShardState:
         queue = self.queue(name)
         delivery = queue.held(ticket, late)
         if delivery is None:
+            if ticket.number in self.departed.deliveries:
+                raise MessageGone(
+                    f"receipt: the message of this claim left {queue.name!r} for its dead-letter "
+                    "queue, which is in another shard; pull it there"
+                )
             target = self._dead_letter_of(queue)
             if target is not None and ticket.number in target.deliveries:
                 raise MessageGone(
@@ -225,10 +247,24 @@ class ShardState:
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
 
-    def decide_dead_letter(self, delivery: Delivery, now_ms: int) -> Moved | None:
-        """The event that moves a message to its queue's dead-letter queue, if there is one."""
-        target = self._dead_letter_of(self.queues[delivery.queue])
-        return None if target is None else self._move(delivery, target, now_ms, dead=True)
+    def decide_dead_letter(self, delivery: Delivery, now_ms: int) -> Moved | Departed | None:
+        """The event that takes a message to its queue's dead-letter queue, if there is one."""
+        queue = self.queues[delivery.queue]
+        target = self._dead_letter_of(queue)
+        if target is not None:
+            return self._move(delivery, target, now_ms, dead=True)
+        name = queue.settings.dead_letter
+        if name is None or name in self.names or name not in self.elsewhere:
+            return None
+        shard = self.elsewhere[name]
+        return Departed(now_ms, queue.number, delivery.number, delivery.epoch, shard, name)
+
+    def decide_arrived(self, number: int, epoch: int, now_ms: int) -> Arrived | None:
+        """The event that ends a message which is durable in another shard; None if it has ended."""
+        delivery = self.departed.deliveries.get(number)
+        if delivery is None or delivery.epoch != epoch or delivery.move is None:
+            return None
+        return Arrived(now_ms, delivery.move.source, number, epoch)
 
     # Choosing and taking, in one step.
 
@@ -302,7 +338,7 @@ class ShardState:
         dead = settings.dead_letter
         if dead is not None:
             self._check_dead_letter(name, settings)
-            if dead not in self.names:
+            if self._is_nowhere(dead):
                 theirs = QueueSettings(fifo=settings.fifo)
                 events.append(QueueCreated(now_ms, self.next_queue + 1, dead, theirs))
         return events
@@ -318,10 +354,13 @@ class ShardState:
         events: list[AnyEvent] = [QueueConfigured(now_ms, queue.number, settings)]
         if settings.dead_letter is not None:
             self._check_dead_letter(queue.name, settings)
-            if settings.dead_letter not in self.names:
+            if self._is_nowhere(settings.dead_letter):
                 theirs = QueueSettings(fifo=settings.fifo)
                 events.append(QueueCreated(now_ms, self.next_queue, settings.dead_letter, theirs))
         return events
+
+    def _is_nowhere(self, name: str) -> bool:
+        return name not in self.names and name not in self.elsewhere
 
     def _check_dead_letter(self, name: str, settings: QueueSettings) -> None:
         dead = settings.dead_letter
@@ -357,6 +396,17 @@ class ShardState:
             return queue.order.ahead(command.limit)
         matching = (each for each in queue.deliveries.values() if each.state == state)
         return list(islice(matching, command.limit))
+
+    def outbox(self, limit: int = PULL_LIMIT_MAX) -> list[Owed]:
+        """Messages that are owed to other shards, those that departed first before others."""
+        return self.departed.owed(self.number, limit)
+
+    def deliveries_in(self, queue: int) -> dict[int, Delivery]:
+        """The messages of a queue, or of the outbox, by number; none if there is no such queue."""
+        if queue == OUTBOX:
+            return self.departed.deliveries
+        found = self.queues.get(queue)
+        return {} if found is None else found.deliveries
 
     def info(self, queue: QueueState) -> QueueInfo:
         """A queue's settings and dates."""
@@ -418,19 +468,34 @@ class ShardState:
         """Says where a live message's content is kept; this is no part of the state."""
         kept = self.queues.get(queue)
         delivery = None if kept is None else kept.deliveries.get(number)
+        if delivery is None:
+            delivery = self.departed.deliveries.get(number)
         if delivery is not None:
             delivery.content = content
 
     def _moved(self, event: Moved) -> None:
         self.next_number = event.rank + 1
-        if self.moves is not None:
-            origin, _ = self.moves.get(event.number, (event.queue, 0))
-            self.moves[event.number] = (origin, event.to)
+        self._note_move(event, event.to)
         old = self.queues[event.queue].moved_out(event)
         target = self.queues[event.to]
         if target.retention.noted_ms == NEVER_MS:
             target.retention.note(target.number, event.at_ms + target.settings.retention_ms)
         target.moved_in(event, old)
+
+    def _note_move(self, event: Moved | Departed, to: int) -> None:
+        if self.moves is not None:
+            origin, _ = self.moves.get(event.number, (event.queue, 0))
+            self.moves[event.number] = (origin, to)
+
+    def _departed(self, event: Departed) -> None:
+        self._note_move(event, OUTBOX)
+        self.departed.departed(event, self.queues[event.queue].moved_out(event))
+
+    def _lost(self, event: Lost) -> None:
+        if event.number in self.departed.deliveries:
+            self.departed.ended(event.number)
+        else:
+            self.queues[event.queue].deleted(event)
 
     def _queue_created(self, event: QueueCreated) -> None:
         queue = QueueState(
@@ -462,6 +527,10 @@ class ShardState:
         snapshot = self.outline()
         for kept in snapshot.queues:
             kept.deliveries = list(self.queues[kept.number].deliveries.values())
+        if self.departed.deliveries:
+            outbox = QueueSnapshot(OUTBOX, "", QueueSettings(), 0, 0, [], [], [])
+            outbox.deliveries = self.departed.listed()
+            snapshot.queues.append(outbox)
         return snapshot
 
     def outline(self, *, with_dedups: bool = True) -> ShardSnapshot:
@@ -491,6 +560,10 @@ class ShardState:
         shard.next_number = snapshot.next_number
         shard.next_queue = snapshot.next_queue
         for kept in snapshot.queues:
+            if kept.number == OUTBOX:
+                shard.departed.restored(kept.deliveries)
+                shard.departed.sort()
+                continue
             queue = QueueState(
                 kept.number,
                 kept.name,

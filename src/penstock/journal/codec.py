@@ -9,13 +9,14 @@
              8  number (8)        the message; 0 for events of a queue
             16  at_ms (8)
             24  when_ms (8)       deadline (Claimed, Extended), visible at (Pushed, Released);
-                                  the queue moved to (Moved); created at (QueueStated)
+                                  the queue moved to (Moved); created at (QueueStated);
+                                  the shard it left for (Departed)
             32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged);
                                   configured at (QueueStated)
             40  epoch (4)         the claim; the count (QueuePurged, QueueRemoved)
             44  body size (4)
             48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated,
-                                  QueueStated)
+                                  QueueStated), queue there (Departed)
             50  second text (2)   size of: dedup id (Pushed), holder (Claimed)
             52  extra size (4)    msgpack: attributes, context and size (Pushed), settings (queues)
                                   Carried holds what Pushed held
@@ -42,11 +43,13 @@ from isal.isal_zlib import crc32
 from penstock.core.delivery import Arrivals, Delivery, pack_place
 from penstock.core.events import (
     AnyEvent,
+    Arrived,
     Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -86,6 +89,8 @@ KINDS: Final[tuple[type, ...]] = (
     Lost,
     Carried,
     QueueStated,
+    Departed,
+    Arrived,
 )
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS, 1)}
 _DEAD: Final = 1
@@ -304,6 +309,14 @@ def _encode_moved(e: Moved) -> Encoded:
     return (_MOVED, 0, flags, e.queue, e.number, e.at_ms, e.to, e.rank, 0, 0, 0, 0, 0), ()
 
 
+def _encode_departed(e: Departed) -> Encoded:
+    name = e.to_queue.encode()
+    return (
+        _KIND[Departed], 0, 0, e.queue, e.number, e.at_ms, e.to_shard, 0, e.epoch,
+        0, len(name), 0, 0,
+    ), (name,)  # fmt: skip
+
+
 def _encode_plain(e: Any) -> Encoded:
     """Any event that is all numbers, by the names its numbers have."""
     if isinstance(e, Extended):
@@ -325,6 +338,7 @@ _ENCODERS: Final[dict[type, Any]] = {
     QueueConfigured: _encode_settings,
     Moved: _encode_moved,
     QueueStated: _encode_stated,
+    Departed: _encode_departed,
     Carried: _encode_carried,
 }
 
@@ -455,6 +469,8 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
         return QueueConfigured(f.at_ms, f.queue, _read_settings(extra))
     if kind is Moved:
         return Moved(f.at_ms, f.queue, f.number, f.when_ms, f.other, bool(f.flags & _DEAD))
+    if kind is Departed:
+        return Departed(f.at_ms, f.queue, f.number, f.epoch, f.when_ms, first)
     if kind is QueuePurged:
         return QueuePurged(f.at_ms, f.queue, f.epoch, f.other)
     if kind is QueueRemoved:

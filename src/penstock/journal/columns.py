@@ -18,6 +18,7 @@ from penstock.core.delivery import (
     PLACE_SIZE_MASK,
     Arrivals,
     Delivery,
+    Departure,
     Move,
     not_plain,
     pack_place,
@@ -39,6 +40,7 @@ _FIELDS_AFTER_CONTENT: Final = tuple(
         "move",
     )
 )
+_MOVE_FIELDS: Final = len(Move.__struct_fields__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -139,7 +141,9 @@ def _moves(column: list[Any]) -> list[Any]:
 
 
 def _move(value: list[Any] | None) -> Move | None:
-    return None if value is None else Move(*value)
+    if value is None:
+        return None
+    return Move(*value) if len(value) == _MOVE_FIELDS else Departure(*value)
 
 
 def little(numbers: "array[int]") -> "array[int]":

@@ -61,6 +61,7 @@ class Recovery:
     def finish(self, numbers_lost: int = 0) -> ShardState:
         """The state, with every message at its rank."""
         self.shard.next_number += numbers_lost
+        self.shard.departed.sort()
         if not self._is_ordered:
             snapshot = self.shard.snapshot()
             for kept in snapshot.queues:

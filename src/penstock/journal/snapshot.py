@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.delivery import Arrivals, Delivery
+from penstock.core.delivery import OUTBOX, Arrivals, Delivery
 from penstock.core.shard import ShardSnapshot, ShardState
 from penstock.core.window import Key
 from penstock.errors import StoreFull
@@ -219,6 +219,7 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
     if _decode_end(held).slices != slices:
         raise _NotWhole
     shard = ShardState.restore(outline.shard)
+    shard.departed.restored(by_queue.pop(OUTBOX, _Held()).sorted())
     is_ordered = all(each.highest_rank < shard.next_number for each in by_queue.values())
     for number, queue_state in shard.queues.items():
         if number in by_queue:

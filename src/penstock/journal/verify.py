@@ -124,7 +124,8 @@ class _Verification:
             elif taken.outline.offset > reader.durable_offset:
                 yield Finding(True, f"{path.name}: begins behind the end of the journal")
             else:
-                count = sum(len(queue.deliveries) for queue in taken.shard.queues.values())
+                count = len(taken.shard.departed.deliveries)
+                count += sum(len(queue.deliveries) for queue in taken.shard.queues.values())
                 yield Finding(False, f"{path.name}: {count:,} messages at {taken.outline.offset}")
 
     def _state(self, reader: JournalReader, is_whole: bool) -> Iterator[Finding]:
@@ -139,7 +140,7 @@ class _Verification:
             return
         name, newest = states[0]
         snapshot = newest.snapshot()
-        queues = len(snapshot.queues)
+        queues = len(newest.queues)
         messages = sum(len(kept.deliveries) for kept in snapshot.queues)
         yield Finding(False, f"state: {queues} queues with {messages:,} messages, from {name}")
         for other, state in states[1:]:
@@ -150,8 +151,10 @@ class _Verification:
 
     def _contents(self, reader: JournalReader, shard: ShardState) -> Iterator[Finding]:
         ids = MessageIds(reader.identity)
-        for queue in shard.queues.values():
-            for delivery in queue.deliveries.values():
+        messages_in = {queue.name: queue.deliveries for queue in shard.queues.values()}
+        messages_in["the outbox"] = shard.departed.deliveries
+        for name, deliveries in messages_in.items():
+            for delivery in deliveries.values():
                 assert isinstance(delivery.content, int)
                 offset = position_of(delivery.content)
                 try:
@@ -161,7 +164,7 @@ class _Verification:
                 except CorruptEntry:
                     number = 0
                 if number != delivery.number:
-                    which = f"message {ids.show(delivery.number)} in {queue.name}"
+                    which = f"message {ids.show(delivery.number)} in {name}"
                     yield Finding(True, f"{which}: its content at offset {offset} is damaged")
 
     def _readers(self, reader: JournalReader) -> Iterator[Finding]:

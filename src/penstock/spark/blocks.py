@@ -498,6 +498,7 @@ def _damage(block: Block) -> pa.Array:
 
 _CLAIMS: Final = (
     "DelayEnded", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Lost",
+    "Departed", "Arrived",
 )  # fmt: skip
 _CONTENT: Final = ("Pushed", "Carried")
 _LONG: Final = pa.int64()

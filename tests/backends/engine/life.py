@@ -14,6 +14,7 @@ from typing import Any
 from penstock.backends.engine import upkeep as upkeep_module
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
+from penstock.core.delivery import OUTBOX
 from penstock.core.shard import replay
 from penstock.errors import RequestError
 from penstock.journal import file as file_module
@@ -40,6 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain-dead": {},
     "fifo-dead": {"fifo": True},
     "late": {"dedup_by_content": True},
+    "remote": {"dead_letter": "away", "max_receives": 1, "visibility_ms": 2_000},
 }
 
 
@@ -58,6 +60,14 @@ def portrait(shard, load=None):
     snapshot = shard.snapshot()
     queues = {}
     for kept in snapshot.queues:
+        if kept.number == OUTBOX:
+            queues[OUTBOX] = {
+                "deliveries": [_portrait_of(each, load) for each in kept.deliveries],
+                "counts": shard.departed.stored_bytes,
+                # Those that departed in one millisecond have no order among them.
+                "owed": sorted(each[1:] for each in shard.outbox(100_000)),
+            }
+            continue
         queue = shard.queues[kept.number]
         queues[kept.number] = {
             "settings": (kept.name, kept.settings, kept.created_at_ms, kept.configured_at_ms),
@@ -98,9 +108,15 @@ def same(found, expected):
 
 
 class Life:
-    """One store under random commands; `root` holds it and its archive, and moves at a kill."""
+    """One store under random commands; `root` holds it and its archive, and moves at a kill.
 
-    def __init__(self, path: Path, seed: int, *, file_bytes: int = 16_384) -> None:
+    If it `departs`, a queue has its dead letters in another shard.
+    """
+
+    def __init__(
+        self, path: Path, seed: int, *, file_bytes: int = 16_384, departs: bool = False
+    ) -> None:
+        self.names = [*NAMES, "remote"] if departs else NAMES
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.file_bytes = file_bytes
@@ -111,7 +127,7 @@ class Life:
         self.claims: dict[tuple[str, str], str] = {}
         self.did: Counter[str] = Counter()
         self.engine = self.open()
-        for name in ["plain", "fifo", "lazy"]:
+        for name in [*NAMES[:3], *self.names[len(NAMES) :]]:
             self.submit(CreateQueue(name, SETTINGS[name]))
 
     def open(self) -> Any:
@@ -125,6 +141,7 @@ class Life:
         )
         upkeep: Any = engine.upkeep
         upkeep._exclusive = self._between_slices
+        engine.shard.elsewhere["away"] = 7
         return engine
 
     def submit(self, command):
@@ -140,7 +157,7 @@ class Life:
         self.rng.choices(actions, [30, 25, 30, 8, 7])[0]()
 
     def _push(self) -> None:
-        queue = self.rng.choice(NAMES)
+        queue = self.rng.choice(self.names)
         body = self.rng.randbytes(self.rng.choice([0, 1, 30, 300, 3_000]))
         options: dict[str, Any] = {}
         if self.rng.random() < 0.3:
@@ -161,7 +178,7 @@ class Life:
             self.bodies[reply.id] = body
 
     def _pull(self) -> None:
-        queue = self.rng.choice(NAMES)
+        queue = self.rng.choice(self.names)
         attempt = f"a{self.rng.randrange(30)}" if self.rng.random() < 0.2 else None
         claims = self.submit(Pull(queue, self.rng.choice([1, 1, 3, 10]), attempt_id=attempt))
         for claim in claims or ():
@@ -190,7 +207,7 @@ class Life:
 
     def _rare(self) -> None:
         rng = self.rng
-        queue = rng.choice(NAMES)
+        queue = rng.choice(self.names)
         kind = rng.random()
         if kind < 0.35:
             self.submit(CreateQueue(queue, SETTINGS[queue]))
@@ -205,6 +222,17 @@ class Life:
         elif kind < 0.87:
             self.submit(DeleteQueue(queue))
             self.did["queue removed"] += 1
+        elif "remote" in self.names:
+            self._route(rng.choice([1, 3]))
+
+    def _route(self, limit: int) -> None:
+        """What a router pushes to another shard arrives there, but not all of it is confirmed."""
+        for owed, push in self.engine.departures(limit):
+            number = owed.delivery.number
+            assert push.body == self.bodies[self.engine._show_id(number)]
+            if self.rng.random() < 0.7:
+                assert self.engine.arrived(number, owed.delivery.epoch)
+                self.did["arrival"] += 1
 
     def upkeep(self) -> None:
         """A whole pass, with commands and copies for inspection between its slices."""

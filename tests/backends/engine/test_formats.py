@@ -10,14 +10,26 @@ from typing import Any
 
 import pytest
 
-from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Arrivals, Delivery, Move
+from penstock.core.delivery import (
+    DELAYED,
+    DEPARTED,
+    IN_FLIGHT,
+    OUTBOX,
+    VISIBLE,
+    Arrivals,
+    Delivery,
+    Departure,
+    Move,
+)
 from penstock.core.events import (
     AnyEvent,
+    Arrived,
     Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Lost,
@@ -79,6 +91,8 @@ EVENTS: dict[str, list[Any]] = {
     "Lost": [Lost(AT_MS, 2, 77, 2)],
     "Carried": [Carried(AT_MS + 9, 3, 77, PUSHED)],
     "QueueStated": [QueueStated(AT_MS, 2, "orders", SETTINGS, AT_MS - 9, AT_MS - 1)],
+    "Departed": [Departed(AT_MS, 2, 77, 3, 5, "dead")],
+    "Arrived": [Arrived(AT_MS, 2, 77, 3)],
     "a batch": [
         Pushed(AT_MS, 2, 78, b"one", size_bytes=3),
         Pushed(AT_MS, 2, 79, b"two", group="g", size_bytes=3),
@@ -95,7 +109,7 @@ def golden(name):
 
 def golden_events():
     """The blocks of every kind: a file is never edited, so later kinds have files of their own."""
-    return golden("events-1.txt") | golden("events-2.txt")
+    return golden("events-1.txt") | golden("events-2.txt") | golden("events-3.txt")
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -231,6 +245,25 @@ def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
     expected.queues[0].deliveries = [*slices[0], slices[1][0]]
     expected.queues[1].deliveries = [slices[1][1]]
     assert taken.shard.snapshot() == expected
+
+
+def test_the_golden_slice_of_the_outbox_holds_in_both_directions(tmp_path):
+    """Written by `pack_slice` in the middle of other slices, and read into the shard's outbox."""
+    outline, (first, _) = the_snapshot()
+    departure = Departure(AT_MS + 1, 2, 3, True, 5, "dead")
+    departed = Delivery(
+        OUTBOX, 75, 75, 90 << 32 | 7, AT_MS, DEPARTED, 3, first_claimed_at_ms=AT_MS, move=departure
+    )
+    assert pack_slice([departed]) == golden("outbox-1.txt")["slice"]
+    writer = SnapshotWriter(tmp_path, outline)
+    writer.add(pack_slice([departed, *first]))
+    writer.finish()
+    taken = read_snapshot(snapshot_paths(tmp_path)[0])
+    assert taken is not None
+    assert taken.early == {}
+    assert taken.shard.departed.deliveries == {75: departed}
+    assert taken.shard.departed.stored_bytes == 7
+    assert list(taken.shard.queues[2].deliveries.values()) == first
 
 
 def test_a_snapshot_of_another_version_is_none(tmp_path):

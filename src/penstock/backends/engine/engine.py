@@ -20,8 +20,10 @@ from penstock.backends.engine.waiting import Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
 from penstock.core.delivery import Content, Delivery, receives, size_bytes
+from penstock.core.departures import Owed
 from penstock.core.events import (
     AnyEvent,
+    Arrived,
     Extended,
     Lost,
     Moved,
@@ -45,6 +47,7 @@ from penstock.errors import (
     MessageNotFound,
     PenstockError,
     RequestError,
+    StoreFull,
 )
 from penstock.journal import Journal, MemoryJournal
 from penstock.service import (
@@ -471,7 +474,14 @@ class Engine:
         queue = self.shard.queues.get(event.queue)
         detail = {
             name: getattr(event, name)
-            for name in ("deadline_ms", "visible_at_ms", "expires_at_ms", "holder", "dead")
+            for name in (
+                "deadline_ms",
+                "visible_at_ms",
+                "expires_at_ms",
+                "holder",
+                "dead",
+                "to_queue",
+            )
             if getattr(event, name, None)
         }
         if isinstance(event, Moved) and event.to in self.shard.queues:
@@ -532,6 +542,53 @@ class Engine:
             None if oldest is None else now_ms - oldest.pushed_at_ms,
             self._line.count(queue.number),
         )
+
+    # Departures to other shards.
+
+    def departures(self, limit: int = PULL_LIMIT_MAX) -> list[tuple[Owed, Push]]:
+        """Messages that are owed to other shards, each with the push that takes it there.
+
+        Like a reply: nothing may be pushed before `answer_sequence` is durable. A message whose
+        content is damaged ends here, as it would in a pull.
+        """
+        self.check()
+        pushes: list[tuple[Owed, Push]] = []
+        for owed in self.shard.outbox(limit):
+            delivery = owed.delivery
+            try:
+                content = delivery.content
+                pushed = self._journal_load(content) if isinstance(content, int) else content
+            except CorruptEntry:
+                now_ms = self.clock.now_ms()
+                self._end_departure(Lost(now_ms, owed.source, delivery.number, delivery.epoch))
+                continue
+            pushes.append((owed, owed.push(pushed)))
+        self.answer_sequence = self._sequence
+        return pushes
+
+    def arrived(self, number: int, epoch: int) -> bool:
+        """Ends a departure whose push is durable in the other shard; False if it has ended before.
+
+        Raises StoreFull; the message is then still owed.
+        """
+        self.check()
+        event = self.shard.decide_arrived(number, epoch, self.clock.now_ms())
+        if event is not None:
+            self._end_departure(event)
+        self.answer_sequence = self._sequence
+        return event is not None
+
+    def _end_departure(self, event: Arrived | Lost) -> None:
+        if not self.journal.has_room(1):
+            raise StoreFull("journal: no room to note the end of a departure; free some disk space")
+        try:
+            self._commit(event)
+            self._append()
+        except PenstockError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     # Waiting.
 

@@ -64,6 +64,7 @@ def open_engine(
         journal = FileJournal(segments, durability, interval_ms)
         undo.callback(journal.close)
         shard, last_ms = _recover(store, journal)
+        shard.number = journal.shard
         engine = Engine(
             journal,
             clock or SystemClock(not_before_ms=last_ms),

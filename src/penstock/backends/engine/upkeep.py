@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.backends.engine.engine import Engine
-from penstock.core.delivery import Delivery, pack_place, position_of, size_bytes
+from penstock.core.delivery import OUTBOX, Delivery, pack_place, position_of, size_bytes
 from penstock.core.events import AnyEvent, Carried, QueueStated
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
@@ -157,13 +157,14 @@ class Upkeep:
         self._journal.growth_limit = self._journal.end_position + growth
 
     def _count_messages(self) -> int:
-        return sum(len(queue.deliveries) for queue in self._engine.shard.queues.values())
+        shard = self._engine.shard
+        count = sum(len(queue.deliveries) for queue in list(shard.queues.values()))
+        return count + len(shard.departed.deliveries)
 
     def _live_bytes(self) -> int:
-        return sum(
-            queue.stored_bytes + MESSAGE_BYTES * len(queue.deliveries)
-            for queue in list(self._engine.shard.queues.values())
-        )
+        shard = self._engine.shard
+        stored_bytes = sum(queue.stored_bytes for queue in list(shard.queues.values()))
+        return stored_bytes + shard.departed.stored_bytes + MESSAGE_BYTES * self._count_messages()
 
     def run_pass(self) -> None:
         """Takes a snapshot, carries old content forward, and drops what is no longer needed."""
@@ -236,6 +237,7 @@ class Upkeep:
         numbers = {
             queue.number: _numbers(queue, shard.next_number) for queue in shard.queues.values()
         }
+        numbers[OUTBOX] = list(shard.departed.deliveries)
         dedups = {queue.number: queue.dedups.indexes() for queue in shard.queues.values()}
         return outline, numbers, dedups
 
@@ -244,15 +246,12 @@ class Upkeep:
         shard = self._engine.shard
         moves = shard.moves
         if not moves:
-            if queue not in shard.queues:
-                return []
-            get = shard.queues[queue].deliveries.get
+            get = shard.deliveries_in(queue).get
             return [found for number in numbers if (found := get(number)) is not None]
         deliveries = []
         for number in numbers:
             origin, now_in = moves.get(number, (queue, queue))
-            to = shard.queues.get(now_in) if origin == queue else None
-            found = None if to is None else to.deliveries.get(number)
+            found = shard.deliveries_in(now_in).get(number) if origin == queue else None
             if found is not None:
                 deliveries.append(found)
         return deliveries
@@ -296,7 +295,9 @@ class Upkeep:
             except CorruptEntry:
                 # It stays where it is; the pull that meets it reports it as lost.
                 continue
-            carried.append(Carried(now_ms, delivery.queue, delivery.number, pushed))
+            departed_from = delivery.move if delivery.queue == OUTBOX else None
+            source = delivery.queue if departed_from is None else departed_from.source
+            carried.append(Carried(now_ms, source, delivery.number, pushed))
             moving.append(delivery)
             size += pushed.size_bytes
         if not carried:
