@@ -31,6 +31,7 @@ from penstock.errors import (
     StoreInUse,
     UnavailableError,
 )
+from penstock.server.faults import Faults
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
@@ -256,6 +257,8 @@ async def _serve(
     """Serves until it is time to stop; returns the error that stopped the engine, if one did."""
     allow_many_files()
     loop = asyncio.get_running_loop()
+    faults = Faults()
+    loop.set_exception_handler(faults.from_loop)
     stopping: asyncio.Future[str] = loop.create_future()
     failures: list[PenstockError] = []
 
@@ -273,13 +276,13 @@ async def _serve(
         "archive": arguments.archive or "",
     }
     service = LoopEngine(engine)
-    socket = StoreSocket(holder, service, options, fail)
+    socket = StoreSocket(holder, service, options, faults, fail)
     reason = "the daemon could not start"
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
-        http = await _listen(listening, holder, service, socket)
+        http = await _listen(listening, holder, service, socket, faults)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
         await socket.listen()
@@ -295,7 +298,11 @@ async def _serve(
 
 
 async def _listen(
-    listening: _Listening, holder: StoreHolder, service: LoopEngine, socket: StoreSocket
+    listening: _Listening,
+    holder: StoreHolder,
+    service: LoopEngine,
+    socket: StoreSocket,
+    faults: Faults,
 ) -> "HttpServer | None":
     """Listens on TCP and HTTP, if asked to, and writes the ports to the daemon's directory."""
     if listening.tcp is not None:
@@ -313,7 +320,7 @@ async def _listen(
     # Imported here: few daemons have these pages, and all should start fast.
     from penstock.server.pages import listen_pages
 
-    http, listener = await listen_pages(service, *listening.http)
+    http, listener = await listen_pages(service, *listening.http, faults)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

@@ -65,12 +65,12 @@ class OpenedStore:
         """The socket of a data directory that this process holds."""
         return None if self._socket is None or self._holder is None else str(self._holder.socket)
 
-    async def listen(self, endpoint: str) -> None:
+    async def listen(self, endpoint: str, faults: Faults) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
-        self._socket = StoreSocket(self._holder, self.service, options)
+        self._socket = StoreSocket(self._holder, self.service, options, faults)
         await self._socket.listen()
 
     def _store_options(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener)
         # Last: a client that connects here finds everything else in place.
-        await store.listen(running.url)
+        await store.listen(running.url, faults)
         endpoint.resume()
         undo.pop_all()
     return running
