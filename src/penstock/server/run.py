@@ -25,7 +25,7 @@ from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, Metrics
 from penstock.server.pages import Pages, bind_http
-from penstock.server.process import allow_many_files, look_seldom_for_cycles
+from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import keep_home
@@ -249,7 +249,7 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     running = await start(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop_requested)
-    look_seldom_for_cycles()
+    collect_garbage_rarely()
     started(running)
     either: list[asyncio.Future[Any]] = [stop_requested, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
