@@ -1,1 +1,1 @@
-"""What Penstock's speed is, measured beside its peers: `make bench NAME=memory`."""
+"""The speed of Penstock and of its peers, measured side by side: `make bench NAME=memory`."""

@@ -1,9 +1,9 @@
-"""What a large backlog costs: starting again with it, pausing for it, and holding it in memory.
+"""The cost of a large backlog: restarts, pauses and memory.
 
 `restarts` fills a store, kills the process that filled it, and opens it again in new processes, to
-the first pull. `pauses` then has one thread work without rest while a pass of the housekeeping goes
-over the whole backlog, and looks for the longest it was held up; at the end everything is pulled,
-and each body must come out exactly once.
+the first pull. `pauses` then runs commands in one thread without rest while a pass of the
+housekeeping covers the whole backlog, and measures the longest gap between two rounds; at the end
+everything is pulled, and each body must be pulled exactly once.
 """
 
 import json
@@ -50,17 +50,17 @@ print(json.dumps({
 
 
 def url(path: Path) -> str:
-    """An engine of its own, with the operating system's durability: a kill is all it meets here."""
+    """An embedded engine with durability `os`: the process is killed here, never the machine."""
     return f"file:{path}?embedded=1&durability=os"
 
 
 def bodies(start: int, count: int, size_bytes: int = BODY_BYTES) -> list[bytes]:
-    """Bodies no two of which are the same."""
+    """Distinct bodies."""
     return [b"%0*d" % (size_bytes, number) for number in range(start, start + count)]
 
 
 def fill(queues: penstock.Queues, count: int, size_bytes: int = BODY_BYTES) -> None:
-    """Pushes so many messages, a thousand a call. Raises Void."""
+    """Pushes so many messages, a thousand in each call. Raises Void."""
     for start in range(0, count, CHUNK):
         try:
             queues.push_many(QUEUE, bodies(start, min(CHUNK, count - start), size_bytes))
@@ -69,7 +69,7 @@ def fill(queues: penstock.Queues, count: int, size_bytes: int = BODY_BYTES) -> N
 
 
 def fill_and_die(path: Path, count: int) -> None:
-    """Fills a store in this process, which ends the hard way once all pushes are answered."""
+    """Fills a store, and kills this process once all pushes are answered."""
     queues = penstock.connect(url(path))
     queues.create(QUEUE)
     fill(queues, count)
@@ -89,25 +89,25 @@ def restarts(path: Path, count: int) -> dict[str, dict[str, float]]:
 
 
 def first_pull(path: Path, count: int) -> dict[str, float]:
-    """Starts a process that opens the store and pulls; seconds since before it was started."""
+    """Starts a process that opens the store and pulls; the seconds from before its start."""
     start_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", OPENER, url(path)], stdout=subprocess.PIPE, check=True, text=True
     )
-    said = json.loads(done.stdout)
-    if said["messages"] != count:
-        raise Void(f"{said['messages']} messages of {count} are there after a restart")
+    report = json.loads(done.stdout)
+    if report["messages"] != count:
+        raise Void(f"{report['messages']} messages of {count} are there after a restart")
     return {
-        "process_s": said["pulled_s"] - start_s,
-        "import_s": said["imported_s"] - said["begun_s"],
-        "open_s": said["opened_s"] - said["imported_s"],
-        "pull_s": said["pulled_s"] - said["opened_s"],
-        "close_s": said["close_s"],
+        "process_s": report["pulled_s"] - start_s,
+        "import_s": report["imported_s"] - report["begun_s"],
+        "open_s": report["opened_s"] - report["imported_s"],
+        "pull_s": report["pulled_s"] - report["opened_s"],
+        "close_s": report["close_s"],
     }
 
 
 def forget_cached(path: Path) -> None:
-    """Asks the system to keep none of the files in memory, as after a reboot."""
+    """Drops the files from the page cache, as after a reboot."""
     for file in path.rglob("*"):
         if file.is_file():
             fd = os.open(file, os.O_RDONLY)
@@ -122,9 +122,9 @@ def pauses(path: Path, count: int, quiet_s: float) -> dict[str, dict[str, float]
     queues = penstock.Queues(BlockingEngine(engine))
     upkeep = engine.upkeep
     assert isinstance(upkeep, Upkeep)
-    # Until the pass that is to be watched, no other one may begin.
+    # No other pass may begin before the one that is measured.
     upkeep._journal.growth_limit = 1 << 62
-    # What the first command after opening costs is `restarts`' business.
+    # The cost of the first command after opening is measured by `restarts`.
     claim = queues.pull(QUEUE)
     assert claim is not None
     queues.release(claim)
@@ -137,7 +137,7 @@ def pauses(path: Path, count: int, quiet_s: float) -> dict[str, dict[str, float]
 
 
 class Worker:
-    """A thread that pushes, pulls, deletes and asks for the depth, and times each round of it."""
+    """Pushes, pulls, deletes and reads the depth in one thread, and times each round."""
 
     def __init__(self, queues: penstock.Queues, count: int) -> None:
         self.queues = queues
@@ -145,7 +145,7 @@ class Worker:
         self.pulled: list[bytes] = []
 
     def run(self, meanwhile: Callable[[], object]) -> dict[str, float]:
-        """Works until `meanwhile` has returned; what its gaps were like."""
+        """Works until `meanwhile` has returned; the figures of the gaps."""
         gaps_s = array("d")
         over = threading.Event()
         thread = threading.Thread(target=self._work, args=(gaps_s, over))
@@ -185,7 +185,7 @@ class Worker:
             self.pulled.append(claim.body)
 
     def drained(self) -> Iterator[bytes]:
-        """Everything pulled so far, and then all that is left."""
+        """Everything pulled so far, and then all that remains."""
         yield from self.pulled
         while claims := self.queues.pull_many(QUEUE, CHUNK):
             if not all(deleted is True for deleted in self.queues.delete_many(claims)):
@@ -194,7 +194,7 @@ class Worker:
 
 
 def memory_each(path: Path, count: int, size_bytes: int) -> dict[str, float]:
-    """Bytes of resident memory a queued message costs, all and without what is mapped."""
+    """Resident bytes for each queued message, with and without mapped files."""
     with penstock.connect(url(path)) as queues:
         queues.create(QUEUE)
         fill(queues, 10 * CHUNK, size_bytes)

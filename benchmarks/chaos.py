@@ -1,9 +1,9 @@
-"""A journal of a busy and unlucky store, made by the engine itself for `benchmarks.spark` to read.
+"""Writes the journal of a busy store with many failures, by the engine, for `benchmarks.spark`.
 
-Producers and consumers of many queues go on for hours of a clock that is moved by hand: most
-messages are pulled and deleted; some are released, extended, forgotten until their claim runs out,
-dead-lettered and redriven; some are delayed, expire, or go with a purge or with their queue.
-Because the engine decides, whatever the journal says is right, and an audit must find nothing.
+Producers and consumers of many queues run for hours of a manual clock: most messages are pulled and
+deleted; some are released, extended, held until their claim runs out, dead-lettered and redriven;
+some are delayed, expire, or are removed by a purge or with their queue. The engine writes every
+event, so an audit of the journal must find nothing.
 """
 
 import random
@@ -35,18 +35,18 @@ from penstock.service import (
 QUEUES = 24
 FIFO_EVERY = 6
 GROUPS = 64
-# How many a caller sends or takes at once.
+# How many messages a caller pushes or pulls in one call.
 SIZES = (1, 3, 10, 10)
 VISIBILITY_MS = 30_000
 MAX_RECEIVES = 3
-# Out of so many messages one fails whenever it is pulled.
+# One of so many messages fails every time it is pulled.
 POISON_EVERY = 97
 BODIES = 1_000
 UPSET_EVERY = 2_000
 
 
 class Made(NamedTuple):
-    """What the engine says of a store it has written."""
+    """The engine's own figures of a store that it has written."""
 
     path: Path
     commands: int
@@ -54,20 +54,20 @@ class Made(NamedTuple):
 
 
 def make_store(path: Path, seed: int, events: int) -> Made:
-    """Writes a store of about so many events, and leaves it as a close leaves it."""
+    """Writes a store of about so many events and closes it."""
     life = _Life(path, seed)
     try:
         while life.events < events:
             life.step()
         held = {name: life.engine.submit(Stats(name)).messages for name in life.names}
-        # Asking lets the engine settle what is due: the counts are those of the journal's end.
+        # This command settles what is due, so the counts are those at the end of the journal.
         return Made(path, life.commands, held)
     finally:
         life.engine.close()
 
 
 class _Life:
-    """Everyone who uses the store, one after the other."""
+    """All users of the store, simulated one after the other."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -104,7 +104,7 @@ class _Life:
         self.events += 1
 
     def step(self) -> None:
-        """Some tens of milliseconds of the store's life."""
+        """Some tens of milliseconds of simulated time."""
         self.steps += 1
         rng = self.rng
         self.clock.advance(ms=rng.randrange(1, 60))
@@ -137,7 +137,7 @@ class _Life:
             )
 
     def _work(self, queue: str, claims: list[Claim]) -> None:
-        """What a consumer does with what it pulled."""
+        """Deletes, releases, extends or abandons the claims of a pull."""
         rng = self.rng
         done: list[BatchItem] = []
         for claim in claims:
@@ -162,7 +162,7 @@ class _Life:
         return queue, claim.proof
 
     def _upset(self) -> None:
-        """What an operator does now and then."""
+        """Runs one of the rare commands of an operator."""
         rng = self.rng
         chance = rng.random()
         if chance < 0.5:

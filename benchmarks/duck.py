@@ -1,7 +1,7 @@
 """DuckDB as a runner of the audit's SQL: the same queries, in the same order, over the same files.
 
-Its dialect differs in three things, and they are put right here: quotes around names, where IGNORE
-NULLS stands, and two functions that have other names. Its hash is another one; it serves as well.
+Its dialect differs in three things, which are translated here: quotes around names, the position of
+IGNORE NULLS, and the names of two functions. Its hash function differs, without effect on results.
 """
 
 import re
@@ -34,7 +34,7 @@ class Duck:
         return self._make("VIEW", f"SELECT * FROM read_parquet([{listed}])")
 
     def rows(self, table: Any) -> str:
-        """Something in memory, an Arrow table for instance, as a table."""
+        """An object in memory, such as an Arrow table, as a table."""
         self.connection.register("given", table)
         name = self._make("TABLE", "SELECT * FROM given")
         self.connection.unregister("given")
@@ -57,7 +57,7 @@ class Duck:
         return bool(self.fetch(f"SELECT count(*) FROM {table} WHERE {condition}")[0][0])
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
-        """The rows of a query in DuckDB's own words."""
+        """The rows of a query in DuckDB's dialect."""
         found: list[tuple[Any, ...]] = self.connection.execute(query).fetchall()
         return found
 

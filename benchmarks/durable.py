@@ -1,15 +1,15 @@
 """The durable engine beside its peers: `make bench NAME=durable`.
 
-Three promises, never mixed: `os`, `interval` and `sync` (synced before the answer); what each store
-does for each of them stands in `benchmarks.stores`. Every store is opened once a race and keeps its
-directory through the rounds; at the end it is closed, opened again and emptied, and each body
-pushed must have come out exactly once.
+Three durabilities are compared separately: `os`, `interval` and `sync` (synced before the answer).
+`benchmarks.stores` describes what each store does for each of them. Every store is opened once for
+a race and keeps its directory through the rounds; at the end it is closed, opened again and
+emptied, and each body pushed must have been pulled exactly once.
 
-The raw limits are loops that write the same bytes to a file whose blocks are there already. One
-calls fdatasync once for as many messages as a call pushes; the next once for as many as Penstock's
-group commit took together just before, which no program can beat that syncs as seldom. The third
-has as many threads as the race and shares its syncs as Penstock does, with no queue behind it: what
-is left of the limit when the callers are Python's threads.
+The raw limits are loops that write the same bytes to a file whose blocks are allocated. The first
+calls fdatasync once for as many messages as a call pushes. The second calls it once for as many as
+Penstock's group commit took together just before: the limit for a program that syncs as rarely. The
+third has as many threads as the race and shares its syncs as Penstock does, without a queue: the
+limit for callers that are Python threads.
 """
 
 import os
@@ -63,7 +63,7 @@ LIBRARIES = ("litequeue", "persist-queue SQLite")
 
 
 class Row(NamedTuple):
-    """A store at a durability: what is compared, and only with rows of the same durability."""
+    """A store at one durability; it is compared only with rows of the same durability."""
 
     store: str
     durability: str
@@ -85,7 +85,7 @@ class Measured(NamedTuple):
 
 
 class Held:
-    """A store that lives in this process through all rounds, and its ledger."""
+    """A store that stays open in this process for all rounds, and its ledger."""
 
     def __init__(self, name: str, path: Path, durability: str) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class Held:
         return measured
 
     def timed(self, count: int, run: Callable[[], float]) -> Measured:
-        """Runs it, and says what it cost."""
+        """Runs it and returns what it cost."""
         before = self.store.counters()
         took_s = run()
         after = self.store.counters()
@@ -141,7 +141,7 @@ class Held:
         )
 
     def settle(self) -> None:
-        """Closes the store, opens it again and empties it: the ledger must hold. Raises Void."""
+        """Closes the store, opens it again, empties it and checks the ledger. Raises Void."""
         if self.name != "memory":
             self.store.close()
             self.store = STORES[self.name](self.path, "os")
@@ -163,7 +163,7 @@ _held: list[Held] = []
 
 
 def start(name: str, path: Path, durability: str) -> str:
-    """Opens a store in this process; why not, if it cannot be had."""
+    """Opens a store in this process; returns the reason if it is not available."""
     path.mkdir(parents=True)
     try:
         _held.append(Held(name, path, durability))
@@ -188,7 +188,7 @@ def settle() -> None:
 
 
 def raw(path: Path, message_bytes: int, group: int, seconds: float) -> Measured:
-    """Writes groups of messages, each with one fdatasync, over blocks that are there already."""
+    """Writes groups of messages, each with one fdatasync, over allocated blocks."""
     data = bytes(message_bytes * group)
     written = 0
     with open(path, "w+b", buffering=0) as file:
@@ -241,7 +241,7 @@ def raw_in_threads(
 
 
 def sync_us(directory: Path) -> float:
-    """Microseconds of a small write and its fdatasync: how quick the disk is, and how busy."""
+    """Microseconds of a small write and its fdatasync, as a measure of the disk."""
     measured = raw(directory / "probe", 512, 1, ROUND_S)
     return measured.took_s / measured.syncs * 1e6
 
@@ -267,7 +267,7 @@ class Race:
         self.absent: dict[Row, str] = {}
 
     def run(self, directory: Path) -> None:
-        """Runs all rounds and holds the ledgers. Raises Void."""
+        """Runs all rounds and checks the ledgers. Raises Void."""
         with self._children(directory) as children:
             runs: dict[Row, Callable[[], float]] = {
                 row: self._sized(row, child) for row, child in children.items()
@@ -342,12 +342,12 @@ class Race:
         return ratio(self.rates[ours], self.rates[theirs])
 
     def group(self, row: Row) -> float:
-        """How many messages a sync took together, over all rounds; 0 if nobody counted."""
+        """How many messages a sync took together, over all rounds; 0 if it was not counted."""
         syncs = sum(measured.syncs for measured in self.measured.get(row, ()))
         return sum(m.messages for m in self.measured.get(row, ())) / syncs if syncs else 0.0
 
     def written(self, row: Row) -> float:
-        """Bytes given to the disk for a message, over all rounds."""
+        """Bytes written to the disk for each message, over all rounds."""
         runs = self.measured[row]
         return sum(run.written_bytes for run in runs) / sum(run.messages for run in runs)
 

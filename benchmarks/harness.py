@@ -1,12 +1,12 @@
-"""What every benchmark shares: fair rounds, a ledger, ratios, and the JSON line at the end.
+"""Functions of every benchmark: interleaved rounds, a ledger, ratios, and the JSON line at the end.
 
 The rules that make figures comparable:
 
-- Each contestant lives in a child process of its own, so that one's garbage is not another's pause.
-- Rounds are interleaved, one contestant after the other, so that noise from outside hits all alike.
+- Each contestant runs in a child process of its own: its garbage collection delays no other.
+- Rounds are interleaved, one contestant after the other, so that noise affects all equally.
   A ratio is the median of the ratios within each round, not a ratio of two medians.
-- A run that loses, doubles or invents one message is void: no figure is printed.
-- What is timed is only the loop; ids go into lists made beforehand and are checked afterwards.
+- A run that loses, duplicates or adds a message is void: no figure is printed.
+- Only the loop is timed; ids are stored in preallocated lists and checked afterwards.
 """
 
 import argparse
@@ -40,11 +40,11 @@ R = TypeVar("R")
 
 
 class Void(Exception):
-    """The run lost, doubled or invented a message, so its figures mean nothing."""
+    """The run lost, duplicated or added a message, so its figures are invalid."""
 
 
 class Target(NamedTuple):
-    """A figure the project set out to reach."""
+    """A figure with the goal that the project has set."""
 
     name: str
     value: float
@@ -65,7 +65,7 @@ class Child:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _see_peer, (path,))
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs a function of a module's top level in the child, and gives what it returns."""
+        """Runs a top-level function of a module in the child and returns its result."""
         return self._pool.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def install_peer(name: str, requirements: Sequence[str]) -> None:
 
 
 def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
-    """Installs a peer from PyPI or npm, once; why it cannot be had, or nothing."""
+    """Installs a peer from PyPI or npm, once; returns the reason if that fails, else ""."""
     if is_quick():
         return "left out of a quick run"
     where = PEERS / name
@@ -103,7 +103,7 @@ def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
     if shutil.which(command[0]) is None:
         return f"cannot install {name}: there is no {command[0]}"
     print(f"installing {', '.join(requirements)} for comparison", flush=True)
-    # What was there is of another version, or half of one.
+    # The directory holds another version, or an incomplete one.
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
@@ -114,7 +114,7 @@ def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
 
 
 def install_package(package: str, program: str) -> bool:
-    """Sees to it that a Debian package's program is there; false if that cannot be."""
+    """Installs a Debian package if its program is missing; returns False if that fails."""
     if shutil.which(program) is None:
         print(f"installing {package} for comparison", flush=True)
         script = f". {PEERS.parent.parent}/tools/apt.sh && apt_install {package}"
@@ -123,7 +123,7 @@ def install_package(package: str, program: str) -> bool:
 
 
 def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> int:
-    """How many turns make `run` take about so long; `run(count)` gives the seconds it took."""
+    """How many turns make `run` take about so long; `run(count)` returns the seconds it took."""
     if is_quick():
         return start
     count = start
@@ -133,9 +133,9 @@ def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> i
 
 
 def interleave(rounds: int, runs: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Runs every contestant once a round, and gives what each said, round by round.
+    """Runs every contestant once in each round; returns the results of each, round by round.
 
-    Every other round goes backwards, so that nobody always follows the same neighbour.
+    Every other round runs in reverse order, so that none always follows the same other one.
     """
     figures: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(1 if is_quick() else rounds):
@@ -159,9 +159,9 @@ def percentile(sorted_values: Sequence[float], percent: float) -> float:
 
 
 def timed_in_threads(count: int, body: Callable[[int], None]) -> float:
-    """Runs `body(number)` in so many threads at once; the seconds from the start to the last end.
+    """Runs `body(number)` in so many threads at once; returns the seconds until all have ended.
 
-    Raises whatever one of them raised.
+    Raises the exception of a thread that failed.
     """
     if count == 1:
         start_s = time.perf_counter()
@@ -191,7 +191,7 @@ def timed_in_threads(count: int, body: Callable[[int], None]) -> float:
 
 
 def check_ledger(pushed: Iterable[Any], pulled: Iterable[Any]) -> None:
-    """Holds that each id pushed was pulled exactly once, and no other. Raises Void."""
+    """Checks that each id pushed was pulled exactly once, and no other. Raises Void."""
     pushed_ids, pulled_ids = Counter(pushed), Counter(pulled)
     if pushed_ids == pulled_ids and set(pushed_ids.values()) <= {1} and None not in pushed_ids:
         return
@@ -204,7 +204,7 @@ def check_ledger(pushed: Iterable[Any], pulled: Iterable[Any]) -> None:
 
 
 def check_deletes(answers: Iterable[Any]) -> None:
-    """Holds that every delete ended a message. Raises Void."""
+    """Checks that every delete succeeded. Raises Void."""
     failed = [answer for answer in answers if answer is not True]
     if failed:
         raise Void(f"{len(failed)} deletes ended nothing; the first answered {failed[0]!r}")
@@ -219,7 +219,7 @@ def rss_bytes(kind: str = "VmRSS") -> int:
 
 
 def written_bytes(pid: int | None = None) -> int:
-    """How much a process, this one unless told, has given the disk to write so far."""
+    """Bytes that a process, by default this one, has written to the disk so far."""
     for line in Path(f"/proc/{pid or 'self'}/io").read_text().splitlines():
         if line.startswith("write_bytes:"):
             return int(line.split()[1])
@@ -238,7 +238,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
 
 
 def disk_directory() -> Path:
-    """A new directory on a real disk, for the caller to remove; ends the run if there is none."""
+    """A new directory on a real disk, which the caller removes; ends the run if there is none."""
     for above in (Path(tempfile.gettempdir()), Path(__file__).parent):
         if filesystem_of(above) not in ("tmpfs", "ramfs", "unknown"):
             return Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=above))
@@ -246,7 +246,7 @@ def disk_directory() -> Path:
 
 
 def machine() -> str:
-    """One line on what this runs on, and how busy it was."""
+    """One line about the machine and its load."""
     model = platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -264,7 +264,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) -> None:
-    """Prints the targets for people, and as the last line everything as one JSON object."""
+    """Prints the targets for people, and everything as one JSON object on the last line."""
     rows = [
         (
             target.name,
@@ -275,7 +275,7 @@ def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) ->
         for target in targets
     ]
     print_table("targets", ("target", "value", "goal", ""), rows)
-    said = [
+    shown_targets = [
         {
             "name": target.name,
             "value": round(target.value, 4),
@@ -284,20 +284,20 @@ def finish(bench: str, targets: Sequence[Target], figures: Mapping[str, Any]) ->
         }
         for target in targets
     ]
-    print(json.dumps({"bench": bench, "targets": said, **figures}), flush=True)
+    print(json.dumps({"bench": bench, "targets": shown_targets, **figures}), flush=True)
 
 
 def is_quick() -> bool:
-    """Whether this run only shows that the benchmark works: its figures mean nothing."""
+    """Whether this run only checks that the benchmark works; its figures are invalid."""
     return os.environ.get(_QUICK) == "1"
 
 
 def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | None = None) -> None:
-    """Runs a benchmark; a void run ends with status 1 and says why.
+    """Runs a benchmark; a void run prints the reason and ends with status 1.
 
-    `compare` is what it does instead if another checkout is given.
+    `compare` is run instead if another checkout is given.
     """
-    # A benchmark may have options of its own: it finds them, and its help, in sys.argv.
+    # A benchmark may have options of its own: it parses them from sys.argv.
     parser = argparse.ArgumentParser(prog="make bench", add_help=False)
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
@@ -310,7 +310,7 @@ def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | No
     if given.quick:
         # In the environment, so that the benchmark's own child processes know it too.
         os.environ[_QUICK] = "1"
-    # Ended from outside, it still ends the servers it has started.
+    # A benchmark that is terminated still stops the servers that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if compare is not None and given.beside is not None:

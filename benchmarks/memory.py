@@ -141,7 +141,7 @@ def _start_moto() -> None:
 
 
 class Backlog:
-    """A queue with messages in it, on which lifecycles run: each takes the oldest, adds one."""
+    """A queue with a backlog on which lifecycles run: each adds a message and takes the oldest."""
 
     def __init__(self, size: int) -> None:
         self.queues = penstock.connect("memory:")
@@ -157,7 +157,7 @@ class Backlog:
         return run.took_s / count * 1e6
 
     def settle(self) -> None:
-        """Takes everything out and holds the ledger to it. Raises Void."""
+        """Pulls everything and checks the ledger. Raises Void."""
         while claims := self.queues.pull_many("bench", 1_000):
             check_deletes(self.queues.delete_many(claims))
             self.pulled += (claim.id for claim in claims)
@@ -166,7 +166,7 @@ class Backlog:
 
 
 def fill(queues: penstock.Queues, size: int) -> Iterator[list[str]]:
-    """Pushes so many messages, no two bodies the same object; the ids, a thousand at a time."""
+    """Pushes so many messages with distinct body objects; the ids, a thousand at a time."""
     for start in range(0, size, 1_000):
         bodies = [b"%0256d" % number for number in range(start, start + 1_000)]
         yield [reply.id for reply in queues.push_many("bench", bodies)]
@@ -192,7 +192,7 @@ def settle_backlog() -> None:
 
 
 def rss_per_message(size: int) -> float:
-    """Bytes of resident memory a queued 256-byte message costs, its body included."""
+    """Resident bytes for each queued message of 256 bytes, its body included."""
     with penstock.connect("memory:") as queues:
         queues.create("bench")
         run_lifecycles(queues, 1_000)
@@ -239,7 +239,7 @@ def _quantiles_us(sorted_ns: Sequence[float]) -> dict[str, float]:
 
 
 def race() -> dict[str, list[float]]:
-    """Interleaved rounds of all contestants; each one's rates, round by round."""
+    """Runs interleaved rounds of all contestants; the rates of each, round by round."""
     ours, theirs, moto = Child(), Child(), Child(None if is_quick() else "moto")
     runs: dict[str, Callable[[int], float]] = {
         "penstock, 1 thread": lambda count: ours.call(lifecycles, count, 1),
@@ -257,7 +257,7 @@ def race() -> dict[str, list[float]]:
 
 
 def calibrated(runs: dict[str, Callable[[int], float]]) -> dict[str, Callable[[], float]]:
-    """Each run, given as many lifecycles as take it about ROUND_S."""
+    """Each run with as many lifecycles as take about ROUND_S."""
 
     def sized(run: Callable[[int], float]) -> Callable[[], float]:
         run(100)

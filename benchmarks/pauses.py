@@ -1,13 +1,13 @@
-"""How long others wait while much happens at once: `make bench NAME=pauses`.
+"""How long commands wait while a million messages change: `make bench NAME=pauses`.
 
 A queue is filled with a million messages that then all fall due, expire, return, are purged,
 removed, moved or written into a snapshot at the same instant. Meanwhile one thread pushes, pulls
-and deletes on another queue without rest, and the longest it had to wait for one answer is the
-figure. It is measured before the storm too, because a shared machine pauses by itself; and beside
-it stands the longest that one call kept the processor busy, which others on the machine do not
-change (what the call waits for another thread is not in it).
+and deletes on another queue without rest; the figure is the longest time to one answer. It is
+measured before the storm, too, because a shared machine has pauses of its own. The longest
+processor time of one call is printed beside it: other processes do not change it, and the time that
+the call waits for another thread is not in it.
 
-`late` is how long after its instant a delayed message of a third queue could be pulled, while the
+`late` is how long after it was due a delayed message of a third queue could be pulled, while the
 million were being settled; `missed` counts pulls of the storm's own queue that found nothing though
 messages were due in it. A run that loses a message is void.
 """
@@ -54,7 +54,7 @@ LATE_MS_MAX = 1_000
 
 
 class JumpingClock:
-    """The system's time, and more of it at will: what was an hour away is due at once."""
+    """The system's time plus an offset that the benchmark increases."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -74,7 +74,7 @@ class JumpingClock:
 
 
 class Storm(NamedTuple):
-    """What happens to all messages at once: how they are pushed, and what sets it off."""
+    """One scenario for all messages at once: how they are pushed, and the call that starts it."""
 
     options: dict[str, Any]
     is_claimed: bool
@@ -85,7 +85,7 @@ class Storm(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What one storm did to others."""
+    """The figures of one storm."""
 
     calm_ms: float
     gap_ms: float
@@ -97,7 +97,7 @@ class Figures(NamedTuple):
 
 
 class Bench:
-    """An engine with a storm in the making."""
+    """An engine that is filled for one storm."""
 
     def __init__(self, path: str | None, name: str, count: int) -> None:
         self.clock = JumpingClock()
@@ -114,7 +114,7 @@ class Bench:
             self.queues.create(queue)
         self._fill()
         self.gap_s = self.busy_s = 0.0
-        # When the clock was moved: nothing could be had before, whatever instant it was due at.
+        # When the clock was moved: nothing could be pulled before, whenever it was due.
         self.jumped_at_ms = 0
         self.claims: list[Any] = []
         self.pushed: list[Any] = []
@@ -154,7 +154,7 @@ class Bench:
         return reply
 
     def calm(self) -> float:
-        """The longest wait with nothing going on."""
+        """The longest wait before the storm."""
         gc.collect()
         end_s = time.perf_counter() + CALM_S
         while time.perf_counter() < end_s:
@@ -163,7 +163,7 @@ class Bench:
         return gap_s
 
     def run(self) -> Figures:
-        """Sets the storm off and works beside it until it is over."""
+        """Starts the storm and runs lifecycles until it is over."""
         calm_s = self.calm()
         begun_s = time.perf_counter()
         failed: list[BaseException] = []
@@ -226,13 +226,13 @@ class Bench:
 
 
 def jump(bench: Bench, hours: int = 1) -> None:
-    """Lets an hour pass at once."""
+    """Moves the clock by an hour."""
     bench.clock.ahead_ms += hours * HOUR_S * 1_000
     bench.jumped_at_ms = bench.clock.now_ms()
 
 
 def jump_days(bench: Bench) -> None:
-    """Lets four days pass at once, which is a queue's retention."""
+    """Moves the clock by four days, the retention of a queue."""
     jump(bench, 4 * 24)
 
 

@@ -1,8 +1,7 @@
-"""What Spark itself costs: a source that gives one batch of a journal's events over and over.
+"""The cost of Spark itself: a source that returns one batch of a journal's events repeatedly.
 
-What goes into Spark is what `format("penstock")` gives, the same columns of the same events, in
-batches of the same size. All but the first batch of a task is neither read nor decoded: no source
-in Python can be faster.
+Spark gets the same columns of the same events as from `format("penstock")`, in batches of the same
+size. Only the first batch of a task is read and decoded, so no source in Python can be faster.
 """
 
 import os
@@ -22,14 +21,14 @@ TASKS_PER_CORE = 4
 
 @dataclass
 class Repeated(InputPartition):
-    """The first batch of a stretch, until there are so many rows."""
+    """A range of the journal whose first batch is repeated up to so many rows."""
 
     span: Span
     rows: int
 
 
 class Prebuilt(DataSource):
-    """Options `path`, a store, and `rows`, how many there are to be."""
+    """A source with the options `path`, a store, and `rows`, the number of rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -44,7 +43,7 @@ class Prebuilt(DataSource):
 
 
 class Repeating(DataSourceReader):
-    """Every core gets as many rows as the others."""
+    """A reader with an equal number of rows for each core."""
 
     def __init__(self, span: Span, rows: int) -> None:
         self._span = span

@@ -1,16 +1,16 @@
-"""The pipeline beside what it could at best be: `make bench NAME=spark`.
+"""The pipeline beside its limits and peers: `make bench NAME=spark`.
 
-The engine itself writes the journals of a busy and unlucky store (`benchmarks.chaos`), one a core:
+The engine writes the journals of a busy store with many failures (`benchmarks.chaos`), one a core:
 a tenth of the events, then all of them. What is timed, each against a contestant of its own:
 
-    source   every column of every event into Spark, which throws it away; beside it one process
+    source   every column of every event into Spark, which discards it; beside it one process
              that decodes the same bytes into the same columns, per core, and a source that decodes
              nothing (`benchmarks.prebuilt`): what Spark costs by itself
     lake     journal to Delta table, and the tables made of it
     audit    every check, warm; beside it DuckDB, the same queries over the same files
     sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call
 
-Every count must agree with every other and the audit must find nothing, or the run is void.
+The run is void if two counts differ or the audit finds anything.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Written(NamedTuple):
 
 
 def write_journals(directory: Path, events: int) -> Written:
-    """One journal a core, all at once; each in a process of its own."""
+    """Writes one journal for each core, each in a process of its own, all at once."""
     made: list[chaos.Made | None] = [None] * CORES
     children = [Child() for _ in made]
 
@@ -98,7 +98,7 @@ def count_events(stores: Sequence[str]) -> tuple[int, int]:
 
 
 def decode_bare(stores: Sequence[str], expected: int) -> float:
-    """Every column of every event, made here by one thread; events a second. Raises Void."""
+    """Decodes every column of every event in one thread; events a second. Raises Void."""
     import pyarrow as pa
 
     from penstock.spark.blocks import COLUMNS, blocks
@@ -128,7 +128,7 @@ _spark: dict[str, Any] = {}
 
 
 def start_spark(scratch: str) -> dict[str, float]:
-    """Seconds until there is a session, and until its first query is answered."""
+    """Starts a session; the seconds until it exists and until its first query is answered."""
     os.environ["SPARK_LOCAL_DIRS"] = scratch
     start_s = time.perf_counter()
     from penstock.spark.session import make_session
@@ -153,12 +153,12 @@ def _all_of(stores: Sequence[str]) -> Any:
 
 
 def count_by_source(stores: Sequence[str], expected: int) -> None:
-    """Raises Void unless the source gives every event once."""
+    """Raises Void unless the source returns every event once."""
     agree("the source", _all_of(stores).select("entry").count(), expected)
 
 
 def read_source(stores: Sequence[str], events: int) -> float:
-    """All columns into Spark and no further; events a second."""
+    """Reads all columns into Spark, which discards them; events a second."""
     frame = _all_of(stores)
     start_s = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
@@ -166,7 +166,7 @@ def read_source(stores: Sequence[str], events: int) -> float:
 
 
 def read_prebuilt(store: str, events: int) -> float:
-    """As many rows of the same columns, made beforehand; rows a second."""
+    """Reads as many rows of the same columns, prebuilt; rows a second."""
     from benchmarks.prebuilt import Prebuilt
 
     spark = _spark["session"]
@@ -196,7 +196,7 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
 
 
 def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
-    """The seconds a whole audit takes. Raises Void if it finds anything."""
+    """The seconds of a whole audit. Raises Void if it finds anything."""
     from penstock.spark.audit import audit
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake
@@ -234,7 +234,7 @@ def audit_by_duckdb(path: str, held: Mapping[str, int], expected: int) -> float:
 
 
 def push_by_sink(url: str, queue: str, rows: int) -> float:
-    """A DataFrame into a queue; rows a second. As for the client, the rows are there before."""
+    """Writes a cached DataFrame into a queue; rows a second."""
     body = f"rpad(CAST(id AS string), {BODY_BYTES}, 'x') AS body"
     frame = _spark["session"].range(rows).repartition(CORES).selectExpr(body, "id AS key").cache()
     agree("the rows to be pushed", frame.count(), rows)
@@ -256,7 +256,7 @@ def push_by_client(url: str, queue: str, rows: int) -> float:
 
 
 def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str, list[float]]:
-    """Both push the same rows, each time into a queue of their own. Raises Void."""
+    """Has both push the same rows, each into a new queue in every round. Raises Void."""
     store = directory / "queues"
     url = f"file:{store}?durability=os"
     client = Child()
@@ -270,7 +270,7 @@ def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str
                 pushed.append(queue)
                 rate = child.call(push, url, queue, rows)
                 agree(f"the queue of {push.__name__}", queues.stats(queue).messages, rows)
-                # With all that it remembers: the next round begins where this one began.
+                # With its remembered ids, so that all rounds begin with the same state.
                 queues.remove(queue)
             return rate
 
@@ -278,7 +278,7 @@ def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str
 
     runs = {"sink": pushing(spark, push_by_sink), "client": pushing(client, push_by_client)}
     try:
-        # The first write pays for the workers that Spark starts.
+        # The first write includes the start of Spark's workers.
         runs["sink"]()
         return interleave(rounds, runs)
     finally:
@@ -318,7 +318,7 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
                 "prebuilt": lambda: spark.call(read_prebuilt, large.stores[0], large.events),
             },
         )
-        # What comes first also pays for the compilation of what both run.
+        # The first run includes the compilation of code that both use.
         spark.call(fill_lake, small.stores, lakes["small"], small.events)
         lake = spark.call(fill_lake, large.stores, lakes["large"], large.events)
         spark.call(audit_by_spark, lakes["small"], small.held, small.events)
@@ -353,10 +353,10 @@ def _made(path: Path) -> Path:
 
 
 def targets(run: Run) -> list[Target]:
-    """What the project set out to reach."""
+    """The goals of the project."""
     audit = run.audit
     grown = ratio(audit["spark large"], audit["spark small"])
-    # The journals come out a little longer or shorter than ordered.
+    # The journals have slightly more or fewer events than requested.
     grown *= 10 * run.small.events / run.large.events
     rate = run.large.events / median(audit["spark large"])
     return [
@@ -427,7 +427,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def read_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What was asked for."""
+    """The arguments of the command."""
     parser = argparse.ArgumentParser(prog="make bench NAME=spark ARGS=…")
     parser.add_argument("--events", type=int, default=EVENTS, help="how many events in all")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

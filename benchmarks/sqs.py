@@ -1,8 +1,8 @@
 """The SQS endpoint beside other SQS servers and a bare loop: `make bench NAME=sqs`.
 
 Every server gets the same load from the same two scripts, one after the other, while all others
-idle; nothing is pinned to a core. `sqs_servers` says who they are, `sqs_load` what they are asked.
-With `ARGS="--beside PATH"` only Penstock is run, from this checkout and the one there.
+idle; nothing is pinned to a core. `sqs_servers` lists them, `sqs_load` is the load.
+With `ARGS="--beside PATH"` only Penstock is run, from this checkout and the one at PATH.
 """
 
 import shutil
@@ -53,7 +53,7 @@ FILL_S = 4
 TRIES_MAX = 5
 FEW, MANY = 1, 32
 CONNECTIONS = (FEW, MANY)
-# In this order: what the receives take was sent before.
+# In this order: the receives need messages that were sent before.
 WORKS = (Work("send", 1), Work("send", 10), Work("receive", 1), Work("receive", 10))
 
 
@@ -97,7 +97,7 @@ class Contestant:
             self.run(Race(Work("send", 10), MANY), FILL_S)
 
     def renew(self) -> None:
-        """Goes on with an empty queue, unless there is meant to be a backlog."""
+        """Replaces the queue by an empty one, unless the row has a backlog."""
         if not self._fixed:
             self.server.delete_queue(self.queue_url)
             self.queue_url = self.server.create_queue(f"bench-{next(self._numbers)}")
@@ -169,7 +169,7 @@ def start_times(directory: Path) -> dict[str, list[float]]:
 
 
 def targets(figures: Figures) -> Iterator[Target]:
-    """What the rates were to reach, each work for itself, with many connections."""
+    """The goals for the rates of each kind of work, with many connections."""
     memory, durable = Row(MEMORY), Row(DURABLE)
     for work in WORKS:
         found = figures[Race(work, MANY)]
@@ -237,7 +237,7 @@ def as_json(figures: Figures) -> dict[str, Any]:
 def contest(
     stack: ExitStack, directory: Path, rows: Sequence[Row]
 ) -> tuple[dict[Row, Contestant], dict[str, str]]:
-    """Starts everyone; who runs, and who does not and why."""
+    """Starts all servers; returns those that run, and the reasons of those that do not."""
     contestants: dict[Row, Contestant] = {}
     absent: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -267,7 +267,7 @@ def main() -> None:
             contestants, absent = contest(stack, directory, rows)
             for contestant in contestants.values():
                 for work in WORKS:
-                    # The first requests are slower for all, and for some by far.
+                    # The first requests are slower on all servers, on some by far.
                     contestant.run(Race(work, MANY), WARM_S)
             figures = run_races(contestants, ROUNDS, ROUND_S)
             lifecycles = run_boto3(contestants)

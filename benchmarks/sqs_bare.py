@@ -1,8 +1,8 @@
-"""The practical limit: uvloop, httptools and msgspec, and nothing behind them.
+"""The practical limit: uvloop, httptools and msgspec without a queue.
 
 It reads the HTTP request and its JSON into a structure, takes the MD5 that an SQS answer must carry
-and encodes the answer. It keeps no message, checks nothing, and knows no error: what a real server
-does beyond this is what the ratio to it shows.
+and encodes the answer. It keeps no message, checks nothing and reports no error: the ratio to it
+shows the cost of everything else that a server does.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ import uvloop
 BODY: Final = "x" * 256
 
 
-class Asked(msgspec.Struct, rename="pascal"):
-    """What any of the actions takes."""
+class Parameters(msgspec.Struct, rename="pascal"):
+    """The parameters of all actions."""
 
     queue_url: str
     message_body: str = ""
@@ -62,7 +62,7 @@ class Received(
         "body": "Body",
     },
 ):
-    """A message given out."""
+    """A message in an answer."""
 
     message_id: str
     receipt: str
@@ -71,52 +71,52 @@ class Received(
 
 
 class Answers:
-    """What each action is answered with."""
+    """The answers of each action."""
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(Asked).decode
+        self._decode = msgspec.json.Decoder(Parameters).decode
         self._encode = msgspec.json.Encoder().encode
         self._count = 0
-        self._actions: dict[bytes, Callable[[Asked], Any]] = {
+        self._actions: dict[bytes, Callable[[Parameters], Any]] = {
             b"AmazonSQS.SendMessage": self._send,
             b"AmazonSQS.SendMessageBatch": self._send_batch,
             b"AmazonSQS.ReceiveMessage": self._receive,
-            b"AmazonSQS.DeleteMessage": lambda asked: {},
+            b"AmazonSQS.DeleteMessage": lambda parameters: {},
             b"AmazonSQS.DeleteMessageBatch": self._delete_batch,
         }
 
     def answer(self, target: bytes, body: bytes) -> bytes:
         """The whole response."""
-        said = self._encode(self._actions[target](self._decode(body)))
+        answer = self._encode(self._actions[target](self._decode(body)))
         return (
             b"HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.0\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(said), said)
+            b"Content-Length: %d\r\n\r\n%s" % (len(answer), answer)
         )
 
     def _id(self) -> str:
         self._count += 1
         return f"00000000-0000-0000-0000-{self._count:012x}"
 
-    def _send(self, asked: Asked) -> Sent:
-        return Sent(_digest(asked.message_body), self._id())
+    def _send(self, parameters: Parameters) -> Sent:
+        return Sent(_digest(parameters.message_body), self._id())
 
-    def _send_batch(self, asked: Asked) -> dict[str, list[SentEntry]]:
+    def _send_batch(self, parameters: Parameters) -> dict[str, list[SentEntry]]:
         return {
             "Successful": [
                 SentEntry(entry.id, _digest(entry.message_body), self._id())
-                for entry in asked.entries
+                for entry in parameters.entries
             ]
         }
 
-    def _receive(self, asked: Asked) -> dict[str, list[Received]]:
+    def _receive(self, parameters: Parameters) -> dict[str, list[Received]]:
         messages = []
-        for _ in range(asked.max_number_of_messages):
+        for _ in range(parameters.max_number_of_messages):
             id_ = self._id()
             messages.append(Received(id_, id_, _digest(BODY), BODY))
         return {"Messages": messages}
 
-    def _delete_batch(self, asked: Asked) -> dict[str, list[dict[str, str]]]:
-        return {"Successful": [{"Id": entry.id} for entry in asked.entries]}
+    def _delete_batch(self, parameters: Parameters) -> dict[str, list[dict[str, str]]]:
+        return {"Successful": [{"Id": entry.id} for entry in parameters.entries]}
 
 
 def _digest(body: str) -> str:
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keeps the one header that matters."""
+        """Keeps the value of X-Amz-Target."""
         if name.lower() == b"x-amz-target":
             self._target = value
 

@@ -1,7 +1,7 @@
 """The SQS endpoint of this checkout beside that of another: `ARGS="--beside PATH"`.
 
 Both servers run at once and get the same load in turn, in rounds whose order alternates. On a
-machine that is busy otherwise, the processor time of a request says more than the rate.
+machine with other load, compare the processor time of a request rather than the rate.
 """
 
 import shutil
@@ -35,7 +35,7 @@ HERE = Path(__file__).parents[1]
 
 
 class Round(NamedTuple):
-    """What one server did in one round."""
+    """The figures of one server in one round."""
 
     per_s: float
     cpu_us: float
@@ -115,7 +115,7 @@ def _report(
         for name, rate, cpu in zip(("here", "beside"), rates, cpus, strict=True)
     ]
     print_table(title, ("", "messages a second", "processor µs a message"), rows)
-    # Round by round: what disturbs one of a pair most often disturbs the other.
+    # Ratios within a round: noise mostly affects both runs of a round.
     pairs = list(zip(here, other, strict=True))
     per_s = median(one.per_s / two.per_s for one, two in pairs)
     cpu = median(two.cpu_us / one.cpu_us for one, two in pairs)

@@ -1,4 +1,4 @@
-"""The load of `benchmarks.sqs`: one wrk script and one boto3 script, both held to a ledger."""
+"""The load of `benchmarks.sqs`: one wrk script and one boto3 script, both checked by a ledger."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ BODY_BYTES = 256
 
 
 class Work(NamedTuple):
-    """What a client asks for again and again."""
+    """The requests that a client repeats."""
 
     verb: str
     batch: int
@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What one second of one work came to. A latency is that of a request."""
+    """The figures of one run of one kind of work. A latency is that of a request."""
 
     per_s: float
     p50_ms: float
@@ -35,16 +35,16 @@ class Cell(NamedTuple):
 
 
 class RanDry(Exception):
-    """A queue had nothing left to receive, so that what was measured is something else."""
+    """A queue ran empty, so that the figures are invalid."""
 
 
 def run_wrk(server: Server, queue_url: str, work: Work, connections: int, seconds: int) -> Cell:
-    """Loads a server and judges what came of it. Raises Void, or RanDry."""
+    """Loads a server and checks the result. Raises Void, or RanDry."""
     before = server.depth(queue_url)
-    said = ask_wrk(server, queue_url, work, connections, seconds)
+    report = ask_wrk(server, queue_url, work, connections, seconds)
     after = server.settled_depth(queue_url)
     try:
-        return judged(server.kind, work, connections, said, before, after)
+        return judged(server.kind, work, connections, report, before, after)
     except Void as void:
         raise Void(f"{server.name}, {work}, {connections} connections: {void}") from None
 
@@ -53,11 +53,11 @@ def judged(
     kind: Kind,
     work: Work,
     connections: int,
-    said: Mapping[str, int],
+    report: Mapping[str, int],
     before: Depth,
     after: Depth,
 ) -> Cell:
-    """Holds a server's count of messages to what wrk asked for and was answered.
+    """Checks a server's count of messages against wrk's requests and answers.
 
     A server that finished nothing is credited with one message. Raises Void, or RanDry if there
     was not enough to receive.
@@ -65,34 +65,34 @@ def judged(
     if work.verb == "receive" and kind.keeps_messages and not after.visible:
         raise RanDry
     for fault in ("broken", "status", "doubled", "refused"):
-        if said[fault]:
-            raise Void(f"wrk says {fault}={said[fault]}")
-    # What wrk has asked for and not waited for to the end may have happened or not.
+        if report[fault]:
+            raise Void(f"wrk says {fault}={report[fault]}")
+    # Requests that wrk sent and did not wait for may or may not have been carried out.
     unheard = connections * work.batch
     if work.verb == "send":
-        messages = said["requests"] * work.batch
+        messages = report["requests"] * work.batch
         changes = [(after.total - before.total, messages, unheard)]
     else:
-        # A receive is answered with messages; whatever else is answered is a delete of as many.
-        each = said["received"] / max(1, said["receives"])
-        messages = round((said["requests"] - said["receives"]) * each)
-        changes = [(before.visible - after.visible, said["received"], unheard)]
+        # All answers but those of receives are of deletes, each of as many messages.
+        each = report["received"] / max(1, report["receives"])
+        messages = round((report["requests"] - report["receives"]) * each)
+        changes = [(before.visible - after.visible, report["received"], unheard)]
         if not kind.counts_deleted:
-            changes.append((before.total - after.total, messages, said["asked"] - messages))
+            changes.append((before.total - after.total, messages, report["asked"] - messages))
     for changed, answered, unanswered in changes if kind.keeps_messages else []:
         if not answered <= changed <= answered + unanswered:
             raise Void(
                 f"the queue changed by {changed} messages, but {answered} were answered for, and "
                 f"at most {unanswered} more asked for"
             )
-    took_s = said["took_us"] / 1e6
-    return Cell(max(1, messages) / took_s, said["p50_us"] / 1_000, said["p99_us"] / 1_000)
+    took_s = report["took_us"] / 1e6
+    return Cell(max(1, messages) / took_s, report["p50_us"] / 1_000, report["p99_us"] / 1_000)
 
 
 def ask_wrk(
     server: Server, queue_url: str, work: Work, connections: int, seconds: int
 ) -> dict[str, int]:
-    """Runs wrk with the script; what the script said in the end."""
+    """Runs wrk with the script; returns the figures that the script prints."""
     command = [shutil.which("wrk") or "wrk", "-t1", f"-c{connections}", f"-d{seconds}s"]
     command += ["--timeout", "20s", "-s", str(SCRIPT), server.url, "--"]
     command += [server.kind.protocol, work.verb, str(work.batch), queue_url, str(BODY_BYTES)]
@@ -100,8 +100,8 @@ def ask_wrk(
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != 1:
         raise Void(f"{server.name}: wrk failed: {(done.stderr or done.stdout).strip()[-300:]}")
-    said: dict[str, int] = json.loads(lines[0])
-    return said
+    report: dict[str, int] = json.loads(lines[0])
+    return report
 
 
 _clients: dict[str, Any] = {}
@@ -124,8 +124,8 @@ def _client(endpoint: str) -> Any:
 def boto3_lifecycles(endpoint: str, queue: str, seconds: float, by_queue: bool) -> float:
     """Sends, receives and deletes through boto3 for so long; lifecycles a second. Raises Void.
 
-    Runs in a process of its own, whose boto3 is one that speaks the server's protocol. With
-    `by_queue` it asks the queue's own URL: not every server finds a queue from its first page.
+    Runs in a process of its own, whose boto3 uses the server's protocol. With `by_queue`
+    it sends to the queue's own URL: not every server finds a queue from a request to its root.
     """
     url = _client(endpoint).create_queue(QueueName=queue)["QueueUrl"]
     sqs = _client(url if by_queue else endpoint)

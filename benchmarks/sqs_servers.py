@@ -1,4 +1,4 @@
-"""The SQS servers that `benchmarks.sqs` compares: how each is installed, started, asked and ended.
+"""The SQS servers that `benchmarks.sqs` compares: how to install, start, call and stop each.
 
     | server              | speaks | keeps its messages                            |
     |---------------------|--------|-----------------------------------------------|
@@ -8,9 +8,9 @@
     | ElasticMQ           | Query  | in memory                                     |
     | ministack           | JSON   | in memory                                     |
     | moto_server         | JSON   | in memory                                     |
-    | bare loop           | JSON   | not at all: it reads, and answers what it may |
+    | bare loop           | JSON   | not at all                                    |
 
-Each runs as its own documentation says, told to print nothing for a request where it can be.
+Each runs as its documentation describes, without output for each request where that is possible.
 """
 
 import http.client
@@ -34,7 +34,7 @@ DURABLE = "penstock, durable"
 BARE = "bare loop"
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
-# The last boto3 that spoke the Query protocol to SQS, for the server that knows no other.
+# The last boto3 with the Query protocol for SQS, for the server that has no other.
 OLD_BOTO3 = "boto3-query"
 OLD_BOTO3_REQUIREMENTS = ("boto3>=1.28,<1.29", "botocore<1.31.81")
 
@@ -45,7 +45,7 @@ _AUTHORIZATION = (
 
 
 class Absent(Exception):
-    """A server cannot be had here, for this reason."""
+    """A server is not available here, for this reason."""
 
 
 class Kind(NamedTuple):
@@ -53,13 +53,13 @@ class Kind(NamedTuple):
 
     # The command and what to add to the environment, for a port and a directory of its own.
     command: Callable[[int, Path], tuple[list[str], dict[str, str]]]
-    # Installs what it needs; why that cannot be, or nothing.
+    # Installs what it needs; returns the reason if that fails, else "".
     lack: Callable[[], str] = lambda: ""
     protocol: str = "json"
     keeps_messages: bool = True
     # Whether a message that was deleted is still counted among those in flight.
     counts_deleted: bool = False
-    # How long a request may go on unseen after its client has left.
+    # How long a request may continue after its client has disconnected.
     settle_s: float = 0.02
 
 
@@ -75,7 +75,7 @@ def _bare(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
 
 def _fauxqs(port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
     module = PEERS / "fauxqs/node_modules/fauxqs/dist/app.js"
-    # Its command prints every request; the function behind it can be told not to.
+    # Its command prints every request; the function that it calls can be configured not to.
     start = f"import({json.dumps(str(module))}).then(m => m.startFauxqs({{logger: false}}))"
     return ["node", "-e", start], {"FAUXQS_PORT": str(port)}
 
@@ -113,7 +113,7 @@ def _elasticmq_lack() -> str:
 KINDS: Mapping[str, Kind] = {
     MEMORY: Kind(lambda port, directory: penstock_command(port, "memory:")),
     DURABLE: Kind(lambda port, directory: penstock_command(port, f"file:{directory}/data")),
-    # npm takes the newest that the node at hand can run.
+    # npm chooses the newest version that the installed node can run.
     "fauxqs": Kind(_fauxqs, lambda: peer_lack("fauxqs", ["fauxqs@>=1.9 <3"], npm=True)),
     "ElasticMQ": Kind(
         _elasticmq, _elasticmq_lack, protocol="query", counts_deleted=True, settle_s=0.1
@@ -135,7 +135,7 @@ class Depth(NamedTuple):
 
 
 class Server:
-    """One of them, running."""
+    """A running server."""
 
     def __init__(self, name: str, directory: Path, kind: Kind | None = None) -> None:
         self.name = name
@@ -180,12 +180,12 @@ class Server:
             except OSError:
                 self._link.close()
             if self._process.poll() is not None or took_s > START_S_MAX:
-                said = self._output.read_text(errors="replace").strip()[-300:]
-                raise Absent(f"it does not answer; it said: {said or 'nothing'}")
+                output = self._output.read_text(errors="replace").strip()[-300:]
+                raise Absent(f"it does not answer; its output: {output or 'none'}")
             time.sleep(0.002)
 
     def ask(self, action: str, parameters: Mapping[str, Any], path: str = "/") -> str:
-        """The body of the answer to a request that must not fail."""
+        """The body of the answer to a request that must succeed."""
         headers = {"Authorization": _AUTHORIZATION, "X-Amz-Date": "20260101T000000Z"}
         if self.kind.protocol == "json":
             headers["X-Amz-Target"] = f"AmazonSQS.{action}"
@@ -200,21 +200,21 @@ class Server:
         return text
 
     def create_queue(self, name: str) -> str:
-        """Makes a queue; its URL."""
+        """Creates a queue; returns its URL."""
         if not self.kind.keeps_messages:
             return f"{self.url}/000000000000/{name}"
-        # What a client has received and left behind must not come back in the midst of a race.
+        # Messages that a client received and did not delete must not return during a race.
         hidden_s = "43200"
         if self.kind.protocol == "json":
             attributes = {"VisibilityTimeout": hidden_s}
-            said = self.ask("CreateQueue", {"QueueName": name, "Attributes": attributes})
-            return str(json.loads(said)["QueueUrl"])
+            answer = self.ask("CreateQueue", {"QueueName": name, "Attributes": attributes})
+            return str(json.loads(answer)["QueueUrl"])
         setting = {"Attribute.1.Name": "VisibilityTimeout", "Attribute.1.Value": hidden_s}
-        said = self.ask("CreateQueue", {"QueueName": name, **setting})
-        return re.findall("<QueueUrl>(.*?)</QueueUrl>", said)[0]  # type: ignore[no-any-return]
+        answer = self.ask("CreateQueue", {"QueueName": name, **setting})
+        return re.findall("<QueueUrl>(.*?)</QueueUrl>", answer)[0]  # type: ignore[no-any-return]
 
     def delete_queue(self, url: str) -> None:
-        """Forgets a queue and what is in it."""
+        """Deletes a queue with its messages."""
         if not self.kind.keeps_messages:
             return
         if self.kind.protocol == "json":
@@ -223,23 +223,23 @@ class Server:
             self.ask("DeleteQueue", {}, urlsplit(url).path)
 
     def depth(self, url: str) -> Depth:
-        """How many messages a queue says it holds; none if it cannot hold any."""
+        """How many messages a queue reports; 0 if the server keeps none."""
         if not self.kind.keeps_messages:
             return Depth(0, 0)
         if self.kind.protocol == "json":
-            said = self.ask("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": ["All"]})
-            attributes = json.loads(said)["Attributes"]
+            answer = self.ask("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": ["All"]})
+            attributes = json.loads(answer)["Attributes"]
         else:
-            said = self.ask("GetQueueAttributes", {"AttributeName.1": "All"}, urlsplit(url).path)
+            answer = self.ask("GetQueueAttributes", {"AttributeName.1": "All"}, urlsplit(url).path)
             pairs = r"<Name>(\w+)</Name>\s*<Value>(.*?)</Value>"
-            attributes = dict(re.findall(pairs, said))
+            attributes = dict(re.findall(pairs, answer))
         visible, in_flight = (
             int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible")
         )
         return Depth(visible, visible + in_flight)
 
     def settled_depth(self, url: str) -> Depth:
-        """The same once requests whose client has left are done with."""
+        """The same, once requests whose client has disconnected are finished."""
         found = self.depth(url)
         while True:
             time.sleep(self.kind.settle_s)
@@ -264,7 +264,7 @@ class Server:
 
 
 class Link:
-    """A connection to a server on this machine, which may close it whenever it idles."""
+    """A connection to a server on this machine, which may close it when it is idle."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S_MAX)
@@ -272,7 +272,7 @@ class Link:
     def post(self, path: str, content: str, headers: Mapping[str, str]) -> tuple[int, str]:
         """The status and the body of an answer. Raises OSError.
 
-        A connection that was used before may be closed by now, so it is tried on a new one, too.
+        The server may have closed a connection that was idle, so a new one is tried as well.
         """
         for is_new in (self._connection.sock is None, True):
             try:
@@ -291,7 +291,7 @@ class Link:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

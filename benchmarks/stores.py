@@ -1,6 +1,6 @@
-"""The durable queues that `benchmarks.durable` compares, each behind the same few verbs.
+"""The durable queues that `benchmarks.durable` compares, each with the same few verbs.
 
-What an answer means in each of them, by durability:
+The meaning of an answer in each of them, by durability:
 
     | store                | os                 | interval    | sync                         |
     |----------------------|--------------------|-------------|------------------------------|
@@ -10,7 +10,7 @@ What an answer means in each of them, by durability:
     | persist-queue file   | written            | –           | – (syncs full chunks only)   |
     | beanstalkd           | -F                 | -f50        | -f0: a sync a put and delete |
 
-Under NORMAL SQLite syncs at its checkpoints only; that is the `os` promise. A store that has no
+Under NORMAL SQLite syncs at its checkpoints only, which is durability `os`. A store without a
 call for several messages is called once for each.
 """
 
@@ -45,11 +45,11 @@ class Store(Protocol):
     """A queue on a directory. With `batch` 1 its verbs take one body, else a list of them."""
 
     def pusher(self, batch: int) -> Push:
-        """A function for one thread that pushes and returns when the promise holds."""
+        """A function for one thread that pushes and returns when the messages are durable."""
         ...
 
     def cycler(self, batch: int) -> Cycle:
-        """A function for one thread that pushes, pulls and deletes; gives the bodies pulled."""
+        """A function for one thread that pushes, pulls and deletes; returns the bodies pulled."""
         ...
 
     def drain(self) -> Iterable[bytes]:
@@ -57,16 +57,16 @@ class Store(Protocol):
         ...
 
     def counters(self) -> "Counters":
-        """What the store has cost so far."""
+        """The disk traffic of the store so far."""
         ...
 
     def close(self) -> None:
-        """Ends it in an orderly way."""
+        """Closes the store."""
         ...
 
 
 class Counters:
-    """Bytes given to the disk, and where known the syncs and bytes of the journal's stream."""
+    """Bytes written to the disk, and if known the syncs and bytes of the journal's stream."""
 
     def __init__(self, written: int, syncs: int = 0, appended: int = 0) -> None:
         self.written = written
@@ -75,7 +75,7 @@ class Counters:
 
 
 class Penstock:
-    """Penstock through its public blocking API, whatever the URL."""
+    """Penstock through its public blocking API, at any URL."""
 
     def __init__(self, url: str) -> None:
         self.queues = penstock.connect(url)
@@ -159,7 +159,7 @@ class Daemon(Penstock):
 
 
 class OneByOne:
-    """What stores without a call for several messages share: a batch is that many calls."""
+    """A store without a call for several messages: a batch is that many calls."""
 
     def push(self, body: bytes) -> None:
         """Pushes one."""
@@ -227,7 +227,7 @@ class LiteQueue(OneByOne):
 
 
 class LiteQueueInTransactions(LiteQueue):
-    """litequeue as someone would use it who wraps several puts into a transaction himself."""
+    """litequeue with a transaction of the caller around several puts."""
 
     def pusher(self, batch: int) -> Push:
         """One transaction for the batch."""
@@ -300,12 +300,12 @@ class PersistQueueFile(OneByOne):
             self.peer.task_done()
 
     def close(self) -> None:
-        """It has no close; letting go of it closes its files."""
+        """Drops the reference, which closes its files: it has no close."""
         del self.peer
 
 
 def set_synchronous(connection: sqlite3.Connection, durability: str) -> None:
-    """Gives a SQLite connection the durability asked for, and makes sure that it took."""
+    """Sets the durability of a SQLite connection and checks that it is in effect."""
     wanted = SYNCHRONOUS.get(durability)
     if wanted is None:
         raise NotImplementedError(f"SQLite has nothing like {durability}")
@@ -367,7 +367,7 @@ class Beanstalkd:
 
 
 class BeanstalkConnection:
-    """As much of beanstalkd's protocol as the race needs."""
+    """The part of beanstalkd's protocol that the race needs."""
 
     def __init__(self, address: str) -> None:
         give_up_s = time.monotonic() + START_S_MAX
@@ -392,7 +392,7 @@ class BeanstalkConnection:
             self._expect(b"INSERTED")
 
     def reserve(self, count: int) -> list[tuple[bytes, bytes]]:
-        """Claims so many, which must be there: the numbers and the bodies."""
+        """Reserves so many, which must exist: the numbers and the bodies."""
         self.socket.sendall(b"reserve-with-timeout 0\r\n" * count)
         found = []
         for _ in range(count):

@@ -1,7 +1,7 @@
 """The scorecard: the tests of each promise of reliability, and their results.
 
-`make score` runs the tests that belong to a row and prints the card; `make score ROWS="13 15"` some
-of it. With FULL=1 the tests that have larger figures use those, by `tests.conftest.FULL`.
+`make score` runs the tests that belong to a row and prints the card; `make score ROWS="13 15"` runs
+those of some rows. With FULL=1 tests use their larger figures, if any (`tests.conftest.FULL`).
 
 A test belongs to the rows that its docstring names, or else its module's: "Row 13: …", "Rows 5 and
 6 of the scorecard: …". It reports what it measured by `record_property("figure", "1.2 × alone")`.
@@ -63,7 +63,7 @@ def rows_of(item: pytest.Item) -> list[int]:
 def read_row(text: str) -> int:
     """A row's number, for argparse. Raises ArgumentTypeError.
 
-    Not `choices`: argparse looks for the empty list among them when no row is named.
+    `choices` would not do: without a row argparse compares the empty list with them.
     """
     if not text.isdigit() or int(text) not in ROWS:
         raise argparse.ArgumentTypeError(f"there is no row {text!r}; there are 1 to {max(ROWS)}")
@@ -71,7 +71,7 @@ def read_row(text: str) -> int:
 
 
 class Card:
-    """A pytest plugin that runs only what belongs to the card, and keeps what came of it."""
+    """A pytest plugin that runs only the tests of the card and keeps their results."""
 
     def __init__(self, wanted: Sequence[int]) -> None:
         self._wanted = frozenset(wanted)
@@ -108,7 +108,7 @@ class Card:
                 self.figures[row] += [str(value) for name, value in properties if name == "figure"]
 
     def verdict(self, row: int) -> str:
-        """What is to be said of a row."""
+        """The result of a row, with the number of tests that failed or were skipped."""
         if self.failed[row]:
             return f"FAILED ({self.failed[row]})"
         if self.skipped[row]:
@@ -116,7 +116,7 @@ class Card:
         return "passed" if self.passed[row] else "no test"
 
     def text(self) -> str:
-        """The card for people."""
+        """The card as text."""
         lines = [
             (
                 str(row),
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.full:
         os.environ["PENSTOCK_FULL"] = "1"
     card = Card(options.rows or list(ROWS))
-    # A test at its full figures may take longer than any other test.
+    # A test with its full figures may take longer than the usual limit.
     status = pytest.main(["-q", "--timeout", "3600" if options.full else "300"], plugins=[card])
     print(card.text())
     return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0

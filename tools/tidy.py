@@ -1,8 +1,8 @@
 """The style of this tree, checked by a program: run `python -m tools.tidy` from the root.
 
-A rule is a plain function of a file's path (relative to the root) and its text, giving the
-offences it finds; a tree rule is one of all files together. Rules only read; they share nothing but
-the parsed syntax tree. `tests/test_tidy.py` shows each of them able to fail.
+A rule is a function of a file's path (relative to the root) and its text that yields the offences;
+a tree rule is a function of all files. Rules only read, and share only the parsed syntax tree.
+`tests/test_tidy.py` shows that each of them can fail.
 """
 
 import ast
@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SLEEPS = "tests/sleeps.txt"
-# These two name what they forbid.
+# These two files contain the words that they forbid.
 OWN_FILES = frozenset({"tools/tidy.py", "tests/test_tidy.py"})
 
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 800
-# The word by which a longer module of the package says in its first paragraph why it is.
+# The word in the first paragraph of a longer module that introduces the reason.
 LENGTH_REASON = re.compile(r"\blong\b", re.IGNORECASE)
 TEST_NAME_WORDS_MIN = 3
 
@@ -75,9 +75,9 @@ BANNED_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 BANNED_FORMS = {
     form: (instead, places) for forms, instead, places in BANNED_WORDS for form in forms.split()
 }
-# Names that say nothing about what a class or module is.
+# Names that do not describe a class or module.
 EMPTY_WORDS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
-# Phrases of other people's vocabularies that prose cannot avoid.
+# Established phrases with banned words that prose may use.
 FOREIGN_PHRASES = re.compile(r"replicated log|context manager", re.IGNORECASE)
 GLOSSARY = "docs/glossary.md"
 
@@ -89,7 +89,7 @@ def words_of(identifier: str) -> list[str]:
 
 
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Give every name that this code chose itself, with its line; not those it merely uses."""
+    """Yield every name that this code defines, with its line; not those it only uses."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -119,7 +119,7 @@ def banned_identifiers(path: str, text: str) -> Iterator[Offence]:
 
 
 def banned_word(path: str, word: str) -> str | None:
-    """Say what is wrong with this word at this place, if anything is."""
+    """Return why this word may not be used in this file, or None."""
     instead, places = BANNED_FORMS.get(word.lower(), ("", ()))
     if not instead or any(place in path for place in places):
         return None
@@ -127,7 +127,7 @@ def banned_word(path: str, word: str) -> str | None:
 
 
 def empty_names(path: str, text: str) -> Iterator[Offence]:
-    """No class or module is named for being a helper, a base or common."""
+    """No class or module is called a helper, a base or common."""
     if not in_src(path):
         return
     names = [(1, Path(path).stem)]
@@ -139,7 +139,7 @@ def empty_names(path: str, text: str) -> Iterator[Offence]:
 
 
 def banned_prose(path: str, text: str) -> Iterator[Offence]:
-    """The docs use the glossary's words; code spans and blocks may quote others."""
+    """The docs use the words of the glossary; code spans and blocks may contain others."""
     if not path.endswith(".md") or path == GLOSSARY:
         return
     for number, line in prose_lines(text):
@@ -163,7 +163,7 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
 def unfinished_marks(path: str, text: str) -> Iterator[Offence]:
-    """What is left to do stands in docs/roadmap.md, where a reader looks for it."""
+    """Open work is listed in docs/roadmap.md and not marked in the code."""
     for number, line in enumerate(text.splitlines(), 1):
         if UNFINISHED.search(line):
             yield Offence(path, number, "unfinished work belongs in docs/roadmap.md")
@@ -182,7 +182,7 @@ def long_functions(path: str, text: str) -> Iterator[Offence]:
 
 
 def long_modules(path: str, text: str) -> Iterator[Offence]:
-    """A module is one idea; past this length it is probably two, or says why it is not."""
+    """A module is one idea; a longer one is split, or gives the reason in its docstring."""
     count = text.count("\n")
     if in_src(path):
         docstring = ast.get_docstring(parse(text)) or ""
@@ -201,7 +201,7 @@ BANNER = re.compile(r"#\s*([-=#*~_─═━])\1{3,}|.*([-=#*~_─═━])\2{3,}\
 
 
 def banner_comments(path: str, text: str) -> Iterator[Offence]:
-    """A module that needs banners needs to be two modules."""
+    """A module that needs banner comments is split into two."""
     if not path.endswith(".py"):
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -210,7 +210,7 @@ def banner_comments(path: str, text: str) -> Iterator[Offence]:
 
 
 def module_docstrings(path: str, text: str) -> Iterator[Offence]:
-    """A module opens with one sentence that says what it is."""
+    """A module begins with one sentence that describes it."""
     if not in_src(path):
         return
     docstring = ast.get_docstring(parse(text))
@@ -252,7 +252,7 @@ DANGEROUS_CALLS = frozenset(
 
 
 def dangerous_code(path: str, text: str) -> Iterator[Offence]:
-    """Bytes from outside never become code."""
+    """Input is never executed as code."""
     if not in_src(path):
         return
     for node in ast.walk(parse(text)):
@@ -277,7 +277,7 @@ BUILD_OUTPUT = re.compile(
 
 
 def build_output(path: str, text: str) -> Iterator[Offence]:
-    """What a program can make again is not kept in git."""
+    """Generated files are not kept in git."""
     if BUILD_OUTPUT.search(path):
         yield Offence(path, 1, "build output in git")
 
@@ -356,7 +356,7 @@ def permissions(text: str) -> dict[str, str]:
 
 
 def idle_permissions(path: str, text: str) -> Iterator[Offence]:
-    """A permission to sleep names its reason, and goes when the sleep goes."""
+    """A permission to sleep gives its reason, and is removed together with the sleep."""
     if path != SLEEPS:
         return
     for place, reason in permissions(text).items():
@@ -370,7 +370,7 @@ def idle_permissions(path: str, text: str) -> Iterator[Offence]:
 
 
 def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
-    """A class name means one thing in the package; one that begins with `_` is its module's own."""
+    """A class name is unique in the package; one that begins with `_` is private to its module."""
     seen: dict[str, str] = {}
     for path, text in sorted(files.items()):
         for node in classes_of(path, text):
@@ -382,7 +382,7 @@ def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
 
 
 def classes_of(path: str, text: str) -> list[ast.ClassDef]:
-    """The classes of a module of the package; none of what is not even Python."""
+    """The classes of a module of the package; none if it is not valid Python."""
     try:
         nodes = ast.walk(parse(text)) if in_src(path) else iter(())
     except SyntaxError:
@@ -411,7 +411,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def files() -> list[str]:
-    """List what git tracks or would track; without git, what stands in the source trees."""
+    """List the files that git tracks or would track; without git, those of the source trees."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)

@@ -20,6 +20,9 @@ from penstock.journal import MemoryJournal
 from penstock.server.frames.ipc import listen_unix
 from penstock.server.frames.server import FrameServer, Limits
 from penstock.server.frames.tcp import TcpAddress, listen_tcp
+from penstock.service import Peek
+from penstock.wire.frames.bodies import encode_command
+from penstock.wire.frames.frames import Hello, encode_hello
 
 PATIENCE_S = 30.0
 
@@ -145,6 +148,20 @@ def serve(tmp_path):
     yield start
     for server in servers:
         server.stop()
+
+
+def send_one_peek(store):
+    """Send a peek to a store's socket once, without the retries of a client, and read to the end.
+
+    Call it if the server ends the connection instead of answering.
+    """
+    link = connect_socket(store)
+    assert link is not None
+    with link:
+        link.settimeout(PATIENCE_S)
+        link.sendall(encode_hello(Hello("test")) + encode_command(1, Peek("orders")))
+        while link.recv(65_536):
+            pass
 
 
 def end_daemon(store):

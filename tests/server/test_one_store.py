@@ -19,7 +19,7 @@ import penstock.aio
 from penstock.backends.remote.daemon import connect_socket, running_pid, socket_path
 from penstock.backends.remote.starting import daemon_status
 from penstock.errors import InvalidField
-from tests.server.conftest import PATIENCE_S, DaemonProcess, until
+from tests.server.conftest import PATIENCE_S, DaemonProcess, send_one_peek, until
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, read_until_started, serve
 
 QUICK = {"PENSTOCK_DURABILITY": "os"}
@@ -364,6 +364,39 @@ def test_a_daemon_shows_its_health_and_figures_if_it_is_told_to(store):
     finally:
         assert daemon.stop() == ""
     assert daemon.process.returncode == 0
+
+
+DAEMON_WITH_A_FAULT = """
+import sys
+from penstock.server import daemon
+from penstock.service import Peek
+
+def open_engine(arguments):
+    engine = daemon.open_store(arguments)
+    # A reply of a type that no frame can hold.
+    engine._handlers[Peek] = lambda command, now_ms: object()
+    return engine
+
+sys.exit(daemon.main(sys.argv[1:], open_engine))
+"""
+
+
+def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DAEMON_WITH_A_FAULT, str(store), "--idle", "0", "--http", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: running_pid(store) == process.pid and socket_path(store).exists())
+        port = int((store / "daemon" / "http").read_text())
+        send_one_peek(store)
+        assert "\npenstock_faults_total 1.0\n" in get(f"http://127.0.0.1:{port}/metrics")[1]
+    finally:
+        process.terminate()
+        reported = process.communicate(timeout=PATIENCE_S)[1]
+    assert reported.startswith("penstock: fault in ")
+    assert reported.count("\n") == 1
 
 
 def test_a_daemon_does_not_show_them_to_the_network_by_mistake(store):

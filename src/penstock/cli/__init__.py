@@ -1,7 +1,7 @@
-"""The command line: `penstock COMMAND …`, one module of this package a command.
+"""The command line: `penstock COMMAND …`, one module of this package for each command.
 
-Results go to stdout. An error is one line on stderr, and the exit status says what kind it was:
-`penstock --help` lists them.
+Results go to stdout. An error is one line on stderr, and the exit status stands for its kind:
+`penstock --help` lists the statuses.
 """
 
 import io
@@ -37,9 +37,10 @@ _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit status; errors end here, as one line each."""
+    """Runs one command line and returns its exit status; prints an error as one line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show a character must not make us lose the message.
+        # A character that the terminal's encoding lacks must not raise: a claimed message
+        # would then not be printed.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with Session() as session:
@@ -49,24 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout()
+        _discard_stdout()
         return READER_GONE
     except OSError as error:
-        tell_error(UsageError(error.strerror or str(error)))
-        _forget_stdout()
+        print_error(UsageError(error.strerror or str(error)))
+        _discard_stdout()
         return USAGE
     except (PenstockError, UsageError) as error:
-        tell_error(error)
+        print_error(error)
         return status_of(error)
     return status
 
 
 def run_command(session: Session, words: Sequence[str]) -> int:
-    """Runs one command within a session. Raises UsageError and whatever the store raises."""
+    """Runs one command within a session. Raises UsageError and the errors of the store."""
     try:
         arguments = make_parser().parse_args(words)
     except SystemExit:
-        return 0  # argparse has printed the help or the version that was asked for
+        return 0  # argparse has printed the help or the version
     return command_named(arguments.command).run(session, arguments)
 
 
@@ -75,12 +76,12 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in _STATUS_OF if isinstance(error, kind)), USAGE)
 
 
-def tell_error(error: Exception, place: str = "") -> None:
+def print_error(error: Exception, place: str = "") -> None:
     """Prints an error as one line on stderr."""
     print(f"penstock: {place}{' '.join(str(error).split())}", file=sys.stderr)
 
 
-def _forget_stdout() -> None:
-    """Lets what is still in stdout's buffer go nowhere, or Python would complain at its end."""
+def _discard_stdout() -> None:
+    """Points stdout at /dev/null, so that the flush at the interpreter's exit cannot fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

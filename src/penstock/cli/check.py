@@ -1,7 +1,8 @@
-"""`penstock check PATH`: verifies all of a store, and says by its exit status whether it is sound.
+"""`penstock check PATH`: verifies all of a store; the exit status is 0 if it is sound.
 
-It reads beside a live writer and changes nothing. With `--accept-loss` it opens a store that misses
-files of its journal, which no other command does: what those files held is lost, and says so.
+It can run while another process writes, and changes nothing. With `--accept-loss` it also opens a
+store that misses files of its journal, which no other command does. What those files held is lost,
+and reported as damage.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -14,7 +15,7 @@ from penstock.journal.verify import Finding, verify
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("path", metavar="PATH", help="a store, a journal or an archive")
     parser.add_argument("--archive", metavar="DIR", help="verify the files archived there, too")
     parser.add_argument(
@@ -25,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Prints what was found; 6 if anything is damaged."""
+    """Prints the findings; returns 6 if anything is damaged."""
     path = path_of(arguments.path)
     findings: list[Finding] = []
     if arguments.accept_loss:
@@ -34,7 +35,7 @@ def run(session: Session, arguments: Namespace) -> int:
     damaged = [each.text for each in findings if each.is_damage]
     if arguments.json:
         sound = [each.text for each in findings if not each.is_damage]
-        session.tell_json({"sound": not damaged, "damaged": damaged, "found": sound})
+        session.print_json({"sound": not damaged, "damaged": damaged, "found": sound})
     else:
         for each in findings:
             print(("DAMAGED  " if each.is_damage else "ok       ") + each.text)
@@ -43,12 +44,12 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _accept_loss(store: Path) -> list[Finding]:
-    """Opens the store once without its missing files; what it says was lost with them."""
+    """Opens the store once without its missing files, and reports which they were."""
     with open_reader(store) as reader:
         missing = reader.missing_files()
     if not missing:
         return [Finding(False, "loss: no file is missing, so there is none to accept")]
-    # Late: the other uses of this command need no engine.
+    # Imported here: the other uses of this command need no engine.
     from penstock.backends.engine.store import open_engine
 
     open_engine(store, accept_loss=True).close()

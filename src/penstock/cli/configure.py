@@ -1,8 +1,8 @@
-"""`penstock configure QUEUE [settings]`: change the settings named; with none, show them all."""
+"""`penstock configure QUEUE [settings]`: change the given settings; with none, show all."""
 
 from argparse import ArgumentParser, Namespace
 
-from penstock.cli.create import tell_info
+from penstock.cli.create import print_info
 from penstock.cli.queue_settings import SETTINGS, add_setting_flags, given_settings
 from penstock.cli.session import Session
 
@@ -10,7 +10,7 @@ _UNSETTABLE = {setting.flag: setting.name for setting in SETTINGS if setting.opt
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     add_setting_flags(parser)
     parser.add_argument(
@@ -24,9 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Changes the settings and shows them all."""
+    """Changes the given settings and prints all of them."""
     settings = given_settings(arguments)
     settings |= {_UNSETTABLE[flag]: None for flag in arguments.unset}
     info = session.queues(arguments).configure(arguments.queue, **settings)
-    tell_info(session, arguments, info)
+    print_info(session, arguments, info)
     return 0

@@ -1,4 +1,4 @@
-"""`penstock create QUEUE [settings]`: make a queue, or find it there with these settings."""
+"""`penstock create QUEUE [settings]`: create a queue, or check that it has these settings."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -11,21 +11,21 @@ from penstock.service import QueueInfo
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     add_setting_flags(parser)
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Makes the queue and shows its settings."""
+    """Creates the queue and prints its settings."""
     info = session.queues(arguments).create(arguments.queue, **given_settings(arguments))
-    tell_info(session, arguments, info)
+    print_info(session, arguments, info)
     return 0
 
 
-def tell_info(session: Session, arguments: Namespace, info: QueueInfo) -> None:
+def print_info(session: Session, arguments: Namespace, info: QueueInfo) -> None:
     """Prints a queue's settings."""
     rows = [("queue", info.queue), *settings_rows(info)]
     rows += [("also created", f"{name}, the dead-letter queue") for name in info.also_created]
     result = {**msgspec.to_builtins(info), "also_created": info.also_created}
-    session.tell(arguments, result, labelled(rows))
+    session.print_result(arguments, result, labelled(rows))

@@ -65,7 +65,7 @@ def _stop(session: Session, arguments: Namespace) -> int:
     if pid is None:
         return _show_none(session, arguments)
     result = {"path": arguments.path, "running": False, "stopped": pid}
-    session.tell(arguments, result, f"stopped {name} of {arguments.path}, process {pid}")
+    session.print_result(arguments, result, f"stopped {name} of {arguments.path}, process {pid}")
     return 0
 
 
@@ -82,13 +82,13 @@ def _status(session: Session, arguments: Namespace) -> int:
     if status is None:
         return _show_none(session, arguments)
     result = {"path": arguments.path, "running": True, **status}
-    session.tell(arguments, result, _as_text(arguments.path, status))
+    session.print_result(arguments, result, _as_text(arguments.path, status))
     return 0
 
 
 def _show_none(session: Session, arguments: Namespace) -> int:
     result = {"path": arguments.path, "running": False}
-    session.tell(arguments, result, f"no daemon runs for {arguments.path}")
+    session.print_result(arguments, result, f"no daemon runs for {arguments.path}")
     return NONE_RUNS
 
 
@@ -99,17 +99,17 @@ def _shown_process(status: dict[str, Any]) -> tuple[str, str]:
 
 
 def _as_text(path: str, status: dict[str, Any]) -> str:
-    trouble = status.get("housekeeping_error")
+    error = status.get("housekeeping_error")
     return labelled(
         [
             _shown_process(status),
             ("store", path),
             ("socket", status["socket"]),
             ("for", show_age(round(status["up_s"] * 1_000))),
-            # Asking counts as one itself.
+            # Without the connection of this command.
             ("connections", f"{status['connections'] - 1:,}"),
             ("requests", f"{status['requests_seen']:,}"),
             ("waiting pulls", f"{status['waiting_pulls']:,}"),
-            *([("housekeeping", f"failed, and is tried again: {trouble}")] if trouble else []),
+            *([("housekeeping", f"failed, and is tried again: {error}")] if error else []),
         ]
     )

@@ -1,4 +1,4 @@
-"""`penstock delete QUEUE RECEIPT`: end a claimed message for good."""
+"""`penstock delete QUEUE RECEIPT`: delete a claimed message."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -6,14 +6,14 @@ from penstock.cli.session import Session
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("receipt", metavar="RECEIPT")
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Deletes the message; 1 if it was gone already."""
+    """Deletes the message; returns 1 if it no longer existed."""
     deleted = session.queues(arguments).delete(arguments.queue, receipt=arguments.receipt)
     result = {"queue": arguments.queue, "deleted": deleted}
-    session.tell(arguments, result, "deleted" if deleted else "gone already")
+    session.print_result(arguments, result, "deleted" if deleted else "gone already")
     return 0 if deleted else 1

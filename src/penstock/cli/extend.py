@@ -1,4 +1,4 @@
-"""`penstock extend QUEUE RECEIPT DURATION`: hold a claim for so long from now."""
+"""`penstock extend QUEUE RECEIPT DURATION`: set a claim's deadline to DURATION from now."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -7,7 +7,7 @@ from penstock.cli.values import read_duration, show_duration
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("receipt", metavar="RECEIPT")
     parser.add_argument("duration", metavar="DURATION", type=read_duration)
@@ -19,5 +19,7 @@ def run(session: Session, arguments: Namespace) -> int:
         arguments.queue, arguments.duration, receipt=arguments.receipt
     )
     result = {"queue": arguments.queue, "deadline_ms": deadline_ms}
-    session.tell(arguments, result, f"held for {show_duration(round(arguments.duration * 1_000))}")
+    session.print_result(
+        arguments, result, f"held for {show_duration(round(arguments.duration * 1_000))}"
+    )
     return 0

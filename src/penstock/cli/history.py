@@ -1,4 +1,4 @@
-"""`penstock history ID`: everything the journal still knows about one message, oldest first."""
+"""`penstock history ID`: the events of one message that are still in the journal, oldest first."""
 
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ _HEAD = ("at (UTC)", "event", "queue", "claim", "detail")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("id", metavar="ID", help="the id that the push gave")
 
 
@@ -24,7 +24,7 @@ def run(session: Session, arguments: Namespace) -> int:
         print(table(_HEAD, [_row(event) for event in events], left=len(_HEAD)))
     else:
         for event in events:
-            session.tell_json(msgspec.structs.asdict(event))
+            session.print_json(msgspec.structs.asdict(event))
     return 0
 
 

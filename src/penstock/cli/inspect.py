@@ -1,6 +1,6 @@
-"""`penstock inspect PATH`: the events of a store's journal, one a line, as far as they are durable.
+"""`penstock inspect PATH`: the durable events of a store's journal, one for each line.
 
-It reads beside the process that has the store open, takes no lock and changes nothing. PATH may be
+It can run while another process has the store open, takes no lock and changes nothing. PATH may be
 a store, a journal or an archive directory.
 """
 
@@ -27,11 +27,20 @@ from penstock.journal.store import open_reader
 DAMAGED: Final = 6
 _POLL_S: Final = 0.1
 _PREVIEW_CHARS: Final = 48
-_FIRST: Final = ("at_ms", "queue", "number", "pushed", "body", "attributes", "context", "settings")
+_FIELDS_WITH_COLUMN: Final = (
+    "at_ms",
+    "queue",
+    "number",
+    "pushed",
+    "body",
+    "attributes",
+    "context",
+    "settings",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("path", metavar="PATH", help="a store, a journal or an archive")
     parser.add_argument("--archive", metavar="DIR", help="begin with the files archived there")
     parser.add_argument("--queue", metavar="NAME", help="only events of this queue (or #NUMBER)")
@@ -42,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Prints the events; 6 if some of them are damaged."""
+    """Prints the events; returns 6 if some of them are damaged."""
     with open_reader(path_of(arguments.path), arguments.archive) as reader:
         printer = _EventPrinter(session, arguments, reader)
         start: int | None = reader.first_offset if arguments.start is None else arguments.start
@@ -63,7 +72,7 @@ def path_of(text: str) -> str:
 
 
 class _EventPrinter:
-    """Prints events by the names their queues have had."""
+    """Prints events with the names of their queues, also of queues that were deleted."""
 
     def __init__(self, session: Session, arguments: Namespace, reader: JournalReader) -> None:
         self._session = session
@@ -78,55 +87,57 @@ class _EventPrinter:
                 self._names |= {kept.number: kept.name for kept in outline.shard.queues}
 
     def print_entry(self, entry: StoredEntry) -> None:
-        """Prints the events of an entry, and before them what was damaged on the way to it."""
+        """Prints the events of an entry, and before them the damage found before it."""
         if entry.version != codec.VERSION:
             version = entry.version.decode(errors="backslashreplace")
             fields = {"offset": entry.offset, "entry": entry.entry_id, "version": version}
             text = f"{entry.offset:>12}  {entry.entry_id:>8}  {version}, {len(entry.data)} bytes"
-            self._session.tell(self._arguments, fields | {"bytes": len(entry.data)}, text)
+            self._session.print_result(self._arguments, fields | {"bytes": len(entry.data)}, text)
             return
-        seen = self._reader.decoded(entry)
+        journaled = self._reader.decoded(entry)
         self.print_damage()
-        for each in seen:
+        for each in journaled:
             if isinstance(each.event, QueueCreated | QueueStated):
                 self._names[each.event.queue] = each.event.name
-            if self._arguments.queue in (None, *self._called(each.event)):
-                self._session.tell(self._arguments, self._as_json(each), self._as_text(each))
+            if self._arguments.queue in (None, *self._names_of(each.event)):
+                self._session.print_result(
+                    self._arguments, self._as_json(each), self._as_text(each)
+                )
 
     def print_damage(self) -> None:
-        """Prints what has been found damaged since the last time."""
+        """Prints the damage found since the last call."""
         for found in self._reader.damage:
             if found not in self._printed:
                 self._printed.add(found)
                 fields = {"offset": found.offset, "damaged": found.why, "bytes": found.size_bytes}
                 text = f"{found.offset:>12}  DAMAGED: {found.why} ({found.size_bytes} bytes)"
-                self._session.tell(self._arguments, fields, text)
+                self._session.print_result(self._arguments, fields, text)
 
     def _name(self, number: int) -> str:
         return self._names.get(number, f"#{number}")
 
-    def _called(self, event: AnyEvent) -> Iterator[str]:
+    def _names_of(self, event: AnyEvent) -> Iterator[str]:
         for number in (event.queue, event.to) if isinstance(event, Moved) else (event.queue,):
             yield self._name(number)
             yield f"#{number}"
 
     def _details(self, event: AnyEvent) -> dict[str, Any]:
-        """What the event says beside when, where and to which message; nothing that is empty."""
+        """The fields of the event that have no column of their own; empty ones are left out."""
         source = event.pushed if isinstance(event, Carried) else event
         named = {
             name: getattr(source, name)
             for name in source.__struct_fields__
-            if name not in _FIRST and getattr(source, name)
+            if name not in _FIELDS_WITH_COLUMN and getattr(source, name)
         }
         if isinstance(event, Moved):
             named["to"] = self._name(event.to)
         return named
 
-    def _as_json(self, seen: JournaledEvent) -> dict[str, Any]:
-        event = seen.event
+    def _as_json(self, journaled: JournaledEvent) -> dict[str, Any]:
+        event = journaled.event
         fields: dict[str, Any] = {
-            "offset": seen.offset,
-            "entry": seen.entry_id,
+            "offset": journaled.offset,
+            "entry": journaled.entry_id,
             "at_ms": event.at_ms,
             "event": type(event).__name__,
             "queue": self._name(event.queue),
@@ -148,11 +159,11 @@ class _EventPrinter:
             fields["settings"] = settings
         return fields | self._details(event)
 
-    def _as_text(self, seen: JournaledEvent) -> str:
-        event = seen.event
+    def _as_text(self, journaled: JournaledEvent) -> str:
+        event = journaled.event
         at = datetime.fromtimestamp(event.at_ms / 1_000, UTC).isoformat(" ", "milliseconds")
         words = [
-            f"{seen.offset:>12}  {seen.entry_id:>8}  {at.removesuffix('+00:00')}",
+            f"{journaled.offset:>12}  {journaled.entry_id:>8}  {at.removesuffix('+00:00')}",
             f"{type(event).__name__:<15}",
             self._name(event.queue),
         ]
@@ -166,7 +177,7 @@ class _EventPrinter:
 
 
 def _preview(body: bytes) -> str:
-    """The first of a body on one line, with nothing in it that could drive a terminal."""
+    """The first characters of a body on one line; control characters are escaped."""
     text = as_text(body[: 4 * _PREVIEW_CHARS])
     if text is None:
         return f"{len(body)} bytes"

@@ -1,4 +1,4 @@
-"""`penstock list [PREFIX]`: the names of the queues, in alphabetical order, one a line."""
+"""`penstock list [PREFIX]`: the names of the queues, in alphabetical order, one for each line."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from penstock.client import Queues
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only these")
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the names."""
     for name in every_name(session.queues(arguments), arguments.prefix):
-        session.tell(arguments, {"queue": name}, name)
+        session.print_result(arguments, {"queue": name}, name)
     return 0
 
 
 def every_name(queues: Queues, prefix: str = "") -> Iterator[str]:
-    """The names of all queues, a page at a time, however many there are."""
+    """Yields the names of all queues; reads one page at a time."""
     names = queues.names(prefix)
     while names:
         yield from names

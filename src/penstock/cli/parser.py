@@ -1,8 +1,8 @@
-"""The command line's grammar: which commands there are, and what all of them take.
+"""The command line's grammar: its commands, and the options that all of them share.
 
 A command is one module of this package with two functions, `add_arguments(parser)` and
 `run(session, arguments) -> exit status`, and one line in `COMMANDS`. Its module is imported only
-when the command is used, so a heavy one slows nobody else down.
+when the command is used, so a slow import does not delay the other commands.
 """
 
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "stats": "show how deep queues are",
     "purge": "remove every message of a queue",
     "redrive": "move dead letters back to where they came from",
-    "history": "tell what happened to a message",
+    "history": "show what happened to a message",
     "daemon": "look after the process that serves a data directory",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
@@ -58,14 +58,14 @@ memory: lives only as long as the process; use it with penstock shell --url memo
 
 
 class CliCommand(Protocol):
-    """What a command's module has."""
+    """The functions of a command's module."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Says what the command takes."""
+        """Adds the arguments of the command."""
         ...
 
     def run(self, session: Session, arguments: Namespace) -> int:
-        """Does it, and gives the exit status."""
+        """Runs the command and returns the exit status."""
         ...
 
 
@@ -80,17 +80,17 @@ class _Formatter(RawDescriptionHelpFormatter):
 
 
 class Parser(ArgumentParser):
-    """A parser whose mistakes are one line, and which learns its command's arguments on use."""
+    """A parser that raises UsageError and imports its command's module on first use."""
 
     def __init__(self, *, command: str | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
-        self._untaught = command
+        self._unloaded_command = command
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        if self._untaught is not None:
-            command, self._untaught = command_named(self._untaught), None
+        if self._unloaded_command is not None:
+            command, self._unloaded_command = command_named(self._unloaded_command), None
             command.add_arguments(self)
             _add_shared_options(self, SUPPRESS)
         return super().parse_known_args(args, namespace)

@@ -10,7 +10,7 @@ from penstock.service import Message
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument(
         "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
@@ -27,14 +27,14 @@ def run(session: Session, arguments: Namespace) -> int:
     """Prints the messages; 1 if there was none."""
     state = arguments.state.replace("-", "_")
     messages = session.queues(arguments).peek(arguments.queue, arguments.limit, state=state)
-    tell_messages(session, arguments, messages)
+    print_messages(session, arguments, messages)
     return 0 if messages else 1
 
 
-def tell_messages(session: Session, arguments: Namespace, messages: Sequence[Message]) -> None:
+def print_messages(session: Session, arguments: Namespace, messages: Sequence[Message]) -> None:
     """Prints messages or claims, an empty line between them."""
     for number, message in enumerate(messages):
         if arguments.json:
-            session.tell_json(message_as_json(message))
+            session.print_json(message_as_json(message))
         else:
             print(("\n" if number else "") + message_as_text(message))

@@ -1,6 +1,6 @@
-"""`penstock pipeline ACTION`: the events of journals as tables, and what is made of them.
+"""`penstock pipeline ACTION`: the events of journals as tables in a lake, and reports on them.
 
-An action is one module of `cli.lake`, as a command is one of `cli`, and one line in `ACTIONS`.
+An action is one module of `cli.lake` that is a `CliCommand`, and one line in `ACTIONS`.
 """
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -15,15 +15,15 @@ ACTIONS: Final = {
     "run": "bring journals into the lake and make its tables",
     "status": "show how far the lake is behind the journals",
     "audit": "check every message's life; status 1 if one is wrong",
-    "report": "draw what the lake tells on one HTML page",
+    "report": "write an HTML page about the tables of the lake",
     "sql": "run any Spark SQL over the lake's tables, with all your rights",
     "replay": "send messages of the lake to a queue, each of them once",
-    "compact": "join small files, remove files nobody needs",
+    "compact": "join small files, remove unused ones",
 }
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, summary in ACTIONS.items():
         action = actions.add_parser(name, help=summary)
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does the action. Raises UsageError and whatever the lake and the journals raise."""
+    """Runs the action. Raises UsageError and the errors of the lake and the journals."""
     require_packages()
     return _action(arguments.action).run(session, arguments)
 

@@ -1,9 +1,9 @@
-"""`penstock pull QUEUE`: claim messages and show them, with the receipts to end the claims."""
+"""`penstock pull QUEUE`: claim messages and show them, with their receipts."""
 
 import sys
 from argparse import ArgumentParser, Namespace
 
-from penstock.cli.peek import tell_messages
+from penstock.cli.peek import print_messages
 from penstock.cli.session import Session
 from penstock.cli.values import read_count, read_duration
 from penstock.client import Queues
@@ -11,7 +11,7 @@ from penstock.service import Claim
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument(
         "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
@@ -28,12 +28,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Pulls and prints; 1 if there was no message."""
+    """Pulls and prints; returns 1 if there was no message."""
     queues = session.queues(arguments)
     claims = queues.pull_many(
         arguments.queue, arguments.limit, wait=arguments.wait, visibility=arguments.visibility
     )
-    tell_messages(session, arguments, claims)
+    print_messages(session, arguments, claims)
     if claims and arguments.delete:
         _delete_printed(queues, claims)
     return 0 if claims else 1
@@ -41,6 +41,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 def _delete_printed(queues: Queues, claims: list[Claim]) -> None:
     if sys.stdout is not None:
-        # If nobody took what was printed, the messages must come back: nothing is deleted then.
+        # Raises if the output cannot be written. Nothing is deleted then, and the messages
+        # become visible again.
         sys.stdout.flush()
     queues.delete_many(claims)

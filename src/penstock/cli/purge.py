@@ -6,12 +6,14 @@ from penstock.cli.session import Session
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Purges the queue and says how many messages went."""
+    """Purges the queue and prints how many messages were removed."""
     count = session.queues(arguments).purge(arguments.queue)
-    session.tell(arguments, {"queue": arguments.queue, "purged": count}, f"purged {count:,}")
+    session.print_result(
+        arguments, {"queue": arguments.queue, "purged": count}, f"purged {count:,}"
+    )
     return 0

@@ -15,7 +15,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -54,13 +54,13 @@ def run(session: Session, arguments: Namespace) -> int:
     body = _body(session, arguments)
     queues = session.queues(arguments)
     reply = queues.service.execute(make_push(arguments.queue, body, **options))
-    _tell(session, arguments, reply)
+    _print_reply(session, arguments, reply)
     return 0
 
 
 def _body(session: Session, arguments: Namespace) -> bytes:
     if arguments.body is not None:
-        # What the shell passed byte for byte, even where it is not text.
+        # The bytes that the shell passed, even if they are not UTF-8.
         return os.fsencode(arguments.body)
     source: str = arguments.source
     if source == "-":
@@ -70,14 +70,16 @@ def _body(session: Session, arguments: Namespace) -> bytes:
     return os.fsencode(source)
 
 
-def _tell(session: Session, arguments: Namespace, reply: PushReply) -> None:
+def _print_reply(session: Session, arguments: Namespace, reply: PushReply) -> None:
     result = {
         "queue": arguments.queue,
         "id": reply.id,
         "sequence": reply.sequence,
         "duplicate": reply.duplicate,
     }
-    session.tell(arguments, result, f"{reply.id} (duplicate)" if reply.duplicate else reply.id)
+    session.print_result(
+        arguments, result, f"{reply.id} (duplicate)" if reply.duplicate else reply.id
+    )
 
 
 def _push_lines(session: Session, arguments: Namespace, options: dict[str, Any]) -> int:
@@ -105,7 +107,7 @@ def _push_batch(
         if isinstance(reply, PenstockError):
             refused.append((number, reply))
         else:
-            _tell(session, arguments, reply)
+            _print_reply(session, arguments, reply)
     if refused:
         number, error = refused[0]
         last = before + len(lines)
@@ -117,7 +119,7 @@ def _push_batch(
 
 
 def batches_of_lines(stdin: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines without their newlines, as many at a time as have come: few from a slow writer.
+    """Yields the lines that have arrived, without newlines; few at a time from a slow writer.
 
     Raises MessageTooLarge for a line longer than any body may be.
     """

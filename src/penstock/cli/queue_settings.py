@@ -28,7 +28,7 @@ class Setting(NamedTuple):
         return self.name.replace("_", "-")
 
     def show(self, value: Any) -> str:
-        """A value for people."""
+        """A value as text for people."""
         match value:
             case None | {}:
                 return "none"
@@ -67,7 +67,7 @@ _READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
 
 
 def add_setting_flags(parser: ArgumentParser) -> None:
-    """Gives the parser a flag for every setting; one not given leaves no trace."""
+    """Gives the parser a flag for every setting; a flag that is not given sets no attribute."""
     group = parser.add_argument_group("settings")
     for setting in SETTINGS:
         if setting.kind == "switch":
@@ -111,7 +111,7 @@ def given_settings(arguments: Namespace) -> dict[str, Any]:
 
 
 def settings_rows(info: QueueInfo) -> list[tuple[str, str]]:
-    """Every setting of a queue with its value, for people."""
+    """Every setting of a queue with its value, as text for people."""
     return [
         (setting.flag, setting.show(getattr(info.settings, setting.field))) for setting in SETTINGS
     ]

@@ -1,6 +1,6 @@
 """`penstock readers PATH`: the named readers of a store's journal, and how far each has read.
 
-The journal drops nothing that a reader has yet to read: remove those that will not read again.
+The journal keeps everything that a reader has not read: remove readers that are no longer used.
 """
 
 import time
@@ -20,7 +20,7 @@ _HEAD = ("reader", "floor", "behind", "moved")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("path", metavar="PATH", help="a store")
     parser.add_argument(
         "--forget", metavar="NAME", help="remove this reader: what it has not read may be dropped"
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Prints the readers, or forgets one; 1 if there is none of that name."""
+    """Prints the readers, or removes one; returns 1 if there is none of that name."""
     with open_reader(path_of(arguments.path)) as reader:
         store = Path(reader.path).parent
         if arguments.forget is not None:
@@ -38,7 +38,7 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.json:
         for each in registered:
             behind = {"behind_bytes": max(0, durable - each.floor_offset)}
-            session.tell_json(msgspec.structs.asdict(each) | behind)
+            session.print_json(msgspec.structs.asdict(each) | behind)
     elif registered:
         now_ms = time.time_ns() // 1_000_000
         rows = [

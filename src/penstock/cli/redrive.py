@@ -7,15 +7,15 @@ from penstock.cli.values import read_count
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE", help="the dead-letter queue")
     parser.add_argument("--to", metavar="QUEUE", help="move them there instead")
     parser.add_argument("--limit", type=read_count, metavar="N", help="move at most so many")
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Moves the messages and says how many."""
+    """Moves the messages and prints how many."""
     queue = arguments.queue
     count = session.queues(arguments).redrive(queue, to=arguments.to, limit=arguments.limit)
-    session.tell(arguments, {"queue": queue, "moved": count}, f"moved {count:,}")
+    session.print_result(arguments, {"queue": queue, "moved": count}, f"moved {count:,}")
     return 0

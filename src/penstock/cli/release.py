@@ -7,7 +7,7 @@ from penstock.cli.values import read_duration
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("receipt", metavar="RECEIPT")
     parser.add_argument(
@@ -20,5 +20,5 @@ def run(session: Session, arguments: Namespace) -> int:
     session.queues(arguments).release(
         arguments.queue, delay=arguments.delay, receipt=arguments.receipt
     )
-    session.tell(arguments, {"queue": arguments.queue, "released": True}, "released")
+    session.print_result(arguments, {"queue": arguments.queue, "released": True}, "released")
     return 0

@@ -1,4 +1,4 @@
-"""`penstock remove QUEUE`: delete a queue with all it holds."""
+"""`penstock remove QUEUE`: delete a queue with all its messages."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -6,7 +6,7 @@ from penstock.cli.session import Session
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument(
         "--force",
@@ -19,5 +19,5 @@ def run(session: Session, arguments: Namespace) -> int:
     """Removes the queue."""
     queue = arguments.queue
     session.queues(arguments).remove(queue, force=arguments.force)
-    session.tell(arguments, {"queue": queue, "removed": True}, f"removed {queue}")
+    session.print_result(arguments, {"queue": queue, "removed": True}, f"removed {queue}")
     return 0

@@ -26,7 +26,7 @@ _PLAIN: Final = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     for flag, metavar, text in _PLAIN:
         parser.add_argument(flag, metavar=metavar, help=text)
     parser.add_argument(
@@ -98,16 +98,16 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.key:
         given["keys"] = read_keys(",".join(arguments.key))
     settings = read_settings(given, os.environ, arguments.config)
-    # Imported here: the settings are checked, and refused, without loading a server.
+    # Imported here: wrong settings are refused without loading the server.
     from penstock.server.run import run_until_stopped
 
-    show = partial(_show_json, session) if arguments.json else _tell
+    show = partial(_show_json, session) if arguments.json else _show_text
     run_until_stopped(settings, show)
     return 0
 
 
 def _take_url(arguments: Namespace, given: dict[str, Any]) -> None:
-    """Has --url mean the store. Raises UsageError if the store is named twice."""
+    """Takes --url as the store. Raises UsageError if the store is named twice."""
     named = [name for name in ("data", "store", "url") if getattr(arguments, name) is not None]
     if len(named) > 1:
         flags = " and ".join(f"--{name}" for name in named)
@@ -118,7 +118,7 @@ def _take_url(arguments: Namespace, given: dict[str, Any]) -> None:
 
 def _show_json(session: Session, running: "Running") -> None:
     """Prints where the server is as one line of JSON."""
-    session.tell_json(
+    session.print_json(
         {
             "url": running.url,
             "store": running.store.url,
@@ -129,8 +129,8 @@ def _show_json(session: Session, running: "Running") -> None:
     sys.stdout.flush()
 
 
-def _tell(running: "Running") -> None:
-    """Prints where the server is and what to type next; a test runs these lines as they stand."""
+def _show_text(running: "Running") -> None:
+    """Prints where the server is and what to type next; a test runs these lines unchanged."""
     settings = running.settings
     url = running.url
     kept = (
@@ -170,6 +170,6 @@ def _tell(running: "Running") -> None:
 
 
 def _docs() -> str:
-    """Where the endpoint is described: in a clone of the repository its page, else the help."""
+    """Where the endpoint is documented: the page in a clone of the repository, else the help."""
     page = Path(__file__).parents[3] / "docs" / "sqs.md"
     return str(page) if page.is_file() else "penstock serve --help"

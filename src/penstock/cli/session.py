@@ -1,7 +1,7 @@
-"""What the commands of one process share: the stores they opened, and how they speak.
+"""What the commands of one process share: the stores they opened, their output and their input.
 
 A command prints results to stdout only through `Session`, so that `--json` means the same for all
-of them, and reads stdin only through it, so that a shell's own commands are never taken for bodies.
+of them, and reads stdin only through it, so that the commands of a shell are never read as bodies.
 """
 
 import os
@@ -24,21 +24,21 @@ NO_URL: Final = (
 
 
 class UsageError(Exception):
-    """The command line cannot be obeyed: wrong arguments, or a file that cannot be read."""
+    """The command cannot be run: wrong arguments, or a file that cannot be read."""
 
 
 class Session:
-    """The open stores of one process, by URL; closes them all at its end."""
+    """The open stores of one process, by URL; leaving the context closes them."""
 
     def __init__(self, open_store: Callable[[str], Queues] = connect) -> None:
         self._open_store = open_store
         self._stores: dict[str, Queues] = {}
-        # Within a shell: the URL it was given. Its stdin holds commands, not bodies.
+        # Within a shell: its --url. Its stdin holds commands, not bodies.
         self.shell_url: str | None = None
         self.in_shell = False
 
     def queues(self, arguments: Namespace) -> Queues:
-        """The store a command is meant for. Raises UsageError, or what the backend raises."""
+        """The store that the command names. Raises UsageError and the errors of the backend."""
         url = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
         if not url:
             raise UsageError(NO_URL)
@@ -46,19 +46,19 @@ class Session:
             self._stores[url] = self._open_store(url)
         return self._stores[url]
 
-    def tell(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
-        """Prints one result: as a line of JSON if that was asked for, else as the text."""
+    def print_result(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
+        """Prints one result: as a line of JSON with --json, else as the text."""
         if arguments.json:
-            self.tell_json(result)
+            self.print_json(result)
         else:
             print(text)
 
-    def tell_json(self, result: dict[str, Any]) -> None:
+    def print_json(self, result: dict[str, Any]) -> None:
         """Prints one result as a line of JSON."""
         print(msgspec.json.encode(result).decode())
 
     def stdin(self) -> BinaryIO:
-        """The bytes of stdin. Raises UsageError if they are not there for a body."""
+        """The bytes of stdin. Raises UsageError if a body cannot be read from it."""
         if self.in_shell:
             raise UsageError("stdin holds the commands of this shell; give the body otherwise")
         if sys.stdin is None:
@@ -66,7 +66,7 @@ class Session:
         return sys.stdin.buffer
 
     def close(self) -> None:
-        """Lets go of every store."""
+        """Closes every store."""
         while self._stores:
             self._stores.popitem()[1].close()
 

@@ -1,6 +1,6 @@
-"""`penstock shell`: run commands from stdin in one process, one a line, as a shell would split it.
+"""`penstock shell`: run commands from stdin in one process, one for each line, with shell quoting.
 
-At a terminal it prompts, and goes on after an error. From a file or a pipe it stops at the first
+At a terminal it prompts, and continues after an error. From a file or a pipe it stops at the first
 error, names its line, and ends with that error's exit status.
 """
 
@@ -10,16 +10,16 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
-from penstock.cli import run_command, status_of, tell_error
+from penstock.cli import print_error, run_command, status_of
 from penstock.cli.parser import make_parser
 from penstock.cli.session import Session, UsageError
 from penstock.errors import PenstockError
 
-_ENDINGS = (["exit"], ["quit"])
+_EXIT_COMMANDS = (["exit"], ["quit"])
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes: nothing but the store all its commands share."""
+    """Adds nothing: the shared options name the store of all its commands."""
 
 
 def run(session: Session, arguments: Namespace) -> int:
@@ -34,12 +34,12 @@ def run(session: Session, arguments: Namespace) -> int:
     for number, line in enumerate(_lines(at_terminal), 1):
         try:
             words = _words(line)
-            if words in _ENDINGS:
+            if words in _EXIT_COMMANDS:
                 break
             if words:
                 status = _run_words(session, words, arguments.json)
         except (PenstockError, UsageError) as error:
-            tell_error(error, "" if at_terminal else f"line {number}: ")
+            print_error(error, "" if at_terminal else f"line {number}: ")
             status = status_of(error)
             if not at_terminal:
                 break

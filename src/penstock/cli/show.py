@@ -1,4 +1,4 @@
-"""Messages, claims and tables as people and programs read them."""
+"""Messages, claims and tables as text for people and as JSON for programs."""
 
 import time
 from base64 import b64encode
@@ -23,7 +23,7 @@ _CLAIM_NAMES: Final = (*_MESSAGE_NAMES, "receipt", "epoch", "deadline_ms")
 
 
 def message_as_json(message: Message) -> dict[str, Any]:
-    """A message or claim for JSON: bytes that are not text stand under a `…_base64` name."""
+    """A message or claim for JSON: bytes that are not UTF-8 have a name that ends in `_base64`."""
     shown: dict[str, Any] = {"id": message.id, "queue": message.queue}
     text = as_text(message.body)
     if text is None:
@@ -40,7 +40,7 @@ def message_as_json(message: Message) -> dict[str, Any]:
 
 
 def message_as_text(message: Message) -> str:
-    """A message or claim for people: a label a line, the body last."""
+    """A message or claim for people: one label for each line, the body last."""
     now_ms = time.time_ns() // 1_000_000
     rows = [("id", message.id), ("age", show_age(now_ms - message.pushed_at_ms))]
     rows.append(("receives", str(message.receives)))
@@ -66,7 +66,7 @@ def as_text(body: bytes) -> str | None:
 
 
 def _printable(value: bytes | str) -> str:
-    """Text for a terminal: control characters, which could drive it, are escaped."""
+    """Text for a terminal: control characters, which could change its state, are escaped."""
     text = value if isinstance(value, str) else as_text(value)
     if text is None:
         assert isinstance(value, bytes)

@@ -1,4 +1,4 @@
-"""`penstock stats [QUEUE …]`: how deep queues are, all of them if none is named."""
+"""`penstock stats [QUEUE …]`: how many messages queues hold; all queues if none is named."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ _HEAD = ("queue", "visible", "delayed", "in flight", "size", "oldest", "waiting"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE", nargs="*")
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Prints a table, or an object a queue."""
+    """Prints a table, or one JSON object for each queue."""
     queues = session.queues(arguments)
     if arguments.queue:
         found = [queues.stats(name) for name in arguments.queue]
@@ -32,7 +32,7 @@ def run(session: Session, arguments: Namespace) -> int:
         print(table(_HEAD, [_row(stats) for stats in found]))
     else:
         for stats in found:
-            session.tell_json({**msgspec.structs.asdict(stats), "messages": stats.messages})
+            session.print_json({**msgspec.structs.asdict(stats), "messages": stats.messages})
     return 0
 
 
@@ -41,7 +41,7 @@ def _stats_of_all(queues: Queues) -> Iterator[QueueStats]:
         try:
             yield queues.stats(name)
         except QueueNotFound:
-            continue  # somebody removed it since we read its name
+            continue  # removed since its name was read
 
 
 def _row(stats: QueueStats) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What people type and read for a duration, a size, a count or a pair, and what it means.
+"""Durations, sizes, counts and pairs: from the text of an argument, and as text for people.
 
 Each `read_…` function is an argparse type: it takes text and raises ArgumentTypeError. Each
-`show_…` function gives text for people; what `show_duration` says, `read_duration` reads.
+`show_…` function returns text for people; `read_duration` reads what `show_duration` returns.
 """
 
 import re
@@ -38,7 +38,7 @@ def read_size(text: str) -> int:
 
 
 def read_count(text: str) -> int:
-    """A whole number; whether it is within its limits, the store says."""
+    """A whole number; the store checks its limits."""
     if len(text) > _CHARS_MAX or not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
         raise ArgumentTypeError(f"{_short(text)} is not a whole number")
     return int(text)

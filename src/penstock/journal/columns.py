@@ -1,8 +1,8 @@
-"""Deliveries as columns: how a snapshot keeps many messages small, and takes them up again fast.
+"""The columns of a snapshot: deliveries packed field by field, small and fast to read.
 
-Most messages of a queue are alike in most fields, so a field that all share is kept once, one that
-seldom changes as runs, and only the rest as a number for each. `docs/formats/snapshot.md` is the
-format.
+Most messages of a queue are equal in most fields. A field with one value for all messages is stored
+once, one with few changes as runs of equal values, and any other as an integer for each message.
+`docs/formats/snapshot.md` is the format.
 """
 
 import sys
@@ -25,7 +25,7 @@ from penstock.core.delivery import (
     position_of,
 )
 
-# In the order of `Delivery`'s own fields, which are given by position when they are read back.
+# In the order of `Delivery`'s fields: `unpack_columns` passes them by position.
 _FIELDS_AFTER_CONTENT: Final = tuple(
     attrgetter(name)
     for name in (
@@ -46,7 +46,7 @@ _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def pack_columns(deliveries: Sequence[Delivery]) -> bytes:
-    """Deliveries whose content is in a journal, as they are at this instant."""
+    """Packs deliveries whose content is in a journal."""
     if not deliveries:
         return _encode([0])
     numbers = [each.number for each in deliveries]
@@ -64,7 +64,7 @@ def pack_columns(deliveries: Sequence[Delivery]) -> bytes:
 
 
 def unpack_columns(data: bytes) -> Arrivals | list[Delivery]:
-    """The deliveries that `pack_columns` packed. Raises ValueError if it did not pack this."""
+    """The deliveries that `pack_columns` packed. Raises ValueError for other data."""
     count, *columns = _decode(data)
     if not count:
         return []
@@ -86,9 +86,9 @@ def unpack_columns(data: bytes) -> Arrivals | list[Delivery]:
     )
     if len(deliveries) != count:
         raise ValueError(f"a slice has {len(deliveries)} messages of {count}")
-    # If all share a value, it is one that a plain message has, or none of them is plain.
-    alike = all(len(column) == 1 for column in (queues, *others[1:], moves))
-    if alike and ranks == sorted(numbers) and not not_plain(deliveries[:1]):
+    # If all messages share every value, the first stands for all: all are plain or none is.
+    is_uniform = all(len(column) == 1 for column in (queues, *others[1:], moves))
+    if is_uniform and ranks == sorted(numbers) and not not_plain(deliveries[:1]):
         return Arrivals(deliveries[0].queue, numbers, deliveries, sum(sizes))
     return deliveries
 
@@ -99,7 +99,7 @@ def _place_of(delivery: Delivery) -> int:
 
 
 def _pack(values: list[Any]) -> Any:
-    """One value for all, runs of equal values, or a number for each: whatever is smallest."""
+    """One value for all, runs of equal values, or an integer for each: the smallest form."""
     if values.count(values[0]) == len(values):
         return [values[0]]
     runs = [(value, len(list(same))) for value, same in groupby(values)]
@@ -117,7 +117,7 @@ def _unpack(column: Any) -> Iterable[Any]:
         return _numbers(column)
     if len(column) == 1:
         return repeat(column[0])
-    # The same object for a whole run: a million messages need not have a million equal dates.
+    # One object for a whole run, to save memory.
     return chain.from_iterable(map(repeat, *column))
 
 
@@ -133,7 +133,7 @@ def words(data: bytes) -> "array[int]":
 
 
 def _moves(column: list[Any]) -> list[Any]:
-    """The column of moves, which were packed as plain lists."""
+    """The column of moves, each of which was packed as a list."""
     if len(column) == 1:
         return [_move(column[0])]
     values, lengths = column
@@ -147,7 +147,7 @@ def _move(value: list[Any] | None) -> Move | None:
 
 
 def little(numbers: "array[int]") -> "array[int]":
-    """Integers as they stand in a file, or taken from there."""
+    """Swaps the bytes of integers, in place, if this machine is big-endian."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

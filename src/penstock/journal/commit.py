@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.errors import JournalError
 
-_EVERYTHING: Final = 1 << 62
+_ALL_SEQUENCES: Final = 1 << 62
 
 
 class GroupCommit:
@@ -26,7 +26,7 @@ class GroupCommit:
         self._period_s = period_s or None
         self._turn = threading.Lock()
         # Guarded by `_turn`: the waiters and what they wait for; whether a sync is under way or
-        # about to be, and whether the background thread does it.
+        # about to start, and whether the background thread does it.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._under_way = False
         self._by_thread = False
@@ -35,7 +35,7 @@ class GroupCommit:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread, before it is needed: a system that refuses one then does so here."""
+        """Starts the thread early: if the system refuses it, the error is raised here."""
         self._thread = threading.Thread(
             target=self._keep_syncing, name="penstock-sync", daemon=True
         )
@@ -43,9 +43,10 @@ class GroupCommit:
 
     def wait(self, sequence: int) -> None:
         """Blocks until a sync has reached that sequence or failed, or `close` was called."""
-        durable = _EVERYTHING
+        durable = _ALL_SEQUENCES
         is_ours = False
-        # An interrupt may come at any point: a thread that began a sync must wake the others.
+        # KeyboardInterrupt can be raised at any point: a thread that began a sync must wake the
+        # others.
         try:
             with self._turn:
                 if self._closing:
@@ -62,7 +63,7 @@ class GroupCommit:
                 try:
                     self._wake(durable)
                 except BaseException:
-                    self._wake(_EVERYTHING)
+                    self._wake(_ALL_SEQUENCES)
                     raise
 
     def _enqueue_waiter(self, sequence: int) -> threading.Lock:
@@ -91,7 +92,7 @@ class GroupCommit:
             self._handed_over.notify()
         if self._thread is not None:
             self._thread.join()
-        self._wake(_EVERYTHING)
+        self._wake(_ALL_SEQUENCES)
 
     def _wake(self, durable: int) -> None:
         """Wakes the waiters whose sequence is durable; for the others the thread syncs again.
@@ -100,7 +101,7 @@ class GroupCommit:
         """
         with self._turn:
             if self._closing:
-                durable = _EVERYTHING
+                durable = _ALL_SEQUENCES
             later = []
             for each in self._waiting:
                 if each[0] > durable:
@@ -109,7 +110,7 @@ class GroupCommit:
                 try:
                     each[1]()
                 except Exception:
-                    # One that cannot be woken, its event loop being closed, must not stop the rest.
+                    # A waiter whose event loop is closed raises; the others must still be woken.
                     continue
             self._waiting = later
             if later:
@@ -123,13 +124,13 @@ class GroupCommit:
 
     def _keep_syncing(self) -> None:
         while self._take_turn():
-            durable = _EVERYTHING
+            durable = _ALL_SEQUENCES
             try:
                 durable = self._sync()
             except Exception as error:
-                # Every waiter is woken, syncs by itself and meets the error.
+                # Every waiter is woken, syncs in its own thread and gets the error there.
                 if isinstance(error, JournalError):
-                    self._period_s = None  # it will not get better
+                    self._period_s = None  # a journal that failed stays failed
             self._wake(durable)
 
     def _take_turn(self) -> bool:

@@ -4,7 +4,7 @@
          0     4  metadata crc32, of the 28 bytes that follow it
          4     8  version: names the format of the data, eight bytes, the first not zero
         12     4  size of the data
-        16     4  time to live in seconds, 0 for ever
+        16     4  time to live in seconds, 0 for no limit
         20     8  id: the entry's number in its stream, from 1, without gaps
         28     4  data crc32
         32     …  data
@@ -30,7 +30,7 @@ _unpack_crc = struct.Struct("<I").unpack_from
 
 
 class Header(NamedTuple):
-    """What a header says, once its own checksum has held."""
+    """The fields of a header whose checksum was verified."""
 
     version: bytes
     size_bytes: int
@@ -39,7 +39,7 @@ class Header(NamedTuple):
     data_crc: int
 
     def holds(self, data: bytes | memoryview) -> bool:
-        """Whether this is the data the header was made for."""
+        """Whether the data has the header's size and checksum."""
         return len(data) == self.size_bytes and crc32(data) == self.data_crc
 
 
@@ -66,8 +66,8 @@ class StoredEntry(NamedTuple):
 def pack_header(
     version: bytes, ttl_s: int, entry_id: int, data: bytes | bytearray | memoryview
 ) -> bytes:
-    """Return the 32 bytes that stand before `data`; raise InvalidField if a field does not fit."""
-    # struct would pad or cut a version of another length without a word.
+    """Return the header of `data`; raise InvalidField if a field does not fit."""
+    # struct pads or cuts a version of another length and raises no error.
     if len(version) != 8 or not version[0]:
         raise InvalidField(f"an entry's version is eight bytes, the first not zero: {version!r}")
     try:
@@ -81,7 +81,7 @@ def pack_header(
 
 
 def join(version: bytes, entry_id: int, head: bytes, body: bytes) -> bytes:
-    """Return a whole entry that lives for ever, its data in two parts; all is known to fit."""
+    """Return a whole entry without a time to live, its data given in two parts; checks no limit."""
     data = head + body
     rest = _pack_rest(version, len(data), 0, entry_id, crc32(data))
     return _pack_crc(crc32(rest)) + rest + data
@@ -93,14 +93,14 @@ def pack(version: bytes, ttl_s: int, entry_id: int, data: bytes) -> bytes:
 
 
 def unpack_header(head: bytes) -> Header | None:
-    """Return what the header in the first 32 bytes says, or None if its checksum does not hold."""
+    """Return the header in the first 32 bytes, or None if its checksum does not match."""
     if len(head) < HEADER_BYTES or crc32(head[4:HEADER_BYTES]) != _unpack_crc(head)[0]:
         return None
     return Header._make(_unpack_rest(head, 4))
 
 
 def unpack(packed: bytes) -> StoredEntry:
-    """Return the entry that `packed` is, as if it stood at offset 0; raise CorruptEntry."""
+    """Return the packed entry, with offset 0; raise CorruptEntry if a checksum does not match."""
     header = unpack_header(packed)
     if header is None:
         raise CorruptEntry("the entry's header does not match its checksum")

@@ -1,6 +1,6 @@
-"""The first page of a segment file: who it is, and two slots that say how far the stream holds.
+"""The first page of a segment file: its identity, and two slots with the durable end of the stream.
 
-    offset  size  field (page of 4,096 bytes; what is not named is zero)
+    offset  size  field (page of 4,096 bytes; all other bytes are zero)
          0     8  magic "PENSTSEG"
          8     4  format, 1
         12     4  size of this page, 4096
@@ -19,10 +19,10 @@
         16    16  identity of the stream
         32     8  durable offset: every byte before it is on the disk
         40     8  id of the entry that begins, or will begin, there
-        48     8  first offset: where the stream now begins
+        48     8  first offset: where the stream begins since the last drop
         56     8  id of the entry there, 0 if not known
 
-The slots stand in sectors of their own, so that writing one cannot tear the other or the identity.
+Each slot has a sector of its own, so that writing one cannot tear the other or the identity.
 Nothing here touches a file.
 """
 
@@ -53,7 +53,7 @@ class FileHeader(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A statement about the stream, true from the moment it was written."""
+    """The durable end and the beginning of the stream at the time the slot was written."""
 
     serial: int
     identity: bytes
@@ -78,7 +78,7 @@ def pack_page(header: FileHeader) -> bytes:
 
 
 def unpack_header(page: bytes) -> FileHeader | None:
-    """Return the page's fixed part, or None if its checksum or its magic does not hold."""
+    """Return the page's fixed part, or None if its checksum or its magic does not match."""
     fields = page[: _HEADER.size]
     if len(page) < _HEADER.size + 4 or _CRC.unpack_from(page, _HEADER.size)[0] != crc32(fields):
         return None
@@ -95,9 +95,9 @@ def pack_slot(slot: Slot) -> bytes:
 
 
 def unpack_slots(page: bytes) -> list[tuple[int, Slot]]:
-    """Return the slots that are whole, with their places (0, 1).
+    """Return the slots whose checksum matches, with their places (0, 1).
 
-    One that is not whole says nothing: it may be damaged, or a write that was interrupted.
+    Any other is ignored: it may be damaged, or its write was interrupted.
     """
     found: list[tuple[int, Slot]] = []
     for place, at in enumerate(SLOT_OFFSETS):

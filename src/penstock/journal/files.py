@@ -1,8 +1,8 @@
-"""The files of one stream: from a stream offset to a file and a place in it, and back.
+"""The files of one stream, read and written by stream offset.
 
 File n holds the stream's bytes from n x P to (n + 1) x P, where P is the file's size less its
-header page. Files are opened when first needed; only so many are kept open, except those not yet
-wholly durable, which stay open until they are.
+header page. A file is opened when it is first used. The number of open files is limited; files that
+are not wholly durable yet do not count and stay open.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from penstock.journal.storage import Directory, File
 _NAME = re.compile(r"(\d{12})\.seg")
 _DRAFT = re.compile(r"\d{12}\.seg\.new")
 _OPEN_FILES_MAX = 64
-# The system lacks something now, and may have it later.
+# Errors that a later attempt may not meet: the system lacks descriptors or memory now.
 _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
@@ -34,7 +34,7 @@ def numbers_in(directory: Directory) -> list[int]:
 
 
 def drafts_in(directory: Directory) -> list[str]:
-    """Return the names of files whose making was interrupted."""
+    """Return the names of files whose creation was interrupted."""
     return [name for name in directory.names() if _DRAFT.fullmatch(name)]
 
 
@@ -69,7 +69,7 @@ class Files:
         return (self.last + 1) * self.payload_bytes
 
     def pieces(self, offset: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (file number, place in the file, size) for a stretch of the stream."""
+        """Yield (file number, place in the file, size) for a range of the stream."""
         while size_bytes > 0:
             number, within = divmod(offset, self.payload_bytes)
             size = min(size_bytes, self.payload_bytes - within)
@@ -78,7 +78,7 @@ class Files:
             size_bytes -= size
 
     def get(self, number: int) -> File:
-        """Return an open file; raise FileNotFoundError if it is not there."""
+        """Return an open file; raise FileNotFoundError if it does not exist."""
         return self._open.get(number) or self._open_file(number)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
@@ -111,15 +111,15 @@ class Files:
             done += size
 
     def create_next(self) -> None:
-        """Make the next file and list it, durably; raise OSError if it cannot be."""
+        """Create the next file and list it in the manifest, durably; raises OSError."""
         number = self.last + 1
-        # Room for this one among the open files: two descriptors each, one of them the map's.
+        # Make room among the open files: each has two descriptors, one of them the map's.
         self._close_some(_OPEN_FILES_MAX - 1)
         file = self.create(number)
         try:
             self._manifest.write(self.first, number)
         except OSError:
-            # Not listed, so nothing may be appended to it; the next attempt makes it again.
+            # Not listed, so nothing may be appended to it; the next attempt creates it again.
             file.close()
             with contextlib.suppress(OSError):
                 self.directory.remove(name_of(number))
@@ -128,21 +128,21 @@ class Files:
         self.last = number
 
     def create(self, number: int) -> File:
-        """Make a file that holds nothing yet, durably; raise OSError if it cannot be."""
+        """Create a file with a header and no entries, durably; raises OSError."""
         header = FileHeader(
             FORMAT, number, number * self.payload_bytes, self.file_bytes, self.identity
         )
         return self.directory.create(name_of(number), self.file_bytes, pack_page(header))
 
     def write_list(self) -> None:
-        """List the files from `first` to `last`, durably: before any other is unlinked."""
+        """List the files from `first` to `last`, durably; call it before others are unlinked."""
         self._manifest.write(self.first, self.last)
 
     def remove(self, numbers: list[int]) -> None:
-        """Unlink files, durably. The caller has moved `first` or `last` and listed it before."""
+        """Unlink files, durably; move `first` or `last` and call `write_list` before."""
         for number in numbers:
             self.directory.remove(name_of(number))
-            # Not closed: a reader may be using it. It is closed when the last reference goes.
+            # Not closed: a reader may be using it. It is closed with the last reference.
             self._open.pop(number, None)
         self.directory.sync()
 
@@ -185,17 +185,17 @@ class Files:
             return self._scan_blocks(file, at, size)
 
     def _scan_blocks(self, file: File, at: int, size: int) -> bytes:
-        """Read block by block around a bad sector: the entries beside it are still good."""
-        found = bytearray()
+        """Read block by block, zeroes for a bad sector: the entries around it are readable."""
+        data = bytearray()
         while size > 0:
             block = min(PAGE_BYTES - at % PAGE_BYTES, size)
             try:
-                found += file.read(at, block).ljust(block, b"\0")
+                data += file.read(at, block).ljust(block, b"\0")
             except OSError:
-                found += bytes(block)
+                data += bytes(block)
             at += block
             size -= block
-        return bytes(found)
+        return bytes(data)
 
     def _open_file(self, number: int) -> File:
         with self._opening:
@@ -225,8 +225,8 @@ class Files:
             ) from error
 
     def _close_some(self, keep: int) -> None:
-        """Forget open files, the longest open first, until `keep` of those not pinned are left."""
-        # `list` is one step: another thread may add a file meanwhile.
+        """Drop cached files, the oldest first, until `keep` of those not pinned are left."""
+        # `list` copies atomically: another thread may add a file during the loop.
         free = [number for number in list(self._open) if number < self.pinned_from]
         for number in free[: max(0, len(free) - keep)]:
             self._open.pop(number, None)

@@ -1,8 +1,8 @@
-"""Named readers of a journal: how far each has read, so that nothing unread is dropped.
+"""Named readers of a journal: how far each has read, so that upkeep drops nothing unread.
 
 Each reader is a small file in the store's `readers` directory. It holds the reader's floor: the
-offset in the stream before which it needs nothing. Readers are other processes; they write their
-own file whole or not at all, and upkeep reads all of them before it drops anything.
+offset in the stream before which it needs nothing. Readers are other processes; each replaces its
+own file atomically, and upkeep reads all of the files before it drops anything.
 """
 
 import os
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}", re.ASCII)
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """A reader's name, its floor, and when it last moved it."""
+    """A reader's name, its floor, and when the floor was last moved."""
 
     name: str
     floor_offset: int
@@ -43,7 +43,7 @@ def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, directory / f"{name}.json")
-        # Durable with its name: a reader that a power cut unregisters loses what it had not read.
+        # The name must be durable, too: if a power cut removed it, unread events could be dropped.
         for each in (directory, store):
             _sync_directory(each)
     except OSError as error:
@@ -62,21 +62,21 @@ def _sync_directory(path: Path) -> None:
 
 
 def registered(store: Path) -> list[Reader]:
-    """Every reader there is, by name. Raises StoreUnusable if one cannot be read."""
-    found = []
+    """Every registered reader, sorted by name. Raises StoreUnusable if one cannot be read."""
+    readers = []
     for path in sorted((store / "readers").glob("[!.]*.json")):
         try:
             with open_regular(path) as file:
-                found.append(msgspec.json.decode(file.read(), type=Reader))
+                readers.append(msgspec.json.decode(file.read(), type=Reader))
         except FileNotFoundError:
             continue
         except (OSError, msgspec.DecodeError) as error:
             raise StoreUnusable(f"{path}: cannot be read as a reader: {error}") from error
-    return found
+    return readers
 
 
 def forget(store: Path, name: str) -> bool:
-    """Unregisters a reader; false if there is none of this name."""
+    """Removes a reader; returns False if there is none of this name."""
     if not _NAME.fullmatch(name):
         return False
     path = store / "readers" / f"{name}.json"

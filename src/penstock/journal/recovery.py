@@ -1,13 +1,13 @@
-"""Find out what a directory holds, and make its tail fit to append to.
+"""Examine the files of a directory, and prepare the tail of the stream for appending.
 
-`examine` only reads. It refuses files of another stream or format before anything is touched, and
-knows which files must be there and are not.
-`repair` is for the writer: it finds the true end behind the watermark, writes all that it accepts
-there once more, zeroes what follows, and returns when that is durable. Writing once more matters
-after a failed sync: the system may then show pages as clean that never reached the disk.
+`examine` only reads. It refuses files of another stream or format before anything is changed, and
+finds out which files are missing.
+`repair` is for the writer: it finds the end of the valid entries behind the watermark, writes those
+entries again, zeroes what follows, and returns when that is durable. Writing them again is needed
+after a failed sync: the kernel may have marked pages as clean that never reached the disk.
 
-Where the loss of files was accepted, `repair` makes them again without content. What they held is
-then damage like any other, and the stream goes on behind it: no id and no offset is used twice.
+If the loss of files was accepted, `repair` creates them again without content. Their range is then
+reported as damage, and the stream continues behind it: no id and no offset is used twice.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _FILE_BYTES_MAX = 1 << 40
 
 @dataclass
 class Examined:
-    """What the header pages of a directory say."""
+    """The state of a directory according to its header pages and its manifest."""
 
     identity: bytes
     file_bytes: int
@@ -50,14 +50,13 @@ class Examined:
 
     @property
     def payload_bytes(self) -> int:
-        """How much of the stream one file holds."""
+        """How many bytes of the stream one file holds."""
         return self.file_bytes - PAGE_BYTES
 
     def missing(self, known_end: int = 0) -> list[int]:
-        """The numbers of the files that must be there and are not.
+        """The numbers of the missing files, according to the watermark and the manifest.
 
-        The watermark says it, and the manifest; `known_end` is an offset that is known, from a
-        snapshot of the stream, to have been durable.
+        `known_end` is an offset that was durable according to a snapshot of the stream.
         """
         slot = self.slot
         first = min(slot.first_offset, slot.durable_offset) // self.payload_bytes
@@ -69,7 +68,7 @@ class Examined:
 
 @dataclass
 class _Pages:
-    """The header pages as they were read, before anything is concluded from them."""
+    """The contents of the header pages, not yet compared with each other."""
 
     headers: dict[int, FileHeader] = field(default_factory=dict)
     slots: list[tuple[int, int, Slot]] = field(default_factory=list)
@@ -78,9 +77,9 @@ class _Pages:
 
 
 def examine(directory: Directory) -> Examined | None:
-    """Return what the directory holds, None if no segment; raise StoreUnusable if not ours."""
-    # The manifest is read before the names, and the pages after them: beside a live writer a file
-    # that was listed is then there, or the watermark read last says that it was dropped.
+    """Return the directory's state, or None if it has no segment; raises StoreUnusable."""
+    # The manifest is read before the names, and the pages after them. With a live writer, a listed
+    # file then either exists or lies before the watermark's first offset, which is read last.
     listed = read_manifest(directory)
     pages = _read_pages(directory, numbers_in(directory))
     numbers = sorted(pages.sizes)
@@ -97,13 +96,13 @@ def examine(directory: Directory) -> Examined | None:
         number, place, slot = max(pages.slots, key=lambda found: found[2].serial)
         slot_place = (number, place)
     elif numbers[0] == 0 or (listed is not None and listed.first == 0):
-        # Nothing was ever synced: the stream begins, and is durable, at its first byte.
+        # Nothing was ever synced: the stream is durable up to offset 0.
         slot, slot_place = Slot(0, identity, 0, 1, 0, 1), (-1, 0)
     else:
         raise StoreUnusable(f"{directory.path}: no file says how far the stream is durable")
     begin = 0 if listed is None else listed.first * (file_bytes - PAGE_BYTES)
     if begin > slot.first_offset:
-        # The files with the newest slots are gone, and what this slot begins at was dropped.
+        # The files with the newest slots are missing, and this slot's first file was dropped.
         if begin > slot.durable_offset:
             raise StoreUnusable(f"{directory.path}: no file is left that was in use; put them back")
         slot = slot._replace(first_offset=begin, first_id=0)
@@ -116,7 +115,7 @@ def examine(directory: Directory) -> Examined | None:
 
 
 def describe_missing(examined: Examined, missing: list[int]) -> str:
-    """Say which files these are, and which offsets of the stream they held."""
+    """Return the names of the files and the offsets of the stream that they held."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
@@ -129,7 +128,7 @@ def describe_missing(examined: Examined, missing: list[int]) -> str:
 
 
 def newest_slot(directory: Directory, from_number: int, identity: bytes) -> Slot | None:
-    """Return the newest slot in the files from this number on; they may be written meanwhile."""
+    """Return the newest slot in the files from this number on; a writer may be active."""
     numbers = [number for number in numbers_in(directory) if number >= from_number]
     slots = _read_pages(directory, numbers).slots
     ours = [slot for _, _, slot in slots if slot.identity == identity]
@@ -146,7 +145,7 @@ def _read_pages(directory: Directory, numbers: list[int]) -> _Pages:
         page = file.read(0, PAGE_BYTES)
         slots = unpack_slots(page)
         if len(slots) < 2:
-            # A writer may have been half-way through a slot: by now it is through.
+            # A writer may have been writing a slot; read again.
             page = file.read(0, PAGE_BYTES)
             slots = unpack_slots(page)
         pages.sizes[number] = file.size_bytes
@@ -176,17 +175,17 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
         raise StoreUnusable(f"{directory.path}: {name} is not a segment file, or is damaged")
     if len(identities) > 1 or len(sizes) > 1:
         raise StoreUnusable(
-            f"{directory.path}: its files belong to different streams{_strangers(pages)}"
+            f"{directory.path}: its files belong to different streams{_name_foreign_files(pages)}"
         )
-    # With no whole header left, the identity is known from a slot, the size from the longest file.
+    # Without a valid header, the identity comes from a slot and the size from the longest file.
     file_bytes = sizes.pop() if sizes else max(pages.sizes.values())
     if not 2 * PAGE_BYTES <= file_bytes <= _FILE_BYTES_MAX or file_bytes % PAGE_BYTES:
         raise StoreUnusable(f"{directory.path}: its files cannot have {file_bytes} bytes each")
     return identities.pop(), file_bytes
 
 
-def _strangers(pages: _Pages) -> str:
-    """Name the files that fewer of the others agree with, if that is clear."""
+def _name_foreign_files(pages: _Pages) -> str:
+    """Name the files whose identity differs from that of most files; empty if there is a tie."""
     by_identity: dict[bytes, list[int]] = {}
     for number, header in pages.headers.items():
         by_identity.setdefault(header.identity, []).append(number)
@@ -198,11 +197,11 @@ def _strangers(pages: _Pages) -> str:
 
 
 def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
-    """Make the tail ready for appending; return the end of the stream and the next id.
+    """Prepare the tail for appending; return the end of the stream and the next id.
 
-    The files whose numbers are `missing` are made again, and the stream ends behind them.
+    The files whose numbers are in `missing` are created again; the stream ends behind them.
     """
-    _tidy(files, examined, missing or [])
+    _finish_interrupted(files, examined, missing or [])
     slot = examined.slot
     payload_bytes = files.payload_bytes
     found_end, next_id = valid_end(
@@ -210,7 +209,7 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     )
     end = found_end
     if missing and (missing[-1] + 1) * payload_bytes > end:
-        # An unknown number of entries is lost: no id that one may have had is given again.
+        # An unknown number of entries is lost: skip every id that one of them may have had.
         end = (missing[-1] + 1) * payload_bytes
         next_id += (end - found_end) // HEADER_BYTES
     _keep_through(files, end // payload_bytes + 1)
@@ -224,16 +223,16 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
         file = files.get(number)
         file.sync()
         file.unload()
-    # A process that was killed may have left a file whose name is not durable yet.
+    # A killed process may have left a file whose name is not durable yet.
     files.directory.sync()
-    # A store of an older version has no list yet, and may have no room for one.
+    # A store of an older version has no manifest yet, and the disk may be too full for one.
     with contextlib.suppress(OSError):
         files.write_list()
     return end, next_id
 
 
-def _tidy(files: Files, examined: Examined, missing: list[int]) -> None:
-    """Finish what a crash interrupted, and give damaged files their header and size again."""
+def _finish_interrupted(files: Files, examined: Examined, missing: list[int]) -> None:
+    """Finish what a crash interrupted, and restore the header and size of damaged files."""
     directory = files.directory
     for draft in drafts_in(directory):
         directory.remove(draft)
@@ -259,10 +258,10 @@ def _tidy(files: Files, examined: Examined, missing: list[int]) -> None:
 
 
 def _keep_through(files: Files, keep_last: int) -> None:
-    """Remove the files ahead of the end that cannot follow it, all but one spare."""
+    """Remove the files after `keep_last`, and those after a gap in the numbers."""
     present = set(numbers_in(files.directory))
     last = min(keep_last, files.last)
-    while last >= files.first and not _unbroken(present, keep_last - 1, last):
+    while last >= files.first and not _is_contiguous(present, keep_last - 1, last):
         last -= 1
     surplus = sorted(number for number in present if number > last)
     files.last = last
@@ -271,12 +270,12 @@ def _keep_through(files: Files, keep_last: int) -> None:
         files.remove(surplus)
 
 
-def _unbroken(present: set[int], tail: int, last: int) -> bool:
+def _is_contiguous(present: set[int], tail: int, last: int) -> bool:
     return all(number in present for number in range(min(tail, last), last + 1))
 
 
 def _rewrite(files: Files, start: int, end: int) -> None:
-    """Store the same bytes again, so that the next sync really writes them."""
+    """Write the same bytes again, so that the next sync writes them to the disk."""
     while start < end:
         size = min(_CHUNK_BYTES, end - start)
         files.write(start, files.read(start, size))

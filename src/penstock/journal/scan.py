@@ -1,14 +1,15 @@
-"""Walk the entries of a stream, and find the way again after damage.
+"""Walk the entries of a stream, and find the next entry after damage.
 
-Below the durable watermark every byte was once whole, so a checksum that fails there is corruption:
-that entry is reported and the walk goes on behind it. A damaged header has lost the size, and with
-it the place of the next entry: it is searched for. A body may itself hold bytes that look like
-entries, so a find counts only if its chain of headers fits the ids and the bytes that remain.
+Every byte below the durable watermark was written completely, so a checksum that fails there means
+corruption: that entry is reported and the walk continues behind it. A damaged header has lost the
+size of its data, so the next entry is searched for. A body may contain bytes that look like an
+entry, so a candidate counts only if its chain of headers fits the ids and the bytes that remain.
 
-Above the watermark the first byte that does not fit is a torn tail, and the stream ends before it.
+Above the watermark the first entry that does not match its checksum is a torn tail: the stream ends
+before it.
 
-Nothing here touches a file: callers pass `read(offset, size)`, which gives fewer bytes only where
-the stream has no more.
+Nothing here touches a file: callers pass `read(offset, size)`, which returns fewer bytes only at
+the end of the stream.
 """
 
 import re
@@ -26,7 +27,7 @@ _WINDOW_BYTES_MAX = 1 << 20
 
 
 class Quarantined(NamedTuple):
-    """A damaged stretch of the stream that no reader is given."""
+    """A damaged range of the stream; readers skip it."""
 
     offset: int
     size_bytes: int
@@ -36,8 +37,8 @@ class Quarantined(NamedTuple):
 class Limit(NamedTuple):
     """Where a walk ends. `next_id` is the id of the entry that begins there.
 
-    `next_id` None says that the stream was cut short at a place that need not be between two
-    entries, as an archive is whose last entry ends in a file not yet archived.
+    `next_id` is None if the stream may end within an entry: the last entry of an archive can end in
+    a file that is not archived yet.
     """
 
     offset: int
@@ -115,7 +116,7 @@ def valid_end(read: Read, offset: int, entry_id: int, end_offset: int) -> tuple[
 
 
 def find_first(read: Read, offset: int, limit: Limit) -> tuple[int, int]:
-    """Return the first entry at or after `offset`, which need not be between two entries."""
+    """Return the first entry at or after `offset`, which may be within an entry."""
     return _resynchronise(_Window(read), offset - 1, 0, limit)
 
 
@@ -128,9 +129,9 @@ def _plausible(header: Header, entry_id: int, limit: Limit) -> bool:
 def _resynchronise(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[int, int]:
     """Return the next entry after the damaged one at `offset`, or the limit if there is none.
 
-    Every chain of entries found on the way is kept only if it fits what comes after it: the ids in
-    between must be missing, and there must have been room for them. Bytes in a body that imitate
-    an entry fail this, because the real entries behind them have ids too low to follow.
+    A chain of entries is kept only if it fits the chain behind it: the ids between the two are the
+    ones that are missing, and the bytes between them have room for that many entries. Bytes in a
+    body that look like an entry fail this: the real entries behind them have lower ids.
     """
     chains: list[tuple[int, int, int, int]] = []
     at = offset + 1
@@ -170,7 +171,7 @@ def _follow(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[
 
 
 def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[int, int] | None:
-    """Return the next place whose two checksums hold and whose id may follow `entry_id`."""
+    """Return the next offset at which both checksums match and the id may follow `entry_id`."""
     lowest = entry_id + 1
     highest = lowest + (limit.offset - offset) // HEADER_BYTES
     if limit.next_id is not None and (not entry_id or highest >= limit.next_id):
@@ -180,10 +181,10 @@ def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tup
     pattern = _header_pattern(lowest, highest)
     while offset + HEADER_BYTES <= limit.offset:
         size = min(_WINDOW_BYTES_MAX, limit.offset - offset)
-        stretch = window.take(offset, size)
-        for match in pattern.finditer(stretch):
+        chunk = window.take(offset, size)
+        for match in pattern.finditer(chunk):
             at = match.start()
-            header = unpack_header(stretch[at : at + HEADER_BYTES])
+            header = unpack_header(chunk[at : at + HEADER_BYTES])
             if header is None or not lowest <= header.entry_id <= highest:
                 continue
             start = offset + at
@@ -192,21 +193,21 @@ def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tup
             data = window.take(start + HEADER_BYTES, header.size_bytes)
             if crc32(data) == header.data_crc:
                 return start, header.entry_id
-        if len(stretch) < size or size < _WINDOW_BYTES_MAX:
+        if len(chunk) < size or size < _WINDOW_BYTES_MAX:
             break
-        # The last bytes may hold the first part of a header: look at them again.
+        # The last bytes may be the first part of a header: search them again with the next ones.
         offset += size - HEADER_BYTES + 1
     return None
 
 
 def _header_pattern(lowest_id: int, highest_id: int) -> re.Pattern[bytes]:
-    """Return what a header within these ids must look like: a checksum at every byte is too slow.
+    """Return a pattern that every header with such an id matches.
 
-    A version never begins with zero, which skips stretches that were zeroed; the high half of the
-    ids is known, unless they span more than a few of its values.
+    To compute a checksum at every byte would be too slow. A version never begins with zero, so
+    zeroed ranges do not match; the high half of the id is in the pattern if it has few values.
     """
     halves = range(lowest_id >> 32, (highest_id >> 32) + 1)
     if len(halves) > 4:
         return re.compile(rb"(?s)(?=.{4}[^\0].{27})")
-    spelt = b"|".join(re.escape(half.to_bytes(4, "little")) for half in halves)
-    return re.compile(rb"(?s)(?=.{4}[^\0].{19}(?:" + spelt + rb").{4})")
+    high_bytes = b"|".join(re.escape(half.to_bytes(4, "little")) for half in halves)
+    return re.compile(rb"(?s)(?=.{4}[^\0].{19}(?:" + high_bytes + rb").{4})")

@@ -1,10 +1,10 @@
-"""The storage seam: the few things segments ask of a disk, and the real disk that does them.
+"""The storage seam: the operations that segments need of a disk, and the real disk.
 
-A simulated disk that loses power, fills up or fails an fsync stands in by having the same methods.
+A simulated disk that loses power, fills up or fails an fsync implements the same methods in tests.
 
 - `Storage` opens a directory. `Directory` makes, opens, removes and archives files by name.
 - `File` is a preallocated file with a memory map. Writing into the map is not durable until `sync`.
-- All methods raise OSError and nothing else; the caller turns it into an error of ours.
+- All methods raise OSError and nothing else; the caller turns it into a PenstockError.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class File(Protocol):
         """Make all that was written, through the map or not, durable."""
 
     def seal(self) -> None:
-        """Say that the file will now only be read."""
+        """Mark the file as one that is only read from now on."""
 
     def unload(self) -> None:
         """Take the pages out of this process's memory; they stay in the system's cache."""
@@ -74,7 +74,7 @@ class Directory(Protocol):
         """Open a file that exists."""
 
     def extend(self, name: str, size_bytes: int) -> None:
-        """Give a file that was cut short its size again, with zeroes."""
+        """Extend a truncated file with zeroes to its full size."""
 
     def remove(self, name: str) -> None:
         """Unlink a file; durable after `sync`."""
@@ -83,7 +83,7 @@ class Directory(Protocol):
         """Keep a file under the same name in the directory `to`, durably."""
 
     def free_bytes(self) -> int:
-        """How much room the file system says there is for new files."""
+        """The free bytes that the file system reports for new files."""
 
     def sync(self) -> None:
         """Make the names durable."""
@@ -93,12 +93,12 @@ class Directory(Protocol):
 
 
 class Storage(Protocol):
-    """Where directories are."""
+    """Opens directories."""
 
     def open(self, path: str, *, writable: bool) -> Directory:
         """Open a directory; for a writer make it if it is missing and lock it.
 
-        Raises BlockingIOError if another writer has it.
+        Raises BlockingIOError if another writer has locked it.
         """
 
 
@@ -132,7 +132,7 @@ class OsFile:
         return os.pread(self._fd, size_bytes, offset)
 
     def zero(self, start: int, end: int) -> None:
-        # Whole blocks, one at a time: nothing has to be read first, and folios stay small.
+        # Block by block: a whole block is written without reading it first, and folios stay small.
         while start < end:
             size = min(_BLOCK_BYTES - start % _BLOCK_BYTES, end - start)
             os.pwrite(self._fd, _ZEROES[:size], start)
@@ -161,8 +161,8 @@ class OsFile:
                 self._map.close()
 
     def __del__(self) -> None:
-        # A file pushed out of the cache of open files may still be in use by a reader. It is closed
-        # with the last reference, so that no descriptor is reused under a reader.
+        # A reader may still use a file that was removed from the cache of open files. Closing it
+        # with the last reference keeps its descriptor from being reused while it is read.
         self.close()
 
 
@@ -204,7 +204,7 @@ class OsDirectory:
         return file
 
     def open(self, name: str, *, writable: bool) -> OsFile:
-        # Before opening: that alone can act on a device, and waits for the other end of a FIFO.
+        # Before opening: to open a device can act on it, and to open a FIFO blocks.
         _require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
         flags = os.O_RDWR if writable else os.O_RDONLY
         fd = self._open_fd(name, flags | os.O_NONBLOCK)
@@ -266,12 +266,12 @@ class OsDirectory:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
     def _refuse_if_other(self, name: str, to_fd: int) -> None:
-        """Accept a file that an interrupted archive left behind; refuse any other of that name."""
+        """Accept a copy left by an interrupted archive; raise FileExistsError otherwise."""
         ours = self.open(name, writable=False)
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=to_fd)
         theirs = OsFile(fd, writable=False)
         same = ours.size_bytes == theirs.size_bytes
-        # The bytes before 60 name the file and its stream; the slots behind them may differ.
+        # The first 60 bytes identify the file and its stream; the slots behind them may differ.
         if not same or ours.read(0, 60) != theirs.read(0, 60):
             raise FileExistsError(errno.EEXIST, "the archive holds another file of that name")
 
@@ -298,8 +298,8 @@ class OsStorage:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if writable:
             try:
-                # The directory itself is locked: there is no lock file to be left behind, and a
-                # directory that turns out not to be ours has not been touched.
+                # The directory itself is locked: no lock file can be left behind, and a directory
+                # that is not a store is not changed.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 owner = _lock_owner(fd)
@@ -312,7 +312,7 @@ class OsStorage:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """A file to read, if it is one; a FIFO, a device or a directory is an OSError at once."""
+    """Opens a regular file to read. Raises OSError for a FIFO, a device or a directory."""
     _require_regular(os.fspath(path), os.stat(path))
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -337,7 +337,7 @@ def _require_regular(name: str, about: os.stat_result) -> None:
 
 
 def _make_directories(path: str) -> None:
-    """Make the directory and its missing parents, each durable in the one above it."""
+    """Make the directory and its missing parents, and sync the parent of each."""
     path = os.path.abspath(path)
     if os.path.lexists(path):
         return
@@ -353,7 +353,7 @@ def _make_directories(path: str) -> None:
 
 
 def _refuse_if_full(fd: int, size_bytes: int) -> None:
-    """Refuse early: a fallocate that fails may first have taken all the room others need."""
+    """Raise ENOSPC early: a fallocate that fails may first take all the free space."""
     room = os.fstatvfs(fd)
     if room.f_blocks and room.f_bavail * room.f_frsize < size_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -369,9 +369,9 @@ def _allocate(fd: int, offset: int, size_bytes: int) -> None:
 def _fill(file: OsFile, head: bytes) -> None:
     """Write every block of a new file, so that a later sync has no extent to convert.
 
-    Through the map and not by pwrite: this runs beside a busy thread, and each of four thousand
-    system calls would have to win the interpreter back. Synced piece by piece, so that the syncs
-    of the stream itself never queue behind the whole file.
+    It writes through the map and not with pwrite: each of some four thousand system calls would
+    release the interpreter's lock and wait to get it back from a busy thread. It syncs in parts, so
+    that a sync of the stream never waits for the whole file.
     """
     image = file.map()
     for start in range(0, file.size_bytes, _CHUNK_BYTES):
@@ -384,7 +384,7 @@ def _fill(file: OsFile, head: bytes) -> None:
 
 
 def _lock_owner(fd: int) -> str:
-    """Say which process has locked the directory, as far as the system tells."""
+    """Name the process that has locked the directory, if /proc/locks shows it."""
     about = os.fstat(fd)
     device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:

@@ -1,9 +1,9 @@
-"""The daemon of a data directory: a process that serves it to every other on this host.
+"""The daemon of a data directory: a process that serves it to all other processes on this host.
 
-It is started by the first client that finds none (`backends.remote.starting`), goes on when that
-one ends, and ends itself when no client has been connected for a while, or at SIGTERM. In both
-cases it answers what it has taken, sends each client a GOODBYE, and closes the journal. After a
-crash the next daemon opens the journal.
+The first client that finds no daemon starts one (`backends.remote.starting`). It outlives that
+client, and stops when no client has been connected for the idle time, or at SIGTERM. It then
+answers the requests that it has received, sends each client a GOODBYE, and closes the journal.
+After a crash the next daemon opens the journal.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from penstock.errors import (
     StoreInUse,
     UnavailableError,
 )
+from penstock.server.faults import Faults
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
@@ -42,7 +43,7 @@ from penstock.server.frames.tcp import (
     server_tls,
 )
 from penstock.server.holder import StoreHolder
-from penstock.server.process import allow_many_files, look_seldom_for_cycles
+from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.store_socket import StoreSocket
 from penstock.wire.frames.frames import error_words
 
@@ -81,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a daemon, however it is started."""
+    """Adds the options of a daemon, for this module and for `penstock daemon run`."""
     parser.add_argument("path", metavar="PATH", help="the data directory")
     parser.add_argument(
         "--idle",
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None, open_engine: OpenEngine = open_store
 def run_daemon(
     arguments: argparse.Namespace, starter: Starter, open_engine: OpenEngine = open_store
 ) -> int:
-    """Opens the store, serves it until it is time to stop, and returns the exit status."""
+    """Opens the store, serves it until it is stopped, and returns the exit status."""
     os.umask(0o077)
     kind = DAEMON_RUN if arguments.ready_fd is None else AUTO_DAEMON
     holder = StoreHolder(arguments.path, kind, other_owner=arguments.insecure_other_owner)
@@ -187,20 +188,20 @@ def run_daemon(
         starter.report_failure(error)
         return next((status for kind, status in _STATUS_OF if isinstance(error, kind)), 1)
     except Exception as error:
-        # The starter waits for a report, and stderr may lead nowhere.
+        # The starter waits for a report, and stderr may be /dev/null.
         starter.report_failure(UnavailableError(f"{holder.store}: its daemon failed: {error}"))
         raise
     return 0
 
 
 def _detach() -> None:
-    """Leaves the starter's process tree and terminal; the process that it waits for ends here."""
+    """Detaches from the starter's process tree and terminal; the forking process exits."""
     if os.fork():
         os._exit(0)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null_fd = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
-    os.close(nothing)
+        os.dup2(null_fd, fd)
+    os.close(null_fd)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -223,7 +224,7 @@ class _Listening(NamedTuple):
 
 
 def _read_listening(arguments: argparse.Namespace) -> _Listening:
-    """Reads everything about addresses before anything is opened. Raises InvalidField."""
+    """Reads the options about addresses, before anything is opened. Raises InvalidField."""
     insecure = arguments.insecure_open_to_the_network
     http = None if arguments.http is None else _read_http_address(arguments.http)
     if http is not None and not insecure and not is_loopback(http.host):
@@ -253,9 +254,11 @@ async def _serve(
     holder: StoreHolder,
     starter: Starter,
 ) -> PenstockError | None:
-    """Serves until it is time to stop; returns the error that stopped the engine, if one did."""
+    """Serves until it is stopped; returns the error that stopped the engine, or None."""
     allow_many_files()
     loop = asyncio.get_running_loop()
+    faults = Faults()
+    loop.set_exception_handler(faults.from_loop)
     stopping: asyncio.Future[str] = loop.create_future()
     failures: list[PenstockError] = []
 
@@ -273,17 +276,17 @@ async def _serve(
         "archive": arguments.archive or "",
     }
     service = LoopEngine(engine)
-    socket = StoreSocket(holder, service, options, fail)
+    socket = StoreSocket(holder, service, options, faults, fail)
     reason = "the daemon could not start"
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
-        http = await _listen(listening, holder, service, socket)
+        http = await _listen(listening, holder, service, socket, faults)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was told to stop")
         await socket.listen()
-        look_seldom_for_cycles()
+        collect_garbage_rarely()
         starter.report_ready()
         reason = await _until_stopped(socket.frames, stopping, arguments.idle)
     finally:
@@ -295,9 +298,13 @@ async def _serve(
 
 
 async def _listen(
-    listening: _Listening, holder: StoreHolder, service: LoopEngine, socket: StoreSocket
+    listening: _Listening,
+    holder: StoreHolder,
+    service: LoopEngine,
+    socket: StoreSocket,
+    faults: Faults,
 ) -> "HttpServer | None":
-    """Listens on TCP and HTTP, if asked to, and writes the ports to the daemon's directory."""
+    """Listens on TCP and HTTP, as configured, and writes the ports to the daemon's directory."""
     if listening.tcp is not None:
         listener = await listen_tcp(
             socket.frames,
@@ -310,10 +317,10 @@ async def _listen(
         holder.write_file("port", f"{listener.sockets[0].getsockname()[1]}\n")
     if listening.http is None:
         return None
-    # Imported here: few daemons have these pages, and all should start fast.
+    # Imported here: few daemons show these pages, and the import delays the start.
     from penstock.server.pages import listen_pages
 
-    http, listener = await listen_pages(service, *listening.http)
+    http, listener = await listen_pages(service, *listening.http, faults)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

@@ -110,13 +110,12 @@ async def bind_http(
 
 
 async def listen_pages(
-    service: LoopService, host: str, port: int
+    service: LoopService, host: str, port: int, faults: Faults
 ) -> tuple[HttpServer, asyncio.Server]:
     """Shows the pages of a process that answers nothing else by HTTP. Raises as `bind_http`.
 
     A request that a web page may have sent is refused, as in `penstock serve`.
     """
-    faults = Faults()
     pages = Pages(service, Metrics(Counter(), faults=faults))
     access = Access(QueueDirectory(Owner("000000000000", "us-east-1")), "http", {}, [])
 

@@ -1,4 +1,4 @@
-"""What every serving process sets for itself: its limit of open files, its garbage collector."""
+"""Settings of every serving process: its limit of open files and its garbage collector."""
 
 import gc
 import resource
@@ -17,11 +17,11 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def look_seldom_for_cycles() -> None:
-    """Lets what is there now stay, and the collector look seldom at what comes.
+def collect_garbage_rarely() -> None:
+    """Freezes the existing objects and lowers the frequency of garbage collection.
 
-    That is mostly freed by its own count: to look for cycles among tens of thousands of waits, or
-    millions of remembered ids, would cost more than all else they do.
+    Almost all objects are freed by their reference count. To traverse tens of thousands of waits,
+    or millions of remembered ids, for cycles would cost more than the requests themselves.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

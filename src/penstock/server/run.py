@@ -25,7 +25,7 @@ from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, Metrics
 from penstock.server.pages import Pages, bind_http
-from penstock.server.process import allow_many_files, look_seldom_for_cycles
+from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import keep_home
@@ -65,12 +65,12 @@ class OpenedStore:
         """The socket of a data directory that this process holds."""
         return None if self._socket is None or self._holder is None else str(self._holder.socket)
 
-    async def listen(self, endpoint: str) -> None:
+    async def listen(self, endpoint: str, faults: Faults) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
-        self._socket = StoreSocket(self._holder, self.service, options)
+        self._socket = StoreSocket(self._holder, self.service, options, faults)
         await self._socket.listen()
 
     def _store_options(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener)
         # Last: a client that connects here finds everything else in place.
-        await store.listen(running.url)
+        await store.listen(running.url, faults)
         endpoint.resume()
         undo.pop_all()
     return running
@@ -249,7 +249,7 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     running = await start(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop_requested)
-    look_seldom_for_cycles()
+    collect_garbage_rarely()
     started(running)
     either: list[asyncio.Future[Any]] = [stop_requested, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

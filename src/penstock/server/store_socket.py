@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from penstock.backends.loop import LoopService
 from penstock.errors import PenstockError
+from penstock.server.faults import Faults
 from penstock.server.frames.ipc import listen_unix
 from penstock.server.frames.server import FrameServer
 from penstock.server.holder import StoreHolder
@@ -19,11 +20,12 @@ class StoreSocket:
         holder: StoreHolder,
         service: LoopService,
         options: Mapping[str, str],
+        faults: Faults,
         failed: Callable[[PenstockError], None] | None = None,
     ) -> None:
-        """`options` are those of WELCOME: what the store runs with; `holder` is added here."""
+        """`options` are the store's settings for WELCOME frames; `holder` is added to them."""
         self.frames = FrameServer(
-            service, options={**options, "holder": holder.kind}, failed=failed
+            service, options={**options, "holder": holder.kind}, failed=failed, faults=faults
         )
         self._holder = holder
         self._listeners: list[asyncio.Server] = []

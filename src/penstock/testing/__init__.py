@@ -1,1 +1,1 @@
-"""What Penstock gives to those who test: the delivery contract as a suite any backend can run."""
+"""Test support for backends: the delivery contract as a suite that any backend can run."""

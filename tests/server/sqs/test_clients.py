@@ -118,8 +118,9 @@ def test_the_javascript_sdk_finds_everything_as_on_aws(clients):
 
 @pytest.mark.service("npm")
 def test_the_javascript_sdk_signs_so_that_it_is_believed(clients):
-    with serve("--store", "memory:", environment={"PENSTOCK_KEYS": "AKID:secret"}) as server:
-        seen = node(clients, "sdk.mjs", server.url, "AKID", "secret")
+    secret = "a-secret-of-enough-characters"
+    with serve("--store", "memory:", environment={"PENSTOCK_KEYS": f"AKID:{secret}"}) as server:
+        seen = node(clients, "sdk.mjs", server.url, "AKID", secret)
     assert seen["body"] == "grüße 😀"
 
 

@@ -10,7 +10,10 @@ from hashlib import md5
 
 import pytest
 
+from penstock.backends.engine.loop import LoopEngine
 from penstock.server import http
+from penstock.service import Peek
+from tests.server.conftest import send_one_peek
 from tests.server.sqs.asking import make
 from tests.server.sqs.conftest import Local
 
@@ -383,6 +386,25 @@ def test_a_fault_is_answered_counted_and_told_in_one_line(query_data, capfd):
 def test_the_figures_count_faults(plain):
     said = exchange(plain, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"\npenstock_faults_total 0.0\n" in said
+
+
+def test_the_figures_count_a_fault_of_the_frame_server(query_data, tmp_path):
+    server = Local(query_data, store="file", path=tmp_path)
+    try:
+        service = server.running.service
+        assert isinstance(service, LoopEngine)
+        handlers = service.engine._handlers
+        # A reply of a type that no frame can hold.
+        server.call(handlers.__setitem__, Peek, lambda command, now_ms: object())
+        send_one_peek(tmp_path / "store")
+        answer = exchange(server, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"\npenstock_faults_total 1.0\n" in answer
+        # After this one the engine, and with it the page, answers nothing any more.
+        server.call(handlers.__setitem__, Peek, lambda command, now_ms: 1 / 0)
+        send_one_peek(tmp_path / "store")
+        assert server.call(lambda: server.running._http.faults.total) == 2
+    finally:
+        server.close()
 
 
 def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):

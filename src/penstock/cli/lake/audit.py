@@ -1,4 +1,4 @@
-"""`penstock pipeline audit`: check every message's life."""
+"""`penstock pipeline audit`: check every message's events from push to end."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ _PROBLEM: Final = 1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_journals(parser, required=False)
     add_lake(parser, required=False)
     add_spark(parser)
@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises UsageError, and what the journal or the lake raises."""
+    """Runs the action. Raises UsageError, and the errors of the journal or the lake."""
     from penstock.spark.audit import audit
     from penstock.spark.checks import SCHEMA
     from penstock.spark.ingest import events_table
@@ -76,11 +76,11 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
     from penstock.spark.checks import CHECKS
 
     if arguments.json:
-        session.tell_json(
+        session.print_json(
             {"events": verdict.events, "holds": verdict.holds, "counts": verdict.counts}
         )
         for finding in verdict.findings:
-            session.tell_json({"finding": dataclasses.asdict(finding)})
+            session.print_json({"finding": dataclasses.asdict(finding)})
         return
     rows = [
         ("ok" if not verdict.counts[name] else "FAILED", name, f"{verdict.counts[name]:,}", what)

@@ -1,4 +1,4 @@
-"""`penstock pipeline compact`: join small files, remove files nobody needs."""
+"""`penstock pipeline compact`: join small files, remove unused ones."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -7,7 +7,7 @@ from penstock.cli.session import Session
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_lake(parser)
     parser.add_argument(
         "--keep-hours", metavar="N", type=int, default=168, help="keep old versions (default: 168)"
@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises LakeUnusable."""
+    """Runs the action. Raises LakeUnusable."""
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake
     from penstock.spark.tables import TABLES
@@ -25,7 +25,7 @@ def run(session: Session, arguments: Namespace) -> int:
     for each in tables:
         done = each.compact(arguments.keep_hours)
         name = each.path.name
-        session.tell(
+        session.print_result(
             arguments,
             {"table": name, **done},
             f"{name}: {done['joined']} files joined, {done['removed']} removed",

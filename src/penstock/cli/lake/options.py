@@ -1,4 +1,4 @@
-"""What several actions of the pipeline take, and how it is read."""
+"""Arguments that several actions of the pipeline share, and how they are read."""
 
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_journals(parser: ArgumentParser, *, required: bool = True) -> None:
-    """Lets an action take journals and their archive."""
+    """Adds the arguments for journals and their archive."""
     parser.add_argument(
         "--journal",
         metavar="DIR",
@@ -24,12 +24,12 @@ def add_journals(parser: ArgumentParser, *, required: bool = True) -> None:
 
 
 def add_lake(parser: ArgumentParser, *, required: bool = True) -> None:
-    """Lets an action take a lake."""
+    """Adds the argument for a lake."""
     parser.add_argument("--lake", metavar="DIR", required=required, help="the lake's directory")
 
 
 def add_spark(parser: ArgumentParser) -> None:
-    """Lets an action be run by a Spark elsewhere."""
+    """Adds the arguments that choose and configure Spark."""
     parser.add_argument("--master", metavar="URL", help="a Spark master (default: local[*])")
     parser.add_argument("--remote", metavar="URL", help="a Spark Connect server, sc://HOST:PORT")
     parser.add_argument(
@@ -38,13 +38,13 @@ def add_spark(parser: ArgumentParser) -> None:
 
 
 def check_archive(arguments: Namespace) -> None:
-    """Raises UsageError if nobody can say whose archive it is."""
+    """Raises UsageError if an archive is given with more or fewer journals than one."""
     if arguments.archive and len(arguments.journal) != 1:
         raise UsageError("--archive belongs to one journal: give --journal once")
 
 
 def open_spark(arguments: Namespace) -> "SparkSession":
-    """The session that was asked for. Raises UsageError or SparkMissing."""
+    """The Spark session that the arguments describe. Raises UsageError or SparkMissing."""
     settings = dict(each.partition("=")[::2] for each in arguments.conf)
     if not all(settings):
         raise UsageError("--conf: give it as KEY=VALUE")

@@ -1,4 +1,4 @@
-"""`penstock pipeline replay`: from the lake back into a queue."""
+"""`penstock pipeline replay`: send messages of the lake to a queue."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -17,7 +17,7 @@ _NOT_ALL: Final = 1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_lake(parser)
     add_spark(parser)
     parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="where the queue is")
@@ -37,11 +37,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises InvalidField, LakeUnusable and what the queue raises."""
+    """Runs the action. Raises InvalidField, LakeUnusable and the errors of the queue."""
     from penstock.spark.lake import Lake
     from penstock.spark.replay import RATE_MAX, replay, where_sql
 
-    # Whatever can be refused is refused here: starting Spark takes seconds.
+    # Checked before Spark is started, which takes seconds.
     where_sql(arguments.where)
     check_name(arguments.to, "to")
     check_name(arguments.name or arguments.to, "name")
@@ -52,7 +52,7 @@ def run(session: Session, arguments: Namespace) -> int:
     queues.describe(arguments.to)
     bar = Bar(f"replaying to {arguments.to}")
 
-    def tell(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         rate = bar.rate(done)
         bar.show(
             done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
@@ -67,25 +67,25 @@ def run(session: Session, arguments: Namespace) -> int:
         name=arguments.name,
         rate=arguments.rate,
         dry_run=arguments.dry_run,
-        progress=tell,
+        progress=show_progress,
     )
     bar.end()
-    _tell(session, arguments, outcome)
+    _print_outcome(session, arguments, outcome)
     return 0 if outcome.matched and not outcome.bodiless and not outcome.refused else _NOT_ALL
 
 
-def _tell(session: Session, arguments: Namespace, outcome: "Outcome") -> None:
+def _print_outcome(session: Session, arguments: Namespace, outcome: "Outcome") -> None:
     if arguments.dry_run:
-        said = f"would send {outcome.to_send:,} messages ({show_size(outcome.bytes)})"
+        text = f"would send {outcome.to_send:,} messages ({show_size(outcome.bytes)})"
     else:
-        said = f"sent {outcome.sent:,} messages"
-    said += f" to {arguments.to}"
+        text = f"sent {outcome.sent:,} messages"
+    text += f" to {arguments.to}"
     if not outcome.matched:
-        said = f"no message meets the condition: {said}"
+        text = f"no message meets the condition: {text}"
     if outcome.sent_before:
         name = arguments.name or arguments.to
-        said += f"; {outcome.sent_before:,} were sent before under the name {name!r}"
-    session.tell(
+        text += f"; {outcome.sent_before:,} were sent before under the name {name!r}"
+    session.print_result(
         arguments,
         {
             "matched": outcome.matched,
@@ -95,7 +95,7 @@ def _tell(session: Session, arguments: Namespace, outcome: "Outcome") -> None:
             "without_body": outcome.bodiless,
             "refused": len(outcome.refused),
         },
-        said,
+        text,
     )
     if outcome.bodiless:
         shown = ", ".join(outcome.bodiless_ids)

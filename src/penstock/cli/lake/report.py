@@ -1,4 +1,4 @@
-"""`penstock pipeline report`: what the lake tells, on one HTML page."""
+"""`penstock pipeline report`: an HTML page about the tables of the lake."""
 
 import os
 from argparse import ArgumentParser, Namespace
@@ -9,7 +9,7 @@ from penstock.cli.session import Session, UsageError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_lake(parser)
     add_spark(parser)
     parser.add_argument(
@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises UsageError or LakeUnusable."""
+    """Runs the action. Raises UsageError or LakeUnusable."""
     from penstock.spark.lake import Lake
     from penstock.spark.report import make_report
 
@@ -27,18 +27,18 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError(f"--out: {str(out)!r} cannot be written: name a file in a directory")
     lake = Lake.open(arguments.lake)
     page, verdict = make_report(open_spark(arguments), lake)
-    # Whoever looks at the page meanwhile sees the old one or the new one, never half of one.
-    made = out.with_name(f".{out.name}.{os.getpid()}")
+    # Written beside and renamed: a reader gets the old page or the new one, never a part.
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        made.write_text(page)
-        made.replace(out)
+        draft.write_text(page)
+        draft.replace(out)
     finally:
-        made.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     failed = [name for name, count in verdict.counts.items() if count]
-    word = f"FAILED: {', '.join(failed)}" if failed else "every check holds"
-    session.tell(
+    result = f"FAILED: {', '.join(failed)}" if failed else "every check holds"
+    session.print_result(
         arguments,
         {"report": str(out), "events": verdict.events, "holds": verdict.holds},
-        f"{out}: {verdict.events:,} events, {word}",
+        f"{out}: {verdict.events:,} events, {result}",
     )
     return 0

@@ -1,4 +1,4 @@
-"""`penstock pipeline run`: bring journals into the lake and make its tables."""
+"""`penstock pipeline run`: ingest journals into the lake and derive its tables."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -12,7 +12,7 @@ from penstock.cli.lake.options import (
     check_archive,
     open_spark,
 )
-from penstock.cli.lake.status import tell_lag
+from penstock.cli.lake.status import print_lag
 from penstock.cli.session import Session
 from penstock.cli.values import read_duration, read_size, show_size
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_journals(parser)
     add_lake(parser)
     add_spark(parser)
@@ -46,29 +46,29 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises what the journals and the lake raise."""
+    """Runs the action. Raises the errors of the journals and the lake."""
     from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
     check_archive(arguments)
-    # Whatever can be refused is refused here: starting Spark takes seconds, and no lake is made.
+    # Checked before Spark is started, which takes seconds, and before a lake is created.
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
     lake = Lake.open(arguments.lake, create=True)
     if not arguments.watch and _is_level(lake, arguments):
-        _tell_lags(session, lake, arguments)
+        _print_lags(session, lake, arguments)
         return 0
     spark = open_spark(arguments)
     while True:
         _bring_level(spark, lake, arguments)
-        _tell_lags(session, lake, arguments)
+        _print_lags(session, lake, arguments)
         if not arguments.watch:
             return 0
         time.sleep(arguments.every)
 
 
 def _is_level(lake: "Lake", arguments: Namespace) -> bool:
-    """Whether there is nothing to do, by the journals' watermarks and the lake's own files."""
+    """Whether the lake has all durable events and current tables; reads no events."""
     from penstock.spark.derive import is_level
     from penstock.spark.ingest import is_brought_in
 
@@ -77,11 +77,11 @@ def _is_level(lake: "Lake", arguments: Namespace) -> bool:
     )
 
 
-def _tell_lags(session: Session, lake: "Lake", arguments: Namespace) -> None:
+def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> None:
     from penstock.spark.ingest import lag
 
     for journal in arguments.journal:
-        tell_lag(session, arguments, lag(lake, journal, arguments.archive))
+        print_lag(session, arguments, lag(lake, journal, arguments.archive))
 
 
 def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:
@@ -99,11 +99,11 @@ def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> N
     bar = _ReadingBar("tables")
     made = [0]
 
-    def tell(name: str) -> None:
+    def show_progress(name: str) -> None:
         made[0] += 1
         bar.show(made[0] / len(TABLES), name)
 
-    derive(spark, lake, tell)
+    derive(spark, lake, show_progress)
     bar.end()
 
 

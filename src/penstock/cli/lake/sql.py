@@ -1,7 +1,7 @@
 """`penstock pipeline sql`: any Spark SQL over the lake's tables.
 
 Unlike the condition of a replay, the query is passed to Spark as it is: it can read and write
-files and run code with the rights of whoever runs the command.
+files and run code with the rights of the user who runs the command.
 """
 
 import csv
@@ -22,7 +22,7 @@ _SHOWN_ROWS_MAX: Final = 1_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     parser.description = (
         "Runs one query of Spark SQL in which the lake's tables have their names. The query is not "
         "restricted: it can read and write any file and run any code that you may. Give it only "
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises LakeUnusable, and InvalidField if Spark refuses the query."""
+    """Runs the action. Raises LakeUnusable, and InvalidField if Spark refuses the query."""
     from penstock.spark.lake import Lake
     from penstock.spark.views import query_lake
 

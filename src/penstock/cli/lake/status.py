@@ -1,4 +1,4 @@
-"""`penstock pipeline status`: how far the lake is behind the journals, and its tables behind it."""
+"""`penstock pipeline status`: how far the lake is behind the journals, and its tables' state."""
 
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Says what the action takes."""
+    """Adds the arguments of the action."""
     add_journals(parser)
     add_lake(parser)
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Does it. Raises what the journals and the lake raise."""
+    """Runs the action. Raises the errors of the journals and the lake."""
     from penstock.spark.ingest import events_table, lag
     from penstock.spark.lake import Lake
     from penstock.spark.tables import TABLES
@@ -27,26 +27,26 @@ def run(session: Session, arguments: Namespace) -> int:
     check_archive(arguments)
     lake = Lake.open(arguments.lake)
     for journal in arguments.journal:
-        tell_lag(session, arguments, lag(lake, journal, arguments.archive))
+        print_lag(session, arguments, lag(lake, journal, arguments.archive))
     events = events_table(lake)
     delta = events.delta()
     newest = None if delta is None else delta.version()
     rows = [("events", f"{events.rows():,}", "-" if newest is None else "current")]
     for each in TABLES:
-        made = lake.table(each.name, each.schema)
-        current = made.committed("events") == newest and newest is not None
-        rows.append((each.name, f"{made.rows():,}", "current" if current else "behind"))
+        derived = lake.table(each.name, each.schema)
+        current = derived.committed("events") == newest and newest is not None
+        rows.append((each.name, f"{derived.rows():,}", "current" if current else "behind"))
     if not arguments.json:
         print(table(("table", "rows", "state"), rows))
     else:
         for name, count, state in rows:
-            session.tell_json({"table": name, "rows": int(count.replace(",", "")), "state": state})
+            session.print_json({"table": name, "rows": int(count.replace(",", "")), "state": state})
     return 0
 
 
-def tell_lag(session: Session, arguments: Namespace, lag: "Lag") -> None:
-    """Says how far a journal is behind."""
-    session.tell(
+def print_lag(session: Session, arguments: Namespace, lag: "Lag") -> None:
+    """Prints how far the lake is behind a journal."""
+    session.print_result(
         arguments,
         {
             "journal": lag.path,

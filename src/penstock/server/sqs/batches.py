@@ -1,4 +1,4 @@
-"""What the batch actions of the SQS endpoint share: checking entries, reporting refused ones."""
+"""Functions of the batch actions of the SQS endpoint: checking entries, reporting refused ones."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
     ids = {entry.id for entry in entries}
     if len(ids) == len(entries) and None not in ids and _ENTRY_IDS.fullmatch(",".join(ids) + ","):
         return entries
-    # At least one id is wrong: the first such entry decides which refusal it is.
+    # At least one id is wrong: the first such entry determines the refusal.
     seen: set[str] = set()
     for number, entry in enumerate(entries, 1):
         if entry.id is None:
@@ -48,7 +48,7 @@ def check_entries(entries: Sequence[Any] | None, name: str) -> Sequence[Any]:
 
 
 def failure(entry_id: str, error: Exception) -> model.ErrorEntry:
-    """The entry of a batch's result that stands for a refused entry."""
+    """The entry of a batch's result for a refused entry."""
     refusal = error if isinstance(error, Refusal) else refusal_of_any(error)
     return model.ErrorEntry(
         entry_id, refusal.fault.status < 500, refusal.fault.query_code, refusal.message
@@ -56,5 +56,5 @@ def failure(entry_id: str, error: Exception) -> model.ErrorEntry:
 
 
 def refusal_of_any(error: Exception) -> Refusal:
-    """The refusal that stands for an item's error."""
+    """The refusal for an item's error."""
     return refusal_of(error) if isinstance(error, PenstockError) else no_such_queue()

@@ -1,10 +1,10 @@
 """The SQS endpoint: an HTTP request becomes an action, the action's result becomes the answer.
 
 The caller is read from the signature's scope, the action from JSON or the Query protocol; both
-protocols share one table of actions. An action is a generator of commands that the service runs:
-to its end within this call if it can, else the answer is sent when the service calls back. That is
-so when changes must become durable first, when a receive waits for a message, and always if the
-service is elsewhere.
+protocols share one table of actions. An action is a generator of commands that the service runs. If
+it completes within the call, the answer is returned at once; otherwise it is sent from a callback:
+when changes must become durable first, when a receive waits for a message, and always if the
+service is in another process.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class SqsEndpoint:
         self.answered: Counter[tuple[str, int]] = Counter()
 
     def resume(self) -> None:
-        """Goes on with the move tasks that ran when the server was stopped."""
+        """Resumes the move tasks that were running when the server was stopped."""
         pending = self._run(self._moves.resume())
         if isinstance(pending, Pending):
             pending.then(self._resumed)
@@ -132,13 +132,13 @@ class SqsEndpoint:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
                 caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
-            action, asked = protocol.decode(request, caller.base_url)
+            action, parameters = protocol.decode(request, caller.base_url)
             name = action.name
-            if None in self._required[name](asked):
-                raise absent(name, _first_absent(action, asked))
+            if None in self._required[name](parameters):
+                raise absent(name, _first_absent(action, parameters))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
-            made = self._operations[name](asked, caller)
+            made = self._operations[name](parameters, caller)
             if type(made) is tuple:
                 command, finish, context = made
                 try:
@@ -156,7 +156,7 @@ class SqsEndpoint:
             exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
             result.then(partial(self._answer_later, exchange))
             if name == _RECEIVE:
-                # Other actions are carried out even if the client is gone.
+                # Other actions are completed even if the client disconnects.
                 self._receives.add(exchange)
                 connection.on_gone = partial(self._abandon, exchange)
             return None
@@ -183,7 +183,7 @@ class SqsEndpoint:
             exchange.connection.close()
 
     def _abandon(self, exchange: _Exchange) -> None:
-        """The client of a receive is gone: what was claimed for it returns."""
+        """Called if the client of a receive disconnects: the messages claimed for it return."""
         self._receives.discard(exchange)
         exchange.pending.cancel()
 
@@ -227,10 +227,10 @@ class SqsEndpoint:
 
 
 def _reader(fields: Sequence[str]) -> Callable[[Shape], tuple[Any, ...]]:
-    """Reads these fields. attrgetter returns a tuple only for two or more names."""
+    """A getter of these fields. attrgetter returns a tuple only for two or more names."""
     padding = ["__class__"] * (2 - len(fields))
     return attrgetter(*padding, *fields)
 
 
-def _first_absent(action: Action, asked: Shape) -> str:
-    return next(wire_name(field) for field in action.required if getattr(asked, field) is None)
+def _first_absent(action: Action, parameters: Shape) -> str:
+    return next(wire_name(field) for field in action.required if getattr(parameters, field) is None)

@@ -1,7 +1,7 @@
-"""The protocols of the SQS endpoint as HTTP carries them: a request read, a response written.
+"""The protocols of the SQS endpoint over HTTP: they decode requests and encode responses.
 
-A request with a target speaks JSON; any other speaks Query, whose answers are XML, or JSON for a
-GET that says it would rather have that.
+A request with an X-Amz-Target header is JSON; any other is Query. A Query response is XML, or JSON
+for a GET whose Accept header names it.
 """
 
 from typing import Final, Protocol
@@ -18,16 +18,16 @@ _JSON_TYPE: Final = f"Content-Type: {sqs_json.CONTENT_TYPE}\r\n".encode()
 
 
 class SqsProtocol(Protocol):
-    """One way to ask and to be answered."""
+    """One protocol: how a request is decoded and its response encoded."""
 
     def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
-        """What is asked. Raises Refusal."""
+        """The action of a request and its parameters. Raises Refusal."""
         ...
 
     def encode(
         self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
     ) -> bytes:
-        """The response of an action that went well."""
+        """The response of an action that succeeded."""
         ...
 
     def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
@@ -83,29 +83,29 @@ class QueryProtocol:
         self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
     ) -> bytes:
         write = sqs_query.encode_as_json if self._as_json else sqs_query.encode
-        return self._whole(200, write(action, result, request_id), request_id, loop_time_s)
+        return self._response(200, write(action, result, request_id), request_id, loop_time_s)
 
     def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
         if refusal.fault is faults.NO_OPERATION:
             head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: text/xml\r\n"
             return response(404, head.encode(), b"<UnknownOperationException/>\n", loop_time_s)
         if refusal.fault is faults.QUEUE_DOES_NOT_EXIST:
-            # The older protocol has the older words.
+            # The Query protocol has another text for this error than JSON.
             refusal.message = "The specified queue does not exist for this wsdl version."
         as_json = self._as_json
         write = sqs_query.encode_refusal_as_json if as_json else sqs_query.encode_refusal
-        return self._whole(
+        return self._response(
             refusal.fault.status, write(refusal, request_id), request_id, loop_time_s
         )
 
-    def _whole(self, status: int, body: bytes, request_id: str, loop_time_s: float) -> bytes:
+    def _response(self, status: int, body: bytes, request_id: str, loop_time_s: float) -> bytes:
         content_type = "application/json" if self._as_json else sqs_query.CONTENT_TYPE
         head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: {content_type}\r\n"
         return response(status, head.encode(), body, loop_time_s)
 
 
 class HeadProtocol(QueryProtocol):
-    """A HEAD, which asks for nothing here, and is never answered with a body."""
+    """A HEAD request: it is always refused, and its response has no body."""
 
     def encode_refusal(self, refusal: Refusal, request_id: str, loop_time_s: float) -> bytes:
         head = f"x-amzn-RequestId: {request_id}\r\n"
@@ -119,7 +119,7 @@ _HEAD: Final = HeadProtocol(as_json=False)
 
 
 def protocol_of(request: Request) -> SqsProtocol:
-    """The protocol a request speaks."""
+    """The protocol of a request."""
     headers = request.headers
     if request.method == "POST" and (
         "x-amz-target" in headers or headers.get("content-type") == sqs_json.CONTENT_TYPE

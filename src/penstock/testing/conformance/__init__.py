@@ -1,10 +1,10 @@
-"""The delivery contract as a suite of behaviours that every backend runs, ours or yours.
+"""The delivery contract as a suite of behaviours that every backend runs.
 
 In a test module of the backend:
 
     class TestMine(ConformanceSuite):
         @pytest.fixture
-        def clock(self):  # only if the backend can run on one
+        def clock(self):  # only if the backend accepts a clock
             return ManualClock()
 
         @pytest.fixture
@@ -13,11 +13,11 @@ In a test module of the backend:
                 yield queues
 
 A backend that cannot give a behaviour names it in its `LACKS` table, with the reason; those tests
-skip with that reason, and nothing else skips. Without a clock the suite really waits, `SCALE`
-seconds for each of its own, so choose one that the backend's answers stay well below: a multiple of
-0.2 if the backend counts in whole seconds. A test that fails while its own steps take longer than
-that is tried again more slowly. `RETENTION_MIN` is the shortest retention that a queue of the
-backend may have.
+skip with that reason, and nothing else skips. Without a clock the suite waits in real time, `SCALE`
+seconds for each second of its own. Choose a scale well above the backend's response time: a
+multiple of 0.2 if the backend counts in whole seconds. A test that fails because its own steps took
+too long is run again with a larger scale. `RETENTION_MIN` is the shortest retention that a
+queue of the backend may have.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ except ModuleNotFoundError as missing:
         "the conformance suite is run by pytest, which is not installed: pip install pytest"
     ) from missing
 
-# Before the parts are imported: a failing assertion then shows the values it compared.
+# Before the parts are imported, so that a failing assertion shows the compared values.
 for _part in Path(__file__).parent.glob("*.py"):
     if _part.stem != "__init__":
         pytest.register_assert_rewrite(f"{__name__}.{_part.stem}")
@@ -61,4 +61,4 @@ class ConformanceSuite(
     CrowdContract,
     InputContract,
 ):
-    """The whole contract; subclass it, and give it `queues`."""
+    """The whole contract; subclass it and define the fixture `queues`."""

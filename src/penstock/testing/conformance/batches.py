@@ -1,4 +1,4 @@
-"""The contract on batches: each item has its own result, and they succeed or fail alone."""
+"""The contract on batches: each item succeeds or fails by itself and has its own result."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class ClaimContract(Contract):
-    """A message lent until a deadline, and the proof of it."""
+    """Claims with a deadline, and their receipts."""
 
     @behaviour("receipts")
     def test_a_deleted_message_never_comes_back(self) -> None:
@@ -78,7 +78,7 @@ class ClaimContract(Contract):
         assert self.drain(queue) == ["a"]
 
     def refuses_all_with(self, claim: Claim) -> None:
-        """Tries everything a receipt is for."""
+        """Tries every verb that takes a receipt."""
         if "stale delete" in self._lacks:
             before = self.seen()
             self.store.delete(claim)
@@ -213,7 +213,7 @@ class ClaimContract(Contract):
         assert self.drain_limited(queue) == [b"c"]
 
     def drain_limited(self, queue: str) -> list[bytes]:
-        """Pulls as much as the in-flight limit lets through."""
+        """Pulls as many messages as the in-flight limit permits."""
         return [claim.body for claim in self.store.pull_many(queue, 10)]
 
     @behaviour("attempts")

@@ -6,7 +6,7 @@ from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class ContentContract(Contract):
-    """A message's content and its life before anyone claims it."""
+    """A message's content, and its state before the first claim."""
 
     @behaviour("arrival order")
     def test_a_claim_shows_what_was_pushed(self) -> None:
@@ -103,7 +103,7 @@ class ContentContract(Contract):
         self.pass_time(1 / self.seconds(1))
         again = self.store.push(queue, "three", dedup_id="42")
         assert again != first
-        # The window starts anew with the message that now stands for the id.
+        # The window begins again with the new message of this id.
         self.pass_time(299 / self.seconds(1))
         assert self.store.push(queue, "four", dedup_id="42") == again
         assert self.drain(queue) == ["one", "three"]

@@ -1,4 +1,4 @@
-"""The contract under many threads: a ledger shows that nothing is lost and nothing done twice."""
+"""The contract under many threads: a ledger shows that no message is lost or deleted twice."""
 
 import threading
 from collections import Counter
@@ -15,7 +15,7 @@ STOP: Final = b"stop"
 
 
 class Ledger:
-    """What a crowd did: who holds what, and what was finished how often."""
+    """What the threads did: which messages are held, and how often each was deleted."""
 
     def __init__(self) -> None:
         self.pushed: list[str] = []
@@ -25,12 +25,12 @@ class Ledger:
         self._lock = threading.Lock()
 
     def push(self, message_id: str) -> None:
-        """A producer was told that its message is kept."""
+        """Notes a push that was answered."""
         with self._lock:
             self.pushed.append(message_id)
 
     def take(self, claim: Claim) -> None:
-        """A consumer was given a message, which nobody else may hold."""
+        """Notes a claim; a fault if another consumer holds the message."""
         with self._lock:
             if claim.id in self._held:
                 self.faults.append(f"{claim.id} has two live claims")
@@ -39,12 +39,12 @@ class Ledger:
             self._held.add(claim.id)
 
     def give_back(self, claim: Claim) -> None:
-        """A consumer is about to end its claim."""
+        """Notes that a consumer is about to end its claim."""
         with self._lock:
             self._held.discard(claim.id)
 
     def finish(self, claim: Claim, was_there: bool) -> None:
-        """A consumer deleted its message."""
+        """Notes a delete."""
         with self._lock:
             self.finished[claim.id] += 1
             if not was_there:
@@ -52,7 +52,7 @@ class Ledger:
 
 
 def consume(queues: Queues, queue: str, ledger: Ledger, limit: int) -> None:
-    """Deletes every message it is given, having failed every third of them once."""
+    """Deletes every message it pulls; every third one is released once before."""
     while True:
         for claim in queues.pull_many(queue, limit, wait=3_600):
             if claim.body == STOP:
@@ -67,7 +67,7 @@ def consume(queues: Queues, queue: str, ledger: Ledger, limit: int) -> None:
 
 
 def produce(queues: Queues, queue: str, ledger: Ledger, producer: int, groups: bool) -> None:
-    """Pushes its share, one by one and in batches."""
+    """Pushes its part of the messages, one by one and in batches."""
     group = f"g{producer}" if groups else None
     for number in range(MESSAGES_EACH // 4):
         ledger.push(queues.push(queue, f"{producer}/{number}", group=group))
@@ -77,10 +77,10 @@ def produce(queues: Queues, queue: str, ledger: Ledger, producer: int, groups: b
 
 
 class CrowdContract(Contract):
-    """Producers and consumers side by side."""
+    """Producers and consumers in many threads."""
 
     def crowd(self, queue: str, limits: list[int], groups: bool) -> Ledger:
-        """Lets them all run until every message is finished; then sends the consumers home."""
+        """Runs all threads until every message is deleted, then ends the consumers."""
         ledger = Ledger()
         queues = self.store
         consumers = [
@@ -99,7 +99,7 @@ class CrowdContract(Contract):
             thread.join(PATIENCE_S)
         total = PRODUCERS * MESSAGES_EACH
         self.until(lambda: ledger.finished.total() >= total or bool(ledger.faults))
-        # One at a time, so that no consumer is given two of them.
+        # One at a time, so that no consumer pulls two of them.
         for _ in consumers:
             alive = sum(thread.is_alive() for thread in consumers)
             queues.push(queue, STOP, group="stop" if groups else None)
@@ -107,7 +107,7 @@ class CrowdContract(Contract):
         return ledger
 
     def check(self, ledger: Ledger) -> None:
-        """Nothing lost, nothing deleted twice, one live claim a message."""
+        """Checks that no message was lost or deleted twice, or had two live claims."""
         assert ledger.faults == []
         assert len(ledger.pushed) == len(set(ledger.pushed)) == PRODUCERS * MESSAGES_EACH
         assert dict(ledger.finished) == dict.fromkeys(ledger.pushed, 1)

@@ -1,10 +1,10 @@
-"""The contract on dead letters: when a message has had its chances, and how it gets another."""
+"""The contract on dead letters: when a message is moved to the dead-letter queue, and redrive."""
 
 from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class DeadLetterContract(Contract):
-    """A message that nobody manages to finish leaves the queue, and can be sent back."""
+    """A message that is pulled too often without a delete leaves the queue, and can be redriven."""
 
     def poison(self, max_receives: int = 1, **settings: object) -> tuple[str, str]:
         """A queue and its dead-letter queue."""
@@ -12,7 +12,7 @@ class DeadLetterContract(Contract):
         return self.queue(dead_letter=dead, max_receives=max_receives, **settings), dead
 
     def bury(self, queue: str, *bodies: str) -> list[str]:
-        """Pushes messages and fails each of them once; their ids."""
+        """Pushes messages and dead-letters each of them; returns their ids."""
         ids = self.push_all(queue, *bodies)
         for _ in bodies:
             self.store.release(self.claim(queue))

@@ -1,10 +1,10 @@
-"""The contract on FIFO queues: groups in strict order, and nothing past a message in flight."""
+"""The contract on FIFO queues: strict order within a group, which a message in flight blocks."""
 
 from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class FifoContract(Contract):
-    """Order within a group is never broken, whatever happens to its messages."""
+    """The order within a group holds, whatever is done with its messages."""
 
     def fill(self, queue: str, *names: str) -> None:
         """Pushes messages named like `a1`: the letter is the group."""

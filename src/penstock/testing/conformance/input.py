@@ -1,4 +1,4 @@
-"""The contract on bad input: a typed error that names the field, and nothing has changed."""
+"""The contract on bad input: a typed error that names the field, and no change of state."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ BAD_NAMES: Final[list[Any]] = [
     ("t",),
     1.5,
 ]
-# What no field that wants a number of seconds may be given, whatever its limits.
+# Values that every field for a number of seconds refuses, whatever its limits.
 BAD_SECONDS: Final[list[Any]] = [
     -1,
     -0.001,
@@ -61,7 +61,7 @@ BAD_SECONDS: Final[list[Any]] = [
 ]
 BAD_NUMBERS: Final[list[Any]] = [-1, 2**63, 10**400, 1.0, 0.5, True, False, math.nan, "3", [3]]
 BAD_IDS: Final[list[Any]] = ["", "x" * 129, "nul\x00", "new\nline", "\ud800", 7, b"b", True, ["a"]]
-# The fields of each verb that take a number of seconds; the error names them as they are here.
+# The fields of each verb that take a number of seconds; the error names them like this.
 SECONDS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
     "push delay": lambda c, q, _, bad: c.store.push(q, "x", delay=bad),
     "push ttl": lambda c, q, _, bad: c.store.push(q, "x", ttl=bad),
@@ -96,10 +96,10 @@ IDS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
 
 
 class InputContract(Contract):
-    """Whatever is handed in, the answer is a RequestError or the truth."""
+    """Bad input of any kind raises a RequestError, or the reply is correct."""
 
     def stocked(self) -> tuple[str, Claim]:
-        """A queue with something in every state, and a live claim in it."""
+        """A queue with two visible messages and one in flight, and the claim of the latter."""
         queue = self.queue()
         self.push_all(queue, "held", "waiting", "more")
         return queue, self.claim(queue)

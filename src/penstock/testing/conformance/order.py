@@ -1,10 +1,10 @@
-"""The contract on order: arrival, priority, the head, fair groups, and looking without taking."""
+"""The contract on order: arrival, priority, the head, fair groups, and peek."""
 
 from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class OrderContract(Contract):
-    """What is pulled next."""
+    """Which message is pulled next."""
 
     @behaviour("arrival order")
     def test_messages_are_pulled_in_the_order_they_were_pushed(self) -> None:
@@ -89,7 +89,7 @@ class OrderContract(Contract):
         held = [claim for _ in range(4) for claim in self.store.pull_many(queue, 10)]
         assert len(held) == 40
         self.store.push(queue, "quiet", group="quiet")
-        # Twenty messages of the noisy group stand before it, but that group holds all there is.
+        # Twenty messages of the noisy group come before it, but that group has all the claims.
         assert self.claim(queue).body == b"quiet"
         assert self.claim(queue).body == b"noisy40"
 

@@ -1,4 +1,4 @@
-"""The contract on queues themselves: making, changing, listing, emptying, counting, removing."""
+"""The contract on queues themselves: create, configure, list, purge, count and remove."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class QueueContract(Contract):
-    """What can be done with a queue besides its messages."""
+    """Operations on a queue itself."""
 
     @behaviour("queue settings")
     def test_creating_a_queue_again_with_the_same_settings_changes_nothing(self) -> None:

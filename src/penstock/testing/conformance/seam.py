@@ -1,4 +1,4 @@
-"""Where a backend meets the suite: its queues, its clock, what it lacks, and how time passes."""
+"""What the suite needs of a backend: its queues, its clock, what it lacks, and how time passes."""
 
 import functools
 import re
@@ -17,9 +17,9 @@ from penstock.clock import ManualClock
 from penstock.errors import QueueNotFound, RequestError
 from penstock.service import Claim, Message, State
 
-# How long a test waits for another thread before it fails; nothing here ever takes this long.
+# How long a test waits for another thread before it fails; no correct run takes this long.
 PATIENCE_S: Final = 20.0
-# How much slower a test that real time got away from is tried again.
+# The factor by which the scale grows when a test is run again because it was too slow.
 SLOWER: Final = (1, 4, 16)
 STATES: Final[tuple[State, ...]] = ("visible", "delayed", "in_flight")
 
@@ -84,7 +84,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def behaviour(*keys: str) -> Callable[[Test], Test]:
-    """Says which behaviours a test needs; a backend that lacks one of them skips it."""
+    """Marks the behaviours that a test needs; it is skipped for a backend that lacks one."""
     unknown = [key for key in keys if key not in BEHAVIOURS]
     if unknown or not keys:
         raise ValueError(f"no such behaviour: {', '.join(unknown) or 'none named'}")
@@ -102,7 +102,7 @@ def behaviour(*keys: str) -> Callable[[Test], Test]:
 
 
 class Contract:
-    """What every part of the suite stands on.
+    """The fixtures, the time and the checks that every part of the suite uses.
 
     A backend overrides the fixture `queues`, and `clock` if it can run on a manual one.
     """
@@ -142,10 +142,11 @@ class Contract:
         self._remove_all()
 
     def _run(self, test: Callable[[], None]) -> None:
-        """Runs a test; if it fails while real time gets away from it, again with more time.
+        """Runs a test; if it fails because its steps took too long in real time, runs it again.
 
-        What it expects of a deadline holds only if its own steps take next to none of the time
-        that it lets pass. A failure while they do is a failure, and so is a wait in vain.
+        What a test expects of a deadline holds only if its own steps take a small part of the time
+        that it lets pass. A failure of a test that was fast enough, or that waited until the time
+        limit, is reported.
         """
         __tracebackhide__ = True
         for self._slower in SLOWER:
@@ -168,13 +169,13 @@ class Contract:
         assert all(self._lacks.values()), "every entry of LACKS gives its reason"
 
     def name(self, fifo: bool = False) -> str:
-        """A queue name nobody else uses; the queue is removed when the test ends."""
+        """A unique queue name; the queue is removed when the test ends."""
         name = f"conformance-{secrets.token_hex(6)}" + (".fifo" if fifo else "")
         self._made.append(name)
         return name
 
     def queue(self, **settings: Any) -> str:
-        """Makes a queue, with claims that outlast any test unless told otherwise."""
+        """Creates a queue; by default its claims last longer than any test."""
         name = self.name(fifo=settings.get("fifo", False))
         settings.setdefault("visibility_timeout", 600)
         self.store.create(name, **settings)
@@ -186,7 +187,7 @@ class Contract:
                 self.store.remove(self._made.pop(0), force=True)
 
     def seconds(self, count: float) -> float:
-        """A duration of the suite's time, as the backend is to be told it."""
+        """A duration of the suite's time, in the seconds that are passed to the backend."""
         return count if self._clock is not None else count * self.SCALE * self._slower
 
     def retention(self) -> float:
@@ -194,7 +195,7 @@ class Contract:
         return max(20, self.RETENTION_MIN / self.seconds(1))
 
     def pass_time(self, count: float) -> None:
-        """Lets so many seconds of the suite's time go by, and a hair more if they are real."""
+        """Advances the suite's time by so many seconds; slightly more if the time is real."""
         if self._clock is not None:
             self._clock.advance(seconds=count)
         else:
@@ -203,24 +204,24 @@ class Contract:
             time.sleep(real_s)
 
     def push_all(self, queue: str, *bodies: str, **options: Any) -> list[str]:
-        """Pushes each body; the ids."""
+        """Pushes each body; returns the ids."""
         return [self.store.push(queue, body, **options) for body in bodies]
 
     def claim(self, queue: str, **options: Any) -> Claim:
-        """Pulls a message that must be there."""
+        """Pulls a message; fails if there is none."""
         claim = self.store.pull(queue, **options)
         assert claim is not None, f"a pull from {queue} found nothing"
         return claim
 
     def drain(self, queue: str) -> list[str]:
-        """Pulls all there is to pull, one by one; the bodies. The claims live on."""
+        """Pulls all visible messages, one by one; returns the bodies. The claims stay."""
         found = []
         while (claim := self.store.pull(queue)) is not None:
             found.append(claim.body.decode())
         return found
 
     def consume(self, queue: str) -> list[str]:
-        """Pulls and deletes until nothing is left; the bodies."""
+        """Pulls and deletes until nothing is left; returns the bodies."""
         found = []
         while (claim := self.store.pull(queue)) is not None:
             assert self.store.delete(claim) is True
@@ -237,11 +238,11 @@ class Contract:
         return self.store.pull(queue) is None and self.counts(queue) == (0, 0, 0)
 
     def pulling(self, queue: str, **options: Any) -> "Future[Claim | None]":
-        """Starts a pull in another thread, and returns once it waits (or is answered already)."""
+        """Starts a pull in another thread, and returns once it waits (or has an answer)."""
         return self.in_thread(queue, lambda: self.store.pull(queue, **options))
 
     def in_thread(self, queue: str, pull: Callable[[], Any]) -> "Future[Any]":
-        """Starts a pull that is to wait on this queue, and returns once it does."""
+        """Starts a pull that must wait on this queue, and returns once it waits."""
         before = self.waiting(queue)
         future: Future[Any] = Future()
 
@@ -259,20 +260,20 @@ class Contract:
         return future
 
     def waiting(self, queue: str) -> int | None:
-        """How many pulls wait on the queue; None if nobody can tell."""
+        """How many pulls wait on the queue; None if the backend does not count them."""
         if "waiting pulls" in self._lacks:
             return None
         return self.store.stats(queue).waiting_pulls
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until it holds; fails when patience runs out."""
+        """Waits until the condition holds; fails after the time limit."""
         give_up = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < give_up, "waited in vain"
             time.sleep(0.002)
 
     def seen(self) -> list[object]:
-        """All that can be seen of this test's queues, but for what changes as time goes by."""
+        """The observable state of this test's queues, without what changes with time."""
         return [each for each in map(self._seen_of, self._made) if each is not None]
 
     def _seen_of(self, name: str) -> object:
@@ -289,7 +290,7 @@ class Contract:
 
     @contextmanager
     def refused(self, field: str, kind: type[RequestError] = RequestError) -> Iterator[None]:
-        """Expects an error of this kind that names the field, and nothing changed by it."""
+        """Expects an error of this kind that names the field, and that nothing has changed."""
         before = self.seen()
         with pytest.raises(kind) as caught:
             yield

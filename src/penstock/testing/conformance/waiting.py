@@ -1,4 +1,4 @@
-"""The contract on waiting: a pull that found nothing is woken by whatever gives it a message."""
+"""The contract on waiting: a waiting pull is answered as soon as a message becomes visible."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from penstock.testing.conformance.seam import PATIENCE_S, Contract, behaviour
 
 
 class WaitingContract(Contract):
-    """Long polling. No test here sleeps to let a thread begin: stats tell who waits."""
+    """Long polling. No test sleeps until a thread has begun: the stats count the waiting pulls."""
 
     @behaviour("long poll")
     def test_a_pull_does_not_wait_when_a_message_is_there(self) -> None:
