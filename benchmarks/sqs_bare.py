@@ -124,7 +124,7 @@ def _digest(body: str) -> str:
 
 
 class Connection(asyncio.Protocol):
-    """One client: each request is answered when it is whole."""
+    """One client: each request is answered when it is complete."""
 
     def __init__(self, answers: Answers) -> None:
         self._answer = answers.answer

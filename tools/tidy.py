@@ -150,7 +150,7 @@ def banned_prose(path: str, text: str) -> Iterator[Offence]:
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Give a Markdown document's lines without fenced blocks, code spans and link targets."""
+    """Yield a Markdown document's lines without fenced blocks, code spans and link targets."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -232,7 +232,7 @@ def prints(path: str, text: str) -> Iterator[Offence]:
 
 
 def dotted(node: ast.expr) -> str:
-    """Give `a.b.c` for the expression a.b.c, and nothing for any other."""
+    """Return `a.b.c` for the expression a.b.c, and an empty string for any other."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -329,7 +329,7 @@ def is_sleep(call: ast.Call) -> bool:
 
 
 def calls_by_function(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Give every call with the name of the outermost function it stands in."""
+    """Yield every call with the name of the outermost function that contains it."""
 
     def visit(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(node, ast.Call):
@@ -344,7 +344,7 @@ def calls_by_function(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 @lru_cache(maxsize=1)
 def sleeping_tests() -> dict[str, str]:
-    """Give the functions that may sleep, and why."""
+    """Return the functions that may sleep, with the reasons."""
     return permissions((ROOT / SLEEPS).read_text())
 
 

@@ -1,6 +1,6 @@
 """The command line: `penstock COMMAND …`, one module of this package for each command.
 
-Results go to stdout. An error is one line on stderr, and the exit status stands for its kind:
+Results go to stdout. An error is one line on stderr, and the exit status depends on its kind:
 `penstock --help` lists the statuses.
 """
 
@@ -72,7 +72,7 @@ def run_command(session: Session, words: Sequence[str]) -> int:
 
 
 def status_of(error: Exception) -> int:
-    """The exit status that stands for an error."""
+    """The exit status for an error."""
     return next((status for kind, status in _STATUS_OF if isinstance(error, kind)), USAGE)
 
 

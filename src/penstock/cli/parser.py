@@ -16,26 +16,26 @@ from penstock.settings import URL_VARIABLE
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
-    "create": "make a queue",
+    "create": "create a queue",
     "configure": "change a queue's settings, or show them",
-    "remove": "delete a queue with all it holds",
-    "list": "name the queues",
+    "remove": "delete a queue with all its messages",
+    "list": "list the names of the queues",
     "push": "add a message",
     "pull": "claim messages",
     "extend": "hold a claim for longer",
-    "release": "give a claimed message back",
-    "delete": "end a claimed message for good",
+    "release": "end a claim: the message becomes visible again",
+    "delete": "delete a claimed message",
     "peek": "show messages without claiming them",
-    "stats": "show how deep queues are",
+    "stats": "show the depth of queues",
     "purge": "remove every message of a queue",
-    "redrive": "move dead letters back to where they came from",
+    "redrive": "move dead letters back to their source queues",
     "history": "show what happened to a message",
-    "daemon": "look after the process that serves a data directory",
+    "daemon": "show, stop or run the process that serves a data directory",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
-    "readers": "show who reads a store's journal, or forget one",
-    "pipeline": "make tables of journals with Spark, audit them, report and replay",
-    "shell": "run commands from stdin, one a line, in one process",
+    "readers": "show the readers of a store's journal, or remove one",
+    "pipeline": "derive tables from journals with Spark; audit, report and replay",
+    "shell": "run commands from stdin in one process, one for each line",
 }
 
 EXIT_CODES: Final = """\
@@ -100,7 +100,7 @@ class Parser(ArgumentParser):
 
 
 def _add_shared_options(parser: ArgumentParser, default: Any) -> None:
-    # They may stand before the command or after it; SUPPRESS keeps the later parser from
+    # They may be given before the command or after it; SUPPRESS keeps the later parser from
     # overwriting what the earlier one found.
     parser.add_argument(
         "--url",
@@ -120,7 +120,7 @@ def make_parser() -> ArgumentParser:
     """The parser of `penstock`, with every command in it."""
     parser = Parser(
         prog="penstock",
-        description="Push, pull and look after messages in any store Penstock can reach.",
+        description="Push, pull and manage messages in any store that Penstock can reach.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")

@@ -21,7 +21,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument(
         "source", metavar="BODY", nargs="?", help="the body; - reads stdin, @FILE reads a file"
     )
-    source.add_argument("--body", metavar="TEXT", help="the body as it stands, - and @ included")
+    source.add_argument(
+        "--body", metavar="TEXT", help="the body, taken literally: - and @ are not special"
+    )
     source.add_argument(
         "--lines", action="store_true", help="push each line of stdin as a message of its own"
     )

@@ -67,7 +67,7 @@ _READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
 
 
 def add_setting_flags(parser: ArgumentParser) -> None:
-    """Gives the parser a flag for every setting; a flag that is not given sets no attribute."""
+    """Adds a flag for every setting; a flag that is not given sets no attribute."""
     group = parser.add_argument_group("settings")
     for setting in SETTINGS:
         if setting.kind == "switch":

@@ -1,4 +1,4 @@
-"""`penstock redrive QUEUE`: move dead letters back to where they came from, or elsewhere."""
+"""`penstock redrive QUEUE`: move dead letters back to their source queues, or to another one."""
 
 from argparse import ArgumentParser, Namespace
 

@@ -1,4 +1,4 @@
-"""`penstock release QUEUE RECEIPT`: give a claimed message back, at once or after a delay."""
+"""`penstock release QUEUE RECEIPT`: end a claim; the message returns at once or after a delay."""
 
 from argparse import ArgumentParser, Namespace
 

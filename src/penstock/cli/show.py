@@ -75,7 +75,7 @@ def _printable(value: bytes | str) -> str:
 
 
 def labelled(rows: Sequence[tuple[str, str]]) -> str:
-    """Labels and values in two columns; a value's further lines stand below its first."""
+    """Labels and values in two columns; the further lines of a value are aligned with its first."""
     width = max(len(label) for label, _ in rows)
     return "\n".join(
         f"{label:<{width}}  " + value.replace("\n", "\n" + " " * (width + 2))

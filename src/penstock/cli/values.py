@@ -57,7 +57,7 @@ def _short(text: str) -> str:
 
 
 def show_duration(ms: int) -> str:
-    """The duration in the largest unit that says it exactly, such as `90s`, `1.5s` or `4d`."""
+    """The duration in the largest unit that expresses it exactly, such as `90s`, `1.5s` or `4d`."""
     for unit, unit_ms in _UNITS_MS.items():
         if ms and ms % unit_ms == 0 and unit != "ms":
             return f"{ms // unit_ms}{unit}"

@@ -81,14 +81,14 @@ def pack_header(
 
 
 def join(version: bytes, entry_id: int, head: bytes, body: bytes) -> bytes:
-    """Return a whole entry without a time to live, its data given in two parts; checks no limit."""
+    """Return an entry without a time to live; its data is `head + body`. Checks no limit."""
     data = head + body
     rest = _pack_rest(version, len(data), 0, entry_id, crc32(data))
     return _pack_crc(crc32(rest)) + rest + data
 
 
 def pack(version: bytes, ttl_s: int, entry_id: int, data: bytes) -> bytes:
-    """Return a whole entry."""
+    """Return the header and the data of an entry."""
     return pack_header(version, ttl_s, entry_id, data) + data
 
 
@@ -106,7 +106,9 @@ def unpack(packed: bytes) -> StoredEntry:
         raise CorruptEntry("the entry's header does not match its checksum")
     data = packed[HEADER_BYTES:]
     if len(data) != header.size_bytes:
-        raise CorruptEntry(f"the entry says {header.size_bytes} bytes and has {len(data)}")
+        raise CorruptEntry(
+            f"the entry's header gives {header.size_bytes} bytes, its data has {len(data)}"
+        )
     if crc32(data) != header.data_crc:
         raise CorruptEntry("the entry's data does not match its checksum")
     return StoredEntry(header.entry_id, 0, header.version, header.ttl_s, data)

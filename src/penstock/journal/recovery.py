@@ -99,7 +99,9 @@ def examine(directory: Directory) -> Examined | None:
         # Nothing was ever synced: the stream is durable up to offset 0.
         slot, slot_place = Slot(0, identity, 0, 1, 0, 1), (-1, 0)
     else:
-        raise StoreUnusable(f"{directory.path}: no file says how far the stream is durable")
+        raise StoreUnusable(
+            f"{directory.path}: no file has a valid slot, so the durable end is unknown"
+        )
     begin = 0 if listed is None else listed.first * (file_bytes - PAGE_BYTES)
     if begin > slot.first_offset:
         # The files with the newest slots are missing, and this slot's first file was dropped.

@@ -152,7 +152,7 @@ class Starter:
 
     def _write(self, report: bytes) -> None:
         if self._fd is not None:
-            # The starter may have ended meanwhile.
+            # The starter may have ended.
             with suppress(OSError):
                 os.write(self._fd, report)
             with suppress(OSError):
@@ -284,7 +284,7 @@ async def _serve(
             holder.keep_output()
         http = await _listen(listening, holder, service, socket, faults)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, "the daemon was told to stop")
+            loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")
         await socket.listen()
         collect_garbage_rarely()
         starter.report_ready()
@@ -335,7 +335,7 @@ async def _until_stopped(server: FrameServer, stopping: "asyncio.Future[str]", i
             if not server.connections:
                 left_s = server.idle_since_s + idle_s - loop.time()
                 if left_s <= 0:
-                    return "nobody used the daemon"
+                    return "the daemon was idle"
         done, _ = await asyncio.wait([stopping], timeout=left_s)
         if done:
             return stopping.result()

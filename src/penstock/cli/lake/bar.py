@@ -21,7 +21,7 @@ class Bar:
         return (done - begun) / max(0.001, now_s - since_s)
 
     def show(self, part: float, text: str) -> None:
-        """Shows a part of the whole."""
+        """Shows the fraction that is done, and a text."""
         if self._shown:
             filled = "━" * round(20 * part)
             sys.stderr.write(f"\r\x1b[K{self._label} {filled:·<20} {part:4.0%} {text}")

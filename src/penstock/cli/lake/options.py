@@ -38,7 +38,7 @@ def add_spark(parser: ArgumentParser) -> None:
 
 
 def check_archive(arguments: Namespace) -> None:
-    """Raises UsageError if an archive is given with more or fewer journals than one."""
+    """Raises UsageError unless an archive comes with exactly one journal."""
     if arguments.archive and len(arguments.journal) != 1:
         raise UsageError("--archive belongs to one journal: give --journal once")
 
