@@ -325,6 +325,7 @@ class AsyncRemote:
         while True:
             self._check_open()
             to_send = repetition.after(lost)
+            await asyncio.sleep(repetition.pause_s())
             link = await self._reopen(lost.channel)
             try:
                 if to_send is STATUS:

@@ -88,6 +88,7 @@ class Remote:
         while True:
             self._check_open()
             to_send = repetition.after(lost)
+            time.sleep(repetition.pause_s())
             channel = self._reopen(lost.channel)
             try:
                 if to_send is STATUS:

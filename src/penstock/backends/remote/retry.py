@@ -36,6 +36,7 @@ TIMEOUT_S: Final = 30.0
 # How long a broken connection may take to come back before its callers get an error.
 PATIENCE_S: Final = 10.0
 REOPEN_PAUSE_S: Final = 0.02
+REPEAT_PAUSE_S_MAX: Final = 1.0
 SOFTWARE: Final = "penstock python"
 
 _ALWAYS_REPEATABLE: Final = frozenset(
@@ -136,6 +137,17 @@ class Repetition:
         self._deadline_s = time.monotonic() + patience_s
         self._may_be_done = False
         self._started_s: float | None = None
+        self._pause_s = 0.0
+
+    def pause_s(self) -> float:
+        """How long to wait before the next connection: nothing at first, then longer and longer.
+
+        A server that accepts connections and drops each at its first request would otherwise be
+        asked thousands of times a second.
+        """
+        pause_s = self._pause_s
+        self._pause_s = min(max(2 * pause_s, REOPEN_PAUSE_S), REPEAT_PAUSE_S_MAX)
+        return pause_s
 
     def after(self, lost: ConnectionLost) -> Any:
         """What to send on the next connection.
