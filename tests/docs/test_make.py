@@ -63,11 +63,16 @@ def copy(tmp_path):
     return tree
 
 
+def outer_environment():
+    """The environment without what a make around this test has set: `make test` runs it too."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+
+
 def make(tree, *words, **environment):
     done = subprocess.run(
         ["make", *words],
         cwd=tree,
-        env={**os.environ, **environment},
+        env={**outer_environment(), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -145,7 +150,7 @@ def test_clean_removes_what_tools_leave_behind(copy):
 
 
 def test_serve_starts_a_server_and_tells_what_to_type(copy):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    environment = {k: v for k, v in outer_environment().items() if not k.startswith("PENSTOCK_")}
     server = subprocess.Popen(
         ["make", "serve"],
         cwd=copy,

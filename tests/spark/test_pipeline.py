@@ -400,7 +400,7 @@ def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_
         Lake.open(tmp_path / "nowhere")
     command = ["pipeline", "run", "--lake", str(tmp_path / "new"), "--journal"]
     assert cli.main([*command, str(tmp_path / "nowhere")]) == 6
-    assert "cannot be read as a journal" in capsys.readouterr().err
+    assert "nowhere: cannot be read: No such file" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert cli.main(["pipeline", "audit"]) == 2
 

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.backends.engine.loop import LoopEngine
 from penstock.server import http
+from penstock.server.sqs import messages
 from penstock.service import Peek
 from tests.server.conftest import send_one_peek
 from tests.server.sqs.asking import make
@@ -265,9 +266,11 @@ def test_a_long_pipeline_is_answered_in_order_and_whole(plain):
 
 @pytest.fixture
 def unread(query_data, monkeypatch):
-    """A server with ten messages of 100 kB, that gives a client 50 ms to take an answer."""
+    """A server with ten messages of 1 MB, that gives a client 50 ms to take an answer."""
     monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    # More than the sockets of both ends hold.
+    monkeypatch.setattr(messages, "RECEIVE_BYTES_MAX", 16_000_000)
     server = Local(query_data)
     client = server.client()
     url = make(client, "unread", VisibilityTimeout="0")
