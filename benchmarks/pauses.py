@@ -240,6 +240,8 @@ def take_snapshot(bench: Bench) -> None:
     """Runs a pass of the housekeeping."""
     upkeep = bench.engine.upkeep
     assert isinstance(upkeep, Upkeep)
+    # A pass that upkeep has begun by itself must not write the same file.
+    upkeep.stop()
     upkeep.run_pass()
 
 
