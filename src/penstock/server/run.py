@@ -24,7 +24,7 @@ from penstock.server.faults import Faults
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, Metrics
-from penstock.server.pages import Pages, bind_http
+from penstock.server.pages import PAGE_PATHS, Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
@@ -228,7 +228,8 @@ def _router(
     pages = Pages(service, Metrics(endpoint.answered, queues_max, faults), endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        if not pages.is_page(request):
+        # Almost every request is for the endpoint, which this one look must not slow down.
+        if request.path not in PAGE_PATHS or not pages.is_page(request):
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):
             return pages.refusal(403)
