@@ -57,14 +57,16 @@ class RedisServer:
             return False
 
     def ask(self, *words):
-        """The first line of the reply to one command."""
+        """The first line of the reply to one command; of a text, the whole text."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as link:
-            parts = [word.encode() if isinstance(word, str) else word for word in words]
+            parts = [str(word).encode() for word in words]
             link.sendall(
                 b"*%d\r\n" % len(parts)
                 + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
             )
-            return link.makefile("rb").readline().decode().strip()
+            answer = link.makefile("rb")
+            line = answer.readline().decode().strip()
+            return answer.read(int(line[1:])).decode() if line.startswith("$") else line
 
     def kill(self):
         self.process.kill()
@@ -97,3 +99,51 @@ def until(holds, patience_s=PATIENCE_S):
         assert time.monotonic() < give_up, "waited in vain"
         threading.Event().wait(0.01)
     return found
+
+
+class RedisCluster:
+    """Three redis-servers that share the slots of a Redis Cluster, without replicas."""
+
+    def __init__(self, *words):
+        self.servers = []
+        for _ in range(3):
+            self.servers.append(
+                RedisServer("--cluster-enabled", "yes", *words, port=cluster_port())
+            )
+        try:
+            self._share_slots()
+        except BaseException:
+            self.close()
+            raise
+
+    def _share_slots(self):
+        ranges = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
+        for server, (low, high) in zip(self.servers, ranges, strict=True):
+            assert server.ask("CLUSTER", "ADDSLOTSRANGE", low, high) == "+OK"
+        for server in self.servers[1:]:
+            assert server.ask("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port) == "+OK"
+        until(lambda: all(map(self._is_complete, self.servers)))
+
+    def _is_complete(self, server):
+        info = server.ask("CLUSTER", "INFO")
+        return "cluster_state:ok" in info and "cluster_known_nodes:3" in info
+
+    @property
+    def url(self):
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        return f"redis+cluster://{hosts}"
+
+    def close(self):
+        for server in self.servers:
+            server.close()
+
+
+def cluster_port():
+    """A free port whose companion, ten thousand higher, is free as well: nodes talk there."""
+    while True:
+        port = lasting_port()
+        try:
+            socket.create_server(("127.0.0.1", port + 10_000)).close()
+        except OSError:
+            continue
+        return port
