@@ -137,6 +137,8 @@ class AsyncRedis:
             raise InvalidField(
                 f"command: {type(command).__name__} is not known to the Redis adapter"
             )
+        if self._sweeper.is_due:
+            await self._sweeper.catch_up()
         return cast(R, await handler(command))
 
     async def close(self) -> None:
