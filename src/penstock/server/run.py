@@ -184,7 +184,9 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
-    service = await load_backend(url).open_async_service(url, None)
+    # A service that keeps its own time takes no clock.
+    shared = clock if url.scheme.startswith("redis") else None
+    service = await load_backend(url).open_async_service(url, shared)
     return OpenedStore(url, AwaitedService(service, clock))
 
 
