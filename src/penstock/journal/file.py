@@ -39,7 +39,7 @@ _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 _MARK_BYTES: Final = 1024 * 1024
 # How much `history` reads between two breaks. A small entry takes longer to pass than its bytes.
-_HISTORY_BYTES: Final = 4 * 1024 * 1024
+_HISTORY_BYTES: Final = 1024 * 1024
 _HISTORY_ENTRIES: Final = 1_000
 
 
