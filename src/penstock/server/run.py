@@ -21,6 +21,7 @@ from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, Metrics
@@ -65,12 +66,12 @@ class OpenedStore:
         """The socket of a data directory that this process holds."""
         return None if self._socket is None or self._holder is None else str(self._holder.socket)
 
-    async def listen(self, endpoint: str, faults: Faults) -> None:
+    async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
-        self._socket = StoreSocket(self._holder, self.service, options, faults)
+        self._socket = StoreSocket(self._holder, self.service, options, faults, counts=counts)
         await self._socket.listen()
 
     def _store_options(self) -> dict[str, str]:
@@ -142,6 +143,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
     faults = Faults()
+    counts = CommandCounts()
     asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
         # Before the store: if the address is taken, the process that holds it is left alone.
@@ -158,11 +160,11 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
-        http.answer = _router(service, endpoint, access, faults)
+        http.answer = _router(service, endpoint, access, faults, counts)
         await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener)
         # Last: a client that connects here finds everything else in place.
-        await store.listen(running.url, faults)
+        await store.listen(running.url, faults, counts)
         endpoint.resume()
         undo.pop_all()
     return running
@@ -221,13 +223,18 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def _router(
-    service: LoopService, endpoint: SqsEndpoint, access: Access, faults: Faults
+    service: LoopService,
+    endpoint: SqsEndpoint,
+    access: Access,
+    faults: Faults,
+    counts: CommandCounts,
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    pages = Pages(service, Metrics(endpoint.answered, queues_max, faults), endpoint.health)
+    metrics = Metrics(endpoint.answered, queues_max, faults, counts)
+    pages = Pages(service, metrics, endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
         # Almost every request is for the endpoint, which this one look must not slow down.

@@ -24,6 +24,7 @@ from penstock.backends.engine.loop import engine_fault
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.service import Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -32,6 +33,7 @@ from penstock.wire.frames.frames import (
     BULK_PUSH,
     CANCEL,
     FRAME_BYTES_MAX,
+    HISTORY,
     KIND_OF,
     PEEK,
     PULL,
@@ -83,6 +85,7 @@ class FrameServer:
         options: Mapping[str, str] | None = None,
         failed: Callable[[PenstockError], None] | None = None,
         faults: Faults | None = None,
+        counts: CommandCounts | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.connections: set[FrameConnection] = set()
@@ -93,7 +96,15 @@ class FrameServer:
         self.dirty: list[FrameConnection] = []
         self.failed = failed
         self._service = service
+        self._submit = service.submit
+        self._submit_by_kind: dict[int, Callable[[Any], Any]] = {
+            PULL: self._submit_within_frame,
+            PEEK: self._submit_within_frame,
+            HISTORY: service.history,
+        }
         self._faults = faults or Faults()
+        self._counts = counts or CommandCounts()
+        self._answered = self._counts.ok
         self._loop = asyncio.get_running_loop()
         self.idle_since_s = self._loop.time()
         self._flush_is_planned = False
@@ -122,7 +133,8 @@ class FrameServer:
         """Does what one frame of a welcome client asks."""
         kind, request, body = frame
         if not request:
-            self._refuse(connection, 0, ProtocolError("a request needs a number of 1 or more"))
+            reason = "a request needs a number of 1 or more"
+            self._refuse(connection, kind, 0, ProtocolError(reason))
             return
         decode = DECODE.get(kind)
         if decode is None:
@@ -131,17 +143,15 @@ class FrameServer:
         command: Any = None
         try:
             command = decode(body)
-            if kind in (PULL, PEEK):
-                command = self._within_frame(command)
-            reply = self._service.submit(command)
+            reply = self._submit_by_kind.get(kind, self._submit)(command)
         except PenstockError as error:
-            self._refuse(connection, request, error)
+            self._refuse(connection, kind, request, error)
             return
         except Exception as fault:
             if command is not None:
                 self._give_up(fault)
             else:
-                self._refuse(connection, request, command_fault(kind, fault))
+                self._refuse(connection, kind, request, command_fault(kind, fault))
             return
         if not isinstance(reply, Pending):
             self._answer(connection, kind, request, command, reply)
@@ -157,21 +167,26 @@ class FrameServer:
             pull = connection.waits.pop(request, None)
             if pull is not None:
                 pull.cancel()
+                self._answered[CANCEL] += 1
                 connection.send(encode_reply(request, []))
         elif kind == STATUS:
+            self._answered[STATUS] += 1
             connection.send(encode_reply(request, self.status()))
 
-    def _within_frame(self, command: Pull | Peek) -> Pull | Peek:
+    def _submit_within_frame(self, command: Pull | Peek) -> Any:
         """Bounds a pull or peek of many so that its answer fits into a frame: it gives fewer."""
         limit = command.limit
         if type(limit) is not int or limit <= 1:
-            return command
+            return self._submit(command)
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
         if command.bytes_max is not None:
             room_bytes = min(room_bytes, command.bytes_max)
-        return msgspec.structs.replace(command, bytes_max=room_bytes)
+        return self._submit(msgspec.structs.replace(command, bytes_max=room_bytes))
 
-    def _refuse(self, connection: "FrameConnection", request: int, error: PenstockError) -> None:
+    def _refuse(
+        self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
+    ) -> None:
+        self._counts.refuse(kind, error)
         connection.send(encode_error(request, error))
         if isinstance(error, ProtocolError):
             connection.end()
@@ -189,7 +204,9 @@ class FrameServer:
         """Sends a reply that may be shown."""
         if kind == PULL:
             self._send_claims(connection, request, reply)
-        elif kind == BULK_PUSH:
+            return
+        self._answered[kind] += 1
+        if kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
         else:
             if kind == BATCH and BadItem in map(type, command.items):
@@ -200,13 +217,16 @@ class FrameServer:
         self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
         answer = encode_claims(request, claims)
-        if len(answer) > self.limits.frame_bytes_max:
+        if len(answer) <= self.limits.frame_bytes_max:
+            self._answered[PULL] += 1
+        else:
             # The first message is given whatever its size, and its row may be large.
             self._service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
                 f"{self.limits.frame_bytes_max}; pull fewer at a time"
             )
+            self._counts.refuse(PULL, error)
             answer = encode_error(request, error)
         connection.send(answer)
 
@@ -242,16 +262,18 @@ class FrameServer:
             if error is None:
                 self._answer(connection, kind, request, command, reply)
             else:
-                self._refuse_later(connection, request, error)
+                self._refuse_later(connection, kind, request, error)
         self._plan_flush()
 
-    def _refuse_later(self, connection: "FrameConnection", request: int, error: Exception) -> None:
+    def _refuse_later(
+        self, connection: "FrameConnection", kind: int, request: int, error: Exception
+    ) -> None:
         # A service that failed has said so to everyone already, and the connection ends.
         if self._broken is None:
             if not isinstance(error, PenstockError):
                 self._faults.report("a request", error)
                 error = UnavailableError("the request could not be served")
-            self._refuse(connection, request, error)
+            self._refuse(connection, kind, request, error)
 
     # Waiting for a message.
 
@@ -262,12 +284,12 @@ class FrameServer:
             pending.then(_ignore)
             pending.cancel()
             error = ProtocolError(f"the client used request {request} again while it waits")
-            self._refuse(connection, 0, error)
+            self._refuse(connection, PULL, 0, error)
         elif len(connection.waits) >= self.limits.waits_max:
             pending.then(_ignore)
             pending.cancel()
             reason = f"{self.limits.waits_max} pulls wait on this connection; open another one"
-            self._refuse(connection, request, UnavailableError(reason))
+            self._refuse(connection, PULL, request, UnavailableError(reason))
         else:
             connection.waits[request] = pending
             pending.then(partial(self._answer_wait, connection, request))
@@ -283,7 +305,7 @@ class FrameServer:
         if error is None:
             self._send_claims(connection, request, reply)
         elif not self._stopping:
-            self._refuse_later(connection, request, error)
+            self._refuse_later(connection, PULL, request, error)
         self._plan_flush()
 
     # Sending.
