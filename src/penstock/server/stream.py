@@ -243,8 +243,8 @@ class StreamConnection(asyncio.Protocol):
         self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         if self.ending:
             self.transport.close()
-        elif self._reading_paused and not self.writing_paused and not self._is_behind():
-            self._resume_reading()
+        elif self._reading_paused:
+            self.resume_if_able()
 
     def _is_behind(self) -> bool:
         return self.deferred > self._stream.limits.deferred_max // 2
@@ -291,9 +291,22 @@ class StreamConnection(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
 
-    def _resume_reading(self) -> None:
-        self._reading_paused = False
-        self.transport.resume_reading()
+    def resume_if_able(self) -> None:
+        """Reads on, unless there is still too much to be sent or taken first."""
+        if (
+            self._reading_paused
+            and not self.ending
+            and not self.writing_paused
+            and not self._is_behind()
+            and not self.has_backlog
+        ):
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether requests were read that are yet to be taken."""
+        return False
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -301,8 +314,7 @@ class StreamConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        if self._reading_paused and not self.ending and not self._is_behind():
-            self._resume_reading()
+        self.resume_if_able()
 
     def eof_received(self) -> bool:
         return False
