@@ -5,8 +5,8 @@ page is asked for.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from penstock.backends.loop import Steps
 from penstock.errors import QueueNotFound
@@ -18,6 +18,14 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 QUEUES_MAX: Final = 10_000
 
 
+class FigureSource(Protocol):
+    """A part of a server that has figures."""
+
+    def collect(self) -> Iterator[object]:
+        """The families of its figures."""
+        ...
+
+
 class Metrics:
     """A collector of the figures of a service's queues, and of its server."""
 
@@ -26,10 +34,13 @@ class Metrics:
         answered: Counter[tuple[str, int]],
         queues_max: int = QUEUES_MAX,
         faults: Faults | None = None,
+        more: Sequence[FigureSource] = (),
     ) -> None:
+        """`more` are other parts of the server with figures of their own."""
         self._answered = answered
         self._queues_max = queues_max
         self._faults = faults if faults is not None else Faults()
+        self._more = more
         self._stats: list[QueueStats] = []
 
     def page(self) -> Steps[bytes]:
@@ -84,3 +95,5 @@ class Metrics:
         )
         faults.add_metric([], self._faults.total)
         yield from (states, stored, oldest, waiting, requests, faults)
+        for part in self._more:
+            yield from part.collect()

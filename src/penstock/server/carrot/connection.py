@@ -18,7 +18,7 @@ from functools import partial
 from hmac import compare_digest
 from typing import Any, Final
 
-from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError, QueueExists
+from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
@@ -167,11 +167,7 @@ class CarrotConnection(StreamConnection):
             self._server.removed(queue)
 
     def _refuse_single(self, error: PenstockError) -> None:
-        if isinstance(error, QueueExists):
-            # It has other settings than a new one would get; an ADD that is repeated succeeds.
-            self._end_single(SUCCESS, b"the queue exists already")
-        else:
-            self._end_single(ERROR, self._server.reason(error))
+        self._end_single(ERROR, self._server.reason(error))
 
     def _send_message(self, claims: list[Claim]) -> None:
         server = self._server

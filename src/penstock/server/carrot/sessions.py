@@ -13,7 +13,6 @@ from penstock.errors import (
     InvalidField,
     Overloaded,
     PenstockError,
-    QueueExists,
     RequestError,
     StaleReceipt,
 )
@@ -427,15 +426,9 @@ def _add(
     if messages_max:
         settings["messages_max"] = messages_max
 
-    def refuse(error: PenstockError) -> None:
-        if isinstance(error, QueueExists) and not settings:
-            # It has other settings than a new one would get; an ADD without any accepts them.
-            _finish_one(connection, number, None)
-        else:
-            connection.refuse(number, error)
-
     command = make_create(server.name_of(queue)[0], settings)
-    server.execute(connection, command, partial(_finish_one, connection, number), refuse)
+    finish = partial(_finish_one, connection, number)
+    server.execute(connection, command, finish, partial(connection.refuse, number))
 
 
 def _remove(

@@ -121,7 +121,7 @@ class SessionDecoder:
         while end - at >= HEAD_BYTES:
             opcode, queue_bytes, count, number, size = unpack(data, at)
             limit = limits.get(opcode)
-            if limit is None or size > limit[0] or count > limit[1]:
+            if limit is None or size > limit[0] or count > limit[1] or not number:
                 self.error = _refusal(opcode, count, size)
                 break
             start = at + HEAD_BYTES
@@ -145,7 +145,9 @@ def _refusal(opcode: int, count: int, size: int) -> ProtocolError:
     name = _NAMES[opcode - PUT]
     if size > limit[0]:
         return ProtocolError(f"a {name} with a body of {size} bytes; at most {limit[0]}")
-    return ProtocolError(f"a {name} with a count of {count}; at most {limit[1]}")
+    if count > limit[1]:
+        return ProtocolError(f"a {name} with a count of {count}; at most {limit[1]}")
+    return ProtocolError(f"a {name} with number 0, which is for answers about the connection")
 
 
 # Requests.
