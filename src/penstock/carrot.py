@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from penstock.client import to_bytes, to_list, to_ms
 from penstock.errors import (
@@ -65,7 +65,6 @@ from penstock.wire.carrot.single import (
     read_message,
 )
 
-R = TypeVar("R")
 TIMEOUT_S: Final = 30.0
 _CHUNK_BYTES: Final = 256 * 1024
 
@@ -234,12 +233,15 @@ class CarrotClient:
     def _receive(self) -> SessionAnswer:
         received = self._received
         while True:
-            if received[:1] == bytes((ERROR,)) and received[1:2] not in (b"", b"\0"):
+            answer = None
+            if len(received) > 1 and received[0] == ERROR and received[1]:
                 # A broker that lets nobody in answers as it would a single request.
                 refused = read_answer(received)
                 if refused is not None:
                     raise error_of(refused.text.encode())
-            elif (answer := read_session_answer(received)) is not None:
+            else:
+                answer = read_session_answer(received)
+            if answer is not None:
                 break
             chunk = self._link.recv(_CHUNK_BYTES)
             if not chunk:
@@ -342,8 +344,7 @@ class SingleClient:
         """
         with _open(*self._where) as link:
             request = self._first + encode_request(SingleRequest(READ, queue))
-            read: Callable[[bytearray], bytes | SingleAnswer | None] = read_message
-            message = _exchange(link, request, read)
+            message = _exchange(link, request, read_message)
             if not isinstance(message, bytes):
                 if message.status == ERROR and read_reason(message.text.encode())[0] == EMPTY:
                     yield None
@@ -362,7 +363,7 @@ class SingleClient:
             return _check(_exchange(link, self._first + encode_request(request), read_answer))
 
 
-def _exchange(link: socket.socket, request: bytes, read: Callable[[bytearray], R | None]) -> R:
+def _exchange(link: socket.socket, request: bytes, read: Callable[[bytearray], Any]) -> Any:
     """Sends a request and reads until its answer is complete."""
     received = bytearray()
     try:

@@ -3,6 +3,7 @@
 import socket
 import ssl
 import struct
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.server.conftest import until
 from tests.server.frames.test_ipc import SlowJournal
 from tests.server.frames.test_tcp import certificate  # noqa: F401
 
+connect: Any = carrot.connect
 TOKEN = "correct horse battery staple"
 
 
@@ -38,7 +40,7 @@ def test_a_broker_with_a_token_lets_in_who_knows_it_and_nobody_else(start_broker
         assert broker.ask(refused).startswith(b"\x01DENIED: the broker wants a token")
     for wrong in (None, "wrong"):
         with (
-            carrot.connect("127.0.0.1", broker.port, token=wrong) as client,
+            connect("127.0.0.1", broker.port, token=wrong) as client,
             pytest.raises(ProtocolError, match="missing or wrong"),
         ):
             client.put("orders", b"x")
@@ -56,7 +58,7 @@ def test_over_tls_everything_works_as_without(start_broker, certificate):  # noq
     broker = start_broker(tls=server_tls(*certificate))
     trusted = ssl.create_default_context(cafile=certificate[0])
     where = "localhost", broker.port
-    with carrot.connect(*where, tls=trusted) as client:
+    with connect(*where, tls=trusted) as client:
         client.add("orders")
         client.put("orders", b"x" * 300_000)
         with client.get("orders") as message:
@@ -66,10 +68,10 @@ def test_over_tls_everything_works_as_without(start_broker, certificate):  # noq
     with plain.read("orders") as message:
         assert message == b"hello"
     with pytest.raises(UnavailableError):
-        carrot.connect(*where, tls=ssl.create_default_context())
+        connect(*where, tls=ssl.create_default_context())
     with (
         pytest.raises(PenstockError),
-        carrot.connect("127.0.0.1", broker.port, timeout=5) as client,
+        connect("127.0.0.1", broker.port, timeout=5) as client,
     ):
         client.put("orders", b"x")
 

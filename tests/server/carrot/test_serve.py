@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,15 @@ from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
 from tests.wire.carrot.test_carrot import read_golden
 from tests.wire.frames.test_fuzz import chunks, mutated
 
+connect: Any = carrot.connect
+broker_of: Any = read_carrot
 STREAMS = 2_000
 EXAMPLE = Path(__file__).parents[3] / "examples" / "carrot_client.py"
 
 
 def carrot_port(server):
-    return int(re.search(r"carrot +127\.0\.0\.1:(\d+)", server.output)[1])
+    (port,) = re.findall(r"carrot +127\.0\.0\.1:(\d+)", server.output)
+    return int(port)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with carrot.connect("127.0.0.1", carrot_port(server)) as connected:
+    with connect("127.0.0.1", carrot_port(server)) as connected:
         yield connected
 
 
@@ -92,8 +96,8 @@ def test_a_store_elsewhere_serves_through_the_broker(tmp_path, server):
         url = f"penstock://127.0.0.1:{daemon.port}"
         with (
             serve("--store", url, "--carrot", "0") as started,
-            carrot.connect("127.0.0.1", carrot_port(started)) as client,
-            carrot.connect("127.0.0.1", carrot_port(started)) as other,
+            connect("127.0.0.1", carrot_port(started)) as client,
+            connect("127.0.0.1", carrot_port(started)) as other,
         ):
             client.add("orders")
             client.put_many("orders", [b"1", b"2", b"3"])
@@ -116,22 +120,23 @@ def test_a_store_elsewhere_serves_through_the_broker(tmp_path, server):
 
 
 def test_the_brokers_address_is_read_and_refused_where_it_is_open(tmp_path):
-    assert read_carrot(ServerSettings(), None) is None
+    assert broker_of(ServerSettings(), None) is None
     token = tmp_path / "token"
     token.write_text("correct horse battery staple")
-    assert str(read_carrot(ServerSettings(carrot="7"), None).address) == "127.0.0.1:7"
-    assert str(read_carrot(ServerSettings(carrot="[::1]:7"), None).address) == "[::1]:7"
+    assert str(broker_of(ServerSettings(carrot="7"), None).address) == "127.0.0.1:7"
+    assert str(broker_of(ServerSettings(carrot="[::1]:7"), None).address) == "[::1]:7"
     for text in ("localhost", "", "127.0.0.1:x", "70000", "１"):
         with pytest.raises(InvalidField, match="carrot: "):
-            read_carrot(ServerSettings(carrot=text), None)
-    for given, missing in [
+            broker_of(ServerSettings(carrot=text), None)
+    refused: list[tuple[dict[str, Any], str]] = [
         ({}, "--token-file and --tls-cert with --tls-key"),
         ({"token_file": str(token)}, "give --tls-cert with --tls-key"),
         ({"insecure_without_tls": True}, "give --token-file"),
-    ]:
+    ]
+    for given, missing in refused:
         with pytest.raises(InvalidField, match=missing):
-            read_carrot(ServerSettings(carrot="0.0.0.0:7", **given), None)
-    opened = read_carrot(
+            broker_of(ServerSettings(carrot="0.0.0.0:7", **given), None)
+    opened = broker_of(
         ServerSettings(carrot="0.0.0.0:7", token_file=str(token), insecure_without_tls=True), None
     )
     assert opened.token == "correct horse battery staple"
