@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from penstock.backends.remote.daemon import SERVE
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
+from penstock.server.carrot.broker import CarrotBroker, read_carrot
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
@@ -104,8 +105,10 @@ class Running:
         endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
+        broker: CarrotBroker | None = None,
     ) -> None:
         self.settings = settings
+        self.broker = broker
         self.store = store
         self.service = store.service
         self.port: int = listener.sockets[0].getsockname()[1]
@@ -129,11 +132,19 @@ class Running:
             host = "localhost"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def carrot_address(self) -> str | None:
+        """The address of the Carrot broker, if there is one."""
+        return None if self.broker is None else str(self.broker.address)
+
     async def stop(self) -> None:
         """Answers what was accepted, ends the waits, and closes the store."""
         self._listener.close()
         self._endpoint.end_waits()
-        await asyncio.gather(self._http.drain(DRAIN_S), self.store.hang_up())
+        ending: list[Awaitable[None]] = [self._http.drain(DRAIN_S), self.store.hang_up()]
+        if self.broker is not None:
+            ending.append(self.broker.stop("penstock serve was stopped"))
+        await asyncio.gather(*ending)
         await self._endpoint.close()
         await self.store.close()
 
@@ -150,6 +161,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         http = HttpServer(_refuse, faults)
         listener = await bind_http(http, settings.host, settings.port, tls)
         undo.callback(listener.close)
+        carrot = read_carrot(settings, tls)
         store = await _open(settings, clock)
         undo.push_async_callback(store.close)
         service = store.service
@@ -160,9 +172,13 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
-        http.answer = _router(service, endpoint, access, faults, counts)
+        broker = None if carrot is None else CarrotBroker(service, carrot, faults)
+        http.answer = _router(service, endpoint, access, faults, counts, broker)
+        if broker is not None:
+            await broker.listen()
+            undo.push_async_callback(broker.stop, "penstock serve could not start")
         await listener.start_serving()
-        running = Running(settings, store, endpoint, http, listener)
+        running = Running(settings, store, endpoint, http, listener, broker)
         # Last: a client that connects here finds everything else in place.
         await store.listen(running.url, faults, counts)
         endpoint.resume()
@@ -228,12 +244,14 @@ def _router(
     access: Access,
     faults: Faults,
     counts: CommandCounts,
+    broker: CarrotBroker | None,
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    metrics = Metrics(endpoint.answered, queues_max, faults, counts)
+    more = [] if broker is None else [broker.server]
+    metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
     pages = Pages(service, metrics, endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
