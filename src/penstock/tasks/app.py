@@ -48,8 +48,7 @@ class TaskApp:
         clock: Clock | None = None,
         **defaults: Any,
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise TaskError(f"name: {name!r} is not 1 to 40 of A-Z a-z 0-9 _ . - for an app")
+        _check_name("name", name)
         if url is not None:
             read_url(url)
         self._url = url
@@ -70,6 +69,12 @@ class TaskApp:
     def url(self) -> str:
         """The URL of the store."""
         return self._url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+    def use_url(self, url: str) -> None:
+        """Uses another store from now on. Raises InvalidField."""
+        read_url(url)
+        self.close()
+        self._url = url
 
     @property
     def service(self) -> QueueService:
@@ -98,10 +103,15 @@ class TaskApp:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
-        self, *, name: str | None = None, **options: Any
+        self, /, *, name: str | None = None, **options: Any
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
-        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Registers a function, sync or async, as a task: `@app.task` or `@app.task(retries=5)`.
 
@@ -112,7 +122,7 @@ class TaskApp:
         """
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
-            if not callable(function) or isinstance(function, Task):
+            if isinstance(function, Task) or not hasattr(function, "__name__"):
                 raise TaskError(f"task: expected a function, got {type(function).__name__}")
             return self._register(function, name or function.__name__, options)
 
@@ -121,10 +131,7 @@ class TaskApp:
     def _register(
         self, function: Callable[..., Any], name: str, options: dict[str, Any]
     ) -> Task[..., Any]:
-        if not _NAME.fullmatch(name):
-            raise TaskError(
-                f"task: {name!r} is not 1 to 40 of A-Z a-z 0-9 _ . -; give another with name=…"
-            )
+        _check_name("task", name)
         if name in self.tasks:
             raise TaskError(f"task: there is a task {name!r} already; give this one name=…")
         try:
@@ -149,8 +156,7 @@ class TaskApp:
         or a number of seconds. What became due while no worker ran is pushed once, the latest of
         it (`missed="once"`), or not at all (`"skip"`). Raises TaskError.
         """
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise TaskError(f"schedule: {name!r} is not 1 to 40 of A-Z a-z 0-9 _ . -")
+        _check_name("schedule", name)
         if name in self.schedules:
             raise TaskError(f"schedule: there is a schedule {name!r} already")
         if isinstance(call, Task):
@@ -196,3 +202,10 @@ class TaskApp:
         and concurrency are not applied.
         """
         return run_until_empty(self, queues or tuple(self.queues))
+
+
+def _check_name(field: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TaskError(
+            f"{field}: {name!r} is no name; use 1 to 40 of A-Z a-z 0-9 _ . - (name=… names a task)"
+        )

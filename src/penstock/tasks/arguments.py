@@ -54,7 +54,9 @@ class Arguments:
             elif parameter.default is _EMPTY:
                 fields.append((parameter.name, kind))
             else:
-                fields.append((parameter.name, kind | UnsetType if kind is not Any else kind, UNSET))
+                fields.append(
+                    (parameter.name, kind | UnsetType if kind is not Any else kind, UNSET)
+                )
         struct = msgspec.defstruct(
             f"{self._task}_arguments", fields, kw_only=True, forbid_unknown_fields=True
         )

@@ -34,7 +34,7 @@ from penstock.tasks.names import (
     failed_queue,
 )
 from penstock.tasks.results import find_result
-from penstock.tasks.running import Outcome
+from penstock.tasks.running import TaskOutcome
 from penstock.tasks.steps import push_creating
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FoundTask(NamedTuple):
 class CancelledIds:
     """The ids of the cancelled tasks, as one process knows them."""
 
-    OUTCOME: ClassVar[Outcome] = Outcome(is_cancelled=True)
+    OUTCOME: ClassVar[TaskOutcome] = TaskOutcome(is_cancelled=True)
 
     def __init__(self, app: str) -> None:
         self._queue = cancelled_queue(app)

@@ -118,7 +118,5 @@ def _first_push(
 ) -> Push:
     """The push of a chain's first task, which carries all that follows."""
     first = chained.calls[0]
-    envelope = Envelope(
-        first.task.name, first.encoded(), then=chained.steps(last_id), group=place
-    )
+    envelope = Envelope(first.task.name, first.encoded(), then=chained.steps(last_id), group=place)
     return first.task.push_of(envelope, delay_ms)

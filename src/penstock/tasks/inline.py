@@ -41,14 +41,14 @@ def run_until_empty(app: "TaskApp", queues: tuple[str, ...]) -> int:
 
 
 def _run(app: "TaskApp", held: HeldTask) -> None:
-    assert held.task is not None and held.context is not None
-    held.context.start(held.task.options.timeout_ms)
-    if held.task.is_async:
+    task, context = held.call
+    context.start(task.options.timeout_ms)
+    if task.is_async:
         asyncio.run(run_awaited(held, app.middleware))
     else:
         run_here(held, app.middleware)
     try:
-        held.context.check_deadline()
+        context.check_deadline()
     except Exception as error:
         fail(held, error, app.middleware)
 

@@ -42,7 +42,7 @@ class Backoff(msgspec.Struct, frozen=True):
         """The wait after so many failures; `chance` is a random number from 0 to 1."""
         doublings = min(max(0, failures - 1), _DOUBLINGS_MAX)
         seconds = min(self.first * 2**doublings, self.longest)
-        return round(seconds * (1 - self.jitter * chance) * 1_000)
+        return int(seconds * (1 - self.jitter * chance) * 1_000)
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -103,8 +103,10 @@ def _name(field: str, value: Any) -> str:
     name = check_name(value, field)
     # The names of further queues are made of it.
     if len(name) > 60 or "@" in name:
-        raise TaskError(f"{field}: {name!r} is too long for a task queue, or has a scope: 60 of "
-                        "A-Z a-z 0-9 _ - . are allowed")
+        raise TaskError(
+            f"{field}: {name!r} is too long for a task queue, or has a scope: 60 of "
+            "A-Z a-z 0-9 _ - . are allowed"
+        )
     return name
 
 

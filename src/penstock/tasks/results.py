@@ -14,7 +14,7 @@ import msgspec
 from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound
 from penstock.service import PEEK_LIMIT_MAX, Peek
-from penstock.tasks.envelope import CANCELLED, DONE, StoredResult, decode_result
+from penstock.tasks.envelope import CANCELLED, DONE, Failure, StoredResult, decode_result
 from penstock.tasks.errors import ResultTimeout, TaskCancelled, TaskError, TaskFailed
 from penstock.tasks.names import result_queue
 
@@ -99,9 +99,12 @@ class PushedTask(Generic[R]):
                     f"{self._task.name}: the result is not what the task says it returns: {error}"
                 ) from None
         kind = TaskCancelled if found.state == CANCELLED else TaskFailed
-        error = found.failure.error if found.failure is not None else ""
-        text = found.failure.traceback if found.failure is not None else ""
-        raise kind(f"task {self._task.name!r} {found.state}: {error}", error, text)
+        failure = found.failure or Failure("")
+        raise kind(
+            f"task {self._task.name!r} {found.state}: {failure.error}",
+            failure.error,
+            failure.traceback,
+        )
 
     def _late(self, timeout: float) -> ResultTimeout:
         return ResultTimeout(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.clock import Clock
 from penstock.errors import ProtocolError
 from penstock.service import Claim
 from penstock.tasks.context import TaskContext, enter, leave
@@ -39,7 +38,7 @@ _NULL: Final = b"null"
 _logger: Final = logging.getLogger("penstock.tasks")
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """How an attempt ended: the result as JSON, or the failure."""
 
     value: bytes = _NULL
@@ -47,13 +46,23 @@ class Outcome(NamedTuple):
     is_cancelled: bool = False
 
 
-SUCCESS: Final = Outcome()
+SUCCESS: Final = TaskOutcome()
 
 
 class HeldTask:
     """A task whose message is claimed by this process."""
 
-    __slots__ = ("claim", "context", "envelope", "id", "is_lost", "outcome", "slot", "task", "took_s")
+    __slots__ = (
+        "claim",
+        "context",
+        "envelope",
+        "id",
+        "is_lost",
+        "outcome",
+        "slot",
+        "task",
+        "took_s",
+    )
 
     def __init__(self, claim: Claim, envelope: Envelope, task: "Task[..., Any] | None") -> None:
         self.claim = claim
@@ -61,12 +70,19 @@ class HeldTask:
         self.task = task
         self.id: str = envelope.id or claim.id
         self.context: TaskContext | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: TaskOutcome | None = None
         self.took_s = 0.0
         # Whether the claim was lost to another worker.
         self.is_lost = False
         # The claim of a token, for a task with a limit of concurrency.
         self.slot: Claim | None = None
+
+    @property
+    def call(self) -> "tuple[Task[..., Any], TaskContext]":
+        """The task and the context of one that can be run."""
+        assert self.task is not None
+        assert self.context is not None
+        return self.task, self.context
 
     @property
     def needs_value(self) -> bool:
@@ -101,17 +117,19 @@ def hold(app: "TaskApp", claim: Claim) -> HeldTask:
         envelope = decode_envelope(claim.body)
     except ProtocolError as error:
         held = HeldTask(claim, _NO_TASK, None)
-        held.outcome = Outcome(failure=Failure(str(error), is_final=True))
+        held.outcome = TaskOutcome(failure=Failure(str(error), is_final=True))
         return held
     task = app.tasks.get(envelope.task)
     held = HeldTask(claim, envelope, task)
     if task is None:
         known = ", ".join(sorted(app.tasks)) or "none"
         reason = f"no task is registered as {envelope.task!r}; there are {known}"
-        held.outcome = Outcome(failure=Failure(shortened(reason, ERROR_CHARS_MAX), is_final=True))
+        held.outcome = TaskOutcome(
+            failure=Failure(shortened(reason, ERROR_CHARS_MAX), is_final=True)
+        )
     elif envelope.expires_at_ms is not None and envelope.expires_at_ms <= app.now_ms():
         # The queue drops what outlives its ttl; this one was claimed just before.
-        held.outcome = Outcome(is_cancelled=True)
+        held.outcome = TaskOutcome(is_cancelled=True)
     else:
         held.context = TaskContext(
             task.name, held.id, claim.queue, envelope.failures + 1, claim.attributes, app.clock
@@ -139,8 +157,7 @@ def run_here(held: HeldTask, middleware: Sequence[Middleware]) -> None:
     Exceptions other than Exception, such as SystemExit, fail the attempt too; KeyboardInterrupt
     is raised.
     """
-    task, context = held.task, held.context
-    assert task is not None and context is not None
+    task, context = held.call
     token = enter(context)
     began_s = perf_counter()
     try:
@@ -163,8 +180,7 @@ def run_here(held: HeldTask, middleware: Sequence[Middleware]) -> None:
 
 async def run_awaited(held: HeldTask, middleware: Sequence[Middleware]) -> None:
     """The same for a coroutine function, within the running loop; CancelledError is raised."""
-    task, context = held.task, held.context
-    assert task is not None and context is not None
+    task, context = held.call
     token = enter(context)
     began_s = perf_counter()
     try:
@@ -192,19 +208,19 @@ def _span(context: TaskContext) -> AbstractContextManager[None]:
     return span_of(context) if "traceparent" in context.attributes else _NO_SPAN
 
 
-def _success(held: HeldTask, value: Any) -> Outcome:
+def _success(held: HeldTask, value: Any) -> TaskOutcome:
     """The outcome of a call that returned. Raises TaskError if its value cannot become JSON."""
     if value is None or not held.needs_value:
         return SUCCESS
     try:
-        return Outcome(encode(value))
+        return TaskOutcome(encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TaskError(f"the result cannot become JSON: {error}") from None
 
 
 def fail(held: HeldTask, error: BaseException, middleware: Sequence[Middleware]) -> None:
     """Makes an exception the outcome, and tells the middleware."""
-    held.outcome = Outcome(failure=failure_of(error))
+    held.outcome = TaskOutcome(failure=failure_of(error))
     for each in reversed(middleware):
         try:
             assert held.context is not None

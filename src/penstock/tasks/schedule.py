@@ -1,9 +1,9 @@
 """Schedules: when a task is due by cron or by a period, and how it is pushed exactly once.
 
 Every worker process computes the same due times and pushes what is due with a dedup id of the
-schedule's name and the due time, so that one push of them takes effect. A note on the schedule's own
-queue keeps the last due time that was pushed: by it a worker that starts sees what was missed while
-none ran. See decision 112.
+schedule's name and the due time, so that one push of them takes effect. A note on the schedule's
+own queue keeps the last due time that was pushed: by it a worker that starts sees what was missed
+while none ran. See decision 112.
 """
 
 from datetime import UTC, datetime, tzinfo
@@ -64,9 +64,7 @@ class Schedule(NamedTuple):
         return f"{self.cron} {self.zone}"
 
 
-def read_schedule(
-    name: str, when: Any, call: PreparedTask, timezone: str, missed: str
-) -> Schedule:
+def read_schedule(name: str, when: Any, call: PreparedTask, timezone: str, missed: str) -> Schedule:
     """A schedule, checked, with the arguments of its call. Raises TaskError or MissingExtra."""
     if not isinstance(call, PreparedTask):
         raise TaskError(f"schedule {name!r}: expected a task or task.prepare(…), got {call!r}")

@@ -45,7 +45,7 @@ from penstock.tasks.names import (
     group_queue,
     result_queue,
 )
-from penstock.tasks.running import HeldTask, Outcome
+from penstock.tasks.running import HeldTask, TaskOutcome
 from penstock.tasks.steps import push_creating
 from penstock.tasks.tracing import kept_attributes
 
@@ -107,7 +107,7 @@ class Settler:
                 continue
             refused[id(each.held)] = each.held
             reason = f"its outcome cannot be pushed to {each.push.queue!r}: {error}"
-            each.held.outcome = Outcome(failure=Failure(reason, is_final=True))
+            each.held.outcome = TaskOutcome(failure=Failure(reason, is_final=True))
         return list(refused.values())
 
     def _owed_by(self, held: HeldTask) -> Iterable[_Owed]:
@@ -119,7 +119,7 @@ class Settler:
             return ()
         return self._owed_by_end(held, outcome)
 
-    def _owed_by_end(self, held: HeldTask, outcome: Outcome) -> Iterable[_Owed]:
+    def _owed_by_end(self, held: HeldTask, outcome: TaskOutcome) -> Iterable[_Owed]:
         envelope = held.envelope
         if outcome.is_cancelled:
             yield from self._results_of(held, CANCELLED, Failure("it was cancelled"))

@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
 
         Raises TaskError for a datetime without a time zone.
         """
-        if not isinstance(when, datetime) or when.tzinfo is None:
+        if getattr(when, "tzinfo", None) is None:
             raise TaskError(
                 f"push_at: expected a datetime with a time zone, got {when!r}; "
                 "for example datetime.now(UTC) + timedelta(hours=1)"

@@ -25,7 +25,7 @@ def trace_attributes() -> Attributes | None:
 
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    return {name: value for name, value in carrier.items()} or None
+    return {**carrier} or None
 
 
 def kept_attributes(attributes: Attributes) -> Attributes | None:

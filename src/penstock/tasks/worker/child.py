@@ -1,7 +1,7 @@
 """The process in which a task runs that may have to be killed: `python -m … APP FD`.
 
-The main thread runs one task after the other. A second thread reads the socket, so that this process
-ends as soon as its worker has, whatever the task does.
+The main thread runs one task after the other. A second thread reads the socket, so that this
+process ends as soon as its worker has, whatever the task does.
 """
 
 import asyncio

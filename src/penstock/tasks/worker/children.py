@@ -25,7 +25,7 @@ import msgspec
 from penstock.service import Claim
 from penstock.tasks.envelope import Failure
 from penstock.tasks.errors import TaskTimeout
-from penstock.tasks.running import HeldTask, Outcome
+from penstock.tasks.running import HeldTask, TaskOutcome
 
 START_S_MAX: Final = 60.0
 FRAME_BYTES_MAX: Final = 128 << 20
@@ -76,13 +76,13 @@ class TaskChild:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self.is_killed = False
+        self.is_over = False
         reply = self._receive(time.monotonic() + START_S_MAX)
         if reply is None or reply.kind != "ready":
             self.kill()
             raise ChildEnded("the process for a task did not start within 60 s")
 
-    def run(self, held: HeldTask, timeout_ms: int | None) -> Outcome:
+    def run(self, held: HeldTask, timeout_ms: int | None) -> TaskOutcome:
         """Runs a task. Raises TaskTimeout after killing the child, or ChildEnded."""
         claim = held.claim
         attributes = {k: v for k, v in claim.attributes.items() if isinstance(v, str)}
@@ -98,12 +98,12 @@ class TaskChild:
                     f"the task ran for longer than {limit:g} s, and its process was killed"
                 )
             if reply.kind == "done":
-                return Outcome(reply.value or b"null", reply.failure)
+                return TaskOutcome(reply.value or b"null", reply.failure)
             end_s = time.monotonic() + reply.left_ms / 1_000
 
     def kill(self) -> None:
         """Ends the child at once, with all that it has started; from any thread."""
-        self.is_killed = True
+        self.is_over = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -131,6 +131,7 @@ class TaskChild:
                 return None
         frame = receive_frame(self._socket)
         if frame is None:
+            self.is_over = True
             raise ChildEnded(f"the process of the task {self.ending}")
         return _replies.decode(frame)
 

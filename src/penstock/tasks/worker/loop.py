@@ -86,17 +86,17 @@ class LoopRunner:
                 self._start_some()
 
     async def _run_limited(self, held: HeldTask) -> None:
-        assert held.task is not None and held.context is not None
-        timeout_ms = held.task.options.timeout_ms
+        task, context = held.call
+        timeout_ms = task.options.timeout_ms
         if timeout_ms is None:
-            held.context.start(None)
+            context.start(None)
             await run_awaited(held, self._middleware)
             return
         loop = asyncio.get_running_loop()
-        clock_ms = held.context.now_ms
+        clock_ms = context.now_ms
         try:
             async with asyncio.timeout(timeout_ms / 1_000) as limit:
-                held.context.start(
+                context.start(
                     timeout_ms,
                     lambda deadline_ms: limit.reschedule(
                         loop.time() + (deadline_ms - clock_ms()) / 1_000

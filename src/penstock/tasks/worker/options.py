@@ -24,6 +24,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     """Everything that `penstock worker` can be told about its processes."""
 
     app: str
+    url: str | None = None
     queues: tuple[str, ...] = ()
     threads: int = 8
     coroutines: int = 100
