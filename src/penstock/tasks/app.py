@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, overload
@@ -63,7 +64,8 @@ class TaskApp:
         self._has_own_clock = clock is not None
         self.clock: Clock = clock or SystemClock()
         self._service: QueueService | None = None
-        self._pid = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     @property
     def url(self) -> str:
@@ -79,10 +81,17 @@ class TaskApp:
     @property
     def service(self) -> QueueService:
         """The connection of this process. Raises what opening it raises."""
-        if self._service is None or self._pid != os.getpid():
-            self._service = open_service(self.url, self.clock if self._has_own_clock else None)
-            self._pid = os.getpid()
-        return self._service
+        if self._pid != os.getpid():
+            # A forked child: the connection is its parent's, and so may be the lock.
+            self._service, self._lock, self._pid = None, threading.Lock(), os.getpid()
+        service = self._service
+        if service is None:
+            with self._lock:
+                service = self._service
+                if service is None:
+                    clock = self.clock if self._has_own_clock else None
+                    service = self._service = open_service(self.url, clock)
+        return service
 
     def now_ms(self) -> int:
         """The wall clock, by which tasks are due and expire; or the clock that was given."""

@@ -1,13 +1,12 @@
 """Tasks run in the calling thread, one after another: for tests and scripts."""
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from penstock.clock import ManualClock
 from penstock.errors import QueueNotFound
 from penstock.service import DAY_MS, Claim, Pull, Stats
 from penstock.tasks.control import CancelledIds
-from penstock.tasks.running import HeldTask, fail, hold, run_awaited, run_here
+from penstock.tasks.running import HeldTask, fail, hold, run_to_end
 from penstock.tasks.schedule import ScheduleClock
 from penstock.tasks.settling import Settler
 
@@ -20,7 +19,7 @@ _WAIT_MS: Final = 100
 
 def run_until_empty(app: "TaskApp", queues: tuple[str, ...]) -> int:
     """Runs tasks until none is left to run; returns the number of attempts."""
-    settler = Settler(app, "dedup" not in app.service.LACKS)
+    settler = Settler(app, app.service.LACKS)
     if app.schedules:
         app.run_steps(ScheduleClock(app).begin())
     cancelled = CancelledIds(app.name)
@@ -43,10 +42,7 @@ def run_until_empty(app: "TaskApp", queues: tuple[str, ...]) -> int:
 def _run(app: "TaskApp", held: HeldTask) -> None:
     task, context = held.call
     context.start(task.options.timeout_ms)
-    if task.is_async:
-        asyncio.run(run_awaited(held, app.middleware))
-    else:
-        run_here(held, app.middleware)
+    run_to_end(held, app.middleware)
     try:
         context.check_deadline()
     except Exception as error:

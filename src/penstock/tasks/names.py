@@ -6,6 +6,8 @@ from typing import Any, Final
 from penstock.service import DAY_MS, HOUR_MS, TTL_MS_MAX
 
 RESULT_QUEUES: Final = 256
+# What a service must be able to do for results to be kept, as its LACKS names it.
+RESULTS_NEED: Final = ("peek", "ttl")
 # A task may be delayed for a year, and what is in a queue for longer than its retention is dropped.
 TASK_QUEUE: Final[dict[str, Any]] = {"retention_ms": TTL_MS_MAX}
 # A failed task is larger than the task was: by its traceback.

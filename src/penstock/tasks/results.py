@@ -16,7 +16,7 @@ from penstock.errors import ProtocolError, QueueNotFound
 from penstock.service import PEEK_LIMIT_MAX, Peek
 from penstock.tasks.envelope import CANCELLED, DONE, Failure, StoredResult, decode_result
 from penstock.tasks.errors import ResultTimeout, TaskCancelled, TaskError, TaskFailed
-from penstock.tasks.names import result_queue
+from penstock.tasks.names import RESULTS_NEED, result_queue
 
 if TYPE_CHECKING:
     from penstock.tasks.task import Task
@@ -89,6 +89,10 @@ class PushedTask(Generic[R]):
             raise TaskError(
                 f"{self._task.name}: keeps no results; declare it with result_ttl=SECONDS"
             )
+        lacks = self._task.app.service.LACKS
+        missing = [name for name in RESULTS_NEED if name in lacks]
+        if missing:
+            raise TaskError(f"{self._task.name}: this store keeps no results: {lacks[missing[0]]}")
 
     def _value(self, found: StoredResult) -> R:
         if found.state == DONE:

@@ -201,6 +201,18 @@ async def run_awaited(held: HeldTask, middleware: Sequence[Middleware]) -> None:
         leave(token)
 
 
+def run_to_end(held: HeldTask, middleware: Sequence[Middleware]) -> None:
+    """Runs a task of either kind in this thread, a coroutine function in a loop made for it."""
+    task, _ = held.call
+    if not task.is_async:
+        run_here(held, middleware)
+        return
+    try:
+        asyncio.run(run_awaited(held, middleware))
+    except asyncio.CancelledError as error:
+        fail(held, error, middleware)
+
+
 _NO_SPAN: Final = nullcontext()
 
 

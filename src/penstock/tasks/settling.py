@@ -7,7 +7,7 @@ are made of the message's id, so that what it pushed is not pushed twice.
 
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -40,6 +40,7 @@ from penstock.tasks.envelope import (
 from penstock.tasks.names import (
     FAILED_QUEUE,
     RESULT_QUEUE,
+    RESULTS_NEED,
     TASK_QUEUE,
     failed_queue,
     group_queue,
@@ -68,9 +69,11 @@ class _Owed(NamedTuple):
 class Settler:
     """Settles the tasks of one app; pure but for the jitter and the clock of the app."""
 
-    def __init__(self, app: "TaskApp", has_dedup: bool) -> None:
+    def __init__(self, app: "TaskApp", lacks: Container[str]) -> None:
+        """`lacks` names what the service cannot do."""
         self._app = app
-        self._has_dedup = has_dedup
+        self._has_dedup = "dedup" not in lacks
+        self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
 
     def settle(self, tasks: Sequence[HeldTask]) -> Steps[None]:
         """Settles tasks that have outcomes. Raises UnavailableError, and may then be repeated."""
@@ -126,7 +129,7 @@ class Settler:
             return
         value = msgspec.Raw(outcome.value)
         ttl_ms = held.task.options.result_ttl_ms if held.task is not None else None
-        if ttl_ms is not None:
+        if ttl_ms is not None and self._keeps_results:
             yield self._result(held, StoredResult(held.id, DONE, value), ttl_ms)
         if envelope.then:
             yield _Owed(held, self._next(held, envelope.then, envelope.group, value), TASK_QUEUE)
@@ -200,9 +203,10 @@ class Settler:
         ended += [(step.id, step.task) for step in (last, final) if step is not None and step.id]
         for task_id, name in ended:
             task = self._app.tasks.get(name)
-            if task is not None and task.options.result_ttl_ms is not None:
+            ttl_ms = task.options.result_ttl_ms if task is not None else None
+            if ttl_ms is not None and self._keeps_results:
                 result = StoredResult(task_id, state, failure=failure)
-                yield self._result(held, result, task.options.result_ttl_ms)
+                yield self._result(held, result, ttl_ms)
 
     def _result(self, held: HeldTask, result: StoredResult, ttl_ms: int) -> _Owed:
         queue = result_queue(self._app.name, result.id)

@@ -1,10 +1,9 @@
-"""The process in which a task runs that may have to be killed: `python -m … APP FD`.
+"""The process in which a task runs that may have to be killed: `python -m … APP URL FD`.
 
 The main thread runs one task after the other. A second thread reads the socket, so that this
 process ends as soon as its worker has, whatever the task does.
 """
 
-import asyncio
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ import threading
 from queue import SimpleQueue
 
 from penstock.tasks.app import TaskApp
-from penstock.tasks.running import hold, run_awaited, run_here
+from penstock.tasks.running import hold, run_to_end
 from penstock.tasks.worker.children import (
     ChildReply,
     ChildRequest,
@@ -27,12 +26,13 @@ from penstock.tasks.worker.options import load_app
 
 def main() -> None:
     """Runs tasks until the worker closes the socket."""
-    target, fd = sys.argv[1:]
+    target, url, fd = sys.argv[1:]
     # Ctrl-C and `kill` are for the worker, which decides what becomes of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = socket.socket(fileno=int(fd))
     waiting: SimpleQueue[ChildRequest] = SimpleQueue()
     app = load_app(target)
+    app.use_url(url)
     threading.Thread(target=_read, args=(peer, waiting), daemon=True).start()
     send_frame(peer, ChildReply("ready"))
     while True:
@@ -47,19 +47,15 @@ def _read(peer: socket.socket, waiting: "SimpleQueue[ChildRequest]") -> None:
 
 def _run(app: TaskApp, request: ChildRequest, peer: socket.socket) -> ChildReply:
     held = hold(app, claim_of(request))
-    # The id of a task that is tried again is in its body, that of a new one is its message's.
-    if held.outcome is None and held.task is not None and held.context is not None:
-        context = held.context
+    if held.outcome is None:
+        _, context = held.call
         context.start(
             request.timeout_ms,
             lambda deadline_ms: send_frame(
                 peer, ChildReply("deadline", left_ms=deadline_ms - context.now_ms())
             ),
         )
-        if held.task.is_async:
-            asyncio.run(run_awaited(held, app.middleware))
-        else:
-            run_here(held, app.middleware)
+        run_to_end(held, app.middleware)
     assert held.outcome is not None
     return ChildReply("done", value=held.outcome.value, failure=held.outcome.failure)
 

@@ -62,11 +62,12 @@ class ChildEnded(Exception):
 class TaskChild:
     """One child process, for one thread of the worker."""
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, url: str) -> None:
         """Starts it; it imports the app. Raises ChildEnded if it does not come up."""
         ours, theirs = socket.socketpair()
         self._socket = ours
-        command = [sys.executable, "-m", "penstock.tasks.worker.child", app, str(theirs.fileno())]
+        module = "penstock.tasks.worker.child"
+        command = [sys.executable, "-m", module, app, url, str(theirs.fileno())]
         with theirs:
             # A session of its own: a signal to the worker's group, such as Ctrl-C, does not end
             # it, and killing its group ends the programs that the task has started.

@@ -68,7 +68,7 @@ class WorkerProcess:
         self._options = options
         self._queues = queues_of(app, options)
         self._loop = asyncio.get_running_loop()
-        self._settler = Settler(app, "dedup" not in service.LACKS)
+        self._settler = Settler(app, service.LACKS)
         self._cancelled = CancelledIds(app.name)
         self._threads = ThreadRunner(options.threads, self._run_sync, self._end)
         self._coroutines = LoopRunner(options.coroutines, app.middleware, self._end)
@@ -248,7 +248,7 @@ class WorkerProcess:
         """The child of this thread, started if it has none."""
         child: TaskChild | None = getattr(self._children, "child", None)
         if child is None:
-            child = self._children.child = TaskChild(self._options.app)
+            child = self._children.child = TaskChild(self._options.app, self._app.url)
         return child
 
     def _end(self, held: HeldTask) -> None:
@@ -280,6 +280,7 @@ class WorkerProcess:
             self._has_ended.set()
             raise
         self.status.count(ours)
+        _report_failures(ours)
         self._forget(tasks)
         self._settled += len(tasks)
         if self._options.max_tasks is not None and self._settled >= self._options.max_tasks:
@@ -379,6 +380,20 @@ class WorkerProcess:
         self._forget(tasks)
 
 
+def _report_failures(tasks: Iterable[HeldTask]) -> None:
+    for held in tasks:
+        failure = held.outcome.failure if held.outcome is not None else None
+        if failure is None:
+            continue
+        name, attempt = held.envelope.task or "(not a task)", held.failures
+        if held.is_final_failure:
+            text = "task %s %s failed for the last time, attempt %d: %s"
+            _logger.error(text, name, held.id, attempt, failure.error)
+        else:
+            text = "task %s %s failed, attempt %d, and is tried again: %s"
+            _logger.warning(text, name, held.id, attempt, failure.error)
+
+
 async def _cancel(tasks: Sequence["asyncio.Task[Any]"]) -> None:
     for task in tasks:
         task.cancel()
@@ -437,6 +452,9 @@ def main() -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
+    if options.status_fd is not None:
+        # A supervisor that stands still must not hold this process up.
+        os.set_blocking(options.status_fd, False)
     try:
         app = load_app(options.app)
         if options.url is not None:
