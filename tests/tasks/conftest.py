@@ -58,11 +58,11 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self):
-        program = shutil.which("redis-server", path=SEARCH_PATH)
+        options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --appendfsync always"
         self.process = subprocess.Popen(
-            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-            + ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(self._directory)],
+            ["redis-server", *options.split(), "--save", "", "--dir", str(self._directory)],
             stdout=subprocess.DEVNULL,
+            env={**os.environ, "PATH": SEARCH_PATH},
         )
 
     def stop(self, number=signal.SIGKILL):

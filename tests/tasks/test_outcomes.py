@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,7 @@ def test_a_failed_task_is_tried_again_after_ever_longer_waits(app, clock):
 
     work.push()
     assert app.run_until_empty() == 5
-    steps_s = [(b - a) / 1_000 for a, b in zip(starts_ms, starts_ms[1:], strict=False)]
+    steps_s = [(b - a) / 1_000 for a, b in pairwise(starts_ms)]
     assert steps_s == [2, 4, 8, 10]
 
 
@@ -199,7 +201,7 @@ def test_results_of_many_tasks_do_not_mix(app):
 
 
 def test_middleware_sees_every_attempt_in_order(app):
-    seen = []
+    seen: list[Any] = []
 
     class Watch(Middleware):
         def __init__(self, name):
@@ -271,6 +273,7 @@ def test_the_context_says_which_attempt_runs_and_until_when(app, clock, caplog):
     @app.task(timeout=10, retries=1, queue="mail")
     def work() -> None:
         context = current()
+        assert context.deadline is not None
         left_s = context.deadline.timestamp() - clock.now_ms() / 1_000
         seen.append((context.task, context.queue, context.attempt, round(left_s)))
         clock.advance(seconds=8)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_time_without_a_zone_or_too_far_away_is_refused(app):
     def work() -> None: ...
 
     with pytest.raises(TaskError, match="push_at: expected a datetime with a time zone"):
-        work.push_at(datetime(2030, 1, 1))  # noqa: DTZ001
+        work.push_at(datetime(2030, 1, 1))
     with pytest.raises(TaskError, match="more than 366 days"):
         work.push_at(datetime(9000, 1, 1, tzinfo=UTC))
     with pytest.raises(InvalidField, match="delay"):
@@ -194,7 +195,7 @@ def test_a_task_that_was_not_started_within_its_ttl_is_dropped():
 
 
 def test_equal_calls_of_a_unique_task_are_one(app, clock):
-    ran = []
+    ran: list[Any] = []
 
     @app.task(unique=True)
     def whole(a: int, b: int) -> None:

@@ -1,6 +1,7 @@
 """Schedules: when they are due, that they are pushed once, and what becomes of missed ones."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -10,17 +11,20 @@ from penstock.tasks import TaskApp, TaskError
 from penstock.tasks.schedule import LATE_MS_MAX, ScheduleClock
 
 
-def ms(*when):
-    return round(datetime(*when, tzinfo=UTC).timestamp() * 1_000)
+def ms(year, month, day, hour, minute=0, second=0):
+    return round(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp() * 1_000)
+
+
+NOON_MS = ms(2030, 6, 1, 12)
 
 
 class Nights:
     """An app with one schedule, on a store that it may share with others."""
 
-    def __init__(self, start_ms=ms(2030, 6, 1, 12), when="0 3 * * *", **options):
+    def __init__(self, start_ms=NOON_MS, when="0 3 * * *", **options):
         self.clock = ManualClock(start_ms)
         self.app = TaskApp("memory:", clock=self.clock)
-        self.ran = []
+        self.ran: list[Any] = []
 
         @self.app.task
         def report(kind: str) -> None:
@@ -106,7 +110,9 @@ def test_a_schedule_follows_the_clocks_of_its_time_zone():
     nights = Nights(ms(2030, 3, 29, 12), "30 8 * * *", timezone="Europe/Berlin")
     schedule = nights.app.schedules["nightly"]
     due_ms = [schedule.next_due_ms(ms(2030, 3, day, 12)) for day in (28, 29, 30, 31)]
-    assert due_ms == [ms(2030, 3, 29, 7, 30), ms(2030, 3, 30, 7, 30)] + [
+    assert due_ms == [
+        ms(2030, 3, 29, 7, 30),
+        ms(2030, 3, 30, 7, 30),
         ms(2030, 3, 31, 6, 30),
         ms(2030, 4, 1, 6, 30),
     ]
