@@ -63,14 +63,17 @@ class Pending:
 
     Whoever gets one says what to call by `then`, before control returns to the event loop.
     `waits` is true while it waits for a message, which may take long, and not only for a disk or
-    a network.
+    a network. If `is_known`, the reply is made and only its changes are not durable yet: what is
+    made of it can be made meanwhile from `reply`, but not be shown.
     """
 
-    __slots__ = ("done", "waits")
+    __slots__ = ("done", "is_known", "reply", "waits")
 
     def __init__(self, waits: bool = False) -> None:
         self.done: Done | None = None
         self.waits = waits
+        self.is_known = False
+        self.reply: Any = None
 
     def then(self, done: Done) -> None:
         """Has `done(reply, error)` called once: from the event loop, never within a command."""
