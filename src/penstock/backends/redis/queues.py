@@ -8,7 +8,7 @@ queue is made and removed after it, so the set may have names without a queue, a
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -76,6 +76,8 @@ class RedisQueues:
         self._link = link
         self._clock = clock
         self._known: dict[str, RedisQueue] = {}
+        # Called with a queue that turns out to be gone.
+        self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
 
@@ -129,6 +131,7 @@ class RedisQueues:
         """The reply of a script on a queue. Raises QueueNotFound if there was no such queue."""
         if reply is None:
             self.forget(queue.name)
+            self.gone(queue)
             raise self._not_found(queue.name)
         answer: list[Any] = reply
         if answer[0] != queue.identity:
@@ -333,3 +336,7 @@ def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
     told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
     return msgspec.structs.replace(settings, annotations=told)
+
+
+def _nothing(queue: RedisQueue) -> None:
+    pass
