@@ -109,7 +109,8 @@ local function take_plain(most)
     end
     taken = place
   end
-  call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1)
+  -- To rank -1 would be all of them.
+  if taken > 0 then call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1) end
   return not is_full
 end
 
