@@ -7,11 +7,13 @@ queue is made and removed after it, so the set may have names without a queue, a
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
+from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
 from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
@@ -25,6 +27,7 @@ from penstock.errors import (
     Overloaded,
     QueueExists,
     QueueNotFound,
+    RequestError,
 )
 from penstock.service import (
     ConfigureQueue,
@@ -39,6 +42,8 @@ from penstock.service import (
     check_unused,
 )
 
+# Scripts have flags since this one.
+VERSION_MIN: Final = 7
 _KNOWN_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 20
 _PAGE: Final = 1_000
@@ -80,6 +85,17 @@ class RedisQueues:
         self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
+
+    async def check_version(self) -> None:
+        """Raises RequestError if the server is too old for the scripts, UnavailableError."""
+        (reply,) = await self._link.send(self._names, [("INFO", "server")])
+        if isinstance(reply, faults.NoPermissionError):
+            return
+        found = re.search(rb"redis_version:([0-9]+)", our_reply(self.target, reply))
+        if found is not None and int(found[1]) < VERSION_MIN:
+            raise RequestError(
+                f"{self.target.shown}: Redis {found[1].decode()} is too old; {VERSION_MIN}.0 is needed"
+            )
 
     # Calling scripts.
 

@@ -127,6 +127,7 @@ class AsyncRedis:
 
     async def check(self) -> None:
         """Asks the server for an answer. Raises RequestError or BackendLost."""
+        await self._queues.check_version()
         await self._queues.describe_all(DescribeQueues(limit=1))
 
     async def execute(self, command: Command[R]) -> R:
