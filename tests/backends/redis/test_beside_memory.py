@@ -5,6 +5,7 @@ their bodies, which are all different. A seed that fails is printed by pytest an
 """
 
 import random
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.service("redis-server")
 SEEDS = range(2_000 if FULL else 8)
 STEPS = 120
 QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "dead": {},
     "dead.fifo": {"fifo": True},
     "plain": {"dead_letter": "dead", "max_receives": 3, "visibility_timeout": 20},
@@ -59,19 +60,14 @@ class Pair:
 
     def run(self, make):
         """Runs what `make` says for each of the two; both must reply alike."""
-        replies = []
-        for place, service in enumerate(self.both):
-            command = make(place)
-            try:
-                replies.append(service.execute(command))
-            except PenstockError as error:
-                replies.append(error)
-        in_order = getattr(command, "state", "visible") == "visible"
+        commands = [make(place) for place in range(2)]
+        replies = [answer(*each) for each in zip(self.both, commands, strict=True)]
+        in_order = getattr(commands[0], "state", "visible") == "visible"
         one, other = (shown(reply, in_order) for reply in replies)
         if self.has_redriven and one is StaleReceipt and other in (False, MessageGone):
             # A message that left and was redriven is a new one here; there it has its old number.
             other = one
-        assert one == other, command
+        assert one == other, commands[0]
         return replies
 
     def step(self):
@@ -186,6 +182,14 @@ class Pair:
     def purge(self):
         queue = self.random.choice(QUEUES)
         self.run(lambda _: Purge(queue))
+
+
+def answer(service, command):
+    """The reply, or the error."""
+    try:
+        return service.execute(command)
+    except PenstockError as error:
+        return error
 
 
 def shown(reply, in_order):

@@ -94,7 +94,8 @@ class RedisQueues:
         found = re.search(rb"redis_version:([0-9]+)", our_reply(self.target, reply))
         if found is not None and int(found[1]) < VERSION_MIN:
             raise RequestError(
-                f"{self.target.shown}: Redis {found[1].decode()} is too old; {VERSION_MIN}.0 is needed"
+                f"{self.target.shown}: this is Redis {found[1].decode()}; "
+                f"{VERSION_MIN}.0 or later is needed"
             )
 
     # Calling scripts.
