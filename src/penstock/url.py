@@ -8,6 +8,7 @@ two functions, each of a `BackendUrl` and a clock:
     async open_async_service(url, clock) -> AsyncQueueService
 """
 
+import re
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -37,6 +38,9 @@ SCHEMES: Final[dict[str, Scheme]] = {
         "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
     ),
 }
+
+
+_USERINFO: Final = re.compile(r"(?<=:)//[^/?]*@")
 
 
 class BackendUrl(NamedTuple):
@@ -89,6 +93,11 @@ class BackendUrl(NamedTuple):
     def is_in_this_process(self) -> bool:
         """Whether the queues live in the process that opens the URL, out of reach for others."""
         return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: what stands before an @ is left out."""
+    return _USERINFO.sub("//…@", url)
 
 
 def read_url(url: object) -> BackendUrl:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import IN_CI, NOT_INSTALLED
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,6 +78,10 @@ class Terminal:
             self.environment |= dict(word.split("=", 1) for word in words[1:])
         elif words[:2] == ["penstock", "serve"] or words[:3] == ["penstock", "daemon", "run"]:
             self.serve(command)
+        elif words[0] == "redis-server":
+            if shutil.which("redis-server") is None and not IN_CI:
+                pytest.skip(NOT_INSTALLED + "redis-server")
+            self.serve(f"{command} --logfile redis.txt")
         elif not command.startswith(SETUP):
             self.finish(command, typed)
 

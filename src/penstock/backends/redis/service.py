@@ -58,7 +58,6 @@ from penstock.url import BackendUrl
 
 R = TypeVar("R")
 _STATES: Final = ("visible", "delayed", "in_flight")
-_SHOWN_FIELDS: Final = 5
 # How often a command that reads what is due asks for more of it to be done first.
 _TICKS_MAX: Final = 20
 _ATTEMPTS_MAX: Final = 20
@@ -128,6 +127,7 @@ class AsyncRedis:
 
     async def check(self) -> None:
         """Asks the server for an answer. Raises RequestError or BackendLost."""
+        await self._queues.check_version()
         await self._queues.describe_all(DescribeQueues(limit=1))
 
     async def execute(self, command: Command[R]) -> R:
@@ -161,10 +161,8 @@ class AsyncRedis:
         queue = await self._queues.same_as(queue, reply)
         await self._moves.carry_owed(queue, reply)
         return [
-            decode_message(queue, int(number), stored, epoch, arrival_epoch, int(first_ms))
-            for number, stored, epoch, arrival_epoch, first_ms in (
-                reply[at : at + _SHOWN_FIELDS] for at in range(3, len(reply), _SHOWN_FIELDS)
-            )
+            decode_message(queue, number, stored, state)
+            for number, stored, state in zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
         ]
 
     async def _stats(self, command: Stats) -> QueueStats:
