@@ -182,8 +182,15 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         other_owner = settings.insecure_other_owner or url.is_on("other_owner")
         holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
         options = {name: value for name, value in url.options.items() if name != "other_owner"}
+        if settings.accept_loss:
+            options["accept_loss"] = "1"
         own = url._replace(options=options)
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
+    if settings.accept_loss:
+        raise InvalidField(
+            f"accept_loss: {url.text!r} is not a data directory that this server opens; accept the "
+            "loss where it is opened: penstock check --accept-loss PATH"
+        )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
     service = await load_backend(url).open_async_service(url, None)

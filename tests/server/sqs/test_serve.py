@@ -1,6 +1,7 @@
 """`penstock serve` as a user starts it: what it says, what it refuses, how it stops."""
 
 import json
+import signal
 import socket
 import ssl
 import subprocess
@@ -382,3 +383,29 @@ def test_with_tls_and_keys_it_listens_to_others(tmp_path):
             context.wrap_socket(plain, server_hostname="localhost") as wire,
         ):
             assert wire.version() == "TLSv1.2"
+
+
+def test_serve_accepts_a_loss_if_it_is_told_to_and_says_what_is_lost(tmp_path):
+    """Row 3."""
+    data = tmp_path / "data"
+    with serve("--data", str(data)) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        # More than one segment file holds.
+        for _ in range(20):
+            client.send_message(QueueUrl=url, MessageBody="x" * 1_000_000)
+        server.stop(signal.SIGKILL)
+    lost = data / "journal" / "000000000000.seg"
+    lost.unlink()
+    done = run("--data", str(data), "--port", "0")
+    assert done.returncode == 6
+    assert "--accept-loss" in done.stderr
+    with serve("--data", str(data), "--accept-loss") as server:
+        assert f"the loss of files was accepted: {lost.name} (offsets 0 to " in server.output
+        assert "entries are lost" in server.output
+        server.stop()
+    with serve("--data", str(data)) as server:
+        assert "the loss" not in server.output
+    done = run("--store", "memory:", "--accept-loss")
+    assert done.returncode == 3
+    assert "accept_loss: 'memory:' is not a data directory" in done.stderr
