@@ -12,7 +12,8 @@ The page is text in the format 0.0.4: a family's lines stand together, its sampl
 """
 
 from collections import Counter
-from typing import Final, Literal
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, Protocol
 
 from penstock.backends.loop import PAUSE, Steps
 from penstock.errors import QueueNotFound
@@ -68,6 +69,14 @@ class QueueFamilies:
         self._waiting.add(stats.waiting_pulls, queue=name)
 
 
+class FigureSource(Protocol):
+    """A part of a server that has figures."""
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Its figures."""
+        ...
+
+
 class Metrics:
     """The page about a service's queues and its server."""
 
@@ -77,11 +86,14 @@ class Metrics:
         queues_max: int = QUEUES_MAX,
         faults: Faults | None = None,
         commands: CommandCounts | None = None,
+        more: Sequence[FigureSource] = (),
     ) -> None:
+        """`more` are other parts of the server with figures of their own."""
         self._answered = answered
         self._queues_max = queues_max
         self._faults = faults if faults is not None else Faults()
         self._commands = commands if commands is not None else CommandCounts()
+        self._more = more
 
     def page(self) -> Steps[bytes]:
         """All figures in the form Prometheus reads, of the first `queues_max` queues."""
@@ -117,4 +129,5 @@ class Metrics:
             "Exceptions that no code expected: each is a mistake in Penstock.",
         )
         faults.add(self._faults.total)
-        return requests, commands, faults
+        more = [family for part in self._more for family in part.families()]
+        return requests, commands, faults, *more

@@ -22,7 +22,7 @@ from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
 
 BACKLOG: Final = 4_096
-_PATHS: Final = frozenset({"/health", "/metrics"})
+PAGE_PATHS: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
 _STOPPED: Final = b'{"status":"stopped"}'
 _HANDSHAKE_S_MAX: Final = 10
@@ -55,7 +55,7 @@ class Pages:
 
     def is_page(self, request: Request) -> bool:
         """Whether the request is for one of the pages."""
-        return request.path in _PATHS and not request.query and request.method == "GET"
+        return request.path in PAGE_PATHS and not request.query and request.method == "GET"
 
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if the connection is given it later."""
