@@ -68,6 +68,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="serve a data directory of another user (root can)",
     )
     parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        default=None,
+        help="open a data directory that misses files of its journal, without what they held",
+    )
+    parser.add_argument(
         "--aws-limits",
         action="store_true",
         default=None,
@@ -95,6 +101,7 @@ def run(session: Session, arguments: Namespace) -> int:
         "insecure_without_keys",
         "insecure_without_tls",
         "insecure_other_owner",
+        "accept_loss",
     ):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host

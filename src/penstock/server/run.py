@@ -30,7 +30,7 @@ from penstock.server.pages import PAGE_PATHS, Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
-from penstock.server.sqs.home import keep_home
+from penstock.server.sqs.home import check_notes, keep_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
@@ -165,13 +165,17 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         store = await _open(settings, clock)
         undo.push_async_callback(store.close)
         service = store.service
+        directory = QueueDirectory(home)
+        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
+        # The queues behind sqs:// have an account and region of their own.
+        has_notes = read_url(settings.where).scheme != "sqs"
+        lookup = QueueLookup(service, directory, windows, has_notes)
+        await result_of(service.run(check_notes(lookup, home)))
         if isinstance(service, LoopEngine):
             keep_home(settings.where, home)
         await result_of(service.run(_declare(service, settings)))
-        directory = QueueDirectory(home)
-        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-        endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
+        endpoint = SqsEndpoint(lookup, access)
         broker = None if carrot is None else CarrotBroker(service, carrot, faults)
         http.answer = _router(service, endpoint, access, faults, counts, broker)
         if broker is not None:
@@ -198,8 +202,15 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         other_owner = settings.insecure_other_owner or url.is_on("other_owner")
         holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
         options = {name: value for name, value in url.options.items() if name != "other_owner"}
+        if settings.accept_loss:
+            options["accept_loss"] = "1"
         own = url._replace(options=options)
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
+    if settings.accept_loss:
+        raise InvalidField(
+            f"accept_loss: {url.text!r} is not a data directory that this server opens; accept the "
+            "loss where it is opened: penstock check --accept-loss PATH"
+        )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
     # A service that keeps its own time takes no clock.
