@@ -6,6 +6,7 @@ hidden while they are claimed, and deleted. What it has not done yet stays in th
 """
 
 import signal
+import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
@@ -83,6 +84,8 @@ def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThr
                     print(f"penstock: waiting: {thread.error}", flush=True)
     finally:
         thread.stop()
+    if thread.progress is not None:
+        _show(session, arguments, thread.progress)
     if thread.failure is not None:
         raise thread.failure
     return 0
@@ -98,6 +101,7 @@ def _show(session: Session, arguments: Namespace, progress: MirrorProgress) -> N
     if progress.error is not None:
         text += f"; {progress.error}"
     session.print_result(arguments, figures, text)
+    sys.stdout.flush()
 
 
 def _show_status(session: Session, arguments: Namespace, path: str) -> int:

@@ -318,9 +318,11 @@ async def _listen(
     if listening.http is None:
         return None
     # Imported here: few daemons show these pages, and the import delays the start.
+    from penstock.server.metrics import reader_figures
     from penstock.server.pages import listen_pages
 
-    http, listener = await listen_pages(service, *listening.http, faults)
+    more = reader_figures(service.engine, str(holder.store))
+    http, listener = await listen_pages(service, *listening.http, faults, more)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

@@ -4,12 +4,17 @@ Counts are kept as plain numbers where they arise; everything else is read by co
 page is asked for.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
+from penstock.backends.engine.engine import Engine
 from penstock.backends.loop import Steps
-from penstock.errors import QueueNotFound
+from penstock.errors import QueueNotFound, StoreUnusable
+from penstock.journal import readers
+from penstock.journal.file import FileJournal
 from penstock.server.faults import Faults
 from penstock.service import ListQueues, QueueStats, Stats
 
@@ -24,6 +29,47 @@ class FigureSource(Protocol):
     def collect(self) -> Iterator[object]:
         """The families of its figures."""
         ...
+
+
+class ReaderFigures:
+    """How far the named readers of a store's journal are behind: mirrors and pipelines."""
+
+    def __init__(self, store: Path, durable_offset: Callable[[], int]) -> None:
+        self._store = store
+        self._durable_offset = durable_offset
+
+    def collect(self) -> Iterator[object]:
+        """Two families; the second tells a reader that stands still from one that is slow."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        behind = GaugeMetricFamily(
+            "penstock_reader_behind_bytes",
+            "Durable bytes of the journal that a named reader has not read.",
+            labels=["reader"],
+        )
+        moved = GaugeMetricFamily(
+            "penstock_reader_moved_age_seconds",
+            "Time since a named reader last said how far it has read.",
+            labels=["reader"],
+        )
+        now_ms = time.time_ns() // 1_000_000
+        durable = self._durable_offset()
+        try:
+            registered = readers.registered(self._store)
+        except StoreUnusable:
+            registered = []
+        for each in registered:
+            behind.add_metric([each.name], max(0, durable - each.floor_offset))
+            moved.add_metric([each.name], max(0, now_ms - each.moved_at_ms) / 1_000)
+        yield from (behind, moved)
+
+
+def reader_figures(engine: Engine, store: str) -> list[FigureSource]:
+    """The figures of the readers of an engine's journal; none if it has no files."""
+    journal = engine.journal
+    if not isinstance(journal, FileJournal):
+        return []
+    return [ReaderFigures(Path(store), lambda: journal.segments.durable_offset)]
 
 
 class Metrics:

@@ -8,6 +8,7 @@ keeps them from being dropped before they were read.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -63,30 +64,26 @@ class MirrorFollower:
         pause: Callable[[float], None] = time.sleep,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """Raises StoreUnusable, StoreInUse or InvalidField; then the service is not closed.
+        """Raises StoreUnusable, StoreInUse or InvalidField; then the service is closed.
 
         `pause` is called while there is nothing to do; it may raise to end the mirror. `now_ms` is
         the primary's clock.
         """
-        store = store_of(path)
-        if store is None:
-            raise StoreUnusable(f"{path}: is not a Penstock store")
+        with ExitStack() as undo:
+            undo.callback(service.close)
+            store = store_of(path)
+            if store is None:
+                raise StoreUnusable(f"{path}: is not a Penstock store")
+            self._store: Path = store
+            self._file = MirrorFile(store, name)
+            undo.callback(self._file.close)
+            self._reader: JournalReader = open_reader(path)
+            undo.callback(self._reader.close)
+            journal = self._reader.identity.hex()
+            self._state = self._file.read(journal) or MirrorState(journal, 0)
+            undo.pop_all()
         self._pause = pause
         self._now_ms = now_ms
-        self._store: Path = store
-        self._file = MirrorFile(store, name)
-        try:
-            self._reader: JournalReader = open_reader(path)
-        except BaseException:
-            self._file.close()
-            raise
-        journal = self._reader.identity.hex()
-        try:
-            self._state = self._file.read(journal) or MirrorState(journal, 0)
-        except BaseException:
-            self._reader.close()
-            self._file.close()
-            raise
         self._target = MirrorTarget(service, self._state, pause, now_ms)
         # Pushes up to here may have been done by a process that was killed.
         self._uncertain_end = 0

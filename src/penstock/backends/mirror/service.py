@@ -46,12 +46,7 @@ class MirrorThread:
     def _run(self) -> None:
         follower: MirrorFollower | None = None
         try:
-            service = self._open()
-            try:
-                follower = MirrorFollower(self._path, service, self._name, self.pause)
-            except BaseException:
-                service.close()
-                raise
+            follower = MirrorFollower(self._path, self._open(), self._name, self.pause)
             follower.start()
             self._follower = follower
             follower.run()
