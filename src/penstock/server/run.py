@@ -22,11 +22,13 @@ from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.carrot.broker import CarrotBroker, read_carrot
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
-from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics, reader_figures
-from penstock.server.pages import Pages, bind_http
+from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
+from penstock.server.pages import PAGE_PATHS, Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import keep_home
@@ -66,12 +68,12 @@ class OpenedStore:
         """The socket of a data directory that this process holds."""
         return None if self._socket is None or self._holder is None else str(self._holder.socket)
 
-    async def listen(self, endpoint: str, faults: Faults) -> None:
+    async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
-        self._socket = StoreSocket(self._holder, self.service, options, faults)
+        self._socket = StoreSocket(self._holder, self.service, options, faults, counts=counts)
         await self._socket.listen()
 
     def _store_options(self) -> dict[str, str]:
@@ -153,6 +155,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
     faults = Faults()
+    counts = CommandCounts()
     asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
         # Before the store: if the address is taken, the process that holds it is left alone.
@@ -174,14 +177,14 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         more: list[FigureSource] = [] if broker is None else [broker.server]
         if isinstance(service, LoopEngine):
             more += reader_figures(service.engine, read_url(settings.where).rest)
-        http.answer = _router(service, endpoint, access, faults, more)
+        http.answer = _router(service, endpoint, access, faults, counts, more)
         if broker is not None:
             await broker.listen()
             undo.push_async_callback(broker.stop, "penstock serve could not start")
         await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener, broker)
         # Last: a client that connects here finds everything else in place.
-        await store.listen(running.url, faults)
+        await store.listen(running.url, faults, counts)
         endpoint.resume()
         undo.pop_all()
     return running
@@ -203,7 +206,9 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
-    service = await load_backend(url).open_async_service(url, None)
+    # A service that keeps its own time takes no clock.
+    shared = clock if url.scheme.startswith("redis") else None
+    service = await load_backend(url).open_async_service(url, shared)
     return OpenedStore(url, AwaitedService(service, clock))
 
 
@@ -242,17 +247,19 @@ def _router(
     endpoint: SqsEndpoint,
     access: Access,
     faults: Faults,
+    counts: CommandCounts,
     more: Sequence[FigureSource],
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    metrics = Metrics(endpoint.answered, queues_max, faults, more)
+    metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
     pages = Pages(service, metrics, endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        if not pages.is_page(request):
+        # Almost every request is for the endpoint, which this one look must not slow down.
+        if request.path not in PAGE_PATHS or not pages.is_page(request):
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):
             return pages.refusal(403)

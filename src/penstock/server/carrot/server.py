@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import InvalidReceipt, PenstockError, QueueNotFound, StaleReceipt
 from penstock.server.faults import Faults
+from penstock.server.metrics import MetricFamily
 from penstock.server.stream import Limits, StreamServer
 from penstock.service import Claim, Command, CreateQueue, Pull, Push
+from penstock.wire.carrot import OPCODE_NAMES
 from penstock.wire.carrot.reasons import REMOVED, make_reason, read_reason, reason_of
 
 if TYPE_CHECKING:
@@ -212,33 +214,39 @@ class CarrotServer(StreamServer):
 
     # Figures.
 
-    def collect(self) -> Iterator[object]:
-        """The broker's figures for Prometheus, one family after another."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        from penstock.wire.carrot import OPCODE_NAMES
-
-        connections = GaugeMetricFamily("penstock_carrot_connections", "Connections to the broker.")
-        connections.add_metric([], len(self.connections))
-        seen = CounterMetricFamily(
-            "penstock_carrot_connections_accepted", "Connections the broker has accepted."
+    def families(self) -> Iterator[MetricFamily]:
+        """The broker's figures for the page of metrics."""
+        connections = MetricFamily(
+            "penstock_carrot_connections", "gauge", "Connections to the broker."
         )
-        seen.add_metric([], self.connections_seen)
-        held = GaugeMetricFamily(
-            "penstock_carrot_unacknowledged", "Messages that were sent and not acknowledged yet."
+        connections.add(len(self.connections))
+        yield connections
+        seen = MetricFamily(
+            "penstock_carrot_connections_accepted_total",
+            "counter",
+            "Connections the broker has accepted.",
         )
-        held.add_metric([], sum(len(each.held) for each in self.connections))
-        requests = CounterMetricFamily(
-            "penstock_carrot_requests", "Requests to the broker, by opcode.", labels=["request"]
+        seen.add(self.connections_seen)
+        yield seen
+        held = MetricFamily(
+            "penstock_carrot_unacknowledged",
+            "gauge",
+            "Messages that were sent and not acknowledged yet.",
+        )
+        held.add(sum(len(each.held) for each in self.connections))
+        yield held
+        requests = MetricFamily(
+            "penstock_carrot_requests_total", "counter", "Requests to the broker, by opcode."
         )
         for opcode, name in OPCODE_NAMES.items():
-            requests.add_metric([name], self.requests[opcode])
-        refused = CounterMetricFamily(
-            "penstock_carrot_refused", "Requests that the broker refused.", labels=["reason"]
+            requests.add(self.requests[opcode], request=name)
+        yield requests
+        refused = MetricFamily(
+            "penstock_carrot_refused_total", "counter", "Requests that the broker refused."
         )
         for word, count in sorted(self.refused.items()):
-            refused.add_metric([word], count)
-        yield from (connections, seen, held, requests, refused)
+            refused.add(count, reason=word)
+        yield refused
 
 
 def make_push(name: str, group: str | None, message: bytes) -> Push:

@@ -20,6 +20,7 @@ import msgspec
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.stream import Limits as Limits
 from penstock.server.stream import StreamServer, ignore_reply
 from penstock.service import Claim, Peek, Pull
@@ -29,6 +30,7 @@ from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,
+    HISTORY,
     KIND_OF,
     PEEK,
     PULL,
@@ -63,8 +65,17 @@ class FrameServer(StreamServer):
         options: Mapping[str, str] | None = None,
         failed: Callable[[PenstockError], None] | None = None,
         faults: Faults | None = None,
+        counts: CommandCounts | None = None,
     ) -> None:
         super().__init__(service, limits, failed, faults)
+        self._submit = service.submit
+        self._submit_by_kind: dict[int, Callable[[Any], Any]] = {
+            PULL: self._submit_within_frame,
+            PEEK: self._submit_within_frame,
+            HISTORY: service.history,
+        }
+        self._counts = counts or CommandCounts()
+        self._answered = self._counts.ok
         self.welcome = encode_welcome(
             Welcome(
                 software,
@@ -81,7 +92,8 @@ class FrameServer(StreamServer):
         """Does what one frame of a welcome client asks."""
         kind, request, body = frame
         if not request:
-            self._refuse(connection, 0, ProtocolError("a request needs a number of 1 or more"))
+            reason = "a request needs a number of 1 or more"
+            self._refuse(connection, kind, 0, ProtocolError(reason))
             return
         decode = DECODE.get(kind)
         if decode is None:
@@ -90,17 +102,15 @@ class FrameServer(StreamServer):
         command: Any = None
         try:
             command = decode(body)
-            if kind in (PULL, PEEK):
-                command = self._within_frame(command)
-            reply = self.service.submit(command)
+            reply = self._submit_by_kind.get(kind, self._submit)(command)
         except PenstockError as error:
-            self._refuse(connection, request, error)
+            self._refuse(connection, kind, request, error)
             return
         except Exception as fault:
             if command is not None:
                 self.give_up(fault)
             else:
-                self._refuse(connection, request, command_fault(kind, fault))
+                self._refuse(connection, kind, request, command_fault(kind, fault))
             return
         if not isinstance(reply, Pending):
             self._answer(connection, kind, request, command, reply)
@@ -116,21 +126,26 @@ class FrameServer(StreamServer):
             pull = connection.waits.pop(request, None)
             if pull is not None:
                 pull.cancel()
+                self._answered[CANCEL] += 1
                 connection.send(encode_reply(request, []))
         elif kind == STATUS:
+            self._answered[STATUS] += 1
             connection.send(encode_reply(request, self.status()))
 
-    def _within_frame(self, command: Pull | Peek) -> Pull | Peek:
+    def _submit_within_frame(self, command: Pull | Peek) -> Any:
         """Bounds a pull or peek of many so that its answer fits into a frame: it gives fewer."""
         limit = command.limit
         if type(limit) is not int or limit <= 1:
-            return command
+            return self._submit(command)
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
         if command.bytes_max is not None:
             room_bytes = min(room_bytes, command.bytes_max)
-        return msgspec.structs.replace(command, bytes_max=room_bytes)
+        return self._submit(msgspec.structs.replace(command, bytes_max=room_bytes))
 
-    def _refuse(self, connection: "FrameConnection", request: int, error: PenstockError) -> None:
+    def _refuse(
+        self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
+    ) -> None:
+        self._counts.refuse(kind, error)
         connection.send(encode_error(request, error))
         if isinstance(error, ProtocolError):
             connection.end()
@@ -143,7 +158,9 @@ class FrameServer(StreamServer):
         """Sends a reply that may be shown."""
         if kind == PULL:
             self._send_claims(connection, request, reply)
-        elif kind == BULK_PUSH:
+            return
+        self._answered[kind] += 1
+        if kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
         else:
             if kind == BATCH and BadItem in map(type, command.items):
@@ -154,13 +171,16 @@ class FrameServer(StreamServer):
         self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
         answer = encode_claims(request, claims)
-        if len(answer) > self.limits.frame_bytes_max:
+        if len(answer) <= self.limits.frame_bytes_max:
+            self._answered[PULL] += 1
+        else:
             # The first message is given whatever its size, and its row may be large.
             self.service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
                 f"{self.limits.frame_bytes_max}; pull fewer at a time"
             )
+            self._counts.refuse(PULL, error)
             answer = encode_error(request, error)
         connection.send(answer)
 
@@ -196,13 +216,15 @@ class FrameServer(StreamServer):
             if error is None:
                 self._answer(connection, kind, request, command, reply)
             else:
-                self._refuse_later(connection, request, error)
+                self._refuse_later(connection, kind, request, error)
         self.plan_flush()
 
-    def _refuse_later(self, connection: "FrameConnection", request: int, error: Exception) -> None:
+    def _refuse_later(
+        self, connection: "FrameConnection", kind: int, request: int, error: Exception
+    ) -> None:
         # A service that failed has said so to everyone already, and the connection ends.
         if self.broken is None:
-            self._refuse(connection, request, self.shown_error(error))
+            self._refuse(connection, kind, request, self.shown_error(error))
 
     # Waiting for a message.
 
@@ -213,12 +235,12 @@ class FrameServer(StreamServer):
             pending.then(ignore_reply)
             pending.cancel()
             error = ProtocolError(f"the client used request {request} again while it waits")
-            self._refuse(connection, 0, error)
+            self._refuse(connection, PULL, 0, error)
         elif len(connection.waits) >= self.limits.waits_max:
             pending.then(ignore_reply)
             pending.cancel()
             reason = f"{self.limits.waits_max} pulls wait on this connection; open another one"
-            self._refuse(connection, request, UnavailableError(reason))
+            self._refuse(connection, PULL, request, UnavailableError(reason))
         else:
             connection.waits[request] = pending
             pending.then(partial(self._answer_wait, connection, request))
@@ -234,7 +256,7 @@ class FrameServer(StreamServer):
         if error is None:
             self._send_claims(connection, request, reply)
         elif not self.stopping:
-            self._refuse_later(connection, request, error)
+            self._refuse_later(connection, PULL, request, error)
         self.plan_flush()
 
     # About the server.
