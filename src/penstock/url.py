@@ -37,6 +37,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "redis+sentinel": Scheme(
         "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
     ),
+    "mirror": Scheme("mirror:?primary=file:PATH&mirror=URL", "penstock.backends.mirror.service"),
 }
 
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
-from penstock.server.metrics import QUEUES_MAX, Metrics
+from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
 from penstock.server.pages import PAGE_PATHS, Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import check_notes, keep_home
@@ -177,7 +178,10 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(lookup, access)
         broker = None if carrot is None else CarrotBroker(service, carrot, faults)
-        http.answer = _router(service, endpoint, access, faults, counts, broker)
+        more: list[FigureSource] = [] if broker is None else [broker.server]
+        if isinstance(service, LoopEngine):
+            more += reader_figures(service.engine, read_url(settings.where).rest)
+        http.answer = _router(service, endpoint, access, faults, counts, more)
         if broker is not None:
             await broker.listen()
             undo.push_async_callback(broker.stop, "penstock serve could not start")
@@ -255,13 +259,12 @@ def _router(
     access: Access,
     faults: Faults,
     counts: CommandCounts,
-    broker: CarrotBroker | None,
+    more: Sequence[FigureSource],
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    more = [] if broker is None else [broker.server]
     metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
     pages = Pages(service, metrics, endpoint.health)
 
