@@ -427,3 +427,27 @@ def test_what_a_worker_cannot_use_is_one_clear_line(make_shop, file_url, words, 
     assert complaint in err
     assert err.startswith("penstock: ")
     assert len(err.splitlines()) == 1
+
+
+def test_a_burst_ends_when_no_task_is_waiting_and_leaves_the_delayed_ones(make_shop, file_url):
+    shop = make_shop(
+        file_url,
+        """
+        @app.task
+        def push_another(left: int) -> None:
+            note("ran")
+            if left:
+                push_another.push(left - 1)
+        """,
+    )
+    module = shop.app()
+    module.push_another.push_many([(3,), (0,)])
+    module.push_another.push_in(600, 0)
+    code, _, err = shop.run("worker", "shop:app", "--burst", "--processes", "2")
+    assert code == 0
+    assert shop.noted("ran") == 5
+    assert counts(module) == (0, 1, 0)
+    assert "stopped after 5 done, 0 retried, 0 failed" in err
+    code, _, err = shop.run("worker", "shop:app", "--burst", "--max-tasks", "5")
+    assert (code, "--burst ends by itself" in err) == (2, True)
+    module.app.close()

@@ -46,6 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-tasks", type=read_count, metavar="N", help="replace a process after so many tasks"
     )
     parser.add_argument(
+        "--burst", action="store_true", help="end when no task is waiting; delayed ones stay"
+    )
+    parser.add_argument(
         "--reload", action="store_true", help="start anew when a .py file below here changes"
     )
     parser.add_argument(
@@ -83,8 +86,11 @@ def run(session: Session, arguments: Namespace) -> int:
         arguments.coroutines,
         round(arguments.visibility * 1_000),
         arguments.max_tasks,
+        arguments.burst,
     )
     options.check()
+    if options.burst and (options.max_tasks is not None or arguments.reload):
+        raise UsageError("--burst ends by itself: it goes with neither --max-tasks nor --reload")
     check_number("processes", arguments.processes, 1, PROCESSES_MAX)
     app = load_app(arguments.app)
     use_url(app, arguments)

@@ -30,6 +30,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     coroutines: int = 100
     visibility_ms: int = 30_000
     max_tasks: int | None = None
+    burst: bool = False
     status_fd: int | None = None
 
     def check(self) -> None:
