@@ -28,6 +28,14 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "redis+cluster": Scheme(
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis"
+    ),
+    "redis+sentinel": Scheme(
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
+    ),
 }
 
 

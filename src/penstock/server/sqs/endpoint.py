@@ -50,8 +50,6 @@ class _Exchange:
         request_id: str,
         connection: HttpConnection,
         pending: Pending,
-        finish: Finish | None,
-        context: Any,
     ) -> None:
         self.action = action
         self.protocol = protocol
@@ -59,8 +57,8 @@ class _Exchange:
         self.connection = connection
         self.pending = pending
         # What makes the result of the reply, if the action was a single command.
-        self.finish = finish
-        self.context = context
+        self.finish: Finish | None = None
+        self.context: Any = None
 
 
 class SqsEndpoint:
@@ -76,7 +74,7 @@ class SqsEndpoint:
         tags, permissions = TagActions(lookup), PermissionActions(lookup)
         self._moves = MoveActions(lookup)
         messages = MessageActions(lookup, receipts)
-        self._operations: dict[str, Operation] = {
+        operations: dict[str, Operation] = {
             "AddPermission": permissions.add,
             "CancelMessageMoveTask": self._moves.cancel,
             "ChangeMessageVisibility": receipts.change,
@@ -101,8 +99,10 @@ class SqsEndpoint:
             "TagQueue": tags.add,
             "UntagQueue": tags.remove,
         }
-        # The required parameters of each action, read in one call.
-        self._required = {name: _reader(action.required) for name, action in ACTIONS.items()}
+        # What performs each action, with a getter of its required parameters.
+        self._operations = {
+            name: (operations[name], _reader(action.required)) for name, action in ACTIONS.items()
+        }
         # Receives that are answered later, most of them because they wait for a message.
         self._receives: set[_Exchange] = set()
         self._ending = False
@@ -127,41 +127,51 @@ class SqsEndpoint:
         request_id = f"{self._id_prefix}{self._requests:012x}"
         protocol = protocol_of(request)
         name = ""
-        finish = context = None
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
                 caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
             action, parameters = protocol.decode(request, caller.base_url)
             name = action.name
-            if None in self._required[name](parameters):
+            operation, required = self._operations[name]
+            if None in required(parameters):
                 raise absent(name, _first_absent(action, parameters))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
-            made = self._operations[name](parameters, caller)
+            made = operation(parameters, caller)
             if type(made) is tuple:
                 command, finish, context = made
                 try:
-                    result = self._submit(command)
+                    reply = self._submit(command)
                 except PenstockError as refused:
                     result = finish(context, None, refused)
                 else:
-                    if not isinstance(result, Pending):
-                        result = finish(context, result, None)
+                    if isinstance(reply, Pending):
+                        exchange = _Exchange(action, protocol, request_id, connection, reply)
+                        self._answer_when_done(exchange, finish, context)
+                        return None
+                    result = finish(context, reply, None)
             else:
                 result = self._run(cast("Steps[Any]", made))
+                if isinstance(result, Pending):
+                    exchange = _Exchange(action, protocol, request_id, connection, result)
+                    self._answer_when_done(exchange)
+                    return None
         except Exception as error:
             return self._refused(name, error, protocol, request_id)
-        if isinstance(result, Pending):
-            exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
-            result.then(partial(self._answer_later, exchange))
-            if name == _RECEIVE:
-                # Other actions are completed even if the client disconnects.
-                self._receives.add(exchange)
-                connection.on_gone = partial(self._abandon, exchange)
-            return None
         self.answered[name, 200] += 1
         return protocol.encode(action, result, request_id, self._loop.time())
+
+    def _answer_when_done(
+        self, exchange: _Exchange, finish: Finish | None = None, context: Any = None
+    ) -> None:
+        exchange.finish = finish
+        exchange.context = context
+        exchange.pending.then(partial(self._answer_later, exchange))
+        if exchange.action.name == _RECEIVE:
+            # Other actions are completed even if the client disconnects.
+            self._receives.add(exchange)
+            exchange.connection.on_gone = partial(self._abandon, exchange)
 
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)
