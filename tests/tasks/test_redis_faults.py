@@ -1,14 +1,14 @@
 """Row 12: Redis is stalled and killed while tasks are pushed and run: none is lost or stuck."""
 
-import signal
 import time
 
 import pytest
 
 from penstock import PenstockError
 from penstock.service import Stats
+from tests.backends.redis.servers import RedisServer
 from tests.conftest import FULL
-from tests.tasks.conftest import RedisServer, until
+from tests.tasks.conftest import DURABLE, until
 
 pytestmark = [pytest.mark.service("redis-server"), pytest.mark.timeout(600 if FULL else 120)]
 TASKS = 5_000 if FULL else 600
@@ -22,20 +22,19 @@ SOURCE = """
 
 
 @pytest.fixture
-def server(quick_path):
-    server = RedisServer(quick_path)
+def server():
+    server = RedisServer(*DURABLE)
     yield server
-    server.stop()
+    server.close()
 
 
 def stall(server):
-    server.process.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
-    server.process.send_signal(signal.SIGCONT)
+    with server.stalled():
+        time.sleep(1.5)
 
 
 def restart(server):
-    server.stop(signal.SIGKILL)
+    server.kill()
     server.start()
 
 
@@ -62,7 +61,7 @@ def test_every_task_runs_although_redis_fails_under_load(make_shop, server, faul
             push(number)
         fault(server)
     assert len(pushed) == FAULTS * step
-    until(lambda: pushed <= shop.names(), 100)
+    until(lambda: pushed <= shop.names(), patience_s=100)
 
     def is_empty():
         try:

@@ -70,6 +70,7 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.tasks.worker.options import (
         PROCESSES_MAX,
         WorkerOptions,
+        check_abilities,
         check_reachable,
         load_app,
         queues_of,
@@ -97,6 +98,7 @@ def run(session: Session, arguments: Namespace) -> int:
     check_reachable(app)
     queues = queues_of(app, options)
     # Once, so that a store that cannot be reached is one line and not one for each process.
+    check_abilities(app)
     app.run_steps(_ask(queues[0]))
     app.close()
     watched = Path.cwd() if arguments.reload else None

@@ -97,6 +97,17 @@ def check_reachable(app: TaskApp) -> None:
         )
 
 
+def check_abilities(app: TaskApp) -> None:
+    """Refuses limits on a store that cannot hold a number of tokens. Raises TaskError."""
+    lacks = app.service.LACKS
+    limited = [task.name for task in app.tasks.values() if task.options.is_limited]
+    if limited and "capacity by messages" in lacks:
+        raise TaskError(
+            f"task {limited[0]!r}: its rate or concurrency cannot be kept on this store: "
+            f"{lacks['capacity by messages']}"
+        )
+
+
 def queues_of(app: TaskApp, options: WorkerOptions) -> tuple[str, ...]:
     """The queues to pull from. Raises TaskError if there are none."""
     queues = options.queues or tuple(app.queues)

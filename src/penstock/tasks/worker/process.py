@@ -292,6 +292,11 @@ class WorkerProcess:
             self._ended.extend(ours)
             self._has_ended.set()
             raise
+        except Exception:
+            # A mistake in this program: the claims run out, and the tasks are run again.
+            _logger.exception("the outcomes of %d tasks cannot be settled", len(ours))
+            self._forget(tasks)
+            return
         self._empty.clear()
         self.status.count(ours)
         _report_failures(ours)
