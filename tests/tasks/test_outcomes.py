@@ -472,9 +472,8 @@ def test_only_the_loading_of_an_app_imports_what_a_name_says():
                 names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
                 if "importlib" in names:
                     importing.add(path.name)
-            is_getattr = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
-            if is_getattr and not isinstance(node.args[1], ast.Constant):
-                computed.add(path.name)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+                computed |= set() if isinstance(node.args[1], ast.Constant) else {path.name}
     # By the name that is given to `penstock worker`, and by names of options in the code itself.
     assert importing == {"options.py"}
     assert computed == {"options.py"}
