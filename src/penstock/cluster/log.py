@@ -68,6 +68,8 @@ T = TypeVar("T")
 EXTENT_BYTES_MAX: Final = 960 * 1024
 CHUNK_BYTES_MAX: Final = 960 * 1024
 READ_SLOTS_MAX: Final = 500
+# How long to wait before a request is repeated that was not answered, or not decided.
+RETRY_MS: Final = 20
 
 
 class Mismatch(Exception):
@@ -217,6 +219,15 @@ class ReplicatedLog(Protocol):
     async def close(self) -> None:
         """Ends the connection; requests under way raise Unanswered."""
         ...
+
+
+def insist(request: LogRequest[T]) -> LogSteps[T]:
+    """Repeats a request that may be repeated until it is answered. Raises Mismatch."""
+    while True:
+        try:
+            return (yield request)  # type: ignore[no-any-return]
+        except Unanswered:
+            yield Pause(RETRY_MS)
 
 
 def run_steps(steps: LogSteps[T], answer: "LogAnswer") -> T:
