@@ -27,6 +27,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "memory": Scheme("memory:", "penstock.backends.engine.open"),
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
+    "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
 }
 
