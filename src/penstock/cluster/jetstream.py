@@ -89,8 +89,9 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
     async def note_error(error: Exception) -> None:
         last[:] = [error]
 
+    client = Client()
     try:
-        connecting = nats.connect(
+        connecting = client.connect(
             list(address.servers),
             name=name,
             connect_timeout=2,
@@ -103,9 +104,14 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
             pending_size=64 * 1024 * 1024,
             **options,
         )
+        # It would try for ever: what is meant for a connection that breaks holds for the first.
+        await asyncio.wait_for(connecting, _CONNECT_S)
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        cause = " ".join(str(error).split()) or type(error).__name__
+        await client.close()
+        shown = last[0] if last else error
+        cause = " ".join(str(shown).split()) or type(shown).__name__
         raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
+    return client
 
 
 class JetStreamLog:
@@ -188,14 +194,14 @@ class JetStreamLog:
                 reply = await self._api(f"STREAM.CREATE.{stream}", config)
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 reply = {"error": {"code": 503, "description": str(error) or "no answer"}}
-            error = reply.get("error")
+            refused = reply.get("error")
             # 10058: it exists with other settings, which somebody may have chosen on purpose.
-            if error is None or error.get("err_code") == 10058:
+            if refused is None or refused.get("err_code") == 10058:
                 return
             if self._loop.time() > give_up:
                 raise StoreUnusable(
                     f"the stream {stream} with {replicas} replicas cannot be made: "
-                    f"{error.get('description')}"
+                    f"{refused.get('description')}"
                 )
             await asyncio.sleep(_RETRY_S)
 
