@@ -47,7 +47,7 @@ class Cluster:
 
     async def until(self, is_so):
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
+            while not is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     def owners(self):
@@ -65,11 +65,11 @@ class Cluster:
 
 @pytest.fixture
 def on_cluster(cluster_url, quick_path):
-    def run(test, shards=4):
+    def run(work, shards=4):
         async def within():
             cluster = Cluster(cluster_url.replace("shards=2", f"shards={shards}"), quick_path)
             async with cluster.undo:
-                await test(cluster)
+                await work(cluster)
 
         asyncio.run(within())
 
@@ -77,7 +77,7 @@ def on_cluster(cluster_url, quick_path):
 
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
         await queues.create("orders")
@@ -88,11 +88,11 @@ def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
         assert await queues.delete(claim)
         assert (await queues.stats("orders")).messages == 0
 
-    on_cluster(test)
+    on_cluster(work)
 
 
 def test_an_owner_that_crashes_is_replaced_and_nothing_answered_is_lost(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a", "b")
         await cluster.until_owned("a", "b")
         queues = await cluster.connect()
@@ -110,11 +110,11 @@ def test_an_owner_that_crashes_is_replaced_and_nothing_answered_is_lost(on_clust
         for name in names[4:]:
             assert (await queues.pull(name)).body == name.encode()
 
-    on_cluster(test)
+    on_cluster(work)
 
 
 def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
         names = [f"q{n}" for n in range(8)]
@@ -123,14 +123,14 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
         stop = asyncio.Event()
         answered = 0
 
-        async def work(name):
+        async def use(name):
             nonlocal answered
             while not stop.is_set():
                 await queues.push(name, b"x")
                 await queues.delete(await queues.pull(name, wait=10))
                 answered += 1
 
-        workers = [asyncio.create_task(work(name)) for name in names]
+        workers = [asyncio.create_task(use(name)) for name in names]
         await cluster.add("b")
         await cluster.until_owned("a", "b")
         await cluster.end("a")
@@ -141,13 +141,13 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
         await asyncio.gather(*workers)
         assert not any([(await queues.stats(name)).messages for name in names])
 
-    on_cluster(test)
+    on_cluster(work)
 
 
 def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
     """Row 10: the old owner resumes after another has taken its shard."""
 
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a")
         await cluster.until_owned("a")
         queues = await cluster.connect()
@@ -164,11 +164,11 @@ def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
         assert old.journal.failure is not None
         assert "stale" not in await queues.names()
 
-    on_cluster(test, shards=1)
+    on_cluster(work, shards=1)
 
 
 def test_a_waiting_pull_is_answered_after_its_owner_has_crashed(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a", "b")
         await cluster.until_owned("a", "b")
         queues = await cluster.connect()
@@ -184,11 +184,11 @@ def test_a_waiting_pull_is_answered_after_its_owner_has_crashed(on_cluster):
         claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
         assert [claim.body.decode() for claim in claims] == names
 
-    on_cluster(test)
+    on_cluster(work)
 
 
 def test_dead_letters_reach_a_queue_in_another_shard_and_come_back(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a", "b")
         queues = await cluster.connect()
         shards = {cluster.nodes["a"].router.shard_of(f"dead{n}"): f"dead{n}" for n in range(50)}
@@ -206,11 +206,11 @@ def test_dead_letters_reach_a_queue_in_another_shard_and_come_back(on_cluster):
         assert (await queues.pull("work")).body == b"poison"
         assert (await queues.stats(dead)).messages == 0
 
-    on_cluster(test)
+    on_cluster(work)
 
 
 def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
-    async def test(cluster):
+    async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
         await queues.create("large", max_body_bytes=8_000_000)
@@ -218,4 +218,4 @@ def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
         await queues.push("large", body)
         assert (await queues.pull("large")).body == body
 
-    on_cluster(test, shards=1)
+    on_cluster(work, shards=1)

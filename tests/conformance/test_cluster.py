@@ -15,10 +15,8 @@ from penstock.cluster.nats_servers import NatsServers
 from penstock.cluster.open import open_node, open_router
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.batches import BatchContract
-from penstock.testing.conformance.claims import ClaimContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.queues import QueueContract
-from penstock.testing.conformance.waiting import WaitingContract
 from penstock.url import read_url
 
 _names = (f"contract{n}" for n in itertools.count())
@@ -52,15 +50,24 @@ class NodeThread:
         self._loop.close()
 
 
+@pytest.fixture(scope="module")
+def on_clock(nats_servers):
+    clock = ManualClock()
+    node = NodeThread(f"{nats_servers.url}?name={next(_names)}&shards=1", clock)
+    yield clock, node
+    node.stop()
+
+
+@pytest.fixture(scope="module")
+def shards_url(nats_servers):
+    url = f"{nats_servers.url}?name={next(_names)}&shards=4"
+    node = NodeThread(url)
+    yield url
+    node.stop()
+
+
 class TestCluster(ConformanceSuite):
     """The whole suite on one shard and a manual clock; nothing is lacking."""
-
-    @pytest.fixture(scope="class")
-    def on_clock(self, nats_servers):
-        clock = ManualClock()
-        node = NodeThread(f"{nats_servers.url}?name={next(_names)}&shards=1", clock)
-        yield clock, node
-        node.stop()
 
     @pytest.fixture
     def clock(self, on_clock):
@@ -74,21 +81,12 @@ class TestCluster(ConformanceSuite):
             yield queues
 
 
-class TestClusterOfShards(
-    ClaimContract, DeadLetterContract, BatchContract, QueueContract, WaitingContract
-):
+class TestClusterOfShards(DeadLetterContract, BatchContract, QueueContract):
     """Queues in several shards, in real time, as people open it."""
 
     SCALE = 0.05
 
-    @pytest.fixture(scope="class")
-    def url(self, nats_servers):
-        url = f"{nats_servers.url}?name={next(_names)}&shards=4"
-        node = NodeThread(url)
-        yield url
-        node.stop()
-
     @pytest.fixture
-    def queues(self, url):
-        with penstock.connect(url) as queues:
+    def queues(self, shards_url):
+        with penstock.connect(shards_url) as queues:
             yield queues

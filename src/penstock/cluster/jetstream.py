@@ -114,7 +114,7 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
     return client
 
 
-class JetStreamLog:
+class JetStream:
     """A `ReplicatedLog` on JetStream streams whose names begin with `name`."""
 
     def __init__(self, client: Client, name: str) -> None:

@@ -26,7 +26,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
-from penstock.cluster.jetstream import JetStreamLog
+from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import LookAll, Register, Unanswered
 from penstock.cluster.membership import (
     ClusterSettings,
@@ -87,7 +87,7 @@ class ClusterNode:
     def __init__(
         self,
         node: str,
-        replicated: JetStreamLog,
+        replicated: JetStream,
         client: Client,
         name: str,
         settings: ClusterSettings,
@@ -122,6 +122,8 @@ class ClusterNode:
         self._takeovers = asyncio.Semaphore(_TAKEOVERS_MAX)
         self._stopping = False
         self._must_look = asyncio.Event()
+        # Set whenever this node owns a shard less.
+        self._given_up = asyncio.Event()
 
     async def start(self, carrier: Carrier, endpoint: str = "") -> None:
         """Joins the cluster; shards come to this node from here on."""
@@ -259,6 +261,7 @@ class ClusterNode:
         if takers != self._takers:
             self._takers = frozenset(takers)
             self._changed_s = now_s
+            self._given_up.set()
 
     # What this node does about it.
 
@@ -374,6 +377,7 @@ class ClusterNode:
         self.failures.append(f"shard {owned.shard}: {error}")
         if self.owned.get(owned.shard) is owned:
             del self.owned[owned.shard]
+        self._given_up.set()
         self._must_look.set()
         self._run(self._discard(owned))
 
@@ -411,6 +415,7 @@ class ClusterNode:
         try:
             await owned.hand_over()
             self.owned.pop(shard, None)
+            self._given_up.set()
             await message.respond(str(owned.term).encode())
             self._run(self._redirect(owned))
         except PenstockError as error:
@@ -430,7 +435,8 @@ class ClusterNode:
         await self._announce("draining")
         self._takers -= {self.node}
         while self._takers and self.owned:
-            await asyncio.sleep(0.02)
+            self._given_up.clear()
+            await self._given_up.wait()
         if message is not None:
             await message.respond(str(len(self.owned)).encode())
 

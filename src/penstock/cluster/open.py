@@ -15,7 +15,7 @@ from typing import ClassVar, Final, TypeVar
 from penstock.backends.portal import Portal
 from penstock.clock import Clock
 from penstock.cluster.address import ClusterAddress, read_address
-from penstock.cluster.jetstream import JetStreamLog, open_client
+from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Look, Unanswered
 from penstock.cluster.membership import found_cluster, read_cluster_settings
 from penstock.cluster.node import ClusterNode
@@ -50,7 +50,7 @@ def _refuse_clock(clock: Clock | None) -> None:
 async def open_router(address: ClusterAddress) -> Router:
     """A router to a cluster that has been started. Raises BackendLost."""
     client = await open_client(address, "penstock router")
-    replicated = JetStreamLog(client, address.name)
+    replicated = JetStream(client, address.name)
     loop = asyncio.get_running_loop()
     give_up = loop.time() + _FOUNDED_S
     try:
@@ -110,7 +110,7 @@ async def open_node(
     """
     name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
     client = await open_client(address, f"penstock node {name}")
-    replicated = JetStreamLog(client, address.name)
+    replicated = JetStream(client, address.name)
     try:
         await replicated.prepare_registers(address.replicas)
         settings = await replicated.run(found_cluster(address.shards, address.replicas))

@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 
 from penstock.backends.remote.retry import is_repeatable, settle_repeated, still_to_wait
 from penstock.cluster import calls
-from penstock.cluster.jetstream import JetStreamLog
+from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.owner import owner_key
@@ -34,6 +34,7 @@ from penstock.errors import (
     StaleReceipt,
 )
 from penstock.service import (
+    PEEK_LIMIT_MAX,
     REDRIVE_MAX,
     Batch,
     Claim,
@@ -101,7 +102,7 @@ class Router:
     redrive_max: int = REDRIVE_MAX
 
     def __init__(
-        self, replicated: JetStreamLog, client: Client, name: str, settings: ClusterSettings
+        self, replicated: JetStream, client: Client, name: str, settings: ClusterSettings
     ) -> None:
         self._replicated = replicated
         self._client = client
@@ -123,7 +124,7 @@ class Router:
     @classmethod
     async def open(
         cls,
-        replicated: JetStreamLog,
+        replicated: JetStream,
         client: Client,
         name: str,
         settings: ClusterSettings,
@@ -288,10 +289,9 @@ class Router:
         special = _SPECIAL.get(kind)
         if special is not None:
             return cast(R, await special(self, command))
-        queue = getattr(command, "queue", None)
-        if queue is None:
+        if not hasattr(command, "queue"):
             raise InvalidField(f"command: {kind.__name__} is not one the cluster knows")
-        return await self.ask(self.shard_of(queue), command)
+        return await self.ask(self.shard_of(command.queue), command)
 
     async def _pull(self, command: Pull) -> list[Claim]:
         shard = self.shard_of(command.queue)
@@ -459,10 +459,17 @@ class Router:
                 moved = await self.ask(shard, command)
             except InvalidField:
                 # No message knows a source in this shard; some may have a note of another.
-                moved = 0
-        return moved + await self._carry_back(shard, command, command.limit - moved, moved)
+                if not await self._has_notes(shard, command.queue):
+                    raise
+        return moved + await self._carry_back(shard, command, command.limit - moved)
 
-    async def _carry_back(self, shard: int, command: Redrive, limit: int, moved: int) -> int:
+    async def _has_notes(self, shard: int, queue: str) -> bool:
+        """Whether a message came from a queue in another shard that still exists."""
+        ahead = await self.ask(shard, Peek(queue, PEEK_LIMIT_MAX))
+        notes = {(message.context or {}).get(SOURCE_NOTE) for message in ahead} - {None}
+        return any([await self._exists(cast(str, source)) for source in notes])
+
+    async def _carry_back(self, shard: int, command: Redrive, limit: int) -> int:
         """Pulls, pushes and deletes messages that go to another shard; how many did."""
         carried = 0
         left: list[Claim] = []
@@ -485,11 +492,6 @@ class Router:
             for claim in left:
                 with suppress(PenstockError):
                     await self.ask(shard, Release(command.queue, claim.receipt))
-        if left and not carried and not moved:
-            raise InvalidField(
-                f"to: the {len(left)} messages in {command.queue!r} were not dead-lettered from a "
-                "queue that still exists; say where they should go"
-            )
         return carried
 
     async def _exists(self, queue: str) -> bool:

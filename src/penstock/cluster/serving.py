@@ -7,6 +7,7 @@ state is discarded at once and everybody who waits is told to ask elsewhere.
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -21,19 +22,21 @@ from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
-from penstock.cluster.jetstream import JetStreamLog
+from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
 from penstock.errors import JournalError, NotOwner, PenstockError, UnavailableError
-from penstock.service import Command, Push
+from penstock.service import Command, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
 _HINT_S: Final = 0.05
 # How many departures are carried at once, and how long a refused one is left alone.
 _CARRIED_MAX: Final = 100
 _CARRY_AGAIN_S: Final = 1.0
+# How long the reply to a release waits for the dead letter to arrive.
+_HELD_BACK_S: Final = 1.0
 _FLUSH_S: Final = 10.0
 _UNSUBSCRIBE_S: Final = 1.0
 
@@ -51,7 +54,7 @@ class OwnedShard:
 
     def __init__(
         self,
-        replicated: JetStreamLog,
+        replicated: JetStream,
         client: Client,
         name: str,
         replica: ShardReplica,
@@ -78,6 +81,8 @@ class OwnedShard:
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by the subject the reply goes to.
         self._pending: dict[str, Pending] = {}
+        # Replies that wait until what departed has arrived: since when, where to, and what.
+        self._held_back: deque[tuple[float, str, list[bytes]]] = deque()
         self._closing = False
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,8 +140,24 @@ class OwnedShard:
             self._has_departures.set()
 
     def _answer(self, reply: str, command: Command[Any], result: Any) -> None:
-        for part in calls.write_reply(command, result):
+        parts = calls.write_reply(command, result)
+        if type(command) is Release and self.engine.shard.departed.deliveries:
+            # It may have made a dead letter: whoever looks for it next should find it there.
+            self._held_back.append((self._loop.time(), reply, parts))
+            return
+        for part in parts:
             self._sender.send(reply, part)
+
+    def _answer_held_back(self) -> None:
+        """Sends the replies that waited for departures, if those have arrived or take too long."""
+        now_s = self._loop.time()
+        while self._held_back and (
+            not self.engine.shard.departed.deliveries
+            or now_s - self._held_back[0][0] > _HELD_BACK_S
+        ):
+            _, reply, parts = self._held_back.popleft()
+            for part in parts:
+                self._sender.send(reply, part)
 
     def _answer_later(
         self, reply: str, command: Command[Any], result: Any, error: Exception | None
@@ -153,6 +174,7 @@ class OwnedShard:
 
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
+        self._answer_held_back()
         for reply in self._pending:
             self._sender.send(reply, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
@@ -170,6 +192,8 @@ class OwnedShard:
             except JournalError as error:
                 self._fail(error)
                 return
+            if self.engine.shard.departed.deliveries:
+                self._has_departures.set()
             if not self._hint_is_planned:
                 self._hint_is_planned = True
                 self._loop.call_later(_HINT_S, self._hint)
@@ -207,6 +231,7 @@ class OwnedShard:
                     source = None if queue is None else queue.name
                     await carrier.push_to(each.to_shard, push, source)
                     self.engine.arrived(each.delivery.number, each.delivery.epoch)
+                self._answer_held_back()
             except PenstockError:
                 # The other shard moves, or refuses it: it stays owed.
                 await asyncio.sleep(_CARRY_AGAIN_S)
@@ -231,6 +256,10 @@ class OwnedShard:
         self.service.fail(error)
         self._lost(self, error)
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self.journal.has_unsent or self._pending or self._held_back)
+
     async def hand_over(self) -> None:
         """Answers what was accepted, and nothing else: the next owner can take over."""
         self._closing = True
@@ -241,7 +270,7 @@ class OwnedShard:
                 pending.cancel()
                 self._sender.send(reply, calls.NOT_OWNER)
         give_up = self._loop.time() + _FLUSH_S
-        while (self.journal.has_unsent or self._pending) and self._loop.time() < give_up:
+        while self._has_work and self._loop.time() < give_up:
             if self.journal.failure is not None:
                 raise NotOwner(f"shard {self.shard}: was lost while it was handed over")
             await asyncio.sleep(0.002)
@@ -257,11 +286,11 @@ class OwnedShard:
             # What was received and not looked at yet is answered: its router must not wait.
             with suppress(Exception):
                 async with asyncio.timeout(_UNSUBSCRIBE_S):
-                    await self._subscription.drain()
+                    await self._subscription.drain()  # type: ignore[no-untyped-call]
         self.journal.fail(NotOwner(f"shard {self.shard}: its owner has stopped"))
         with suppress(PenstockError):
             await self.service.close()
-        for reply in list(self._pending):
+        for reply in (*self._pending, *(reply for _, reply, _ in self._held_back)):
             self._sender.send(reply, calls.LOST)
         await self._sender.drain()
 
