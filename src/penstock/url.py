@@ -8,6 +8,7 @@ two functions, each of a `BackendUrl` and a clock:
     async open_async_service(url, clock) -> AsyncQueueService
 """
 
+import re
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -64,6 +65,11 @@ class BackendUrl(NamedTuple):
                     f"url: {self.scheme}: has no option {name!r}; "
                     f"it has {', '.join(sorted(known)) or 'none'}"
                 )
+
+    @property
+    def shown(self) -> str:
+        """The URL without users, passwords and tokens."""
+        return re.sub(r"(?<=[/,])[^/,@?]*@", "", self.text)
 
     @property
     def path(self) -> str:

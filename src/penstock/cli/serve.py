@@ -139,7 +139,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {settings.store}"
+            else f"in {running.store.url}"
         )
     )
     if settings.keys:

@@ -7,6 +7,7 @@
     replicas=3          by how many NATS servers each stream of a new cluster is kept
     credentials=PATH    a NATS credentials file, in place of user and password
     ca=PATH             the certificate authority of the servers, for tls://
+    node=NAME           what a node is called, for penstock serve; made up if absent
     insecure=1          allow servers off this machine without TLS or without credentials
 
 Whoever can publish on the subjects can do everything: NATS authenticates the nodes, so off
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 from penstock.errors import InvalidField
 from penstock.url import BackendUrl
 
-OPTIONS: Final = {"name", "shards", "replicas", "credentials", "ca", "insecure"}
+OPTIONS: Final = {"name", "node", "shards", "replicas", "credentials", "ca", "insecure"}
 SHARDS_MAX: Final = 4_096
 _NAME: Final = re.compile(r"[A-Za-z0-9-]{1,40}", re.ASCII)
 
@@ -79,6 +80,14 @@ def read_address(url: BackendUrl) -> ClusterAddress:
         url.options.get("credentials"),
         url.options.get("ca"),
     )
+
+
+def read_node_name(url: BackendUrl) -> str | None:
+    """The name of a node in its URL, if it has one. Raises InvalidField."""
+    name = url.options.get("node")
+    if name is not None and not _NAME.fullmatch(name):
+        raise InvalidField(f"url: node={name!r} is not 1 to 40 letters, digits and hyphens")
+    return name
 
 
 def _check_place(place: str) -> str:

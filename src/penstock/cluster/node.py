@@ -125,10 +125,9 @@ class ClusterNode:
         # Set whenever this node owns a shard less.
         self._given_up = asyncio.Event()
 
-    async def start(self, carrier: Carrier, endpoint: str = "") -> None:
+    async def start(self, carrier: Carrier) -> None:
         """Joins the cluster; shards come to this node from here on."""
         self._carrier = carrier
-        self._endpoint = endpoint
         for subject, take in (
             (f"{self._name}.node.{self.node}.ping", self._answer_ping),
             (f"{self._name}.node.{self.node}.ask", self._answer_ask),
@@ -138,6 +137,11 @@ class ClusterNode:
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         await self._announce("up")
         self._run(self._keep_looking())
+
+    async def announce(self, endpoint: str) -> None:
+        """Says where this process answers, for `penstock cluster status`."""
+        self._endpoint = endpoint
+        await self._announce(self._state)
 
     async def _announce(self, state: NodeState) -> None:
         self._state = state

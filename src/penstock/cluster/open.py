@@ -14,7 +14,7 @@ from typing import ClassVar, Final, TypeVar
 
 from penstock.backends.portal import Portal
 from penstock.clock import Clock
-from penstock.cluster.address import ClusterAddress, read_address
+from penstock.cluster.address import ClusterAddress, read_address, read_node_name
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Look, Unanswered
 from penstock.cluster.membership import found_cluster, read_cluster_settings
@@ -90,10 +90,19 @@ class NodeService:
         """Executes the command wherever its shard is."""
         return await self.router.execute(command)
 
+    async def announce(self, endpoint: str) -> None:
+        """Says in the cluster's registers where this process answers."""
+        await self.node.announce(endpoint)
+
     async def close(self) -> None:
         """Hands the shards over and leaves the cluster."""
         await self.node.stop()
         await self.router.close()
+
+
+async def open_serving_node(url: BackendUrl) -> NodeService:
+    """The node that `penstock serve --store URL` is. Raises PenstockError."""
+    return await open_node(read_address(url), node=read_node_name(url))
 
 
 async def open_node(
@@ -102,7 +111,6 @@ async def open_node(
     node: str | None = None,
     directory: Path | None = None,
     clock: Clock | None = None,
-    endpoint: str = "",
 ) -> NodeService:
     """A node of the cluster, which is made if there is none. Raises BackendLost or StoreUnusable.
 
@@ -118,7 +126,7 @@ async def open_node(
         router = await Router.open(replicated, client, address.name, settings, owns_client=True)
         path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
         member = ClusterNode(name, replicated, client, address.name, settings, path, clock)
-        await member.start(router, endpoint)
+        await member.start(router)
     except BaseException:
         await client.close()
         raise
