@@ -28,6 +28,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "memory": Scheme("memory:", "penstock.backends.engine.open"),
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
+    "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
     "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
     "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
@@ -76,6 +77,11 @@ class BackendUrl(NamedTuple):
                     f"url: {self.scheme}: has no option {name!r}; "
                     f"it has {', '.join(sorted(known)) or 'none'}"
                 )
+
+    @property
+    def shown(self) -> str:
+        """The URL without users, passwords and tokens."""
+        return re.sub(r"(?<=[/,])[^/,@?]*@", "", self.text)
 
     @property
     def path(self) -> str:

@@ -150,7 +150,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {without_password(settings.store)}"
+            else f"in {without_password(running.store.url)}"
         )
     )
     if settings.keys:

@@ -2,7 +2,8 @@
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
 process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
-`file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+`cluster:nats://…` makes this process a node of the cluster. `file:PATH?daemon=1`, and every URL of
+another scheme, is reached through its backend.
 """
 
 import asyncio
@@ -49,9 +50,15 @@ class OpenedStore:
     """The store of a server: its service, and what else this process has opened for it."""
 
     def __init__(
-        self, url: BackendUrl, service: LoopService, holder: StoreHolder | None = None
+        self,
+        url: BackendUrl,
+        service: LoopService,
+        holder: StoreHolder | None = None,
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`announce` tells a cluster at which address this process answers."""
         self.service = service
+        self._announce = announce
         self._url = url
         self._holder = holder
         self._socket: StoreSocket | None = None
@@ -60,7 +67,7 @@ class OpenedStore:
     def url(self) -> str:
         """The URL by which other processes on this machine reach the store, if they can."""
         if self._url.scheme != "file":
-            return self._url.text
+            return self._url.shown
         return f"file:{os.path.abspath(self._url.path)}"
 
     @property
@@ -70,6 +77,8 @@ class OpenedStore:
 
     async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
+        if self._announce is not None:
+            await self._announce(endpoint)
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
@@ -217,6 +226,9 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
+    if url.scheme == "cluster":
+        node = await load_backend(url).open_serving_node(url)
+        return OpenedStore(url, AwaitedService(node, clock), announce=node.announce)
     # A service that keeps its own time takes no clock.
     shared = clock if url.scheme.startswith("redis") else None
     service = await load_backend(url).open_async_service(url, shared)
