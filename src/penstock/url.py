@@ -28,6 +28,8 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+    "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
 }
 
 
