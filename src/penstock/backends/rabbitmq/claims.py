@@ -18,6 +18,7 @@ from penstock.backends.rabbitmq.content import Content
 from penstock.clock import Clock
 from penstock.core.receipts import KEY_BYTES, Receipts, Ticket
 from penstock.errors import InvalidReceipt, MessageGone, StaleReceipt
+from penstock.service import Claim
 
 if TYPE_CHECKING:
     from penstock.backends.rabbitmq.line import Line
@@ -78,7 +79,9 @@ class Claims:
         )
         self._live[number] = claim
         line.claims[number] = claim
-        self._note(claim)
+        if visibility_ms:
+            # Without, it is ended by the pull itself.
+            self._note(claim)
         return claim
 
     def find(self, line: "Line", receipt: object) -> LiveClaim:
@@ -93,7 +96,7 @@ class Claims:
         if ticket.queue != line.queue.number:
             raise InvalidReceipt(f"receipt: it is of another queue than {line.queue.name!r}")
         claim = self._live.get(ticket.number)
-        if claim is not None and claim.deadline_ms > self._clock.now_ms():
+        if claim is not None and self.is_live(claim):
             return claim
         if ticket.number in self._deleted:
             raise MessageGone("receipt: its message was deleted")
@@ -101,10 +104,13 @@ class Claims:
             "receipt: its claim has ended: released, timed out, or the connection was lost"
         )
 
-    def get(self, number: int) -> LiveClaim | None:
-        """The claim of this number, while it lives."""
-        claim = self._live.get(number)
-        return claim if claim is not None and claim.deadline_ms > self._clock.now_ms() else None
+    def get(self, shown: Claim) -> LiveClaim | None:
+        """What is behind a claim that was given to a holder, unless it has ended."""
+        return self._live.get(shown.proof.number)
+
+    def is_live(self, claim: LiveClaim | None) -> bool:
+        """Whether a claim has neither ended nor reached its deadline."""
+        return claim is not None and claim.deadline_ms > self._clock.now_ms()
 
     def extend(self, claim: LiveClaim, visibility_ms: int) -> int:
         """Moves a deadline to so long from now, and returns it."""

@@ -134,7 +134,7 @@ class Line:
         except asyncio.CancelledError:
             self._arrived.set()
             for claim in waiting.claims:
-                live = self._all_claims.get(claim.proof.number)
+                live = self._all_claims.get(claim)
                 if live is not None and self._all_claims.end(live):
                     self._start(self.give_back(live))
             raise

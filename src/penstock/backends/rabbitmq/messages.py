@@ -40,6 +40,7 @@ from penstock.service import (
     DELAY_MS_MAX,
     VISIBILITY_MS_MAX,
     Batch,
+    Claim,
     Delete,
     Extend,
     Push,
@@ -188,6 +189,15 @@ class RabbitMessages:
         self.claims.end(claim)
         await self._return(claim, command.delay_ms)
         await claim.line.flush()
+
+    async def return_all(self, line: Line, claims: list[Claim]) -> None:
+        """Ends claims that were made for no time at all."""
+        for shown in claims:
+            claim = self.claims.get(shown)
+            if claim is not None and self.claims.end(claim):
+                await self._return(claim, 0)
+        if claims:
+            await line.flush()
 
     def _expired(self, claim: LiveClaim) -> None:
         self.start(self._return(claim, 0))

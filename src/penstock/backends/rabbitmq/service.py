@@ -213,6 +213,8 @@ class AsyncRabbit:
                 return repeated
         line = await self._line(queue)
         claims = await line.pull(command, visibility_ms, wait_ms)
+        if not visibility_ms:
+            await self._messages.return_all(line, claims)
         if claims and command.attempt_id is not None:
             key = (queue.name, command.attempt_id)
             self._attempts.remember(key, claims, self._clock.now_ms())
@@ -225,8 +227,8 @@ class AsyncRabbit:
         if given is None or given[0].proof.queue != queue.number:
             return None
         claims = self._messages.claims
-        live = [claims.get(claim.proof.number) for claim in given]
-        if not all(live):
+        live = [claims.get(claim) for claim in given]
+        if not all(map(claims.is_live, live)):
             raise AttemptLapsed(
                 f"attempt_id: {command.attempt_id!r} was answered before, and its claims no longer "
                 "all live; pull with a new id"
