@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 from tests.ports import lasting_port
 
 PATIENCE_S = 90
+# Never set: between two looks at a server that starts or ends.
+PAUSE = threading.Event()
 # Debian's script, without the part that wants to be root or the user rabbitmq.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 # Plugins that no test uses: the broker reads the description of each of them as it starts.
@@ -38,6 +41,11 @@ def free_ports(count):
             ports.append(lasting_port())
             taken.enter_context(socket.create_server(("127.0.0.1", ports[-1])))
         return ports
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Broker:
@@ -88,16 +96,12 @@ class Broker:
                 [PROGRAM], env=environment, stdout=output, stderr=output, start_new_session=True
             )
         give_up_s = time.monotonic() + PATIENCE_S
-        while not self._listens():
+        while not _listens(self.port):
             output = (where / "output").read_text(errors="replace")
             assert self._process.poll() is None, f"RabbitMQ did not start: {output}"
             assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {output}"
-            time.sleep(0.02)
+            PAUSE.wait(0.02)
         return self
-
-    def _listens(self):
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def send(self, which):
         os.killpg(self._process.pid, which)
@@ -115,6 +119,11 @@ class Broker:
             with suppress(ProcessLookupError):
                 self.send(signal.SIGKILL)
             self._process = None
+        # The script has ended; the machine that it ran may take longer.
+        give_up_s = time.monotonic() + PATIENCE_S
+        while any(map(_listens, (self.port, self._dist_port))):
+            assert time.monotonic() < give_up_s, "RabbitMQ does not end"
+            PAUSE.wait(0.02)
 
     def end(self):
         """Ends it for good, with the port mapper that it started."""
@@ -127,7 +136,7 @@ class Broker:
             )
             if b"Killed" in ended.stdout:
                 return
-            time.sleep(0.05)
+            PAUSE.wait(0.05)
 
 
 @pytest.fixture(scope="session")

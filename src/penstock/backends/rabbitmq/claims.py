@@ -21,7 +21,7 @@ from penstock.errors import InvalidReceipt, MessageGone, StaleReceipt
 from penstock.service import Claim
 
 if TYPE_CHECKING:
-    from penstock.backends.rabbitmq.line import Line
+    from penstock.backends.rabbitmq.line import PullLine
 
 # How many deleted claims are remembered, to tell "gone already" from "ended".
 _DELETED_MAX: Final = 100_000
@@ -34,7 +34,7 @@ class LiveClaim(msgspec.Struct, eq=False):
     """
 
     number: int
-    line: "Line"
+    line: "PullLine"
     channel: Any
     tag: int
     content: Content
@@ -59,7 +59,7 @@ class Claims:
         self._timer_ms = 0
 
     def add(
-        self, line: "Line", delivery: Any, content: Content, receives: int, visibility_ms: int
+        self, line: "PullLine", delivery: Any, content: Content, receives: int, visibility_ms: int
     ) -> LiveClaim:
         """Makes a claim of a delivery."""
         now_ms = self._clock.now_ms()
@@ -84,7 +84,7 @@ class Claims:
             self._note(claim)
         return claim
 
-    def find(self, line: "Line", receipt: object) -> LiveClaim:
+    def find(self, line: "PullLine", receipt: object) -> LiveClaim:
         """The live claim of a receipt. Raises InvalidReceipt, StaleReceipt or MessageGone."""
         try:
             ticket = self._receipts.read(receipt)

@@ -48,7 +48,7 @@ _RESERVED: Final = frozenset(
 )  # fmt: skip
 
 
-class More(msgspec.Struct, omit_defaults=True):
+class MoreHeader(msgspec.Struct, omit_defaults=True):
     """The content of the header `x-penstock`.
 
     `receives` is how often the message was pulled before it was last published; `expires_at_ms` is
@@ -64,9 +64,9 @@ class More(msgspec.Struct, omit_defaults=True):
     first_pulled_at_ms: int | None = None
 
 
-_NOTHING_MORE: Final = More()
+_NOTHING_MORE: Final = MoreHeader()
 _encode_more = msgspec.json.Encoder().encode
-_decode_more = msgspec.json.Decoder(More).decode
+_decode_more = msgspec.json.Decoder(MoreHeader).decode
 
 
 class Content(msgspec.Struct, gc=False):
@@ -145,7 +145,7 @@ def encode(content: Content, ttl_ms: int) -> Basic.Properties:
 
 
 def _headers(content: Content) -> dict[str, Any] | None:
-    more = More(
+    more = MoreHeader(
         context=content.context or None,
         source=content.source,
         expires_at_ms=content.expires_at_ms,
@@ -212,7 +212,7 @@ def _attribute(value: Any) -> str | bytes:
         return str(value)
 
 
-def _read_more(text: Any) -> More:
+def _read_more(text: Any) -> MoreHeader:
     try:
         return _decode_more(text) if text else _NOTHING_MORE
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):

@@ -15,7 +15,7 @@ shared by all queues; the delay queues belong to their queue and are removed wit
 from typing import Any, Final
 
 from penstock.backends.rabbitmq.link import Link
-from penstock.backends.rabbitmq.registry import KnownQueue, LevelsAdded, Registry, new_token
+from penstock.backends.rabbitmq.registry import RabbitQueue, LevelsAdded, Registry, new_token
 
 LEVELS: Final = 32
 
@@ -30,7 +30,7 @@ def level_name(queue: str, level: int) -> str:
     return f"{queue}/delay/{level}"
 
 
-def level_names(queue: KnownQueue) -> list[str]:
+def level_names(queue: RabbitQueue) -> list[str]:
     """The delay queues that a queue has."""
     return [level_name(queue.name, level) for level in range(LEVELS) if queue.levels >> level & 1]
 
@@ -46,7 +46,7 @@ def _word(queue: str) -> str:
     return queue.replace(".", "/")
 
 
-def level_arguments(queue: KnownQueue, level: int) -> dict[str, Any]:
+def level_arguments(queue: RabbitQueue, level: int) -> dict[str, Any]:
     """What the delay queue is declared with."""
     arguments: dict[str, Any] = {
         "x-message-ttl": 1 << level,
@@ -70,7 +70,7 @@ class Delays:
         self._exchanges = -2
         self._bound: set[tuple[int, int]] = set()
 
-    async def route(self, queue: KnownQueue, delay_ms: int) -> tuple[str, str]:
+    async def route(self, queue: RabbitQueue, delay_ms: int) -> tuple[str, str]:
         """The exchange and the routing key for a message with this delay. Raises PenstockError."""
         top = delay_ms.bit_length() - 1
         if top > self._exchanges:
@@ -105,7 +105,7 @@ class Delays:
                 )
         self._exchanges = max(top, self._exchanges)
 
-    async def _declare_level(self, queue: KnownQueue, level: int) -> None:
+    async def _declare_level(self, queue: RabbitQueue, level: int) -> None:
         session = await self._puller.ready()
         key = f"#.{_word(queue.name)}"
         name = queue.name
@@ -122,6 +122,6 @@ class Delays:
         )
         self._bound.add((queue.number, level))
 
-    def forget(self, queue: KnownQueue) -> None:
+    def forget(self, queue: RabbitQueue) -> None:
         """Drops what is known of a removed queue."""
         self._bound = {each for each in self._bound if each[0] != queue.number}

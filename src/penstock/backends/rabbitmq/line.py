@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from penstock.backends.rabbitmq.claims import Claims, LiveClaim
 from penstock.backends.rabbitmq.content import Content, decode, earlier_deliveries, new_id
 from penstock.backends.rabbitmq.content import pushed_at_ms as pushed_at
-from penstock.backends.rabbitmq.link import Link, RefusedByBroker, Session
-from penstock.backends.rabbitmq.registry import KnownQueue
+from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker, AmqpSession
+from penstock.backends.rabbitmq.registry import RabbitQueue
 from penstock.clock import Clock
 from penstock.errors import BackendLost, PenstockError, QueueDeleted, QueueNotFound
 from penstock.service import Claim, Pull
@@ -27,10 +27,9 @@ from penstock.service import Claim, Pull
 _PREFETCH_MAX: Final = 2_000
 # How many messages that came back a process remembers the pulls of.
 _RETURNED_MAX: Final = 100_000
-NOT_FOUND: Final = 404
 
 
-class Delivery(Protocol):
+class AmqpDelivery(Protocol):
     """A message that the broker delivered."""
 
     channel: Any
@@ -73,7 +72,7 @@ class Waiting:
         return True
 
 
-class Line:
+class PullLine:
     """One queue's pulls, its channel, and the claims made on it.
 
     `is_buried` says whether a message was pulled too often; `bury` moves such a message. `start`
@@ -82,12 +81,12 @@ class Line:
 
     def __init__(
         self,
-        queue: KnownQueue,
+        queue: RabbitQueue,
         puller: Link,
         claims: Claims,
         clock: Clock,
-        bury: Callable[["Line", Content, Delivery], Coroutine[Any, Any, None]],
-        is_buried: Callable[[KnownQueue, int], bool],
+        bury: Callable[["PullLine", Content, AmqpDelivery], Coroutine[Any, Any, None]],
+        is_buried: Callable[[RabbitQueue, int], bool],
         start: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self.queue = queue
@@ -104,7 +103,7 @@ class Line:
         self._pump: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._channel: Any = None
-        self._session: Session | None = None
+        self._session: AmqpSession | None = None
         self._prefetch = 0
         self._lock = asyncio.Lock()
         self._flush: asyncio.Task[None] | None = None
@@ -229,7 +228,7 @@ class Line:
                 ) from None
             raise
 
-    async def fetch(self, wanted: int) -> list[Delivery]:
+    async def fetch(self, wanted: int) -> list[AmqpDelivery]:
         """Up to so many messages that are ready now. Raises PenstockError."""
         async with self._lock:
             channel = await self.channel()
@@ -240,12 +239,12 @@ class Line:
             await self.call(channel.basic_cancel(tag))
             return found
 
-    async def fetch_beside(self, wanted: int) -> list[Delivery]:
+    async def fetch_beside(self, wanted: int) -> list[AmqpDelivery]:
         """The same for somebody who is not among the waiting pulls: their wait is interrupted."""
         self._arrived.set()
         return await self.fetch(wanted)
 
-    async def _wait(self, wanted: int) -> list[Delivery]:
+    async def _wait(self, wanted: int) -> list[AmqpDelivery]:
         async with self._lock:
             channel = await self.channel()
             found, tag = await self._consume(channel, wanted, self._arrived)
@@ -263,12 +262,12 @@ class Line:
 
     async def _consume(
         self, channel: Any, prefetch: int, arrived: asyncio.Event | None
-    ) -> tuple[list[Delivery], str]:
+    ) -> tuple[list[AmqpDelivery], str]:
         if self._prefetch != prefetch:
             # Set first: a flush repeats the newest value.
             self._prefetch = prefetch
             await self.call(channel.basic_qos(prefetch_count=prefetch))
-        found: list[Delivery] = []
+        found: list[AmqpDelivery] = []
 
         async def deliver(message: Any) -> None:
             found.append(message)
@@ -305,7 +304,7 @@ class Line:
 
     # What is delivered.
 
-    async def _hand_out(self, found: list[Delivery]) -> int:
+    async def _hand_out(self, found: list[AmqpDelivery]) -> int:
         """Makes claims of deliveries for the waiting pulls; returns how many."""
         given = 0
         for delivery in found:
@@ -319,7 +318,7 @@ class Line:
                 given += await self._claim(content, delivery, receives)
         return given
 
-    async def _claim(self, content: Content, delivery: Delivery, receives: int) -> int:
+    async def _claim(self, content: Content, delivery: AmqpDelivery, receives: int) -> int:
         size_bytes = len(content.body) + sum(
             len(name) + len(value) for name, value in content.attributes.items()
         )
@@ -335,12 +334,12 @@ class Line:
         taker.claims.append(self.shown(claim))
         return 1
 
-    def read(self, delivery: Delivery) -> Content:
+    def read(self, delivery: AmqpDelivery) -> Content:
         """The content of a delivery."""
         unnamed = "" if delivery.header.properties.message_id else new_id(self._clock.now_ms())
         return decode(delivery.body, delivery.header.properties, unnamed)
 
-    def _receives(self, content: Content, delivery: Delivery) -> int:
+    def _receives(self, content: Content, delivery: AmqpDelivery) -> int:
         """Which pull of its message this delivery is; adds what is remembered of the earlier."""
         before, first_ms = self._returned.pop(content.id, (0, None))
         if content.first_pulled_at_ms is None:
@@ -396,7 +395,7 @@ class Line:
         self.keep_count(claim.content, claim.receives)
         await self.settle(claim.channel.basic_nack(claim.tag, wait=False))
 
-    async def return_delivery(self, content: Content, delivery: Delivery) -> None:
+    async def return_delivery(self, content: Content, delivery: AmqpDelivery) -> None:
         """Returns a message that nobody has claimed."""
         self.keep_count(content, content.receives)
         await self.settle(delivery.channel.basic_nack(delivery.delivery_tag, wait=False))

@@ -3,7 +3,7 @@
 There are two `Link`s, as RabbitMQ recommends: one pushes and one does everything else. A broker
 that runs out of memory or disk stops reading from connections that push; pulls and deletes go on.
 
-A `Session` is one connection from its opening to its loss. A claim belongs to a channel of one
+A `AmqpSession` is one connection from its opening to its loss. A claim belongs to a channel of one
 session. A link that has lost its session opens the next one when it is asked for: nothing is
 retried in the background. Every exception of the AMQP client becomes a PenstockError here.
 """
@@ -26,9 +26,10 @@ CLOSE_S: Final = 3.0
 CONNECT_S: Final = 10.0
 # A push of more than this waits until the socket has taken it.
 _DRAIN_BYTES: Final = 65_536
+NOT_FOUND: Final = 404
 _CODES: Final[dict[type, int]] = {
     faults.ChannelAccessRefused: 403,
-    faults.ChannelNotFoundEntity: 404,
+    faults.ChannelNotFoundEntity: NOT_FOUND,
     faults.ChannelLockedResource: 405,
     faults.ChannelPreconditionFailed: 406,
 }
@@ -66,7 +67,7 @@ class _KeptTransport(TransportFactory):
             self.writer.transport.abort()
 
 
-class Session:
+class AmqpSession:
     """One connection, from its opening to its loss."""
 
     def __init__(
@@ -193,20 +194,20 @@ class Link:
     def __init__(self, target: RabbitTarget, name: str) -> None:
         self.target = target
         self.closed = False
-        self.on_open: Callable[[Session], Awaitable[None]] | None = None
-        self.on_lost: Callable[[Session], None] | None = None
+        self.on_open: Callable[[AmqpSession], Awaitable[None]] | None = None
+        self.on_lost: Callable[[AmqpSession], None] | None = None
         self._name = name
-        self._session: Session | None = None
-        self._opening: asyncio.Task[Session] | None = None
+        self._session: AmqpSession | None = None
+        self._opening: asyncio.Task[AmqpSession] | None = None
         self._opened = 0
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> AmqpSession | None:
         """The session, while it is open."""
         session = self._session
         return None if session is None or session.loss is not None else session
 
-    async def ready(self) -> Session:
+    async def ready(self) -> AmqpSession:
         """The open session, or a new one. Raises RequestError, BackendLost or EngineClosed."""
         session = self._session
         if session is not None and session.loss is None:
@@ -218,11 +219,11 @@ class Link:
             self._opening.add_done_callback(self._opening_ended)
         return await asyncio.shield(self._opening)
 
-    def _opening_ended(self, task: "asyncio.Task[Session]") -> None:
+    def _opening_ended(self, task: "asyncio.Task[AmqpSession]") -> None:
         self._opening = None
         _retrieve(task)
 
-    async def _open(self) -> Session:
+    async def _open(self) -> AmqpSession:
         transport = _KeptTransport(self.target)
         connection = aiormq.Connection(
             self.target.url(f"penstock-{self._name}"), transport_factory=transport
@@ -236,7 +237,7 @@ class Link:
                 raise self._refused(error) from None
             raise
         self._opened += 1
-        session = Session(self.target, connection, transport, self._opened)
+        session = AmqpSession(self.target, connection, transport, self._opened)
         connection.closing.add_done_callback(lambda closing: self._closed(session, closing))
         try:
             session.publisher = await session.channel(confirms=True)
@@ -278,7 +279,7 @@ class Link:
             text = error.args[-1]
         return BackendLost(f"{target.shown}: cannot connect: {text}")
 
-    def _closed(self, session: Session, closing: "asyncio.Future[Any]") -> None:
+    def _closed(self, session: AmqpSession, closing: "asyncio.Future[Any]") -> None:
         if session.loss is None:
             why = None if closing.cancelled() else closing.exception()
             if self.closed:

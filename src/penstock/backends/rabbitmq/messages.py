@@ -21,9 +21,9 @@ from penstock.backends.rabbitmq.content import (
 )
 from penstock.backends.rabbitmq.delays import Delays
 from penstock.backends.rabbitmq.lacks import QUORUM_ONLY
-from penstock.backends.rabbitmq.line import Delivery, Line
+from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
 from penstock.backends.rabbitmq.link import Link, Unroutable
-from penstock.backends.rabbitmq.registry import KnownQueue, Registry
+from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
 from penstock.clock import Clock
 from penstock.errors import (
     ClaimTooLong,
@@ -61,8 +61,8 @@ class RabbitMessages:
         registry: Registry,
         delays: Delays,
         clock: Clock,
-        find: Callable[[str], Coroutine[Any, Any, KnownQueue]],
-        line_of: Callable[[KnownQueue], Coroutine[Any, Any, Line]],
+        find: Callable[[str], Coroutine[Any, Any, RabbitQueue]],
+        line_of: Callable[[RabbitQueue], Coroutine[Any, Any, PullLine]],
     ) -> None:
         self.claims = Claims(clock, self._expired)
         self._pusher = pusher
@@ -116,7 +116,7 @@ class RabbitMessages:
         await self._publish(queue, content, delay_ms)
         return PushReply(content.id, 0, False)
 
-    async def _publish(self, queue: KnownQueue, content: Content, delay_ms: int = 0) -> None:
+    async def _publish(self, queue: RabbitQueue, content: Content, delay_ms: int = 0) -> None:
         """Has the broker keep a message, visible after a delay. Raises PenstockError."""
         ttl_ms = queue.settings.retention_ms
         if content.expires_at_ms is not None:
@@ -190,7 +190,7 @@ class RabbitMessages:
         await self._return(claim, command.delay_ms)
         await claim.line.flush()
 
-    async def return_all(self, line: Line, claims: list[Claim]) -> None:
+    async def return_all(self, line: PullLine, claims: list[Claim]) -> None:
         """Ends claims that were made for no time at all."""
         for shown in claims:
             claim = self.claims.get(shown)
@@ -204,7 +204,7 @@ class RabbitMessages:
 
     # The end of a claim.
 
-    def is_buried(self, queue: KnownQueue, receives: int) -> bool:
+    def is_buried(self, queue: RabbitQueue, receives: int) -> bool:
         """Whether a message that was pulled so often belongs into the dead-letter queue."""
         settings = queue.settings
         return (
@@ -241,13 +241,13 @@ class RabbitMessages:
         if claim.line.held_back.pop(claim.number, None) is not None:
             self.start(claim.line.give_back(claim))
 
-    def _dead_letter(self, queue: KnownQueue, content: Content) -> tuple[KnownQueue, Content]:
+    def _dead_letter(self, queue: RabbitQueue, content: Content) -> tuple[RabbitQueue, Content]:
         moved = msgspec.structs.replace(
             content, source=queue.name, receives=0, first_pulled_at_ms=None
         )
         return self._registry.queues[str(queue.settings.dead_letter)], moved
 
-    async def bury(self, line: Line, content: Content, delivery: Delivery) -> None:
+    async def bury(self, line: PullLine, content: Content, delivery: AmqpDelivery) -> None:
         """Moves a delivery that was pulled too often already. Raises PenstockError."""
         try:
             await self._publish(*self._dead_letter(line.queue, content))
@@ -256,7 +256,9 @@ class RabbitMessages:
             raise
         await line.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
 
-    async def move(self, to: KnownQueue, line: Line, content: Content, delivery: Delivery) -> None:
+    async def move(
+        self, to: RabbitQueue, line: PullLine, content: Content, delivery: AmqpDelivery
+    ) -> None:
         """Moves a delivery to another queue, as if it had been pushed there. Raises PenstockError.
 
         It keeps its id.
@@ -267,7 +269,7 @@ class RabbitMessages:
         await self._publish(to, moved)
         await line.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
 
-    async def purge_claims(self, line: Line) -> int:
+    async def purge_claims(self, line: PullLine) -> int:
         """Removes the messages that this connection holds of a queue; returns how many."""
         held = [*line.held_back.values()]
         line.held_back.clear()

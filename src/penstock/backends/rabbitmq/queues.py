@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from penstock.backends.rabbitmq.delays import level_names
 from penstock.backends.rabbitmq.lacks import COMMON
-from penstock.backends.rabbitmq.link import Link, RefusedByBroker
+from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker
 from penstock.backends.rabbitmq.registry import (
-    KnownQueue,
+    RabbitQueue,
     QueueAdded,
     QueueDropped,
     Registry,
@@ -38,7 +38,6 @@ from penstock.service import (
     check_unused,
 )
 
-NOT_FOUND: Final = 404
 # Settings of what RabbitMQ cannot do, and the behaviour that a queue would need for each.
 _UNSUPPORTED: Final = {
     "messages_max": "capacity by messages",
@@ -65,7 +64,7 @@ class RabbitQueues:
         self._registry = registry
         self._clock = clock
 
-    async def find(self, name: str) -> KnownQueue:
+    async def find(self, name: str) -> RabbitQueue:
         """The queue of this name. Raises InvalidField, QueueNotFound or BackendLost."""
         if self._puller.session is None:
             await self._puller.ready()
@@ -165,7 +164,7 @@ class RabbitQueues:
                 f"({reason}); use another name, or delete it there"
             ) from None
 
-    def _check_same(self, known: KnownQueue, asked: dict[str, Any]) -> None:
+    def _check_same(self, known: RabbitQueue, asked: dict[str, Any]) -> None:
         settings = changed_settings(known.settings, asked)
         if settings != known.settings:
             fields = QueueSettings.__struct_fields__

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from pamqp.commands import Basic
 
-from penstock.backends.rabbitmq.link import Link, RefusedByBroker, Session
+from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker, AmqpSession
 from penstock.backends.rabbitmq.target import Kind
 from penstock.errors import BackendLost, PenstockError, RequestError
 from penstock.service import QueueInfo, QueueSettings, changed_settings
@@ -32,7 +32,7 @@ _STREAM_ARGUMENTS: Final = {"x-queue-type": "stream"}
 _SNAPSHOT_ARGUMENTS: Final = {"x-max-length": 1}
 
 
-class KnownQueue(msgspec.Struct):
+class RabbitQueue(msgspec.Struct):
     """A queue of the registry; `levels` has a bit for each delay queue that it has."""
 
     name: str
@@ -97,7 +97,7 @@ class RegistrySnapshot(msgspec.Struct):
     """All queues after the entry of this offset."""
 
     offset: int
-    queues: list[KnownQueue]
+    queues: list[RabbitQueue]
 
 
 def new_token() -> str:
@@ -105,7 +105,7 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def fold(queues: dict[str, KnownQueue], entry: Entry, offset: int) -> KnownQueue | None:
+def fold(queues: dict[str, RabbitQueue], entry: Entry, offset: int) -> RabbitQueue | None:
     """Makes an entry true; returns the queue that it is about, as it is then or was last."""
     if isinstance(entry, Mark):
         return None
@@ -113,7 +113,7 @@ def fold(queues: dict[str, KnownQueue], entry: Entry, offset: int) -> KnownQueue
     if isinstance(entry, QueueAdded):
         if known is None:
             at_ms = entry.at_ms
-            known = KnownQueue(entry.queue, offset, entry.kind, entry.settings, at_ms, at_ms)
+            known = RabbitQueue(entry.queue, offset, entry.kind, entry.settings, at_ms, at_ms)
             queues[entry.queue] = known
         return known
     if known is None or known.number != entry.number:
@@ -145,70 +145,72 @@ class Registry:
     """The queues of a vhost, as far as the stream was read."""
 
     def __init__(self, puller: Link, pusher: Link) -> None:
-        self.queues: dict[str, KnownQueue] = {}
-        self.on_dropped: Callable[[KnownQueue], None] | None = None
+        self.queues: dict[str, RabbitQueue] = {}
+        self.on_dropped: Callable[[RabbitQueue], None] | None = None
         self._puller = puller
         self._pusher = pusher
         self._next_offset = -1
         self._snapshot_offset = -1
-        self._pending: dict[str, asyncio.Future[KnownQueue | None]] = {}
+        self._pending: dict[str, asyncio.Future[RabbitQueue | None]] = {}
         self._writes: set[asyncio.Task[None]] = set()
 
-    async def follow(self, session: Session) -> None:
-        """Reads the stream to its end, and goes on reading it. Raises PenstockError."""
-        if self._next_offset < 0:
-            await self._load(session)
-        channel = await self._consume(session)
-        mark = Mark(new_token())
-        await self.append(mark, session)
-        del channel
+    async def follow(self, session: AmqpSession) -> None:
+        """Reads the stream to its end, and goes on reading it. Raises PenstockError.
 
-    async def _load(self, session: Session) -> None:
-        await session.control(
-            lambda channel: channel.queue_declare(STREAM, durable=True, arguments=_STREAM_ARGUMENTS)
-        )
-        await session.control(
-            lambda channel: channel.queue_declare(
-                SNAPSHOT, durable=True, arguments=_SNAPSHOT_ARGUMENTS
-            )
-        )
-        shown = await session.control(lambda channel: channel.basic_get(SNAPSHOT))
-        self._next_offset = 0
-        if not shown.delivery_tag:
-            return
-        try:
-            snapshot = _decode_snapshot(shown.body)
-        except (msgspec.MsgspecError, ValueError):
-            snapshot = RegistrySnapshot(-1, [])
-        await session.control(lambda channel: channel.basic_nack(shown.delivery_tag, requeue=True))
-        self.queues = {queue.name: queue for queue in snapshot.queues}
-        self._next_offset = snapshot.offset + 1
-        self._snapshot_offset = snapshot.offset
-
-    async def _consume(self, session: Session) -> Any:
-        """Has every further entry delivered."""
-        give_up_s = asyncio.get_running_loop().time() + self._puller.target.timeout_s
+        A broker that has just started refuses a stream for a moment.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._puller.target.timeout_s
         while True:
-            channel = await session.channel()
-            await session.call(channel.basic_qos(prefetch_count=_PREFETCH))
-
-            async def deliver(message: Any, channel: Any = channel) -> None:
-                self._deliver(message)
-                await channel.basic_ack(message.delivery_tag, wait=False)
-
             try:
-                await session.call(
-                    channel.basic_consume(
-                        STREAM, deliver, arguments={"x-stream-offset": self._next_offset}
-                    )
-                )
-                return channel
+                if self._next_offset < 0:
+                    await self._load(session)
+                await self._consume(session)
+                break
             except RefusedByBroker as refused:
-                if asyncio.get_running_loop().time() > give_up_s:
-                    raise BackendLost(
-                        f"{self._puller.target.shown}: the registry cannot be read: {refused}"
-                    ) from None
+                if refused.code != NOT_FOUND:
+                    raise RequestError(f"{STREAM}: {refused}") from None
+                if loop.time() > give_up_s:
+                    shown = self._puller.target.shown
+                    raise BackendLost(f"{shown}: {STREAM} cannot be read: {refused}") from None
                 await asyncio.sleep(_RETRY_S)
+        await self.append(Mark(new_token()), session)
+
+    async def _load(self, session: AmqpSession) -> None:
+        """Declares the stream, and begins with the snapshot if there is one."""
+        for name, arguments in ((STREAM, _STREAM_ARGUMENTS), (SNAPSHOT, _SNAPSHOT_ARGUMENTS)):
+            await session.control(
+                lambda channel, name=name, arguments=arguments: (  # type: ignore[misc]
+                    channel.queue_declare(name, durable=True, arguments=arguments)
+                )
+            )
+        shown = await session.control(lambda channel: channel.basic_get(SNAPSHOT))
+        offset = -1
+        if shown.delivery_tag:
+            await session.control(
+                lambda channel: channel.basic_nack(shown.delivery_tag, requeue=True)
+            )
+            try:
+                snapshot = _decode_snapshot(shown.body)
+            except (msgspec.MsgspecError, ValueError):
+                # Of a newer version: the stream has everything.
+                snapshot = RegistrySnapshot(-1, [])
+            self.queues = {queue.name: queue for queue in snapshot.queues}
+            offset = snapshot.offset
+        self._next_offset = offset + 1
+        self._snapshot_offset = offset
+
+    async def _consume(self, session: AmqpSession) -> None:
+        """Has every further entry delivered."""
+        channel = await session.channel()
+        await session.call(channel.basic_qos(prefetch_count=_PREFETCH))
+
+        async def deliver(message: Any) -> None:
+            self._deliver(message)
+            await channel.basic_ack(message.delivery_tag, wait=False)
+
+        arguments = {"x-stream-offset": self._next_offset}
+        await session.call(channel.basic_consume(STREAM, deliver, arguments=arguments))
 
     def _deliver(self, message: Any) -> None:
         offset = message.header.properties.headers["x-stream-offset"]
@@ -228,14 +230,16 @@ class Registry:
         if pending is not None and not pending.done():
             pending.set_result(queue)
 
-    async def append(self, entry: Entry, following: Session | None = None) -> KnownQueue | None:
+    async def append(
+        self, entry: Entry, following: AmqpSession | None = None
+    ) -> RabbitQueue | None:
         """Appends an entry; returns the queue it is about, once it was folded here.
 
         `following` is the session that reads the stream. Raises PenstockError.
         """
         following = following or await self._puller.ready()
         session = await self._pusher.ready()
-        folded: asyncio.Future[KnownQueue | None] = asyncio.get_running_loop().create_future()
+        folded: asyncio.Future[RabbitQueue | None] = asyncio.get_running_loop().create_future()
         self._pending[entry.token] = folded
         try:
             properties = Basic.Properties(message_id=entry.token, delivery_mode=2)
@@ -255,7 +259,7 @@ class Registry:
             write.add_done_callback(self._writes.discard)
         return queue
 
-    async def _write_snapshot(self, session: Session) -> None:
+    async def _write_snapshot(self, session: AmqpSession) -> None:
         snapshot = RegistrySnapshot(self._next_offset - 1, list(self.queues.values()))
         properties = Basic.Properties(message_id=new_token(), delivery_mode=2)
         try:
@@ -275,7 +279,7 @@ class Registry:
         """Reads all entries that were appended before this call."""
         await self.append(Mark(new_token()))
 
-    async def add(self, entry: QueueAdded) -> KnownQueue:
+    async def add(self, entry: QueueAdded) -> RabbitQueue:
         """Adds a queue, or returns the one that has its name."""
         queue = await self.append(entry)
         if queue is None:

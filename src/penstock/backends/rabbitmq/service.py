@@ -16,11 +16,11 @@ from penstock.backends.portal import Portal
 from penstock.backends.rabbitmq.content import Content
 from penstock.backends.rabbitmq.delays import Delays, level_names
 from penstock.backends.rabbitmq.lacks import COMMON, LACKS
-from penstock.backends.rabbitmq.line import Delivery, Line
-from penstock.backends.rabbitmq.link import Link, Session
+from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
+from penstock.backends.rabbitmq.link import Link, AmqpSession
 from penstock.backends.rabbitmq.messages import RabbitMessages
 from penstock.backends.rabbitmq.queues import RabbitQueues
-from penstock.backends.rabbitmq.registry import KnownQueue, Registry
+from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
 from penstock.backends.rabbitmq.target import RabbitTarget, read_target
 from penstock.clock import Clock, SystemClock
 from penstock.core.window import Window
@@ -106,7 +106,7 @@ class AsyncRabbit:
         self._messages = messages = RabbitMessages(
             self._pusher, self._registry, delays, self._clock, self._queues.find, self._line
         )
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, PullLine] = {}
         self._attempts: Window[list[Claim]] = Window(DEDUP_WINDOW_MS, _ATTEMPTS_MAX)
         self._puller.on_open = self._registry.follow
         self._puller.on_lost = self._lost
@@ -159,7 +159,7 @@ class AsyncRabbit:
         await self._puller.close()
         await self._pusher.close()
 
-    def _lost(self, session: Session) -> None:
+    def _lost(self, session: AmqpSession) -> None:
         error = session.loss
         assert error is not None
         self._registry.lost(error)
@@ -168,12 +168,12 @@ class AsyncRabbit:
 
     # Lines.
 
-    async def _line(self, queue: KnownQueue) -> Line:
+    async def _line(self, queue: RabbitQueue) -> PullLine:
         line = self._lines.get(queue.name)
         if line is None or line.queue is not queue:
             if len(self._lines) >= _CHANNELS_MAX:
                 await self._close_idle()
-            line = self._lines[queue.name] = Line(
+            line = self._lines[queue.name] = PullLine(
                 queue,
                 self._puller,
                 self._messages.claims,
@@ -190,7 +190,7 @@ class AsyncRabbit:
                 del self._lines[name]
                 await line.close_channel()
 
-    def _dropped(self, queue: KnownQueue) -> None:
+    def _dropped(self, queue: RabbitQueue) -> None:
         self._delays.forget(queue)
         line = self._lines.get(queue.name)
         if line is not None and line.queue.number == queue.number:
@@ -220,7 +220,7 @@ class AsyncRabbit:
             self._attempts.remember(key, claims, self._clock.now_ms())
         return claims
 
-    def _repeat(self, queue: KnownQueue, command: Pull, visibility_ms: int) -> list[Claim] | None:
+    def _repeat(self, queue: RabbitQueue, command: Pull, visibility_ms: int) -> list[Claim] | None:
         """The claims of an earlier pull with the same attempt id. Raises AttemptLapsed."""
         key = (queue.name, str(command.attempt_id))
         given = self._attempts.find(key, self._clock.now_ms())
@@ -305,7 +305,7 @@ class AsyncRabbit:
         left = min(command.limit, REDRIVE_MAX)
         moved = 0
         has_no_source = False
-        staying: list[tuple[Content, Delivery]] = []
+        staying: list[tuple[Content, AmqpDelivery]] = []
         try:
             while left and (found := await line.fetch_beside(left)):
                 for delivery in found:
