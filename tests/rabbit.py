@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ class Broker:
     def __init__(self, directory):
         self.directory = Path(directory)
         self.port, self._dist_port, self._epmd_port = free_ports(3)
-        self._process = None
+        self._process: Any = None
         (self.directory / "home").mkdir()
         (self.directory / "enabled_plugins").write_text("[].\n")
         (self.directory / "rabbitmq.conf").write_text(CONFIGURATION.format(port=self.port))
@@ -97,9 +98,9 @@ class Broker:
             )
         give_up_s = time.monotonic() + PATIENCE_S
         while not _listens(self.port):
-            output = (where / "output").read_text(errors="replace")
-            assert self._process.poll() is None, f"RabbitMQ did not start: {output}"
-            assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {output}"
+            told = (where / "output").read_text(errors="replace")
+            assert self._process.poll() is None, f"RabbitMQ did not start: {told}"
+            assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {told}"
             PAUSE.wait(0.02)
         return self
 

@@ -1,10 +1,7 @@
 """What a user is told who reaches no broker, or one that refuses: one sentence each."""
 
-import asyncio
-import secrets
 import threading
 
-import aiormq
 import pytest
 
 import penstock
@@ -21,31 +18,6 @@ from penstock.url import read_url
 from tests.ports import deaf_port
 
 pytestmark = pytest.mark.service("rabbitmq-server")
-
-
-@pytest.fixture(scope="module")
-def queues(rabbit):
-    with penstock.connect(rabbit.url) as queues:
-        yield queues
-
-
-@pytest.fixture
-def name():
-    return f"q-{secrets.token_hex(6)}"
-
-
-def amqp(rabbit, request):
-    """Asks the broker as any AMQP client would."""
-
-    async def run():
-        connection = await aiormq.connect(rabbit.url)
-        try:
-            channel = await connection.channel()
-            return await request(channel)
-        finally:
-            await connection.close()
-
-    return asyncio.run(run())
 
 
 def refused_by(url):
@@ -133,22 +105,22 @@ def test_a_url_gives_user_password_and_vhost_unquoted():
     assert (plain.user, plain.vhost, plain.port) == ("guest", "/", 5671)
 
 
-def test_a_queue_that_somebody_made_with_other_arguments_is_not_taken(rabbit, queues, name):
-    amqp(rabbit, lambda channel: channel.queue_declare(name, durable=True))
+def test_a_queue_that_somebody_made_with_other_arguments_is_not_taken(queues, name, amqp):
+    amqp(lambda channel: channel.queue_declare(name, durable=True))
     with pytest.raises(QueueExists, match=r"made with other arguments .*x-max-priority") as caught:
         queues.create(name)
     assert "use another name, or delete it there" in str(caught.value)
     assert queues.names(name) == []
     with pytest.raises(QueueNotFound, match="one of RabbitMQ's that was made otherwise"):
         queues.push(name, "x")
-    amqp(rabbit, lambda channel: channel.queue_delete(name))
+    amqp(lambda channel: channel.queue_delete(name))
     with pytest.raises(QueueNotFound, match="create it first"):
         queues.push(name, "x")
 
 
-def test_a_queue_that_somebody_deleted_is_missed_and_can_be_made_again(rabbit, queues, name):
+def test_a_queue_that_somebody_deleted_is_missed_and_can_be_made_again(queues, name, amqp):
     queues.create(name)
-    amqp(rabbit, lambda channel: channel.queue_delete(name))
+    amqp(lambda channel: channel.queue_delete(name))
     uses = (queues.stats, queues.pull, queues.purge, lambda name: queues.push(name, "x"))
     for use in uses:
         with pytest.raises(QueueNotFound, match=r"no queue .* any more; create it again"):
@@ -180,7 +152,7 @@ def test_a_setting_that_rabbitmq_cannot_have_is_refused_with_the_reason(queues, 
     assert queues.names(name) == []
 
 
-def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(rabbit, queues, name):
+def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(queues, name, connect):
     queues.create(name)
     for use in (
         lambda: queues.push(name, "x", group="g"),
@@ -190,15 +162,15 @@ def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(rabbit, queues, name
     ):
         with pytest.raises(UnsupportedOperation, match="RabbitMQ"):
             use()
-    with penstock.connect(rabbit.url + "?queues=quorum") as quorum:
+    with connect("?queues=quorum") as quorum:
         quorum.create(f"{name}-quorum")
         with pytest.raises(UnsupportedOperation, match="quorum queue has no priorities"):
             quorum.push(f"{name}-quorum", "x", priority=1)
         assert quorum.stats(f"{name}-quorum").messages == 0
 
 
-def test_a_claim_cannot_be_held_for_longer_than_the_broker_permits(rabbit, name):
-    with penstock.connect(rabbit.url + "?hold=60") as queues:
+def test_a_claim_cannot_be_held_for_longer_than_the_broker_permits(name, connect):
+    with connect("?hold=60") as queues:
         with pytest.raises(InvalidField, match=r"visibility_timeout: .*consumer_timeout.* 60 s"):
             queues.create(name, visibility_timeout=61)
         queues.create(name, visibility_timeout=60)

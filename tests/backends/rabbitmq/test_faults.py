@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-import penstock
 from penstock.errors import BackendLost, StaleReceipt, UnavailableError
 from tests.conftest import FULL
 from tests.rabbit import PAUSE
+from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 PATIENCE_S = 90
@@ -30,22 +31,10 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.fixture
-def name():
-    return f"q-{secrets.token_hex(6)}"
-
-
-def until(holds):
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s, "waited in vain"
-        PAUSE.wait(0.02)
-
-
 class Load:
     """Producers and consumers that go on whatever happens, and a ledger of what was answered."""
 
-    def __init__(self, url, queue):
+    def __init__(self, queues, queue):
         self.queue = queue
         self._began_s = time.monotonic()
         self.pushed = []
@@ -54,7 +43,7 @@ class Load:
         self.faults = []
         self._ended = threading.Event()
         self._drained = threading.Event()
-        self._queues = penstock.connect(url)
+        self._queues = queues
         self._threads = [
             threading.Thread(target=target, args=(number,), daemon=True)
             for target, count in ((self._produce, PRODUCERS), (self._consume, CONSUMERS))
@@ -98,7 +87,7 @@ class Load:
     def finish(self):
         """Ends the producers, and the consumers once they have seen everything."""
         self._ended.set()
-        until(lambda: set(self.pushed) <= self.received or self.faults)
+        until(lambda: set(self.pushed) <= self.received or self.faults, PATIENCE_S)
         self._drained.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
@@ -112,41 +101,43 @@ class Load:
     + [(signal.SIGTERM, "classic"), (signal.SIGKILL, "quorum")] * FULL,
 )
 def test_a_broker_that_is_ended_and_started_under_load_loses_nothing_answered(
-    rabbit, name, how, kind
+    rabbit, name, how, kind, connect
 ):
     """Row 12: every answered push arrives; in between there are typed errors; all recovers."""
-    url = f"{rabbit.url}?queues={kind}&timeout=10"
-    with penstock.connect(url) as queues:
+    options = f"?queues={kind}&timeout=10"
+    with connect(options) as queues:
         queues.create(name, visibility_timeout=30)
-    load = Load(url, name)
-    until(lambda: len(load.pushed) >= BEFORE or load.faults)
+    load = Load(connect(options), name)
+    until(lambda: len(load.pushed) >= BEFORE or load.faults, PATIENCE_S)
     # Streams and quorum queues of this version do not survive a kill in their first second.
     until(lambda: load.age_s() > 3)
     rabbit.stop(how)
     until(lambda: any(isinstance(error, BackendLost) for error in list(load.errors)))
     at_restart = len(load.pushed)
     rabbit.start()
-    until(lambda: len(load.pushed) >= at_restart + AFTER or load.faults)
+    until(lambda: len(load.pushed) >= at_restart + AFTER or load.faults, PATIENCE_S)
     load.finish()
     assert load.faults == []
     assert len(load.pushed) >= BEFORE + AFTER
     lost = set(load.pushed) - load.received
     assert not lost, f"{len(lost)} of {len(load.pushed)} answered pushes were lost"
     assert all(str(rabbit.port) in str(e) for e in load.errors if isinstance(e, BackendLost))
-    with penstock.connect(url) as queues:
+    with connect(options) as queues:
         assert queues.describe(name).settings.visibility_ms == 30_000
         queues.remove(name)
 
 
-def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(rabbit, name):
+def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(
+    rabbit, name, connect
+):
     """Row 12: no call hangs past the timeout while the broker is stopped by a signal."""
-    with penstock.connect(rabbit.url + "?timeout=1") as queues, ThreadPoolExecutor(8) as pool:
+    with connect("?timeout=1") as queues, ThreadPoolExecutor(8) as pool:
         queues.create(name, visibility_timeout=300)
         queues.push_many(name, ["held", "doomed", "ready"])
         held, doomed = queues.pull_many(name, 2)
         rabbit.send(signal.SIGSTOP)
         try:
-            uses = [
+            uses: list[Any] = [
                 pool.submit(queues.push, name, "lost"),
                 pool.submit(queues.pull, name),
                 pool.submit(queues.delete, doomed),
@@ -163,7 +154,7 @@ def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(
         until(lambda: tried(queues.push, name, "after"))
         with pytest.raises(StaleReceipt):
             queues.extend(held, 60)
-        bodies = set()
+        bodies: set[bytes] = set()
 
         def are_all_back():
             bodies.update(claim.body for claim in queues.pull_many(name, 9))
@@ -195,12 +186,14 @@ def held_by_a_process_that_is_killed(url, queue):
     return int(ended.stdout)
 
 
-def test_a_message_of_a_killed_process_is_visible_at_once_and_its_pulls_are_counted(rabbit, name):
-    url = rabbit.url + "?queues=quorum"
-    with penstock.connect(url) as queues:
+def test_a_message_of_a_killed_process_is_visible_at_once_and_its_pulls_are_counted(
+    rabbit, name, connect
+):
+    options = "?queues=quorum"
+    with connect(options) as queues:
         queues.create(name, visibility_timeout=600, dead_letter=f"{name}-dead", max_receives=2)
         message_id = queues.push(name, "poison")
-        assert held_by_a_process_that_is_killed(url, name) == 1
+        assert held_by_a_process_that_is_killed(rabbit.url + options, name) == 1
         claim = queues.pull(name, wait=30)
         assert (claim.id, claim.receives) == (message_id, 2)
         queues.release(claim)
@@ -208,12 +201,11 @@ def test_a_message_of_a_killed_process_is_visible_at_once_and_its_pulls_are_coun
         assert (dead.id, dead.source, dead.receives) == (message_id, name, 1)
 
 
-def test_a_classic_queue_knows_after_a_crash_that_its_message_was_pulled(rabbit, name):
-    with penstock.connect(rabbit.url) as queues:
+def test_a_classic_queue_knows_after_a_crash_that_its_message_was_pulled(rabbit, name, connect):
+    with connect() as queues:
         queues.create(name, visibility_timeout=600, dead_letter=f"{name}-dead", max_receives=1)
         message_id = queues.push(name, "poison")
         assert held_by_a_process_that_is_killed(rabbit.url, name) == 1
-        dead = None
         until(lambda: queues.pull(name) is None and queues.stats(f"{name}-dead").visible)
         dead = queues.pull(f"{name}-dead")
         assert (dead.id, dead.receives) == (message_id, 1)

@@ -1,10 +1,10 @@
 """The RabbitMQ adapter beyond the contract: several connections, other clients of the broker."""
 
 import asyncio
-import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiormq
 import pytest
@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.service import Delete, Pull, Push, QueueSettings
 from penstock.testing.conformance import BEHAVIOURS
-from tests.rabbit import PAUSE
+from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 PAGE = Path(__file__).parents[3] / "docs" / "rabbitmq.md"
@@ -33,42 +33,10 @@ PATIENCE_S = 30
 
 
 @pytest.fixture(scope="module")
-def queues(rabbit):
-    with penstock.connect(rabbit.url) as queues:
-        yield queues
-
-
-@pytest.fixture(scope="module")
-def others(rabbit):
+def others(connect):
     """Another connection, as another process would have it."""
-    with penstock.connect(rabbit.url) as queues:
+    with connect() as queues:
         yield queues
-
-
-@pytest.fixture
-def name():
-    return f"q-{secrets.token_hex(6)}"
-
-
-def amqp(rabbit, request):
-    """Asks the broker as any AMQP client would."""
-
-    async def run():
-        connection = await aiormq.connect(rabbit.url)
-        try:
-            return await request(await connection.channel())
-        finally:
-            await connection.close()
-
-    return asyncio.run(run())
-
-
-def until(holds):
-    for _ in range(3_000):
-        if holds():
-            return
-        PAUSE.wait(0.01)
-    raise AssertionError("waited in vain")
 
 
 # Other connections.
@@ -103,10 +71,10 @@ def test_what_one_connection_holds_another_does_not_get_and_cannot_settle(queues
     assert others.pull(name, wait=PATIENCE_S).receives == 2
 
 
-def test_a_connection_that_is_closed_returns_what_it_held(rabbit, queues, name):
+def test_a_connection_that_is_closed_returns_what_it_held(queues, name, connect):
     queues.create(name)
     queues.push_many(name, ["a", "b"])
-    with penstock.connect(rabbit.url) as closing:
+    with connect() as closing:
         assert [claim.body for claim in closing.pull_many(name, 2)] == [b"a", b"b"]
         assert queues.pull(name) is None
     claims = [queues.pull(name, wait=PATIENCE_S) for _ in range(2)]
@@ -123,9 +91,9 @@ def test_a_waiting_pull_ends_when_another_connection_removes_the_queue(queues, o
             pull.result(PATIENCE_S)
 
 
-def test_many_connections_that_make_one_queue_make_it_once(rabbit, name):
+def test_many_connections_that_make_one_queue_make_it_once(name, connect):
     def create(seconds):
-        with penstock.connect(rabbit.url) as queues:
+        with connect() as queues:
             try:
                 return queues.create(name, visibility_timeout=seconds).created_at_ms
             except QueueExists:
@@ -160,7 +128,7 @@ def test_a_cancelled_pull_keeps_no_message(rabbit, name):
             for pull in waiting[:2]:
                 pull.cancel()
             await queues.push(name, "a")
-            claim = await asyncio.wait_for(waiting[2], PATIENCE_S)
+            claim: Any = await asyncio.wait_for(waiting[2], PATIENCE_S)
             assert (claim.body, claim.receives) == (b"a", 1)
             await queues.delete(claim)
 
@@ -172,7 +140,7 @@ def test_pulls_that_are_cancelled_in_any_step_lose_no_message(rabbit, name):
         async with await penstock.aio.connect(rabbit.url) as queues:
             await queues.create(name, visibility_timeout=600)
             await queues.push_many(name, [str(number) for number in range(20)])
-            held = []
+            held: list[Any] = []
             for number in range(30):
                 pull = asyncio.ensure_future(queues.pull_many(name, 2))
                 for _ in range(number):
@@ -183,7 +151,7 @@ def test_pulls_that_are_cancelled_in_any_step_lose_no_message(rabbit, name):
             assert len(held) < 20
             for claim in held:
                 await queues.release(claim)
-            found = []
+            found: list[Any] = []
             while len(found) < 20:
                 claims = await queues.pull_many(name, 100, wait=PATIENCE_S)
                 assert all(await queues.delete_many(claims))
@@ -194,8 +162,8 @@ def test_pulls_that_are_cancelled_in_any_step_lose_no_message(rabbit, name):
     asyncio.run(run())
 
 
-def test_closing_fails_the_pulls_that_wait(rabbit, name):
-    queues = penstock.connect(rabbit.url)
+def test_closing_fails_the_pulls_that_wait(name, connect):
+    queues = connect()
     queues.create(name)
     with ThreadPoolExecutor(1) as pool:
         pull = pool.submit(queues.pull, name, wait=600)
@@ -219,12 +187,12 @@ def test_a_pull_limited_in_bytes_leaves_the_rest(queues, name):
 # Other clients of the broker.
 
 
-def test_another_client_sees_body_and_attributes_as_they_were_pushed(rabbit, queues, name):
+def test_another_client_sees_body_and_attributes_as_they_were_pushed(queues, name, amqp):
     queues.create(name)
     message_id = queues.push(
         name, b"\x00body", attributes={"kind": "test", "raw": b"\xff"}, priority=7
     )
-    message = amqp(rabbit, lambda channel: channel.basic_get(name, no_ack=True))
+    message = amqp(lambda channel: channel.basic_get(name, no_ack=True))
     properties = message.header.properties
     assert message.body == b"\x00body"
     assert properties.headers == {"kind": "test", "raw": bytearray(b"\xff")}
@@ -232,13 +200,18 @@ def test_another_client_sees_body_and_attributes_as_they_were_pushed(rabbit, que
     assert (properties.priority, properties.expiration) == (7, "345600000")
 
 
-def test_a_message_of_another_client_is_pulled_like_any_other(rabbit, queues, name):
+def test_a_message_of_another_client_is_pulled_like_any_other(queues, name, amqp):
     queues.create(name, dead_letter=f"{name}-dead", max_receives=1)
-    headers = {"n": 5, "list": [1, "a"], "text": "t", "x-other": "kept", "x-penstock": "{broken"}
+    headers: Any = {
+        "n": 5,
+        "list": [1, "a"],
+        "text": "t",
+        "x-other": "kept",
+        "x-penstock": "{broken",
+    }
     properties = Basic.Properties(headers=headers, priority=200)
-    amqp(rabbit, lambda channel: channel.basic_publish(b"x", routing_key=name))
+    amqp(lambda channel: channel.basic_publish(b"x", routing_key=name))
     amqp(
-        rabbit,
         lambda channel: channel.basic_publish(b"y", routing_key=name, properties=properties),
     )
     first = queues.pull(name)
@@ -276,7 +249,7 @@ def test_delays_of_every_length_end_in_their_order(queues, name):
     assert bodies == ["1", "150", "255", "400", "500"]
 
 
-def test_a_delayed_message_of_a_removed_queue_is_gone_with_it(rabbit, queues, name):
+def test_a_delayed_message_of_a_removed_queue_is_gone_with_it(queues, name, amqp):
     queues.create(name)
     queues.push_many(name, ["a", "b"], delay=3_600)
     assert queues.stats(name).delayed == 2
@@ -286,17 +259,17 @@ def test_a_delayed_message_of_a_removed_queue_is_gone_with_it(rabbit, queues, na
     for level in (7, 9, 10):
         gone = delays.level_name(name, level)
         with pytest.raises(aiormq.exceptions.ChannelNotFoundEntity):
-            amqp(rabbit, lambda channel, gone=gone: channel.queue_declare(gone, passive=True))
+            amqp(lambda channel, gone=gone: channel.queue_declare(gone, passive=True))
 
 
-def test_a_release_beyond_the_hold_is_kept_by_the_broker_and_counts_on(rabbit, name):
-    with penstock.connect(rabbit.url + "?hold=1") as queues:
+def test_a_release_beyond_the_hold_is_kept_by_the_broker_and_counts_on(name, connect):
+    with connect("?hold=1") as queues:
         queues.create(name, visibility_timeout=1)
         message_id = queues.push(name, "a", attributes={"k": "v"})
         claim = queues.pull(name)
         queues.release(claim, delay=1.5)
         assert (queues.stats(name).delayed, queues.stats(name).in_flight) == (1, 0)
-    with penstock.connect(rabbit.url) as queues:
+    with connect() as queues:
         assert queues.pull(name) is None
         again = queues.pull(name, wait=PATIENCE_S)
         assert (again.id, again.receives, again.attributes) == (message_id, 2, {"k": "v"})
@@ -312,18 +285,18 @@ def test_the_key_of_a_delay_has_its_bits_and_the_name_as_one_word():
 # The registry.
 
 
-def test_a_connection_begins_with_the_snapshot_and_reads_the_rest(rabbit, name, monkeypatch):
+def test_a_connection_begins_with_the_snapshot_and_reads_the_rest(name, monkeypatch, connect, amqp):
     monkeypatch.setattr(registry, "SNAPSHOT_AFTER", 5)
-    with penstock.connect(rabbit.url) as queues:
+    with connect() as queues:
         for number in range(8):
             queues.create(f"{name}-{number}", visibility_timeout=number)
         queues.remove(f"{name}-3")
-        shown = amqp(rabbit, lambda channel: channel.basic_get(registry.SNAPSHOT))
+        shown = amqp(lambda channel: channel.basic_get(registry.SNAPSHOT))
         kept = registry._decode_snapshot(shown.body)
         assert f"{name}-1" in {queue.name for queue in kept.queues}
         queues.configure(f"{name}-5", visibility_timeout=50)
         expected = queues.service.execute(penstock.service.DescribeQueues(name))
-    with penstock.connect(rabbit.url) as fresh:
+    with connect() as fresh:
         assert fresh.service.execute(penstock.service.DescribeQueues(name)) == expected
         assert len(expected) == 7
         for info in expected:
@@ -331,13 +304,13 @@ def test_a_connection_begins_with_the_snapshot_and_reads_the_rest(rabbit, name, 
 
 
 def test_entries_of_a_queue_that_was_made_again_do_not_touch_the_new_one():
-    queues = {}
+    queues: dict[str, Any] = {}
     added = registry.QueueAdded("t", 1, "q", "classic", QueueSettings())
-    first = registry.fold(queues, added, 10)
+    first: Any = registry.fold(queues, added, 10)
     assert registry.fold(queues, registry.QueueAdded("u", 2, "q", "quorum", QueueSettings()), 11)
     assert queues["q"].kind == "classic"
     assert registry.fold(queues, registry.QueueDropped("t", "q", first.number), 12) is first
-    again = registry.fold(queues, added, 13)
+    again: Any = registry.fold(queues, added, 13)
     assert registry.fold(queues, registry.QueueDropped("t", "q", first.number), 14) is None
     changes = {"visibility_ms": 5}
     assert registry.fold(queues, registry.SettingsChanged("t", 9, "q", 10, changes), 15) is None
@@ -386,12 +359,12 @@ def test_an_id_tells_when_its_message_was_pushed():
         assert content.pushed_at_ms(other) is None
 
 
-def test_a_ttl_or_retention_beyond_what_the_broker_counts_is_kept_here(rabbit, queues, name):
+def test_a_ttl_or_retention_beyond_what_the_broker_counts_is_kept_here(queues, name, amqp):
     queues.create(name, retention=100 * 86_400)
     queues.push(name, "a")
     queues.push(name, "b", ttl=60 * 86_400)
     for body in (b"a", b"b"):
-        message = amqp(rabbit, lambda channel: channel.basic_get(name, no_ack=True))
+        message = amqp(lambda channel: channel.basic_get(name, no_ack=True))
         assert (message.body, message.header.properties.expiration) == (body, None)
 
 

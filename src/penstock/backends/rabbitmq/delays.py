@@ -15,7 +15,7 @@ shared by all queues; the delay queues belong to their queue and are removed wit
 from typing import Any, Final
 
 from penstock.backends.rabbitmq.link import Link
-from penstock.backends.rabbitmq.registry import RabbitQueue, LevelsAdded, Registry, new_token
+from penstock.backends.rabbitmq.registry import LevelsAdded, RabbitQueue, Registry, new_token
 
 LEVELS: Final = 32
 

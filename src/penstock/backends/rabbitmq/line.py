@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from penstock.backends.rabbitmq.claims import Claims, LiveClaim
 from penstock.backends.rabbitmq.content import Content, decode, earlier_deliveries, new_id
 from penstock.backends.rabbitmq.content import pushed_at_ms as pushed_at
-from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker, AmqpSession
+from penstock.backends.rabbitmq.link import NOT_FOUND, AmqpSession, Link, RefusedByBroker
 from penstock.backends.rabbitmq.registry import RabbitQueue
 from penstock.clock import Clock
 from penstock.errors import BackendLost, PenstockError, QueueDeleted, QueueNotFound

@@ -10,9 +10,9 @@ from penstock.backends.rabbitmq.delays import level_names
 from penstock.backends.rabbitmq.lacks import COMMON
 from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker
 from penstock.backends.rabbitmq.registry import (
-    RabbitQueue,
     QueueAdded,
     QueueDropped,
+    RabbitQueue,
     Registry,
     SettingsChanged,
     new_token,

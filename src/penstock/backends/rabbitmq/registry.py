@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from pamqp.commands import Basic
 
-from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker, AmqpSession
+from penstock.backends.rabbitmq.link import NOT_FOUND, AmqpSession, Link, RefusedByBroker
 from penstock.backends.rabbitmq.target import Kind
 from penstock.errors import BackendLost, PenstockError, RequestError
 from penstock.service import QueueInfo, QueueSettings, changed_settings

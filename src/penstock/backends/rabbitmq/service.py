@@ -17,7 +17,7 @@ from penstock.backends.rabbitmq.content import Content
 from penstock.backends.rabbitmq.delays import Delays, level_names
 from penstock.backends.rabbitmq.lacks import COMMON, LACKS
 from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
-from penstock.backends.rabbitmq.link import Link, AmqpSession
+from penstock.backends.rabbitmq.link import AmqpSession, Link
 from penstock.backends.rabbitmq.messages import RabbitMessages
 from penstock.backends.rabbitmq.queues import RabbitQueues
 from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
