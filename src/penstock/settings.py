@@ -46,7 +46,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `Queues.create`. `allow_hosts` are further names by which clients may address a server that
     checks no signatures. For `deleted_window` seconds after its deletion a queue cannot be made
     again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
-    unless set, or 60 with `aws_limits`, as in Amazon SQS.
+    unless set, or 60 with `aws_limits`, as in Amazon SQS. `carrot` is where a Carrot broker on the
+    same store listens, `[HOST:]PORT`; `token_file` holds the token that its clients must send.
     """
 
     data: str = "penstock-data"
@@ -66,6 +67,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
     insecure_other_owner: bool = False
+    carrot: str | None = None
+    token_file: str | None = None
     queues: dict[str, dict[str, Any]] = {}
 
     @property
@@ -218,6 +221,8 @@ def _check(settings: ServerSettings) -> None:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")
     for access_key, secret in settings.keys.items():
         _check_key(access_key, secret)
+    if settings.token_file is not None and settings.carrot is None:
+        raise InvalidField("token_file: is for the clients of a Carrot broker; give carrot, too")
     if settings.on_loopback:
         return
     if not settings.keys and not settings.insecure_without_keys:

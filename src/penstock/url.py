@@ -30,6 +30,14 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
     "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
     "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "redis+cluster": Scheme(
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis"
+    ),
+    "redis+sentinel": Scheme(
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
+    ),
 }
 
 

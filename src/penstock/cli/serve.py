@@ -22,6 +22,8 @@ _PLAIN: Final = (
     ("--account", "DIGITS", "the account likewise (default: 000000000000)"),
     ("--tls-cert", "FILE", "the certificate, in PEM form"),
     ("--tls-key", "FILE", "its key"),
+    ("--carrot", "[HOST:]PORT", "run a Carrot broker there, too (host: 127.0.0.1; 0: any port)"),
+    ("--token-file", "FILE", "holds the token that Carrot clients must send"),
 )
 
 
@@ -124,6 +126,7 @@ def _show_json(session: Session, running: "Running") -> None:
             "store": running.store.url,
             "pid": os.getpid(),
             "socket": running.store.socket_path,
+            "carrot": running.carrot_address,
         }
     )
     sys.stdout.flush()
@@ -151,6 +154,8 @@ def _show_text(running: "Running") -> None:
     print(f"penstock: Amazon SQS at {url}")
     print(f"  messages    {kept}")
     print(f"  signatures  {checked}")
+    if running.carrot_address is not None:
+        print(f"  carrot      {running.carrot_address}")
     print(f"  docs        {_docs()}")
     print("try it:")
     key = next(iter(settings.keys), "any")

@@ -32,6 +32,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
@@ -276,13 +277,14 @@ async def _serve(
         "archive": arguments.archive or "",
     }
     service = LoopEngine(engine)
-    socket = StoreSocket(holder, service, options, faults, fail)
+    counts = CommandCounts()
+    socket = StoreSocket(holder, service, options, faults, fail, counts)
     reason = "the daemon could not start"
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
-        http = await _listen(listening, holder, service, socket, faults)
+        http = await _listen(listening, holder, service, socket, faults, counts)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")
         await socket.listen()
@@ -303,6 +305,7 @@ async def _listen(
     service: LoopEngine,
     socket: StoreSocket,
     faults: Faults,
+    counts: CommandCounts,
 ) -> "HttpServer | None":
     """Listens on TCP and HTTP, as configured, and writes the ports to the daemon's directory."""
     if listening.tcp is not None:
@@ -320,7 +323,7 @@ async def _listen(
     # Imported here: few daemons show these pages, and the import delays the start.
     from penstock.server.pages import listen_pages
 
-    http, listener = await listen_pages(service, *listening.http, faults)
+    http, listener = await listen_pages(service, *listening.http, faults, counts)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

@@ -15,6 +15,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 
+from tests.server.sqs.awscli import aws_program
 from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
 
 SECRET, OTHER_SECRET = "a very long secret", "another long secret"
@@ -96,15 +97,23 @@ def typed_lines(output):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--region", "eu-central-1", "--account", "111122223333")], ids=str
+    ("version", "arguments"),
+    [
+        ("1", ()),
+        ("1", ("--region", "eu-central-1", "--account", "111122223333")),
+        # Each of its commands takes seconds to start.
+        ("2", ("--region", "eu-central-1", "--account", "111122223333")),
+    ],
+    ids=str,
 )
-def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments):
+def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments, version):
+    program = aws_program(version)
     with serve("--store", "memory:", *arguments) as server:
         lines = typed_lines(server.output)
         assert [line.split()[0] for line in lines] == ["export"] * 2 + ["aws"] * 3
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
-            env={"PATH": f"{PENSTOCK.parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
+            env={"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
