@@ -8,6 +8,7 @@ two functions, each of a `BackendUrl` and a clock:
     async open_async_service(url, clock) -> AsyncQueueService
 """
 
+import re
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -39,6 +40,9 @@ SCHEMES: Final[dict[str, Scheme]] = {
         "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
     ),
 }
+
+
+_SECRET: Final = re.compile(r"//[^/?]*@")
 
 
 class BackendUrl(NamedTuple):
@@ -73,6 +77,11 @@ class BackendUrl(NamedTuple):
                     f"url: {self.scheme}: has no option {name!r}; "
                     f"it has {', '.join(sorted(known)) or 'none'}"
                 )
+
+    @property
+    def shown(self) -> str:
+        """The URL without the user and the password, to be printed."""
+        return _SECRET.sub("//…@", self.text)
 
     @property
     def path(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
 from penstock.settings import read_keys, read_settings
+from penstock.url import read_url
 
 if TYPE_CHECKING:
     from penstock.server.run import Running
@@ -142,7 +143,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {settings.store}"
+            else f"in {read_url(settings.store).shown}"
         )
     )
     if settings.keys:
