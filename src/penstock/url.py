@@ -30,6 +30,8 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
     "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+    "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
     "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
     "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
     "redis+cluster": Scheme(
@@ -80,8 +82,8 @@ class BackendUrl(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The URL without users, passwords and tokens."""
-        return re.sub(r"(?<=[/,])[^/,@?]*@", "", self.text)
+        """The URL as it may be shown, without users, passwords and tokens."""
+        return without_password(self.text)
 
     @property
     def path(self) -> str:

@@ -65,7 +65,10 @@ class OpenedStore:
 
     @property
     def url(self) -> str:
-        """The URL by which other processes on this machine reach the store, if they can."""
+        """The URL by which other processes on this machine reach the store, if they can.
+
+        It is printed, and so has no password.
+        """
         if self._url.scheme != "file":
             return self._url.shown
         return f"file:{os.path.abspath(self._url.path)}"
