@@ -22,6 +22,8 @@ class Scheme(NamedTuple):
     form: str
     module: str
     extra: str | None = None
+    # Whether its queues, though in another process, go by the clock of whoever opens the URL.
+    shares_clock: bool = False
 
 
 SCHEMES: Final[dict[str, Scheme]] = {
@@ -32,13 +34,13 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
     "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
     "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
-    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
-    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis", True),
     "redis+cluster": Scheme(
-        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis"
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis", True
     ),
     "redis+sentinel": Scheme(
-        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis", True
     ),
     "mirror": Scheme("mirror:?primary=file:PATH&mirror=URL", "penstock.backends.mirror.service"),
 }

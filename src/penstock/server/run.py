@@ -37,7 +37,7 @@ from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
-from penstock.url import BackendUrl, load_backend, read_url
+from penstock.url import SCHEMES, BackendUrl, load_backend, read_url
 from penstock.wire.sqs.address import Owner, QueueDirectory
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
@@ -232,8 +232,7 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
     if url.scheme == "cluster":
         node = await load_backend(url).open_serving_node(url)
         return OpenedStore(url, AwaitedService(node, clock), announce=node.announce)
-    # A service that keeps its own time takes no clock.
-    shared = clock if url.scheme.startswith("redis") else None
+    shared = clock if SCHEMES[url.scheme].shares_clock else None
     service = await load_backend(url).open_async_service(url, shared)
     return OpenedStore(url, AwaitedService(service, clock))
 
