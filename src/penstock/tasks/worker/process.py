@@ -234,7 +234,7 @@ class WorkerProcess:
     def _run_sync(self, held: HeldTask) -> None:
         """Runs a task in a thread of its runner, or has the thread's child run it."""
         task, context = held.call
-        if held.is_lost:
+        if held.is_lost or held.outcome is not None:
             return
         if not self._needs_child(held):
             context.start(None)
@@ -337,6 +337,9 @@ class WorkerProcess:
             elif held in self._coroutines.running:
                 held.outcome = self._cancelled.OUTCOME
                 self._coroutines.cancel(held)
+            elif held not in self._threads.running and held.outcome is None:
+                # It waits here, and its runner passes over it.
+                held.outcome = self._cancelled.OUTCOME
 
     async def _run_schedules(self) -> None:
         if "dedup" in self._service.LACKS:
