@@ -5,13 +5,14 @@ of the other service what happened to the store's: queues are made and removed, 
 hidden while they are claimed, and deleted. What it has not done yet stays in the journal.
 """
 
+import os
 import signal
 import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.backends.mirror.follow import MirrorFollower, MirrorProgress
 from penstock.backends.mirror.service import (
@@ -24,6 +25,8 @@ from penstock.cli.session import Session, UsageError
 from penstock.cli.values import show_size
 from penstock.journal.store import open_reader
 from penstock.url import load_backend, read_url
+
+_NICE: Final = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,6 +55,8 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError("give --to URL, where to mirror to (see penstock mirror --help)")
     mirror = read_url(arguments.to)
     check_mirror(primary, mirror)
+    # The store comes first: what the mirror does can wait, in the journal.
+    os.nice(_NICE)
     if arguments.once:
         follower = MirrorFollower(
             primary.path, load_backend(mirror).open_service(mirror, None), arguments.name
