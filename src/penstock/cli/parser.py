@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "redrive": "move dead letters back to their source queues",
     "history": "show what happened to a message",
     "daemon": "show, stop or run the process that serves a data directory",
+    "cluster": "start a cluster on this machine; show one, move its shards",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show the readers of a store's journal, or remove one",

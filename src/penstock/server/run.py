@@ -2,7 +2,8 @@
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
 process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
-`file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+`cluster:nats://…` makes this process a node of the cluster. `file:PATH?daemon=1`, and every URL of
+another scheme, is reached through its backend.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from penstock.server.process import allow_many_files, collect_garbage_rarely
 from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
-from penstock.server.sqs.home import keep_home
+from penstock.server.sqs.home import check_notes, keep_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
@@ -49,18 +50,27 @@ class OpenedStore:
     """The store of a server: its service, and what else this process has opened for it."""
 
     def __init__(
-        self, url: BackendUrl, service: LoopService, holder: StoreHolder | None = None
+        self,
+        url: BackendUrl,
+        service: LoopService,
+        holder: StoreHolder | None = None,
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`announce` tells a cluster at which address this process answers."""
         self.service = service
+        self._announce = announce
         self._url = url
         self._holder = holder
         self._socket: StoreSocket | None = None
 
     @property
     def url(self) -> str:
-        """The URL by which other processes on this machine reach the store, if they can."""
+        """The URL by which other processes on this machine reach the store, if they can.
+
+        It is printed, and so has no password.
+        """
         if self._url.scheme != "file":
-            return self._url.text
+            return self._url.shown
         return f"file:{os.path.abspath(self._url.path)}"
 
     @property
@@ -70,6 +80,8 @@ class OpenedStore:
 
     async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
+        if self._announce is not None:
+            await self._announce(endpoint)
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
@@ -166,13 +178,17 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         store = await _open(settings, clock)
         undo.push_async_callback(store.close)
         service = store.service
+        directory = QueueDirectory(home)
+        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
+        # The queues behind sqs:// have an account and region of their own.
+        has_notes = read_url(settings.where).scheme != "sqs"
+        lookup = QueueLookup(service, directory, windows, has_notes)
+        await result_of(service.run(check_notes(lookup, home)))
         if isinstance(service, LoopEngine):
             keep_home(settings.where, home)
         await result_of(service.run(_declare(service, settings)))
-        directory = QueueDirectory(home)
-        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-        endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
+        endpoint = SqsEndpoint(lookup, access)
         broker = None if carrot is None else CarrotBroker(service, carrot, faults)
         more: list[FigureSource] = [] if broker is None else [broker.server]
         if isinstance(service, LoopEngine):
@@ -202,10 +218,20 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         other_owner = settings.insecure_other_owner or url.is_on("other_owner")
         holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
         options = {name: value for name, value in url.options.items() if name != "other_owner"}
+        if settings.accept_loss:
+            options["accept_loss"] = "1"
         own = url._replace(options=options)
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
+    if settings.accept_loss:
+        raise InvalidField(
+            f"accept_loss: {url.text!r} is not a data directory that this server opens; accept the "
+            "loss where it is opened: penstock check --accept-loss PATH"
+        )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
+    if url.scheme == "cluster":
+        node = await load_backend(url).open_serving_node(url)
+        return OpenedStore(url, AwaitedService(node, clock), announce=node.announce)
     # A service that keeps its own time takes no clock.
     shared = clock if url.scheme.startswith("redis") else None
     service = await load_backend(url).open_async_service(url, shared)

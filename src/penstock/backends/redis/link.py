@@ -257,7 +257,7 @@ async def send_patiently(
     pause_s = _PAUSE_S_MIN
     server = find()
     replies = await server.send(commands)
-    while again := [place for place, reply in enumerate(replies) if _is_passing(reply)]:
+    while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
         if any(isinstance(replies[place], faults.NoScriptError) for place in again):
             await server.send([("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()])
         else:
@@ -284,12 +284,13 @@ def our_reply(target: RedisTarget, reply: Any) -> Any:
         raise StoreFull(f"{text} (its maxmemory is reached: pulls and deletes go on working)")
     if isinstance(reply, _REFUSED_ERRORS):
         raise RequestError(text)
-    if _is_passing(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
+    if is_passing(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
         raise Overloaded(text)
     raise BackendLost(text)
 
 
-def _is_passing(reply: Any) -> bool:
+def is_passing(reply: Any) -> bool:
+    """Whether the server says by this reply that it did nothing, and that this will pass."""
     return isinstance(reply, faults.RedisError) and (
         isinstance(reply, (*_PASSING_ERRORS, faults.NoScriptError))
         or str(reply).startswith(_PASSING)

@@ -87,7 +87,7 @@ class RedisMessages:
         queue = await self._queues.find(command.queue)
         if queue.info.settings.dedup_by_content:
             return await self._push_each(command.pushes())
-        reply = await self._queues.run_on(queue, "push", *map(encode_plain, bodies))
+        reply = await self._queues.run_on(queue, "push", b"".join(map(encode_plain, bodies)))
         queue = await self._queues.same_as(queue, reply)
         await self._moves.carry_owed(queue, reply)
         results = reply[3:]
@@ -110,7 +110,7 @@ class RedisMessages:
         sent = [item for item in items if isinstance(item, bytes)]
         if not sent:
             return items
-        reply = await self._queues.run_on(queue, "push", *sent)
+        reply = await self._queues.run_on(queue, "push", b"".join(sent))
         if not by_content and b"content" in reply:
             # The queue tells duplicates by their bodies since a moment ago; nothing was pushed
             # without a dedup id, and what had one is recognised.
@@ -139,7 +139,7 @@ class RedisMessages:
         if not sent:
             return await self._reread(queue, commands, items)
         reply = await self._queues.run_on(
-            queue, "receipts", queue.identity.partition(b":")[0], *sent
+            queue, "receipts", queue.identity.partition(b":")[0], b"".join(sent)
         )
         await self._moves.carry_owed(queue, reply)
         return _changed_all(queue, commands, items, reply[3:])
@@ -207,11 +207,11 @@ class RedisMessages:
         for run in runs:
             if type(items[run[0]]) is Push:
                 made = [_push_item(items[place], by_content) for place in run]
-                calls.append(("push", _sound(made)))
+                calls.append(("push", [_joined(made)]))
             else:
                 made = [_claim_item(queue, items[place]) for place in run]
                 number = queue.identity.partition(b":")[0]
-                calls.append(("receipts", [number, *_sound(made)]))
+                calls.append(("receipts", [number, _joined(made)]))
             encoded.append(made)
         replies = await self._queues.run_all(queue.keys, calls)
         for run, made, answer in zip(runs, encoded, replies, strict=True):
@@ -235,8 +235,9 @@ def raised(result: Any) -> Any:
     return result
 
 
-def _sound(items: Sequence[_Item]) -> list[bytes]:
-    return [item for item in items if isinstance(item, bytes)]
+def _joined(items: Sequence[_Item]) -> bytes:
+    """The items that were not refused already, as one argument."""
+    return b"".join(item for item in items if isinstance(item, bytes))
 
 
 def _runs(places: list[int], items: list[Any]) -> list[list[int]]:

@@ -7,11 +7,13 @@ queue is made and removed after it, so the set may have names without a queue, a
 """
 
 import asyncio
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
+from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
 from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
@@ -25,6 +27,7 @@ from penstock.errors import (
     Overloaded,
     QueueExists,
     QueueNotFound,
+    RequestError,
 )
 from penstock.service import (
     ConfigureQueue,
@@ -39,6 +42,8 @@ from penstock.service import (
     check_unused,
 )
 
+# Scripts have flags since this one.
+VERSION_MIN: Final = 7
 _KNOWN_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 20
 _PAGE: Final = 1_000
@@ -76,8 +81,22 @@ class RedisQueues:
         self._link = link
         self._clock = clock
         self._known: dict[str, RedisQueue] = {}
+        # Called with a queue that turns out to be gone.
+        self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
+
+    async def check_version(self) -> None:
+        """Raises RequestError if the server is too old for the scripts, UnavailableError."""
+        (reply,) = await self._link.send(self._names, [("INFO", "server")])
+        if isinstance(reply, faults.NoPermissionError):
+            return
+        found = re.search(rb"redis_version:([0-9]+)", our_reply(self.target, reply))
+        if found is not None and int(found[1]) < VERSION_MIN:
+            raise RequestError(
+                f"{self.target.shown}: this is Redis {found[1].decode()}; "
+                f"{VERSION_MIN}.0 or later is needed"
+            )
 
     # Calling scripts.
 
@@ -129,6 +148,7 @@ class RedisQueues:
         """The reply of a script on a queue. Raises QueueNotFound if there was no such queue."""
         if reply is None:
             self.forget(queue.name)
+            self.gone(queue)
             raise self._not_found(queue.name)
         answer: list[Any] = reply
         if answer[0] != queue.identity:
@@ -177,9 +197,9 @@ class RedisQueues:
 
     async def _read_all(self, names: Sequence[str]) -> list[RedisQueue | None]:
         all_keys = [keys_of(self.target.prefix, name) for name in names]
-        found = await asyncio.gather(
-            *(self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys)
-        )
+        reads = [self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys]
+        # One alone needs no loop: `blocking` runs this without one.
+        found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
             number, version, secret, settings, created, configured = our_reply(self.target, reply)
@@ -333,3 +353,7 @@ def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
     told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
     return msgspec.structs.replace(settings, annotations=told)
+
+
+def _nothing(queue: RedisQueue) -> None:
+    pass
