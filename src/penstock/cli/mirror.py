@@ -55,8 +55,6 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError("give --to URL, where to mirror to (see penstock mirror --help)")
     mirror = read_url(arguments.to)
     check_mirror(primary, mirror)
-    # The store comes first: what the mirror does can wait, in the journal.
-    os.nice(_NICE)
     if arguments.once:
         follower = MirrorFollower(
             primary.path, load_backend(mirror).open_service(mirror, None), arguments.name
@@ -68,12 +66,16 @@ def run(session: Session, arguments: Namespace) -> int:
         finally:
             follower.close()
         return 0
+    if session.in_shell:
+        raise UsageError("within a shell a mirror needs --once")
     return _run_until_stopped(
         session, arguments, MirrorThread(primary.path, mirror, arguments.name)
     )
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
+    # The store comes first: what the mirror does can wait, in the journal.
+    os.nice(_NICE)
     stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_requested.set())
