@@ -22,6 +22,8 @@ class Scheme(NamedTuple):
     form: str
     module: str
     extra: str | None = None
+    # Whether its queues, though in another process, go by the clock of whoever opens the URL.
+    shares_clock: bool = False
 
 
 SCHEMES: Final[dict[str, Scheme]] = {
@@ -30,7 +32,21 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
     "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+    "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "redis+cluster": Scheme(
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis", True
+    ),
+    "redis+sentinel": Scheme(
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis", True
+    ),
+    "mirror": Scheme("mirror:?primary=file:PATH&mirror=URL", "penstock.backends.mirror.service"),
 }
+
+
+_USERINFO: Final = re.compile(r"(?<=:)//[^/?]*@")
 
 
 class BackendUrl(NamedTuple):
@@ -68,8 +84,8 @@ class BackendUrl(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The URL without users, passwords and tokens."""
-        return re.sub(r"(?<=[/,])[^/,@?]*@", "", self.text)
+        """The URL as it may be shown, without users, passwords and tokens."""
+        return without_password(self.text)
 
     @property
     def path(self) -> str:
@@ -88,6 +104,11 @@ class BackendUrl(NamedTuple):
     def is_in_this_process(self) -> bool:
         """Whether the queues live in the process that opens the URL, out of reach for others."""
         return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: what stands before an @ is left out."""
+    return _USERINFO.sub("//…@", url)
 
 
 def read_url(url: object) -> BackendUrl:

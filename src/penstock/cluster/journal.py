@@ -149,15 +149,11 @@ class ReplicatedJournal:
         else:
             self._waiting.append((sequence, done))
 
-    def history(self, number: int) -> list[AnyEvent]:
-        wanted = codec.number_bytes(number)
-        return [
-            event
-            for data, data_position in self._blocks()
-            if wanted in data
-            for event, _ in codec.decode(data, data_position, bodies=False)
-            if concerns(event, number)
-        ]
+    def history(self, number: int) -> Iterator[AnyEvent | None]:
+        for data, data_position in self._blocks():
+            events = codec.decode_number(data, data_position, number)
+            yield from (event for event in events if concerns(event, number))
+            yield None
 
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
         position = self._contents.first_position
