@@ -45,6 +45,7 @@ ROWS: Final = {
     24: "console and endpoint in a browser",
     25: "code named by a message",
 }
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
 
 
@@ -58,6 +59,27 @@ def rows_of(item: pytest.Item) -> list[int]:
     """The rows a test belongs to."""
     own = rows_named(getattr(getattr(item, "function", None), "__doc__", None))
     return own or rows_named(getattr(getattr(item, "module", None), "__doc__", None))
+
+
+def merged(figures: Sequence[str]) -> list[str]:
+    """Figures that differ in their numbers alone as one: the largest number in each place."""
+    alike: dict[str, list[str]] = {}
+    for figure in figures:
+        alike.setdefault(_NUMBER.sub("#", figure), []).append(figure)
+    return [
+        group[0] if len(group) == 1 else f"at most {_largest(group)} in {len(group)} tests"
+        for group in alike.values()
+    ]
+
+
+def _largest(figures: Sequence[str]) -> str:
+    columns = zip(*map(_NUMBER.findall, figures), strict=True)
+    largest = iter([max(column, key=_value) for column in columns])
+    return _NUMBER.sub(lambda _: next(largest), figures[0])
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def read_row(text: str) -> int:
@@ -116,7 +138,7 @@ class Card:
         return "passed" if self.passed[row] else "no test"
 
     def text(self) -> str:
-        """The card as text."""
+        """The card as text: a line for each row, then the figures, each row's largest."""
         lines = [
             (
                 str(row),
@@ -124,11 +146,13 @@ class Card:
                 self.verdict(row),
                 str(self.passed[row] + self.failed[row]),
                 f"{self.took_s[row]:.1f}",
-                "; ".join(self.figures[row]),
             )
             for row in sorted(self._wanted)
         ]
-        return table(("#", "row", "", "tests", "s", "figures"), lines)
+        card = [table(("#", "row", "", "tests", "s"), lines, left=3)]
+        for row in sorted(self._wanted):
+            card += [f"{row:<2}  {figure}" for figure in merged(self.figures[row])]
+        return "\n".join(card)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,21 +22,27 @@ class Scheme(NamedTuple):
     form: str
     module: str
     extra: str | None = None
+    # Whether its queues, though in another process, go by the clock of whoever opens the URL.
+    shares_clock: bool = False
 
 
 SCHEMES: Final[dict[str, Scheme]] = {
     "memory": Scheme("memory:", "penstock.backends.engine.open"),
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
+    "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
-    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis"),
-    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis"),
+    "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis", True),
     "redis+cluster": Scheme(
-        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis"
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis", True
     ),
     "redis+sentinel": Scheme(
-        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis"
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis", True
     ),
+    "mirror": Scheme("mirror:?primary=file:PATH&mirror=URL", "penstock.backends.mirror.service"),
 }
 
 
@@ -75,6 +81,11 @@ class BackendUrl(NamedTuple):
                     f"url: {self.scheme}: has no option {name!r}; "
                     f"it has {', '.join(sorted(known)) or 'none'}"
                 )
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may be shown, without users, passwords and tokens."""
+        return without_password(self.text)
 
     @property
     def path(self) -> str:

@@ -190,9 +190,9 @@ class RedisQueues:
 
     async def _read_all(self, names: Sequence[str]) -> list[RedisQueue | None]:
         all_keys = [keys_of(self.target.prefix, name) for name in names]
-        found = await asyncio.gather(
-            *(self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys)
-        )
+        reads = [self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys]
+        # One alone needs no loop: `blocking` runs this without one.
+        found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
             number, version, secret, settings, created, configured = our_reply(self.target, reply)

@@ -9,6 +9,7 @@ clock of the caller's, Redis's own time counts for every process.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.portal import Portal
@@ -65,8 +66,13 @@ _ATTEMPTS_MAX: Final = 20
 
 def open_service(url: BackendUrl, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL of Redis. Raises RequestError or BackendLost."""
-    read_target(url)
-    return Portal(lambda: open_async_service(url, clock))
+    target = read_target(url)
+    is_plain = url.scheme == "redis" and not target.tls and not target.replicas
+    if not is_plain or find_spec("hiredis") is None:
+        return Portal(lambda: open_async_service(url, clock))
+    from penstock.backends.redis.blocking import BlockingRedis
+
+    return BlockingRedis(lambda: open_async_service(url, clock), target, clock)
 
 
 async def open_async_service(url: BackendUrl, clock: Clock | None = None) -> "AsyncRedis":
