@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
-from penstock.backends.redis.link import RedisCommand, is_passing
+from penstock.backends.redis.link import Packed, RedisCommand, is_passing, pack
 from penstock.backends.redis.messages import RedisMessages
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
@@ -49,6 +49,8 @@ class DirectLink:
     def __init__(self, target: RedisTarget) -> None:
         self._target = target
         self._socket: socket.socket | None = None
+        # Whether the command under way has run a script: it must not be begun again elsewhere.
+        self.has_changed = False
         # Keeps the socket open, and knows how to close it.
         self._connection: Any = None
         self._reader: Any = None
@@ -57,7 +59,7 @@ class DirectLink:
         """The replies; see RedisLink. Raises NothingSent or BackendLost."""
         link = self._checked()
         try:
-            link.sendall(b"".join(map(hiredis.pack_command, commands)))
+            link.sendall(b"".join(map(pack, commands)))
             replies = self._receive(link, len(commands))
         except (OSError, hiredis.HiredisError) as error:
             self.forget()
@@ -66,9 +68,13 @@ class DirectLink:
             # An interrupt: the reply may still come, and must not be taken for another one's.
             self.forget()
             raise
-        if any(isinstance(reply, Exception) and is_passing(reply) for reply in replies):
+        passing = [is_passing(reply) for reply in replies]
+        if all(passing) and not self.has_changed:
             # A script is missing or the server cannot answer yet; the portal is patient.
             raise NothingSent
+        # Only a script changes anything, and its call begins with a part that is packed.
+        if any(type(command[0]) is Packed for command in commands) and not all(passing):
+            self.has_changed = True
         return replies
 
     def _receive(self, link: socket.socket, count: int) -> list[Any]:
@@ -103,7 +109,12 @@ class DirectLink:
             pass
         # Nobody has asked for anything: it is the end of the connection.
         self.forget()
-        raise NothingSent
+        raise self._not_sent("the server has closed the connection")
+
+    def _not_sent(self, why: str) -> Exception:
+        if self.has_changed:
+            return BackendLost(f"{self._target.shown}: {why}")
+        return NothingSent()
 
     def _connect(self) -> socket.socket:
         host, port = self._target.hosts[0]
@@ -120,8 +131,8 @@ class DirectLink:
         )
         try:
             connection.connect()
-        except (faults.RedisError, OSError):
-            raise NothingSent from None
+        except (faults.RedisError, OSError) as error:
+            raise self._not_sent(self._reason(error)) from None
         link: socket.socket = connection._sock
         link.settimeout(None)
         seconds = int(self._target.timeout_s)
@@ -181,6 +192,7 @@ class BlockingRedis:
         if run is None or self._portal.is_unusable or not self._lock.acquire(blocking=False):
             return self._portal.execute(command)
         try:
+            self._link.has_changed = False
             return cast(R, _finished(run(command)))
         except NothingSent:
             pass

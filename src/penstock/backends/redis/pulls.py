@@ -70,7 +70,8 @@ class RedisPulls:
             if alike is not None:
                 alike.remove(waiting)
                 if served:
-                    self._waits.wake_alike(queue, alike)
+                    for each in alike:
+                        each.wake()
                 if not alike:
                     self._alike.pop((command.queue, command.attempt_id or ""), None)
 

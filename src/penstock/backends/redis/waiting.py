@@ -144,11 +144,6 @@ class RedisWaits:
         elif not line.pulls:
             self._drop(line)
 
-    def wake_alike(self, queue: RedisQueue, waiting: list[WaitingPull]) -> None:
-        """Has pulls tried again, because another one with their attempt id was served."""
-        for each in waiting:
-            each.wake()
-
     def clock_moved(self) -> None:
         """Time was set forward, in any thread: what is due is done."""
         with suppress(RuntimeError):
