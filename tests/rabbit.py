@@ -32,6 +32,18 @@ log.file.level = error
 vm_memory_high_watermark.absolute = 1GB
 disk_free_limit.absolute = 10MB
 """
+TLS = """
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.cacertfile = {directory}/cert.pem
+ssl_options.certfile = {directory}/cert.pem
+ssl_options.keyfile = {directory}/key.pem
+ssl_options.verify = verify_none
+"""
+CERTIFICATE = [
+    *("openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+    *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+]
 
 
 def free_ports(count):
@@ -54,11 +66,16 @@ class Broker:
 
     def __init__(self, directory):
         self.directory = Path(directory)
-        self.port, self._dist_port, self._epmd_port = free_ports(3)
+        self.port, self.tls_port, self._dist_port, self._epmd_port = free_ports(4)
         self._process: Any = None
         (self.directory / "home").mkdir()
         (self.directory / "enabled_plugins").write_text("[].\n")
-        (self.directory / "rabbitmq.conf").write_text(CONFIGURATION.format(port=self.port))
+        configuration = CONFIGURATION.format(port=self.port)
+        if shutil.which("openssl"):
+            made = ["-keyout", self.directory / "key.pem", "-out", self.certificate]
+            subprocess.run([*CERTIFICATE, *made], check=True, capture_output=True)
+            configuration += TLS.format(port=self.tls_port, directory=self.directory)
+        (self.directory / "rabbitmq.conf").write_text(configuration)
         self._link_plugins()
 
     def _link_plugins(self):
@@ -67,6 +84,11 @@ class Broker:
             is_extra = plugin.name.startswith(("rabbitmq_", *UNUSED))
             if not is_extra or plugin.name.startswith("rabbitmq_prelaunch"):
                 (self.directory / "plugins" / plugin.name).symlink_to(plugin)
+
+    @property
+    def certificate(self):
+        """What to trust for TLS; there is none if openssl is not installed."""
+        return self.directory / "cert.pem"
 
     @property
     def url(self):

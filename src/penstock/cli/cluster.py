@@ -21,6 +21,7 @@ _SHARD_HEAD: Final = ("shard", "owner", "term", "slot", "waiting", "queues", "st
 _ACTIONS: Final = {
     "up": "start three NATS servers and some nodes on this machine",
     "down": "stop what up started; what it kept stays",
+    "url": "print the URL of what up started, with its password, for --url and connect",
     "status": "show nodes and shards: owners, terms, how far standbys are behind",
     "move": "move a shard to a node",
     "drain": "have a node give its shards to the others, and take none",
@@ -39,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
             metavar="DIR",
             help="where up keeps the cluster (default: ./%(default)s)",
         )
-        if name not in ("up", "down"):
+        if name not in ("up", "down", "url"):
             action.add_argument(
                 "--url", default=SUPPRESS, metavar="URL", help="a cluster elsewhere"
             )
@@ -72,6 +73,12 @@ def run(session: Session, arguments: Namespace) -> int:
 
         ended = stop_cluster(Path(arguments.directory))
         session.print_result(arguments, {"ended": ended}, f"{ended} processes were stopped")
+        return 0
+    if arguments.action == "url":
+        from penstock.cluster.local import read_state
+
+        url = read_state(Path(arguments.directory))["url"]
+        session.print_result(arguments, {"url": url}, url)
         return 0
     return _operate(session, arguments)
 

@@ -5,13 +5,14 @@ of the other service what happened to the store's: queues are made and removed, 
 hidden while they are claimed, and deleted. What it has not done yet stays in the journal.
 """
 
+import os
 import signal
 import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.backends.mirror.follow import MirrorFollower, MirrorProgress
 from penstock.backends.mirror.service import (
@@ -24,6 +25,8 @@ from penstock.cli.session import Session, UsageError
 from penstock.cli.values import show_size
 from penstock.journal.store import open_reader
 from penstock.url import load_backend, read_url
+
+_NICE: Final = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -63,12 +66,16 @@ def run(session: Session, arguments: Namespace) -> int:
         finally:
             follower.close()
         return 0
+    if session.in_shell:
+        raise UsageError("within a shell a mirror needs --once")
     return _run_until_stopped(
         session, arguments, MirrorThread(primary.path, mirror, arguments.name)
     )
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
+    # The store comes first: what the mirror does can wait, in the journal.
+    os.nice(_NICE)
     stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_requested.set())

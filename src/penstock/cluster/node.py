@@ -51,6 +51,8 @@ _SETTLED_S: Final = 2.0
 _TAIL_S: Final = 5.0
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
+_YIELD_S: Final = 15.0
+_NOT_OWNED: Final = b"? not owned here"
 _LEAVE_S: Final = 5.0
 # How long a shard that was handed over answers that it is not here any more.
 _REDIRECT_S: Final = 2.0
@@ -272,7 +274,13 @@ class ClusterNode:
     def _decide(self) -> None:
         is_settled = self._loop.time() - self._changed_s > _SETTLED_S
         for shard in range(self._settings.shards):
-            if shard in self._busy or shard in self.owned:
+            if shard in self._busy:
+                continue
+            if shard in self.owned:
+                # One that was stopped, and has nothing to append, learns here that it was replaced.
+                newest = self._owners.get(shard)
+                if newest is not None and newest.revision > self.owned[shard].term:
+                    self.owned[shard].replaced_by(newest.revision)
                 continue
             order = ranked(shard, self._takers, self._pins.get(shard))
             is_first = order[:1] == [self.node]
@@ -397,23 +405,42 @@ class ClusterNode:
             if shard not in self._standbys:
                 self._stand_by(shard)
                 await asyncio.sleep(_LOOK_S)
-            try:
-                answer = await self._client.request(
-                    f"{self._name}.node.{owner}.ask", f"yield {shard}".encode(), timeout=15
-                )
-            except (TimeoutError, nats.errors.Error):
-                return
-            revision = answer.data.decode()
-            if revision.isdigit():
-                await self._take(shard, int(revision))
+            answer = await self._ask_to_yield(shard, owner)
+            if answer == _NOT_OWNED:
+                # It was handed over to somebody who never took it.
+                register = self._owners.get(shard)
+                await self._take(shard, 0 if register is None else register.revision)
+            elif answer.isdigit():
+                await self._take(shard, int(answer))
         finally:
             self._moving = None
+
+    async def _ask_to_yield(self, shard: int, owner: str) -> bytes:
+        """The owner's answer: its term, once it has ended; or why not. Empty if it is gone."""
+        asking = self._loop.create_task(
+            self._client.request(
+                f"{self._name}.node.{owner}.ask", f"yield {shard}".encode(), timeout=_YIELD_S
+            )
+        )
+        try:
+            while not asking.done():
+                await asyncio.wait([asking], timeout=_LOOK_S)
+                if owner not in self._live:
+                    return b""
+            return asking.result().data
+        except (TimeoutError, nats.errors.Error):
+            return b""
+        finally:
+            asking.cancel()
 
     async def _hand_over(self, shard: int, message: Msg) -> None:
         """Ends serving a shard and tells the node that asked; it is the next owner."""
         owned = self.owned.get(shard)
-        if owned is None or shard in self._busy:
-            await message.respond(b"? not owned here")
+        if shard in self._busy:
+            await message.respond(b"? busy")
+            return
+        if owned is None:
+            await message.respond(_NOT_OWNED)
             return
         self._busy.add(shard)
         try:

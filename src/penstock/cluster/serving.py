@@ -27,7 +27,7 @@ from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
-from penstock.errors import JournalError, NotOwner, PenstockError, UnavailableError
+from penstock.errors import Fenced, JournalError, NotOwner, PenstockError, UnavailableError
 from penstock.service import Command, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
@@ -37,6 +37,8 @@ _CARRIED_MAX: Final = 100
 _CARRY_AGAIN_S: Final = 1.0
 # How long the reply to a release waits for the dead letter to arrive.
 _HELD_BACK_S: Final = 1.0
+# For how long a proof of ownership is good: so old may an answer be that changed nothing.
+_CONFIRMED_S: Final = 0.1
 _FLUSH_S: Final = 10.0
 _UNSUBSCRIBE_S: Final = 1.0
 
@@ -81,6 +83,11 @@ class OwnedShard:
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by the subject the reply goes to.
         self._pending: dict[str, Pending] = {}
+        # When the entry was appended that last proved that this is the owner; when those were that
+        # are on their way; and the answers that wait for them.
+        self._confirmed_s = self._loop.time()
+        self._confirming: deque[float] = deque()
+        self._unconfirmed: deque[tuple[str, list[bytes]]] = deque()
         # Replies that wait until what departed has arrived: since when, where to, and what.
         self._held_back: deque[tuple[float, str, list[bytes]]] = deque()
         self._closing = False
@@ -126,7 +133,7 @@ class OwnedShard:
             # It was refused before anything of it was appended.
             self._sender.send(reply, calls.NOT_OWNER)
         except PenstockError as error:
-            self._sender.send(reply, calls.write_error(error))
+            self._send_confirmed(reply, [calls.write_error(error)])
         except Exception as fault:
             self._fail(JournalError(f"shard {self.shard}: {type(fault).__name__}: {fault}"))
             self._sender.send(reply, calls.LOST)
@@ -135,9 +142,46 @@ class OwnedShard:
                 self._pending[reply] = result
                 result.then(partial(self._answer_later, reply, command))
             else:
-                self._answer(reply, command, result)
+                self._send_confirmed(reply, calls.write_reply(command, result))
         if self.engine.shard.departed.deliveries:
             self._has_departures.set()
+
+    def _send_confirmed(self, reply: str, parts: list[bytes]) -> None:
+        """Sends an answer that changed nothing, once it is sure that this is still the owner.
+
+        What is appended to the log is refused there if another owner has come. What only looks at
+        the state would not be: so an empty entry is appended if the last one is too long ago.
+        """
+        now_s = self._loop.time()
+        if now_s - self._confirmed_s < _CONFIRMED_S:
+            for part in parts:
+                self._sender.send(reply, part)
+            return
+        self._unconfirmed.append((reply, parts))
+        if not self._confirming or now_s - self._confirming[-1] >= _CONFIRMED_S:
+            try:
+                sequence, _ = self.journal.append(())
+            except JournalError:
+                self._refuse_unconfirmed()
+                return
+            self._confirming.append(now_s)
+            self.journal.notify(sequence, partial(self._confirm, sequence))
+
+    def _confirm(self, sequence: int) -> None:
+        """The log took an entry that was appended after these answers were made, or refused it."""
+        began_s = self._confirming.popleft()
+        if sequence > self.journal.durable_sequence:
+            self._refuse_unconfirmed()
+            return
+        self._confirmed_s = began_s
+        while self._unconfirmed:
+            reply, parts = self._unconfirmed.popleft()
+            for part in parts:
+                self._sender.send(reply, part)
+
+    def _refuse_unconfirmed(self) -> None:
+        while self._unconfirmed:
+            self._sender.send(self._unconfirmed.popleft()[0], calls.NOT_OWNER)
 
     def _answer(self, reply: str, command: Command[Any], result: Any) -> None:
         parts = calls.write_reply(command, result)
@@ -246,6 +290,10 @@ class OwnedShard:
 
     # Ending.
 
+    def replaced_by(self, term: int) -> None:
+        """The register names an owner of a higher term: this one has been replaced."""
+        self._fail(Fenced(f"shard {self.shard}: term {self.term} was replaced by term {term}"))
+
     def _fail(self, error: PenstockError) -> None:
         """The state may be ahead of the log, or another owner has come: nothing more is served."""
         if self._ended:
@@ -258,7 +306,8 @@ class OwnedShard:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self.journal.has_unsent or self._pending or self._held_back)
+        waiting = self._pending or self._held_back or self._unconfirmed
+        return bool(self.journal.has_unsent or waiting)
 
     async def hand_over(self) -> None:
         """Answers what was accepted, and nothing else: the next owner can take over."""
@@ -290,6 +339,7 @@ class OwnedShard:
         self.journal.fail(NotOwner(f"shard {self.shard}: its owner has stopped"))
         with suppress(PenstockError):
             await self.service.close()
+        self._refuse_unconfirmed()
         for reply in (*self._pending, *(reply for _, reply, _ in self._held_back)):
             self._sender.send(reply, calls.LOST)
         await self._sender.drain()

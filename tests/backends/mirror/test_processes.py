@@ -186,5 +186,5 @@ def test_what_cannot_be_mirrored_is_refused_in_words(store, other, run):
     with connect(f"file:{other}") as queues:
         queues.create("orders")
         queues.push("orders", b"x")
-    said = run("mirror", "--from", f"file:{store}", "--to", f"file:{other}", status=3)
+    said = run("mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=3)
     assert "its queue 'orders' has messages already" in said

@@ -1,5 +1,6 @@
 """What a user is told who reaches no broker, or one that refuses: one sentence each."""
 
+import subprocess
 import threading
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.errors import (
 )
 from penstock.url import read_url
 from tests.ports import deaf_port
+from tests.server.sqs.conftest import PENSTOCK
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 
@@ -86,14 +88,46 @@ def test_a_server_that_does_not_speak_amqp_is_told_apart():
         ("amqp://guest:hunter2@host/?queues=lazy", "queues='lazy' is neither classic nor quorum"),
         ("amqp://guest:hunter2@host/?timeout=soon", "timeout='soon'"),
         ("amqp://guest:hunter2@host/?hold=-1", "hold='-1'"),
-        ("amqp://guest:hunter2@host/?ca=x.pem", "ca is for amqps"),
-        ("amqps://guest:hunter2@127.0.0.1:1/?ca=nowhere.pem", "ca='nowhere.pem' cannot be read"),
+        ("amqp://guest:hunter2@host/?ca_file=x.pem", "ca_file is for amqps"),
+        (
+            "amqps://guest:hunter2@127.0.0.1:1/?ca_file=nowhere.pem",
+            "ca_file='nowhere.pem' cannot be read",
+        ),
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_without_showing_the_password(url, told):
     error = refused_by(url)
     assert isinstance(error, InvalidField)
     assert told in str(error)
+
+
+def test_tls_is_used_and_its_certificate_checked(rabbit, name):
+    if not rabbit.certificate.is_file():
+        pytest.skip("openssl is not installed")
+    address = f"127.0.0.1:{rabbit.tls_port}"
+    error = refused_by(f"amqps://guest:hunter2@{address}/")
+    assert isinstance(error, BackendLost)
+    assert "certificate verify failed" in str(error)
+    url = f"amqps://guest:guest@{address}/?ca_file={rabbit.certificate}"
+    with penstock.connect(url) as queues:
+        queues.create(name)
+        queues.push(name, b"x" * 300_000)
+        assert [len(claim.body) for claim in queues.pull_many(name, 2)] == [300_000]
+    error = refused_by(f"amqps://guest:hunter2@127.0.0.1:{rabbit.port}/?timeout=3")
+    assert isinstance(error, BackendLost)
+
+
+def test_a_command_prints_one_sentence_and_no_more():
+    with deaf_port() as port:
+        ended = subprocess.run(
+            [PENSTOCK, "--url", f"amqp://guest:hunter2@127.0.0.1:{port}/", "stats"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode != 0
+    (line,) = (ended.stdout + ended.stderr).splitlines()
+    assert f"amqp://127.0.0.1:{port}: cannot connect" in line
 
 
 def test_a_url_gives_user_password_and_vhost_unquoted():

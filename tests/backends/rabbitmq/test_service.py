@@ -307,12 +307,12 @@ def test_entries_of_a_queue_that_was_made_again_do_not_touch_the_new_one():
     queues: dict[str, Any] = {}
     added = registry.QueueAdded("t", 1, "q", "classic", QueueSettings())
     first: Any = registry.fold(queues, added, 10)
-    dropped = registry.QueueDropped("t", "q", first.number)
+    number = first.number
     assert registry.fold(queues, registry.QueueAdded("u", 2, "q", "quorum", QueueSettings()), 11)
     assert queues["q"].kind == "classic"
-    assert registry.fold(queues, dropped, 12) is first
+    assert registry.fold(queues, registry.QueueDropped("t", "q", number), 12) is first
     again: Any = registry.fold(queues, added, 13)
-    assert registry.fold(queues, dropped, 14) is None
+    assert registry.fold(queues, registry.QueueDropped("t", "q", number), 14) is None
     changes = {"visibility_ms": 5}
     assert registry.fold(queues, registry.SettingsChanged("t", 9, "q", 10, changes), 15) is None
     assert queues == {"q": RabbitQueue("q", again.number, "classic", QueueSettings(), 1, 1)}

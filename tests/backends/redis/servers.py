@@ -105,6 +105,8 @@ def until(holds, patience_s=PATIENCE_S):
 class RedisCluster:
     """Three redis-servers that share the slots of a Redis Cluster, without replicas."""
 
+    SLOTS = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
+
     def __init__(self, *words):
         self.servers = []
         for _ in range(3):
@@ -118,11 +120,13 @@ class RedisCluster:
             raise
 
     def _share_slots(self):
-        ranges = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
-        for server, (low, high) in zip(self.servers, ranges, strict=True):
+        for server, (low, high) in zip(self.servers, self.SLOTS, strict=True):
             assert server.ask("CLUSTER", "ADDSLOTSRANGE", low, high) == "+OK"
-        for server in self.servers[1:]:
-            assert server.ask("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port) == "+OK"
+        # Each with each: by hearsay alone it may take half a minute.
+        for server in self.servers:
+            for other in self.servers:
+                if other is not server:
+                    assert server.ask("CLUSTER", "MEET", "127.0.0.1", other.port) == "+OK"
         until(lambda: all(map(self._is_complete, self.servers)))
 
     def _is_complete(self, server):

@@ -14,7 +14,7 @@ from penstock.backends.redis.address import read_target
 from penstock.backends.redis.lacks import LACKS
 from penstock.backends.redis.service import open_async_service
 from penstock.clock import ManualClock
-from penstock.errors import BackendLost, InvalidField, UnsupportedOperation
+from penstock.errors import BackendLost, EngineClosed, InvalidField, UnsupportedOperation
 from penstock.service import Push, Release
 from penstock.url import read_url
 from tests.ports import deaf_port
@@ -323,3 +323,41 @@ def test_the_documented_table_is_what_the_backend_lacks():
     page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
     for behaviour, reason in LACKS.items():
         assert f"| {behaviour} | {reason} |" in page
+
+
+def test_the_largest_batches_are_done_at_once(shared_redis):
+    with connect(shared_redis, "large", clock=ManualClock()) as queues:
+        sizes = (("plain", None, 10_000), ("grouped", "g", 1_500), ("q.fifo", "g", 1_500))
+        for name, group, count in sizes:
+            queues.create(name)
+            bodies = [b"%d" % number for number in range(count)]
+            queues.push_many(name, bodies, group=group)
+            claims = queues.pull_many(name, 10_000)
+            assert [claim.body for claim in claims] == bodies
+            assert queues.delete_many(claims) == [True] * count
+            assert queues.stats(name).stored_bytes == 0
+
+
+def test_pushes_that_are_too_large_for_one_call_go_in_several(shared_redis):
+    with connect(shared_redis, "heavy", clock=ManualClock()) as queues:
+        queues.create("orders")
+        bodies = [bytes([number]) * 1_000_000 for number in range(40)]
+        replies = queues.push_many("orders", bodies)
+        assert [reply.sequence for reply in replies] == list(range(1, 41))
+        assert [claim.body for claim in queues.pull_many("orders", 40)] == bodies
+
+
+def test_closing_ends_the_pulls_that_wait(shared_redis):
+    async def close():
+        queues = await penstock.aio.connect(f"{shared_redis.url}?prefix=closing")
+        await queues.create("orders")
+        pull = asyncio.ensure_future(queues.pull("orders", wait=60))
+        while not (await queues.stats("orders")).waiting_pulls:
+            pass
+        await queues.close()
+        with pytest.raises(EngineClosed):
+            await pull
+        with pytest.raises(EngineClosed):
+            await queues.stats("orders")
+
+    asyncio.run(close())

@@ -41,11 +41,17 @@ _SEEKS_MAX: Final = 30
 
 
 class MirrorProgress(NamedTuple):
-    """How far a mirror has come."""
+    """How far a mirror has come.
+
+    `behind_bytes` is what was durable in the journal and not done when it was last read;
+    `behind_ms` is how old the oldest of it is, and `late_ms` how old the last events that were done
+    were at that moment.
+    """
 
     position: int
     behind_bytes: int
     behind_ms: int
+    late_ms: int
     pushed: int
     deleted: int
     refused: int
@@ -90,7 +96,9 @@ class MirrorFollower:
         # Where the next step begins to read, if not where the last one ended.
         self._start_offset: int | None = None
         self._is_amid_step = False
-        self._last_event_ms = 0
+        # When the oldest event of the step under way happened, 0 between steps.
+        self._step_event_ms = 0
+        self._late_ms = 0
         self._saved_s = 0.0
         self._seek_at_s = 0.0
         self._seeks = 0
@@ -208,7 +216,7 @@ class MirrorFollower:
             any_entry = True
             for journaled in reader.decoded(entry):
                 event = journaled.event
-                self._last_event_ms = event.at_ms
+                self._step_event_ms = self._step_event_ms or event.at_ms
                 if type(event) is not Moved and moves is not None:
                     self._move(moves)
                     moves = None
@@ -231,6 +239,9 @@ class MirrorFollower:
             self._target.trust()
         self._state.position = reader.position
         self._is_amid_step = False
+        if self._step_event_ms:
+            self._late_ms = max(0, self._now_ms() - self._step_event_ms)
+            self._step_event_ms = 0
         self._keep_house()
         return any_entry
 
@@ -301,14 +312,14 @@ class MirrorFollower:
         counts = self._target.counts
         position = self._state.position
         behind = max(0, self._reader.durable_offset - position)
-        late_ms = (
-            max(0, self._now_ms() - self._last_event_ms) if behind and self._last_event_ms else 0
-        )
+        oldest_ms = self._step_event_ms
+        behind_ms = max(0, self._now_ms() - oldest_ms) if oldest_ms else 0
         error = counts.last_error
         return MirrorProgress(
             position,
             behind,
-            late_ms,
+            behind_ms,
+            self._late_ms,
             counts.pushed,
             counts.deleted,
             counts.refused,

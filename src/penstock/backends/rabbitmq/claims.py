@@ -129,6 +129,10 @@ class Claims:
                 self._deleted.popitem(last=False)
         return True
 
+    def forget_delete(self, claim: LiveClaim) -> None:
+        """Takes back that a claim ended by a delete."""
+        self._deleted.pop(claim.number, None)
+
     def _note(self, claim: LiveClaim) -> None:
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._live):
             # Most are of claims that ended before their time.

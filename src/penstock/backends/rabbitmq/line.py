@@ -24,7 +24,8 @@ from penstock.clock import Clock
 from penstock.errors import BackendLost, PenstockError, QueueDeleted, QueueNotFound
 from penstock.service import Claim, Pull
 
-_PREFETCH_MAX: Final = 2_000
+# After so many messages a classic queue pauses, and a consumer cancelled then got only those.
+_PREFETCH_MAX: Final = 200
 # How many messages that came back a process remembers the pulls of.
 _RETURNED_MAX: Final = 100_000
 
@@ -170,10 +171,10 @@ class PullLine:
         asked = list(self.waiting)
         while wanted := self._wanted(asked):
             found = await self.fetch(wanted)
-            given = await self._hand_out(found)
-            if len(found) < wanted or given == len(found):
+            await self._hand_out(found)
+            if len(found) < wanted:
                 break
-            # Some had ended, or moved to the dead-letter queue: there may be more behind them.
+            # It was as many as are fetched at once, or some had ended: there may be more.
         self._answer(asked, at_once=True)
 
     async def _wait_round(self) -> None:
@@ -304,9 +305,8 @@ class PullLine:
 
     # What is delivered.
 
-    async def _hand_out(self, found: list[AmqpDelivery]) -> int:
-        """Makes claims of deliveries for the waiting pulls; returns how many."""
-        given = 0
+    async def _hand_out(self, found: list[AmqpDelivery]) -> None:
+        """Makes claims of deliveries for the waiting pulls."""
         for delivery in found:
             content = self.read(delivery)
             receives = self._receives(content, delivery)
@@ -315,10 +315,9 @@ class PullLine:
             elif self._is_buried(self.queue, receives - 1):
                 await self._bury(self, content, delivery)
             else:
-                given += await self._claim(content, delivery, receives)
-        return given
+                await self._claim(content, delivery, receives)
 
-    async def _claim(self, content: Content, delivery: AmqpDelivery, receives: int) -> int:
+    async def _claim(self, content: Content, delivery: AmqpDelivery, receives: int) -> None:
         size_bytes = len(content.body) + sum(
             len(name) + len(value) for name, value in content.attributes.items()
         )
@@ -326,13 +325,12 @@ class PullLine:
         if taker is None:
             content.receives = receives - 1
             await self.return_delivery(content, delivery)
-            return 0
+            return
         claim = self._all_claims.add(self, delivery, content, receives, taker.visibility_ms)
         if content.first_pulled_at_ms is None:
             content.first_pulled_at_ms = claim.pulled_at_ms
         content.receives = receives
         taker.claims.append(self.shown(claim))
-        return 1
 
     def read(self, delivery: AmqpDelivery) -> Content:
         """The content of a delivery."""

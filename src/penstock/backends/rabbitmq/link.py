@@ -9,6 +9,7 @@ retried in the background. Every exception of the AMQP client becomes a Penstock
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -22,6 +23,8 @@ from penstock.backends.rabbitmq.target import RabbitTarget
 from penstock.errors import BackendLost, EngineClosed, Overloaded, PenstockError, RequestError
 
 T = TypeVar("T")
+# The client library logs what it also raises; without a handler that would go to stderr.
+logging.getLogger("aiormq").addHandler(logging.NullHandler())
 CLOSE_S: Final = 3.0
 CONNECT_S: Final = 10.0
 # A push of more than this waits until the socket has taken it.
@@ -71,14 +74,18 @@ class AmqpSession:
     """One connection, from its opening to its loss."""
 
     def __init__(
-        self, target: RabbitTarget, connection: Any, transport: _KeptTransport, number: int
+        self,
+        target: RabbitTarget,
+        connection: Any,
+        transport: _KeptTransport,
+        on_lost: Callable[[PenstockError], None],
     ) -> None:
-        self.number = number
         self.loss: PenstockError | None = None
         self.publisher: Any = None
         self._target = target
         self._connection = connection
         self._transport = transport
+        self._on_lost = on_lost
         self._control: Any = None
         self._control_lock = asyncio.Lock()
 
@@ -171,9 +178,15 @@ class AmqpSession:
 
     def drop(self, why: str) -> PenstockError:
         """Gives the connection up, at once: the error for whoever waited for it."""
-        if self.loss is None:
-            self.loss = BackendLost(f"{self._target.shown}: {why}")
+        error = self.lose(BackendLost(f"{self._target.shown}: {why}"))
         self._transport.abort()
+        return error
+
+    def lose(self, error: PenstockError) -> PenstockError:
+        """Notes the loss, with its first reason, and tells of it once: before another is open."""
+        if self.loss is None:
+            self.loss = error
+            self._on_lost(error)
         return self.loss
 
     async def close(self) -> None:
@@ -187,19 +200,19 @@ class AmqpSession:
 class Link:
     """Opens one session after another to the same broker.
 
-    `on_open` is awaited with each new session before anybody else has it; `on_lost` is called when
-    it is lost.
+    `on_open` is awaited with each new session before anybody else has it; `on_lost` is called with
+    the reason when it is lost.
     """
 
     def __init__(self, target: RabbitTarget, name: str) -> None:
         self.target = target
         self.closed = False
         self.on_open: Callable[[AmqpSession], Awaitable[None]] | None = None
-        self.on_lost: Callable[[AmqpSession], None] | None = None
+        self.on_lost: Callable[[PenstockError], None] = _ignore
         self._name = name
         self._session: AmqpSession | None = None
         self._opening: asyncio.Task[AmqpSession] | None = None
-        self._opened = 0
+        self._opened = False
 
     @property
     def session(self) -> AmqpSession | None:
@@ -236,8 +249,8 @@ class Link:
             if isinstance(error, Exception):
                 raise self._refused(error) from None
             raise
-        self._opened += 1
-        session = AmqpSession(self.target, connection, transport, self._opened)
+        self._opened = True
+        session = AmqpSession(self.target, connection, transport, lambda e: self.on_lost(e))
         connection.closing.add_done_callback(lambda closing: self._closed(session, closing))
         try:
             session.publisher = await session.channel(confirms=True)
@@ -246,7 +259,7 @@ class Link:
             if self.closed:
                 raise EngineClosed("this service was closed")
         except BaseException as error:
-            session.loss = session.loss or BackendLost(f"{self.target.shown}: {error}")
+            session.lose(BackendLost(f"{self.target.shown}: {error}"))
             await session.close()
             raise
         self._session = session
@@ -280,17 +293,14 @@ class Link:
         return BackendLost(f"{target.shown}: cannot connect: {text}")
 
     def _closed(self, session: AmqpSession, closing: "asyncio.Future[Any]") -> None:
-        if session.loss is None:
-            why = None if closing.cancelled() else closing.exception()
-            if self.closed:
-                session.loss = EngineClosed("this service was closed")
-            else:
-                text = " ".join(str(part) for part in getattr(why, "args", ()) if part)
-                session.loss = BackendLost(
-                    f"{self.target.shown}: the connection was closed{text and ': '}{text}"
-                )
-        if self.on_lost is not None:
-            self.on_lost(session)
+        if self.closed:
+            session.lose(EngineClosed("this service was closed"))
+            return
+        why = None if closing.cancelled() else closing.exception()
+        text = " ".join(str(part) for part in getattr(why, "args", ()) if part)
+        session.lose(
+            BackendLost(f"{self.target.shown}: the connection was closed{text and ': '}{text}")
+        )
 
     async def close(self) -> None:
         """Ends the session; there will be no other."""
@@ -299,6 +309,10 @@ class Link:
             await asyncio.wait({self._opening}, timeout=CLOSE_S)
         if self._session is not None:
             await self._session.close()
+
+
+def _ignore(_: PenstockError) -> None:
+    pass
 
 
 def _retrieve(task: "asyncio.Future[Any]") -> None:

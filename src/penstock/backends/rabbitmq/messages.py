@@ -150,8 +150,13 @@ class RabbitMessages:
         except MessageGone:
             return False
         self.claims.end(claim, deleted=True)
-        await claim.line.acknowledge(claim)
-        await claim.line.flush()
+        try:
+            await claim.line.acknowledge(claim)
+            await claim.line.flush()
+        except PenstockError:
+            # Whether the broker has it is not known; the claim is over in any case.
+            self.claims.forget_delete(claim)
+            raise
         return True
 
     async def extend(self, command: Extend) -> int:

@@ -17,7 +17,7 @@ from penstock.backends.rabbitmq.content import Content
 from penstock.backends.rabbitmq.delays import Delays, level_names
 from penstock.backends.rabbitmq.lacks import COMMON, LACKS
 from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
-from penstock.backends.rabbitmq.link import AmqpSession, Link
+from penstock.backends.rabbitmq.link import Link
 from penstock.backends.rabbitmq.messages import RabbitMessages
 from penstock.backends.rabbitmq.queues import RabbitQueues
 from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
@@ -28,6 +28,7 @@ from penstock.errors import (
     AttemptLapsed,
     EngineClosed,
     InvalidField,
+    PenstockError,
     UnsupportedOperation,
 )
 from penstock.service import (
@@ -159,9 +160,7 @@ class AsyncRabbit:
         await self._puller.close()
         await self._pusher.close()
 
-    def _lost(self, session: AmqpSession) -> None:
-        error = session.loss
-        assert error is not None
+    def _lost(self, error: PenstockError) -> None:
         self._registry.lost(error)
         for line in self._lines.values():
             line.lost(error)

@@ -1,7 +1,7 @@
 """An `amqp:` or `amqps:` URL taken apart.
 
     amqp://USER:PASSWORD@HOST:PORT/VHOST
-    amqps://HOST/VHOST?ca=FILE          TLS; the certificates to trust, if not the system's
+    amqps://HOST/VHOST?ca_file=FILE     TLS; the certificates to trust, if not the system's
       ?queues=quorum                    what kind of queue is made: classic (default) or quorum
       ?timeout=SECONDS                  how long the broker may take for an answer (30)
       ?hold=SECONDS                     how long a message may be held at most (1,500)
@@ -37,7 +37,7 @@ class RabbitTarget(NamedTuple):
     kind: Kind
     timeout_s: float
     hold_ms: int
-    ca: str | None
+    ca_file: str | None
 
     @property
     def shown(self) -> str:
@@ -57,9 +57,9 @@ class RabbitTarget(NamedTuple):
         if self.scheme != "amqps":
             return None
         try:
-            return ssl.create_default_context(cafile=self.ca)
+            return ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
-            raise InvalidField(f"url: ca={self.ca!r} cannot be read: {error}") from None
+            raise InvalidField(f"url: ca_file={self.ca_file!r} cannot be read: {error}") from None
 
 
 def read_target(url: BackendUrl) -> RabbitTarget:
@@ -74,13 +74,13 @@ def read_target(url: BackendUrl) -> RabbitTarget:
         raise InvalidField(f"url: it names no host and port; use {form}")
     # From here on the URL is quoted in errors, and must be so without the password.
     shown = url._replace(text=f"{url.scheme}://{host}:{port or PORTS[url.scheme]}")
-    shown.check_options({"queues", "timeout", "hold", "ca"})
+    shown.check_options({"queues", "timeout", "hold", "ca_file"})
     kind = url.options.get("queues", KINDS[0])
     if kind not in KINDS:
         raise InvalidField(f"url: queues={kind!r} is neither {' nor '.join(KINDS)}")
-    ca = url.options.get("ca")
-    if ca is not None and url.scheme != "amqps":
-        raise InvalidField("url: ca is for amqps:// only")
+    ca_file = url.options.get("ca_file")
+    if ca_file is not None and url.scheme != "amqps":
+        raise InvalidField("url: ca_file is for amqps:// only")
     return RabbitTarget(
         url.scheme,
         host,
@@ -91,5 +91,5 @@ def read_target(url: BackendUrl) -> RabbitTarget:
         kind,
         float(shown.whole_number("timeout", TIMEOUT_S) or 1),
         shown.whole_number("hold", HOLD_S) * 1_000 or 1_000,
-        ca,
+        ca_file,
     )

@@ -22,6 +22,8 @@ from penstock.service import (
 )
 
 _NONE: Final = -1
+# What one answer may bring, unless it is a single message.
+_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class RedisPulls:
@@ -100,7 +102,7 @@ class RedisPulls:
             _NONE if command.wait_ms is None else command.wait_ms,
             command.attempt_id or "",
             command.holder or "",
-            _NONE if command.bytes_max is None else command.bytes_max,
+            _BYTES_MAX if command.bytes_max is None else min(command.bytes_max, _BYTES_MAX),
             int(command.renew),
             (waiting and waiting.id) or "",
             waiting.address if waiting else "",

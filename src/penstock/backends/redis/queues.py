@@ -10,6 +10,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
 from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
-from penstock.backends.redis.link import RedisCommand, RedisLink, our_reply
+from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, our_reply, packed
 from penstock.backends.redis.scripts import SCRIPTS
 from penstock.clock import Clock
 from penstock.core.receipts import KEY_BYTES
@@ -85,6 +86,8 @@ class RedisQueues:
         self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
+        # The arguments that every script has after the time.
+        self._shared = packed(target.history_max, self.channel)
 
     async def check_version(self) -> None:
         """Raises RequestError if the server is too old for the scripts, UnavailableError."""
@@ -118,17 +121,7 @@ class RedisQueues:
         """
         now = self.now()
         commands: list[RedisCommand] = [
-            (
-                "EVALSHA",
-                SCRIPTS[script].sha,
-                len(keys),
-                *keys,
-                now,
-                self.target.history_max,
-                self.channel,
-                *arguments,
-            )
-            for script, arguments in calls
+            (_call_of(script, keys), now, self._shared, *arguments) for script, arguments in calls
         ]
         replicas = self.target.replicas
         if replicas:
@@ -321,6 +314,12 @@ class RedisQueues:
             [("ZRANGEBYLEX", self._names, low.encode(errors="replace"), high, "LIMIT", 0, _PAGE)],
         )
         return [name.decode() for name in our_reply(self.target, reply)]
+
+
+@lru_cache(maxsize=_KNOWN_MAX)
+def _call_of(script: str, keys: tuple[str, ...]) -> Packed:
+    """The beginning of every call of a script on a queue."""
+    return packed("EVALSHA", SCRIPTS[script].sha, len(keys), *keys)
 
 
 def _unchanged(queue: RedisQueue, given: dict[str, Any]) -> QueueInfo:

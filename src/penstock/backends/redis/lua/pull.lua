@@ -2,7 +2,7 @@
 -- Claims messages, or adds the pull to those that wait. Keys: as in queue.lua.
 --
 -- ARGV from 4 on: limit, visibility_ms (-1: the queue's own), wait_ms (-1: the queue's own), attempt
--- id or "", holder or "", bytes_max (-1: none), renew (1 or 0), waiter or "", process and a number of
+-- id or "", holder or "", bytes_max, renew (1 or 0), waiter or "", process and a number of
 -- its own to wait under (or ""), and whether this is the last try of a waiter (1 or 0).
 -- Reply: queue number, time, owed, a word, then: "claims", the deadline of all of them, and for each
 -- NUMBER, message and state; "again" and for each NUMBER, message, state and deadline; "waits" with the waiter's id, the wait in milliseconds and
@@ -25,7 +25,8 @@ local deadline_digits = digits(deadline)
 local results = {q.identity, digits(now), 0, 'claims', deadline_digits}
 local claims, skipped = 0, 0
 local in_flight = call('ZCARD', UNACKED)
-local room_bytes = limit > 1 and bytes_max >= 0 and bytes_max or nil
+-- If all that is stored fits, nothing need be counted.
+local room_bytes = limit > 1 and bytes_max < q.bytes and bytes_max or nil
 local states, deadlines, given = {}, {}, {}
 -- A message that arrived then or before has outlived the queue's retention.
 local oldest = now - q.retention_ms
