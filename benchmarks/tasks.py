@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from benchmarks.harness import (
+    PEERS,
     Child,
     Target,
     Void,
@@ -31,6 +32,7 @@ from benchmarks.harness import (
     interleave,
     is_quick,
     machine,
+    peer_lack,
     percentile,
     print_table,
     ratio,
@@ -59,6 +61,13 @@ class Peer(NamedTuple):
     nothing: Sequence[str]
     doze: Sequence[str]
     share: float = 1.0
+    # Packages that cannot be installed beside those of the others.
+    requirements: Sequence[str] = ()
+
+    @property
+    def directory(self) -> str | None:
+        """The name of the directory with packages of its own, if it has one."""
+        return self.package if self.requirements else None
 
     @property
     def module(self) -> str:
@@ -82,7 +91,14 @@ def _peers() -> list[Peer]:
         Peer("taskiq", "taskiq", taskiq, taskiq),
         Peer("arq", "arq", arq, arq),
         Peer("huey", "huey", [*huey, "8"], [*huey, "100"]),
-        Peer("celery", "celery", [*celery, "-P", "solo"], [*celery, "-P", "threads", "-c", "100"]),
+        Peer(
+            "celery",
+            "celery",
+            [*celery, "-P", "solo"],
+            [*celery, "-P", "threads", "-c", "100"],
+            # Its Redis transport needs a redis-py that arq does not work with.
+            requirements=("celery>=5.5,<6", "redis[hiredis]>=6.1,<7"),
+        ),
         Peer("rq", "rq", rq, rq, share=0.1),
     ]
 
@@ -103,6 +119,26 @@ class Bench:
         }
         os.environ.update({LEDGER: str(self.path), REDIS: self.url})
 
+    def environment_of(self, peer: Peer) -> dict[str, str]:
+        """The environment of a peer's worker."""
+        if peer.directory is None:
+            return self.environment
+        paths = [str(PEERS / peer.directory), self.environment["PYTHONPATH"]]
+        return {**self.environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def lack_of(self, peer: Peer) -> str:
+        """Why a peer cannot take part; empty if it can."""
+        if peer.requirements:
+            lack = peer_lack(peer.package, peer.requirements)
+            if lack:
+                return lack
+        self.clear(1)
+        try:
+            self.call(peer, "enqueue", "nothing", range(1))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
     def clear(self, size: int) -> Ledger:
         """Empties the store; a ledger for so many calls."""
         import redis
@@ -112,7 +148,7 @@ class Bench:
 
     def call(self, peer: Peer, function: str, *arguments: Any) -> float:
         """Calls a function of the peer's module in a process of its own; the seconds it took."""
-        child = Child()
+        child = Child(peer.directory)
         try:
             return child.call(timed_call, peer.module, function, arguments)
         finally:
@@ -125,7 +161,7 @@ class Bench:
         command = peer.nothing if task == "nothing" else peer.doze
         worker = subprocess.Popen(
             command,
-            env=self.environment,
+            env=self.environment_of(peer),
             cwd=self.path.parent,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -247,8 +283,13 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         with redis_server(directory) as port:
-            parts = given.parts.split(",")
-            _compare(Bench(directory, port), peers, parts, given.rounds, scale, line)
+            bench = Bench(directory, port)
+            for peer in list(peers):
+                lack = bench.lack_of(peer)
+                if lack:
+                    print(f"{peer.name} is left out: {lack}")
+                    peers.remove(peer)
+            _compare(bench, peers, given.parts.split(","), given.rounds, scale, line)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

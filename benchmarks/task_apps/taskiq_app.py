@@ -3,9 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 
-from taskiq_redis import ListQueueBroker
+import taskiq.compat
 
-from benchmarks.task_apps.ledger import opened, redis_url
+for _name in ("model_dump", "model_validate"):
+    # taskiq-redis 1.0 imports them for its schedules; taskiq 0.13 no longer has them.
+    if not hasattr(taskiq.compat, _name):
+        setattr(taskiq.compat, _name, None)
+
+from taskiq_redis import ListQueueBroker  # noqa: E402
+
+from benchmarks.task_apps.ledger import opened, redis_url  # noqa: E402
 
 broker = ListQueueBroker(url=redis_url())
 ledger = opened()

@@ -13,8 +13,10 @@ import msgspec
 from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
+    BATCH_ITEMS_MAX,
     PEEK_LIMIT_MAX,
     Batch,
+    BatchItem,
     Claim,
     Delete,
     Message,
@@ -137,8 +139,9 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
                 retried.append(task.id)
             if ids is not None and ids <= set(retried):
                 break
-        if kept:
-            yield Batch([Release(source, claim.proof) for claim in kept.values()])
+        releases: list[BatchItem] = [Release(source, claim.proof) for claim in kept.values()]
+        for at in range(0, len(releases), BATCH_ITEMS_MAX):
+            yield Batch(releases[at : at + BATCH_ITEMS_MAX])
     return retried
 
 
