@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -55,6 +56,17 @@ def rows_named(text: str | None) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
 
 
+def modules_naming(wanted: frozenset[int]) -> list[str]:
+    """The test modules that name one of these rows: collecting all of them takes longest."""
+    paths = sorted(Path("tests").rglob("test_*.py"))
+    return [
+        str(path)
+        for path in paths
+        if "node_modules" not in path.parts
+        and any(not wanted.isdisjoint(rows_named(line)) for line in path.read_text().splitlines())
+    ]
+
+
 def rows_of(item: pytest.Item) -> list[int]:
     """The rows a test belongs to."""
     own = rows_named(getattr(getattr(item, "function", None), "__doc__", None))
@@ -96,7 +108,7 @@ class Card:
     """A pytest plugin that runs only the tests of the card and keeps their results."""
 
     def __init__(self, wanted: Sequence[int]) -> None:
-        self._wanted = frozenset(wanted)
+        self.wanted = frozenset(wanted)
         self._rows: dict[str, list[int]] = {}
         self.passed = dict.fromkeys(wanted, 0)
         self.failed = dict.fromkeys(wanted, 0)
@@ -110,7 +122,7 @@ class Card:
         chosen: list[pytest.Item] = []
         others: list[pytest.Item] = []
         for item in items:
-            rows = [row for row in rows_of(item) if row in self._wanted]
+            rows = [row for row in rows_of(item) if row in self.wanted]
             (chosen if rows else others).append(item)
             self._rows[item.nodeid] = rows
         items[:] = chosen
@@ -147,10 +159,10 @@ class Card:
                 str(self.passed[row] + self.failed[row]),
                 f"{self.took_s[row]:.1f}",
             )
-            for row in sorted(self._wanted)
+            for row in sorted(self.wanted)
         ]
         card = [table(("#", "row", "", "tests", "s"), lines, left=3)]
-        for row in sorted(self._wanted):
+        for row in sorted(self.wanted):
             card += [f"{row:<2}  {figure}" for figure in merged(self.figures[row])]
         return "\n".join(card)
 
@@ -165,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PENSTOCK_FULL"] = "1"
     card = Card(options.rows or list(ROWS))
     # A test with its full figures may take longer than the usual limit.
-    status = pytest.main(["-q", "--timeout", "3600" if options.full else "300"], plugins=[card])
+    words = ["-q", "--timeout", "3600" if options.full else "300", *modules_naming(card.wanted)]
+    status = pytest.main(words, plugins=[card])
     print(card.text())
     return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0
 

@@ -48,6 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
     unless set, or 60 with `aws_limits`, as in Amazon SQS. `carrot` is where a Carrot broker on the
     same store listens, `[HOST:]PORT`; `token_file` holds the token that its clients must send.
+    `accept_loss` is of one start, and so can be an argument only.
     """
 
     data: str = "penstock-data"
@@ -67,6 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
     insecure_other_owner: bool = False
+    accept_loss: bool = False
     carrot: str | None = None
     token_file: str | None = None
     queues: dict[str, dict[str, Any]] = {}
@@ -114,6 +116,12 @@ def read_settings(
         sources.append((path, _checked(_read_file(path), path)))
     variables = _checked(_read_environment(environment), "the environment", strict=False)
     sources.append(("the environment", variables))
+    for where, source in sources:
+        if "accept_loss" in source:
+            raise InvalidField(
+                f"accept_loss, in {where}: it would accept every later loss, too; give "
+                "--accept-loss to the one start that is to go on without the missing files"
+            )
     arguments = {name: value for name, value in given.items() if value is not None}
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
@@ -175,7 +183,7 @@ _VARIABLES: Final = frozenset(
 def _unknown_variable(variable: str) -> str:
     if variable == f"{PREFIX}QUEUES":
         return f"{variable}: queues cannot be given in a variable; declare them in a config file"
-    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES)]
+    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES - {f"{PREFIX}ACCEPT_LOSS"})]
     near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, 1)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {PREFIX}{', '.join(names)}"
     return f"{variable}: there is no such setting; {hint}"

@@ -448,6 +448,7 @@ def test_the_store_is_the_one_that_was_named_and_json_says_which(
             "store": f"file:{store}",
             "pid": process.pid,
             "socket": str(socket_path(store)),
+            "carrot": None,
         }
         assert get(f"{shown['url']}/health")[0] == 200
         assert (store / "store").exists()

@@ -46,12 +46,12 @@ Finish = Callable[[Any, Any, PenstockError | None], Any]
 Single = tuple[Command[Any], Finish, Any]
 
 
-class Pause(Command[None], frozen=True, gc=False, array_like=True):
+class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
     """No command of a service: the generator goes on after other callbacks of the event loop."""
 
 
 # Never a generator's first command, nor behind a Pull. What was read before it may have changed.
-PAUSE: Final = Pause()
+PAUSE: Final = NextTurn()
 # How long the description of a queue elsewhere is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000

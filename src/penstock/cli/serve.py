@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
 from penstock.settings import read_keys, read_settings
-from penstock.url import read_url
+from penstock.url import without_password
 
 if TYPE_CHECKING:
     from penstock.server.run import Running
@@ -68,6 +68,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="serve a data directory of another user (root can)",
     )
     parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        default=None,
+        help="open a data directory that misses files of its journal, without what they held",
+    )
+    parser.add_argument(
         "--aws-limits",
         action="store_true",
         default=None,
@@ -95,6 +101,7 @@ def run(session: Session, arguments: Namespace) -> int:
         "insecure_without_keys",
         "insecure_without_tls",
         "insecure_other_owner",
+        "accept_loss",
     ):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host
@@ -143,7 +150,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {read_url(settings.store).shown}"
+            else f"in {without_password(running.store.url)}"
         )
     )
     if settings.keys:

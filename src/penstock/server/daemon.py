@@ -97,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--archive", metavar="DIRECTORY", help="keep journal files there that are no longer needed"
     )
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="open a store that misses files of its journal, without what they held",
+    )
     parser.add_argument("--listen", metavar="HOST:PORT", help="serve penstock://HOST:PORT, too")
     parser.add_argument(
         "--http",
@@ -131,6 +136,7 @@ def open_store(arguments: argparse.Namespace) -> Engine:
         durability=check_durability(arguments.durability),
         interval_ms=arguments.interval_ms,
         archive=arguments.archive,
+        accept_loss=arguments.accept_loss,
     )
 
 
@@ -322,8 +328,10 @@ async def _listen(
         return None
     # Imported here: few daemons show these pages, and the import delays the start.
     from penstock.server.pages import listen_pages
+    from penstock.server.readers import reader_figures
 
-    http, listener = await listen_pages(service, *listening.http, faults, counts)
+    more = reader_figures(service.engine, str(holder.store))
+    http, listener = await listen_pages(service, *listening.http, faults, counts, more)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

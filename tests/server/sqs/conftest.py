@@ -2,7 +2,8 @@
 
 The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
 directory that another process would serve (its socket), behind TCP, and in Redis. All others run in
-memory. In this process, all five are on the clock that the test moves.
+memory. In this process, all five are on the clock that the test moves. To the endpoint the socket
+and TCP differ in the address alone: the socket is tried by `test_boto3`, and with the full figures.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
 from tests.backends.redis.servers import RedisServer
+from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
 
 STORES = (
@@ -66,7 +68,9 @@ PATIENCE_S = 60
 def pytest_generate_tests(metafunc):
     if "store" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        stores = STORES if module in EVERY_STORE else STORES[:1]
+        stores: tuple[Any, ...] = STORES if module in EVERY_STORE else STORES[:1]
+        if module != "test_boto3" and not FULL:
+            stores = tuple(store for store in stores if store != "daemon")
         metafunc.parametrize("store", stores, scope="session", indirect=True)
 
 

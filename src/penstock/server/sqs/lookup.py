@@ -8,6 +8,8 @@ that an action does not catch becomes the refusal that `refusal_of` names.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from penstock.backends.loop import PAUSE, LoopService, Steps
 from penstock.errors import (
     BackendLost,
@@ -34,6 +36,8 @@ from penstock.wire.sqs.address import (
 from penstock.wire.sqs.attributes import WITHHELD, target_of
 from penstock.wire.sqs.errors import Refusal
 
+# The annotation that keeps the home of a queue with a bare name.
+HOME_NOTE: Final = ".home"
 _KNOWN_URLS_MAX: Final = 10_000
 # How many queues are read in one go. A queue's annotations take up to 64 KiB, and a page of a
 # service elsewhere is one frame.
@@ -72,9 +76,18 @@ class Windows(NamedTuple):
 class QueueLookup:
     """The queues of one service by URL, ARN and name."""
 
-    def __init__(self, service: LoopService, directory: QueueDirectory, windows: Windows) -> None:
+    def __init__(
+        self,
+        service: LoopService,
+        directory: QueueDirectory,
+        windows: Windows,
+        has_notes: bool = True,
+    ) -> None:
+        """Without `has_notes` no queue is given the note of its home: see `home`."""
         self.service = service
         self.directory = directory
+        home = dict(zip(("account", "region"), directory.default, strict=True))
+        self.home_note = {HOME_NOTE: msgspec.json.encode(home).decode()} if has_notes else {}
         self.windows = windows
         self.now_ms = service.now_ms
         self._view = service.view

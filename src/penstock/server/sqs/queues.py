@@ -70,6 +70,8 @@ class QueueActions:
             return model.QueueUrlResult(self._lookup.url(caller, inside))
         self._check_not_deleted_lately(inside)
         annotations = attributes.merged(QueueSettings(), changes)
+        if caller.owner == self._lookup.directory.default:
+            annotations |= self._lookup.home_note
         tags = request.creation_tags
         if tags:
             annotations[attributes.TAGS] = tags_text({}, tags, name)

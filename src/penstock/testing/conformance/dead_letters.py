@@ -115,7 +115,7 @@ class DeadLetterContract(Contract):
         assert self.claim(queue).body == b"b"
         assert self.drain(dead) == ["a"]
 
-    @behaviour("redrive", "dead letters")
+    @behaviour("redrive", "dead letters", "dead-letter id")
     def test_redriving_sends_dead_letters_back_where_they_came_from(self) -> None:
         dead = self.queue()
         one = self.queue(dead_letter=dead, max_receives=1)
