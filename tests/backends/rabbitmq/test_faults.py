@@ -21,7 +21,7 @@ pytestmark = pytest.mark.service("rabbitmq-server")
 PATIENCE_S = 90
 PRODUCERS = 3
 CONSUMERS = 3
-BEFORE, AFTER = (3_000, 3_000) if FULL else (150, 150)
+BEFORE, AFTER = (1_000, 1_000) if FULL else (150, 150)
 HOLDER = """
 import os, sys, penstock
 queues = penstock.connect(sys.argv[1])
@@ -95,6 +95,7 @@ class Load:
         self._queues.close()
 
 
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     ("how", "kind"),
     [(signal.SIGKILL, "classic")]

@@ -61,7 +61,8 @@ WEAKER: Final[Mapping[str, str]] = {
     "ttl": "a message that has ended is counted until it reaches the head of its queue, or until "
     "its delay has ended",
     "retention": "a longer one holds for later pushes only",
-    "depth": "in flight are the claims of this connection only",
+    "depth": "in flight are the claims of this connection only; a quorum queue counts what it "
+    "takes back a moment later",
     "purge": "what other connections hold in flight stays",
     "receipts after a crash of the broker": "a delete is answered when the broker has it; RabbitMQ "
     "does not wait for its disk, so that a message may come back if the broker is killed",

@@ -107,7 +107,11 @@ class PullLine:
         self._session: AmqpSession | None = None
         self._prefetch = 0
         self._lock = asyncio.Lock()
-        self._flush: asyncio.Task[None] | None = None
+        # Requests on the channel: how many have begun, how many are under way, and who waits for
+        # the answer to one of at least this number.
+        self._begun = 0
+        self._running = 0
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         # Pulls so far and the time of the first, of messages that were given back.
         self._returned: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
@@ -219,15 +223,25 @@ class PullLine:
     async def call(self, request: Coroutine[Any, Any, Any]) -> Any:
         """Awaits a request on this channel. Raises PenstockError."""
         assert self._session is not None
+        self._begun += 1
+        number = self._begun
+        self._running += 1
         try:
-            return await self._session.call(request)
-        except RefusedByBroker as refused:
-            self.forget_claims()
-            if refused.code == NOT_FOUND:
-                raise QueueNotFound(
-                    f"queue: RabbitMQ has no queue {self.queue.name!r} any more; create it again"
-                ) from None
+            answer = await self._session.call(request)
+        except PenstockError as error:
+            self._running -= 1
+            self._end_flushes(self._begun + 1, error)
+            if isinstance(error, RefusedByBroker):
+                self.forget_claims()
+                if error.code == NOT_FOUND:
+                    raise QueueNotFound(
+                        f"queue: RabbitMQ has no queue {self.queue.name!r} any more; "
+                        "create it again"
+                    ) from None
             raise
+        self._running -= 1
+        self._end_flushes(number, None)
+        return answer
 
     async def fetch(self, wanted: int) -> list[AmqpDelivery]:
         """Up to so many messages that are ready now. Raises PenstockError."""
@@ -286,22 +300,42 @@ class PullLine:
     async def flush(self) -> None:
         """Waits until the broker has taken what was acknowledged or returned before this call.
 
-        A channel is answered in order. Calls that come while one is under way share the next one.
+        A channel is served in order: the answer to any request that begins after this call says so.
+        If none begins by itself, one is sent for all who wait. Raises BackendLost.
         """
-        running = self._flush
-        if running is not None and not running.done():
-            await asyncio.wait({running})
-        if self._flush is running or self._flush is None:
-            self._flush = asyncio.ensure_future(self._flush_once())
-            self._flush.add_done_callback(_retrieve)
-        await asyncio.shield(self._flush)
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flushes.append((self._begun + 1, taken))
+        self._flush_soon()
+        await taken
 
-    async def _flush_once(self) -> None:
+    def _flush_soon(self) -> None:
+        # Later in this turn of the loop: whoever has been answered may go on with a request.
+        asyncio.get_running_loop().call_soon(self._flush_if_idle)
+
+    def _flush_if_idle(self) -> None:
+        if not self._flushes or self._running:
+            return
         channel = self._channel
         if channel is None or channel.is_closed:
-            raise self._end_of()
-        # Any request serves; this one changes nothing.
-        await self.call(channel.basic_qos(prefetch_count=self._prefetch))
+            self._end_flushes(self._begun + 1, self._end_of())
+        else:
+            # Any request serves; this one changes nothing.
+            self._start(self.call(channel.basic_qos(prefetch_count=self._prefetch)))
+
+    def _end_flushes(self, number: int, error: PenstockError | None) -> None:
+        """Answers those who wait for a request of up to this number."""
+        waiting, self._flushes = self._flushes, []
+        for wanted, taken in waiting:
+            if wanted > number:
+                self._flushes.append((wanted, taken))
+            elif taken.done():
+                continue
+            elif error is None:
+                taken.set_result(None)
+            else:
+                taken.set_exception(self._end_of())
+        if self._flushes:
+            self._flush_soon()
 
     # What is delivered.
 
@@ -455,8 +489,3 @@ class PullLine:
             else:
                 each.answer.set_exception(error)
         self._arrived.set()
-
-
-def _retrieve(task: "asyncio.Future[Any]") -> None:
-    if not task.cancelled():
-        task.exception()
