@@ -109,11 +109,13 @@ class Router:
         self._name = name
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._sender = calls.Sender(client)
         self._inbox = client.new_inbox()
-        self._numbers = itertools.count(1)
-        self._calls: dict[str, _Call] = {}
+        self._sender = calls.Sender(client, self._inbox)
+        self._tokens = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
         self._terms: dict[int, int] = {}
+        # Set, and forgotten, when a shard has a new owner.
+        self._news: dict[int, asyncio.Event] = {}
         self._subscriptions: list[Subscription] = []
         self._closed = False
         self._owns_client = False
@@ -189,7 +191,7 @@ class Router:
                     ) from None
             if self._loop.time() > give_up:
                 raise BackendLost(f"shard {shard}: {reason}, again and again")
-            await asyncio.sleep(pause_s)
+            await self._news_of(shard, pause_s)
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
             await self._look(shard)
             left = still_to_wait(command, _monotonic(began_s - self._loop.time()))
@@ -203,19 +205,19 @@ class Router:
         term = self._terms.get(shard)
         if term is None:
             raise _NotDone("it has no owner yet")
-        reply_to = f"{self._inbox}.{next(self._numbers)}"
+        token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
         call = _Call(shard, self._loop.create_future())
-        self._calls[reply_to] = call
+        self._calls[token] = call
         try:
             for message in messages:
-                self._sender.send(subject, message, reply_to)
+                self._sender.send(subject, token, message)
             kind, body = await self._hear(call, term)
         except asyncio.CancelledError:
-            self._sender.send(subject, calls.CANCEL, reply_to)
+            self._sender.send(subject, token, calls.CANCEL)
             raise
         finally:
-            del self._calls[reply_to]
+            del self._calls[token]
         if kind == calls.NOT_OWNER:
             raise _NotDone("the node that was asked is not its owner")
         if kind == calls.LOST:
@@ -238,14 +240,19 @@ class Router:
                 raise _MayBeDone("its owner stopped answering")
 
     async def _take_reply(self, message: Msg) -> None:
-        call = self._calls.get(message.subject)
+        if message.subject.endswith(calls.REPLIES):
+            for token, data in calls.unpack(message.data):
+                self._take_item(token, data)
+        elif (message.headers or {}).get("Status") == "503":
+            # NATS says that nobody listens there.
+            for token in self._sender.unheard(int(message.subject.rpartition(".")[2])):
+                self._take_item(token, calls.NOT_OWNER)
+
+    def _take_item(self, token: int, data: bytes) -> None:
+        call = self._calls.get(token)
         if call is None or call.answer.done():
             return
-        if not message.data and (message.headers or {}).get("Status") == "503":
-            # NATS says that nobody listens there. Of several parts, none was received then.
-            call.answer.set_result((calls.NOT_OWNER, b""))
-            return
-        kind, body = message.data[:1], message.data[1:]
+        kind, body = data[:1], data[1:]
         call.at_it = True
         if kind == calls.REPLY_PART:
             call.parts.append(body)
@@ -262,6 +269,16 @@ class Router:
             number = int(shard)
             self._terms[number] = max(self._terms.get(number, 0), int(term))
             self._leave_silent(number)
+            news = self._news.pop(number, None)
+            if news is not None:
+                news.set()
+
+    async def _news_of(self, shard: int, pause_s: float) -> None:
+        """Waits until a new owner of the shard says so, but not for longer than this."""
+        news = self._news.setdefault(shard, asyncio.Event())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await news.wait()
 
     def _leave_silent(self, shard: int) -> None:
         """The calls to an owner before this one that has said nothing lately are asked again."""
