@@ -1,24 +1,34 @@
 """Commands from a router to the owner of a shard, and replies back, over NATS subjects.
 
 A request goes to `NAME.serve.SHARD.TERM`: the owner of that term alone listens there, so an owner
-that was replaced cannot be asked by anyone who knows of its successor. Each message begins with one
-byte that says what it is:
+that was replaced cannot be asked by anyone who knows of its successor. What goes to one subject in
+one turn of the event loop shares a message: it is a row of items
 
-    request   c  a part of a command that is too large for one message; more follow
-              C  a command, or its last part: a frame of our own wire
-              X  the request of this reply subject is cancelled
-    reply     p  a part of a reply; more follow
-              R  a reply, or its last part
-              E  the error that refused the command
-              N  not the owner: nothing was done
-              L  lost: the owner was replaced before the change was kept; it may have been done
-              K  still at it: the pull waits, or the log does not answer yet
+    token (8) · size (4) · one byte that says what it is · the rest
+
+in which the token is the router's number of the command. Replies go to the subject to which the
+requests say they should, with the same tokens. Of a request the byte is
+
+    c  a part of a command that is too large for one message; more follow
+    C  a command, or its last part: a frame of our own wire
+    X  the command of this token is cancelled
+
+and of a reply
+
+    p  a part of a reply; more follow
+    R  a reply, or its last part
+    E  the error that refused the command
+    N  not the owner: nothing was done
+    L  lost: the owner was replaced before the change was kept; it may have been done
+    K  still at it: the pull waits, or the log does not answer yet
 
 A reply that takes long is announced by K again and again; silence means that the owner is gone.
 """
 
 import asyncio
-from collections import deque
+import itertools
+import struct
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -51,33 +61,49 @@ REFUSED: Final = b"E"
 NOT_OWNER: Final = b"N"
 LOST: Final = b"L"
 AT_IT: Final = b"K"
+# Below the subject that a router's messages name for their replies: where they go.
+REPLIES: Final = ".replies"
 # What one message carries, below the ordinary limit of NATS.
 PART_BYTES: Final = 900 * 1024
 # How many requests may be half received; what a router that died left behind goes first.
 _HALF_RECEIVED_MAX: Final = 256
 KEEP_ALIVE_S: Final = 0.25
+_ITEM: Final = struct.Struct("<QI")
+# So many messages back it is known what was in one that nobody heard.
+_SENT_MAX: Final = 4_096
 
 
 class Sender:
-    """Publishes from plain callbacks, in order: NATS only publishes from coroutines."""
+    """Publishes items from plain callbacks; what goes to one subject at a time shares messages.
 
-    def __init__(self, client: Client) -> None:
+    With `replies`, the subject to which replies are to go, each message names a subject below it
+    by a number of its own: if nobody listens, NATS says so there. `unheard` is called with the
+    tokens of a message that was said to be unheard.
+    """
+
+    def __init__(self, client: Client, replies: str = "") -> None:
         self._client = client
-        self._waiting: deque[tuple[str, bytes, str]] = deque()
+        self._replies = replies
+        self._waiting: dict[str, list[tuple[int, bytes]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        # The tokens of the last messages, by number, in case they are unheard.
+        self._sent: dict[int, list[int]] = {}
 
-    def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publishes, now or when what came before has been published."""
-        self._waiting.append((subject, data, reply))
+    def send(self, subject: str, token: int, data: bytes) -> None:
+        """Publishes an item, soon."""
+        self._waiting.setdefault(subject, []).append((token, data))
         if self._task is None:
             self._task = self._loop.create_task(self._publish())
 
     async def _publish(self) -> None:
         try:
             while self._waiting:
-                subject, data, reply = self._waiting.popleft()
-                await self._client.publish(subject, data, reply=reply)
+                waiting, self._waiting = self._waiting, {}
+                for subject, items in waiting.items():
+                    for tokens, message in _pack(items):
+                        await self._client.publish(subject, message, reply=self._reply(tokens))
         except Exception:
             # The connection is closed for good, or its buffer is full: callers hear nothing, and
             # ask again.
@@ -85,10 +111,48 @@ class Sender:
         finally:
             self._task = None
 
+    def _reply(self, tokens: list[int]) -> str:
+        if not self._replies:
+            return ""
+        number = next(self._numbers)
+        self._sent[number] = tokens
+        if len(self._sent) > _SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+        return f"{self._replies}.{number}"
+
+    def unheard(self, number: int) -> list[int]:
+        """The tokens of a message of which NATS says that nobody listens."""
+        return self._sent.pop(number, [])
+
     async def drain(self) -> None:
         """Waits until everything was handed to NATS."""
         while self._task is not None:
             await asyncio.wait([self._task])
+
+
+def _pack(items: list[tuple[int, bytes]]) -> Iterator[tuple[list[int], bytes]]:
+    """Items as messages of a limited size, each with its tokens."""
+    tokens: list[int] = []
+    parts: list[bytes] = []
+    size = 0
+    for token, data in items:
+        if parts and size + len(data) > PART_BYTES:
+            yield tokens, b"".join(parts)
+            tokens, parts, size = [], [], 0
+        tokens.append(token)
+        parts += (_ITEM.pack(token, len(data)), data)
+        size += _ITEM.size + len(data)
+    yield tokens, b"".join(parts)
+
+
+def unpack(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The items of a message: token and data. What is cut short ends them."""
+    at = 0
+    while at + _ITEM.size <= len(message):
+        token, size = _ITEM.unpack_from(message, at)
+        at += _ITEM.size
+        yield token, message[at : at + size]
+        at += size
 
 
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
@@ -102,22 +166,22 @@ def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
 
 
 class Assembly:
-    """Puts parts together again, by the subject their reply goes to."""
+    """Puts parts together again, by who sent them."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[bytes]] = {}
+        self._parts: dict[Hashable, list[bytes]] = {}
 
-    def add(self, reply: str, data: bytes) -> None:
+    def add(self, sender: Hashable, data: bytes) -> None:
         """Keeps a part."""
-        parts = self._parts.setdefault(reply, [])
+        parts = self._parts.setdefault(sender, [])
         parts.append(data)
         too_large = sum(map(len, parts)) > FRAME_BYTES_MAX + PART_BYTES
         if too_large or len(self._parts) > _HALF_RECEIVED_MAX:
-            self._parts.pop(reply if too_large else next(iter(self._parts)), None)
+            self._parts.pop(sender if too_large else next(iter(self._parts)), None)
 
-    def whole(self, reply: str, last: bytes) -> bytes:
+    def whole(self, sender: Hashable, last: bytes) -> bytes:
         """What the parts and the last one are together."""
-        parts = self._parts.pop(reply, None)
+        parts = self._parts.pop(sender, None)
         return last if parts is None else b"".join([*parts, last])
 
 

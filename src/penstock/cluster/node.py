@@ -41,9 +41,10 @@ from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import Carrier, OwnedShard, end_tasks
 from penstock.errors import PenstockError
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.1
+_PING_S: Final = 0.25
 # After so many refusals in a row a node is gone; one may be its connection that is opened again.
-_REFUSED_MAX: Final = 2
+_REFUSED_MAX: Final = 3
 _SILENT_S: Final = 2.0
 _REGISTERS_S: Final = 1.0
 # Without a change of membership for so long, shards are moved to the nodes they belong to.
@@ -248,7 +249,7 @@ class ClusterNode:
 
     async def _ping(self, node: str, peer: _Peer) -> None:
         try:
-            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_LOOK_S)
+            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_PING_S)
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):

@@ -24,6 +24,7 @@ from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.owner import owner_key
 from penstock.cluster.placement import first_shard, shard_of_id
+from penstock.cluster.serving import end_tasks
 from penstock.errors import (
     BackendLost,
     EngineClosed,
@@ -64,8 +65,8 @@ from penstock.service import (
 R = TypeVar("R")
 # How long a command is tried before it fails: a shard is without an owner for less than this.
 PATIENCE_S: Final = 25.0
-# Without a word from the owner for so long, the router looks whether there is another.
-_SILENCE_S: Final = 0.7
+# Without a word from an owner for once or twice so long, the router looks whether there is another.
+_SILENCE_S: Final = 0.35
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
 # The note in a message's context that says which queue it was dead-lettered from.
@@ -78,16 +79,19 @@ class _NotDone(Exception):
 
 
 class _MayBeDone(Exception):
-    """The owner was replaced, or fell silent, before it answered."""
+    """The owner was replaced before it answered, and may have fallen silent before that."""
 
 
 class _Call:
     """A command on its way to an owner."""
 
-    __slots__ = ("answer", "at_it", "parts", "shard")
+    __slots__ = ("answer", "at_it", "parts", "shard", "term")
 
-    def __init__(self, shard: int, answer: "asyncio.Future[tuple[bytes, bytes]]") -> None:
+    def __init__(
+        self, shard: int, term: int, answer: "asyncio.Future[tuple[bytes, bytes]]"
+    ) -> None:
         self.shard = shard
+        self.term = term
         self.answer = answer
         self.parts: list[bytes] = []
         self.at_it = True
@@ -109,14 +113,18 @@ class Router:
         self._name = name
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._sender = calls.Sender(client)
         self._inbox = client.new_inbox()
-        self._numbers = itertools.count(1)
-        self._calls: dict[str, _Call] = {}
+        self._sender = calls.Sender(client, self._inbox)
+        self._tokens = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
         self._terms: dict[int, int] = {}
+        # Set, and forgotten, when a shard has a new owner.
+        self._news: dict[int, asyncio.Event] = {}
         self._subscriptions: list[Subscription] = []
         self._closed = False
         self._owns_client = False
+        self._looking: asyncio.Task[None] | None = None
+        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
         if settings.shards == 1:
             # A class attribute of services; what is lacking here is lacking between shards only.
             vars(self)["LACKS"] = {}
@@ -148,6 +156,9 @@ class Router:
         if self._closed:
             return
         self._closed = True
+        self._sweeper.cancel()
+        if self._looking is not None:
+            await end_tasks([self._looking])
         for call in list(self._calls.values()):
             if not call.answer.done():
                 call.answer.set_exception(EngineClosed("the connection to the cluster was closed"))
@@ -189,7 +200,7 @@ class Router:
                     ) from None
             if self._loop.time() > give_up:
                 raise BackendLost(f"shard {shard}: {reason}, again and again")
-            await asyncio.sleep(pause_s)
+            await self._news_of(shard, pause_s)
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
             await self._look(shard)
             left = still_to_wait(command, _monotonic(began_s - self._loop.time()))
@@ -203,49 +214,58 @@ class Router:
         term = self._terms.get(shard)
         if term is None:
             raise _NotDone("it has no owner yet")
-        reply_to = f"{self._inbox}.{next(self._numbers)}"
+        token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
-        call = _Call(shard, self._loop.create_future())
-        self._calls[reply_to] = call
+        call = _Call(shard, term, self._loop.create_future())
+        self._calls[token] = call
         try:
             for message in messages:
-                self._sender.send(subject, message, reply_to)
-            kind, body = await self._hear(call, term)
+                self._sender.send(subject, token, message)
+            kind, body = await call.answer
         except asyncio.CancelledError:
-            self._sender.send(subject, calls.CANCEL, reply_to)
+            self._sender.send(subject, token, calls.CANCEL)
             raise
         finally:
-            del self._calls[reply_to]
+            del self._calls[token]
         if kind == calls.NOT_OWNER:
             raise _NotDone("the node that was asked is not its owner")
         if kind == calls.LOST:
-            raise _MayBeDone("its owner was replaced")
+            raise _MayBeDone("its owner was replaced before it answered")
         if kind == calls.REFUSED:
             raise calls.read_error(body)
         return cast(R, calls.read_reply(command, body))
 
-    async def _hear(self, call: _Call, term: int) -> tuple[bytes, bytes]:
-        """The answer to a call; looks for another owner when this one falls silent."""
-        while True:
-            done, _ = await asyncio.wait([call.answer], timeout=_SILENCE_S)
-            if done:
-                return call.answer.result()
-            if call.at_it:
-                call.at_it = False
-                continue
-            await self._look(call.shard)
-            if self._terms.get(call.shard) != term and not call.answer.done():
-                raise _MayBeDone("its owner stopped answering")
+    def _sweep(self) -> None:
+        """Looks for another owner where one has said nothing since the last sweep but one."""
+        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
+        silent = {call.shard for call in self._calls.values() if not call.at_it}
+        for call in self._calls.values():
+            call.at_it = False
+        if silent and self._looking is None:
+            self._looking = self._loop.create_task(self._look_for_others(silent))
+
+    async def _look_for_others(self, shards: set[int]) -> None:
+        try:
+            for shard in shards:
+                await self._look(shard)
+                self._leave_silent(shard)
+        finally:
+            self._looking = None
 
     async def _take_reply(self, message: Msg) -> None:
-        call = self._calls.get(message.subject)
+        if message.subject.endswith(calls.REPLIES):
+            for token, data in calls.unpack(message.data):
+                self._take_item(token, data)
+        elif (message.headers or {}).get("Status") == "503":
+            # NATS says that nobody listens there.
+            for token in self._sender.unheard(int(message.subject.rpartition(".")[2])):
+                self._take_item(token, calls.NOT_OWNER)
+
+    def _take_item(self, token: int, data: bytes) -> None:
+        call = self._calls.get(token)
         if call is None or call.answer.done():
             return
-        if not message.data and (message.headers or {}).get("Status") == "503":
-            # NATS says that nobody listens there. Of several parts, none was received then.
-            call.answer.set_result((calls.NOT_OWNER, b""))
-            return
-        kind, body = message.data[:1], message.data[1:]
+        kind, body = data[:1], data[1:]
         call.at_it = True
         if kind == calls.REPLY_PART:
             call.parts.append(body)
@@ -262,11 +282,23 @@ class Router:
             number = int(shard)
             self._terms[number] = max(self._terms.get(number, 0), int(term))
             self._leave_silent(number)
+            news = self._news.pop(number, None)
+            if news is not None:
+                news.set()
+
+    async def _news_of(self, shard: int, pause_s: float) -> None:
+        """Waits until a new owner of the shard says so, but not for longer than this."""
+        news = self._news.setdefault(shard, asyncio.Event())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await news.wait()
 
     def _leave_silent(self, shard: int) -> None:
         """The calls to an owner before this one that has said nothing lately are asked again."""
+        term = self._terms.get(shard)
         for call in self._calls.values():
-            if call.shard == shard and not call.at_it and not call.answer.done():
+            is_left = call.shard == shard and call.term != term and not call.at_it
+            if is_left and not call.answer.done():
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -31,7 +32,10 @@ from penstock.errors import Fenced, JournalError, NotOwner, PenstockError, Unava
 from penstock.service import Command, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
+# How often at most standbys are told that there is something to read.
 _HINT_S: Final = 0.05
+# Who asked: the subject to which the reply goes, and the token of the command.
+Caller = tuple[str, int]
 # How many departures are carried at once, and how long a refused one is left alone.
 _CARRIED_MAX: Final = 100
 _CARRY_AGAIN_S: Final = 1.0
@@ -81,21 +85,21 @@ class OwnedShard:
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
         self._assembly = calls.Assembly()
-        # What was submitted and is not answered, by the subject the reply goes to.
-        self._pending: dict[str, Pending] = {}
+        # What was submitted and is not answered, by who asked.
+        self._pending: dict[Caller, Pending] = {}
         # When the entry was appended that last proved that this is the owner; when those were that
         # are on their way; and the answers that wait for them.
         self._confirmed_s = self._loop.time()
         self._confirming: deque[float] = deque()
-        self._unconfirmed: deque[tuple[str, list[bytes]]] = deque()
+        self._unconfirmed: deque[tuple[Caller, list[bytes]]] = deque()
         # Replies that wait until what departed has arrived: since when, where to, and what.
-        self._held_back: deque[tuple[float, str, list[bytes]]] = deque()
+        self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
         self._closing = False
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
-        self._hint_is_planned = False
+        self._hinted_s = 0.0
         self._has_departures = asyncio.Event()
         self.service.on_failure(self._fail)
 
@@ -108,45 +112,50 @@ class OwnedShard:
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
         await self._client.flush()
-        self._sender.send(f"{self._name}.owned.{self.shard}", str(self.term).encode())
+        await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     # Requests.
 
     async def _take(self, message: Msg) -> None:
-        kind, data, reply = message.data[:1], message.data[1:], message.reply
+        back = message.reply.rpartition(".")[0] + calls.REPLIES
+        for token, data in calls.unpack(message.data):
+            self._take_item((back, token), data)
+
+    def _take_item(self, caller: Caller, data: bytes) -> None:
+        kind, rest = data[:1], data[1:]
         if kind == calls.COMMAND_PART:
-            self._assembly.add(reply, data)
+            self._assembly.add(caller, rest)
         elif kind == calls.CANCEL:
-            pending = self._pending.pop(reply, None)
+            pending = self._pending.pop(caller, None)
             if pending is not None:
                 pending.cancel()
         elif self._closing:
-            self._sender.send(reply, calls.NOT_OWNER)
+            self._sender.send(*caller, calls.NOT_OWNER)
         else:
-            self._submit(reply, self._assembly.whole(reply, data))
+            self._submit(caller, self._assembly.whole(caller, rest))
 
-    def _submit(self, reply: str, frame: bytes) -> None:
+    def _submit(self, caller: Caller, frame: bytes) -> None:
         try:
             command = calls.read_command(frame)
             result = self.service.submit(command)
         except JournalError:
             # It was refused before anything of it was appended.
-            self._sender.send(reply, calls.NOT_OWNER)
+            self._sender.send(*caller, calls.NOT_OWNER)
         except PenstockError as error:
-            self._send_confirmed(reply, [calls.write_error(error)])
+            self._send_confirmed(caller, [calls.write_error(error)])
         except Exception as fault:
             self._fail(JournalError(f"shard {self.shard}: {type(fault).__name__}: {fault}"))
-            self._sender.send(reply, calls.LOST)
+            self._sender.send(*caller, calls.LOST)
         else:
             if isinstance(result, Pending):
-                self._pending[reply] = result
-                result.then(partial(self._answer_later, reply, command))
+                self._pending[caller] = result
+                result.then(partial(self._answer_later, caller, command))
             else:
-                self._send_confirmed(reply, calls.write_reply(command, result))
+                self._send_confirmed(caller, calls.write_reply(command, result))
         if self.engine.shard.departed.deliveries:
             self._has_departures.set()
 
-    def _send_confirmed(self, reply: str, parts: list[bytes]) -> None:
+    def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
 
         What is appended to the log is refused there if another owner has come. What only looks at
@@ -155,9 +164,9 @@ class OwnedShard:
         now_s = self._loop.time()
         if now_s - self._confirmed_s < _CONFIRMED_S:
             for part in parts:
-                self._sender.send(reply, part)
+                self._sender.send(*caller, part)
             return
-        self._unconfirmed.append((reply, parts))
+        self._unconfirmed.append((caller, parts))
         if not self._confirming or now_s - self._confirming[-1] >= _CONFIRMED_S:
             try:
                 sequence, _ = self.journal.append(())
@@ -175,22 +184,22 @@ class OwnedShard:
             return
         self._confirmed_s = began_s
         while self._unconfirmed:
-            reply, parts = self._unconfirmed.popleft()
+            caller, parts = self._unconfirmed.popleft()
             for part in parts:
-                self._sender.send(reply, part)
+                self._sender.send(*caller, part)
 
     def _refuse_unconfirmed(self) -> None:
         while self._unconfirmed:
-            self._sender.send(self._unconfirmed.popleft()[0], calls.NOT_OWNER)
+            self._sender.send(*self._unconfirmed.popleft()[0], calls.NOT_OWNER)
 
-    def _answer(self, reply: str, command: Command[Any], result: Any) -> None:
+    def _answer(self, caller: Caller, command: Command[Any], result: Any) -> None:
         parts = calls.write_reply(command, result)
         if type(command) is Release and self.engine.shard.departed.deliveries:
             # It may have made a dead letter: whoever looks for it next should find it there.
-            self._held_back.append((self._loop.time(), reply, parts))
+            self._held_back.append((self._loop.time(), caller, parts))
             return
         for part in parts:
-            self._sender.send(reply, part)
+            self._sender.send(*caller, part)
 
     def _answer_held_back(self) -> None:
         """Sends the replies that waited for departures, if those have arrived or take too long."""
@@ -199,28 +208,28 @@ class OwnedShard:
             not self.engine.shard.departed.deliveries
             or now_s - self._held_back[0][0] > _HELD_BACK_S
         ):
-            _, reply, parts = self._held_back.popleft()
+            _, caller, parts = self._held_back.popleft()
             for part in parts:
-                self._sender.send(reply, part)
+                self._sender.send(*caller, part)
 
     def _answer_later(
-        self, reply: str, command: Command[Any], result: Any, error: Exception | None
+        self, caller: Caller, command: Command[Any], result: Any, error: Exception | None
     ) -> None:
-        self._pending.pop(reply, None)
+        self._pending.pop(caller, None)
         if error is None:
-            self._answer(reply, command, result)
+            self._answer(caller, command, result)
         elif isinstance(error, JournalError | UnavailableError) or not isinstance(
             error, PenstockError
         ):
-            self._sender.send(reply, calls.LOST)
+            self._sender.send(*caller, calls.LOST)
         else:
-            self._sender.send(reply, calls.write_error(error))
+            self._sender.send(*caller, calls.write_error(error))
 
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
         self._answer_held_back()
-        for reply in self._pending:
-            self._sender.send(reply, calls.AT_IT)
+        for caller in self._pending:
+            self._sender.send(*caller, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
             self._has_departures.set()
@@ -233,20 +242,19 @@ class OwnedShard:
             self._woken.clear()
             try:
                 await self._replicated.run(append_steps(self.journal))
-            except JournalError as error:
+            except Exception as error:
+                if not isinstance(error, JournalError):
+                    error = JournalError(f"shard {self.shard}: {type(error).__name__} {error}")
                 self._fail(error)
                 return
             if self.engine.shard.departed.deliveries:
                 self._has_departures.set()
-            if not self._hint_is_planned:
-                self._hint_is_planned = True
-                self._loop.call_later(_HINT_S, self._hint)
-
-    def _hint(self) -> None:
-        """Tells standbys that there is something to read."""
-        self._hint_is_planned = False
-        if not self._ended:
-            self._sender.send(f"{self._name}.grown.{self.shard}", b"")
+            now_s = self._loop.time()
+            if now_s - self._hinted_s > _HINT_S:
+                # Standbys read more than this says; what is left they read with the next hint.
+                self._hinted_s = now_s
+                with suppress(nats.errors.Error):
+                    await self._client.publish(f"{self._name}.grown.{self.shard}")
 
     async def _take_snapshots(self) -> None:
         while True:
@@ -312,12 +320,12 @@ class OwnedShard:
     async def hand_over(self) -> None:
         """Answers what was accepted, and nothing else: the next owner can take over."""
         self._closing = True
-        for reply, pending in list(self._pending.items()):
+        for caller, pending in list(self._pending.items()):
             if pending.waits:
                 # A waiting pull asks the next owner.
-                del self._pending[reply]
+                del self._pending[caller]
                 pending.cancel()
-                self._sender.send(reply, calls.NOT_OWNER)
+                self._sender.send(*caller, calls.NOT_OWNER)
         give_up = self._loop.time() + _FLUSH_S
         while self._has_work and self._loop.time() < give_up:
             if self.journal.failure is not None:
@@ -340,8 +348,8 @@ class OwnedShard:
         with suppress(PenstockError):
             await self.service.close()
         self._refuse_unconfirmed()
-        for reply in (*self._pending, *(reply for _, reply, _ in self._held_back)):
-            self._sender.send(reply, calls.LOST)
+        for caller in (*self._pending, *(caller for _, caller, _ in self._held_back)):
+            self._sender.send(*caller, calls.LOST)
         await self._sender.drain()
 
 

@@ -224,8 +224,8 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
     if settings.accept_loss:
         raise InvalidField(
-            f"accept_loss: {url.text!r} is not a data directory that this server opens; accept the "
-            "loss where it is opened: penstock check --accept-loss PATH"
+            f"accept_loss: {url.shown!r} is not a data directory that this server opens; accept "
+            "the loss where it is opened: penstock check --accept-loss PATH"
         )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
