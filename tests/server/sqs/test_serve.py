@@ -455,8 +455,13 @@ def test_a_server_without_its_standard_files_serves_and_stops(tmp_path, closed):
     redirected = " ".join(f"{number}>&-" for number in closed.split())
     port = lasting_port()
     command = f"exec {PENSTOCK} serve --port {port} --store memory: {redirected}"
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(["sh", "-c", command], env=clean_environment(), **streams)
+    process = subprocess.Popen(
+        ["sh", "-c", command],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         until(lambda: answers(port) or process.poll() is not None)
         for _ in range(3):
