@@ -6,6 +6,7 @@ messages are: each of the three sources gives at most one of them. If none does,
 which the other commands read too, names the store.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -36,6 +37,8 @@ _OTHERS: Final = frozenset(
 # A signature that was overheard lets its secret be guessed offline, so a short one is none.
 SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
+# A host's name, or an address of the sixth version, which has two colons or more.
+_HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
 _PLACES: Final = {"data", "store"}
 
 
@@ -224,6 +227,11 @@ def _check(settings: ServerSettings) -> None:
             f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
             f"file:PATH?durability={settings.durability}"
         )
+    for host in settings.allow_hosts:
+        if _HOST.fullmatch(host) is None:
+            raise InvalidField(
+                f"allow_hosts: {host!r} is not a host's name; give it without a port"
+            )
     for name in ("deleted_window", "purged_window"):
         if not 0 <= (getattr(settings, name) or 0) <= 86_400:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")

@@ -44,7 +44,7 @@ from penstock.server.frames.tcp import (
     server_tls,
 )
 from penstock.server.holder import StoreHolder
-from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
 from penstock.server.store_socket import StoreSocket
 from penstock.wire.frames.frames import error_words
 
@@ -179,6 +179,7 @@ def run_daemon(
     arguments: argparse.Namespace, starter: Starter, open_engine: OpenEngine = open_store
 ) -> int:
     """Opens the store, serves it until it is stopped, and returns the exit status."""
+    open_standard_files()
     os.umask(0o077)
     kind = DAEMON_RUN if arguments.ready_fd is None else AUTO_DAEMON
     holder = StoreHolder(arguments.path, kind, other_owner=arguments.insecure_other_owner)

@@ -28,7 +28,7 @@ from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
 from penstock.server.pages import PAGE_PATHS, Pages, bind_http
-from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
 from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
@@ -38,7 +38,7 @@ from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
 from penstock.url import SCHEMES, BackendUrl, load_backend, read_url
-from penstock.wire.sqs.address import Owner, QueueDirectory
+from penstock.wire.sqs.address import Owner, QueueDirectory, is_region
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
@@ -164,6 +164,11 @@ class Running:
 
 async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
     """Opens the store and listens. Raises PenstockError."""
+    if not is_region(settings.region):
+        raise InvalidField(
+            f"region: {settings.region!r} is not a region's name; use 1 to 40 of a-z 0-9 -, as in "
+            "us-east-1"
+        )
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
     faults = Faults()
@@ -323,4 +328,5 @@ def run_until_stopped(settings: ServerSettings, started: Callable[[Running], Non
     """The same, for a caller who has no event loop."""
     import uvloop
 
+    open_standard_files()
     uvloop.run(run(settings, started))

@@ -16,7 +16,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 
-from tests.server.conftest import DaemonProcess
+from tests.ports import lasting_port
+from tests.server.conftest import DaemonProcess, until
 from tests.server.sqs.awscli import aws_program
 from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
 
@@ -63,6 +64,11 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
         (("--port", "99999"), "port: 99999 is outside"),
         (("--data", "/proc/none"), "cannot be used"),
         (("--durability", "hope"), "durability: 'hope' is none of"),
+        (("--data", f"{__file__}/x"), "test_serve.py: is a file; a store is a directory"),
+        (("--region", ""), "region: '' is not a region's name"),
+        (("--region", "../x y"), "region: '../x y' is not a region's name"),
+        (("--allow-host", "a b"), "allow_hosts: 'a b' is not a host's name"),
+        (("--allow-host", "a:80"), "allow_hosts: 'a:80' is not a host's name"),
     ],
 )
 def test_it_refuses_to_start_in_one_line(arguments, complaint):
@@ -441,3 +447,38 @@ def test_row_23_queues_elsewhere_are_not_served_as_another_region_or_account(tmp
     assert "eu-west-1" in done.stderr
     with serve("--data", str(tmp_path / "store"), "--region", "eu-west-1") as server:
         server.stop()
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
+def test_a_server_without_its_standard_files_serves_and_stops(tmp_path, closed):
+    """A socket with the number of one of them made uvloop end the process by an assertion."""
+    redirected = " ".join(f"{number}>&-" for number in closed.split())
+    port = lasting_port()
+    command = f"exec {PENSTOCK} serve --port {port} --store memory: {redirected}"
+    process = subprocess.Popen(
+        ["sh", "-c", command],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until(lambda: answers(port) or process.poll() is not None)
+        for _ in range(3):
+            assert answers(port)
+        process.terminate()
+        printed, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, printed
+    assert b"ssertion" not in printed
+
+
+def answers(port):
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            return answer.status == 200
+    except OSError:
+        return False
