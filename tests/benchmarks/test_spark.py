@@ -9,10 +9,11 @@ spark = pytest.importorskip("benchmarks.spark", reason="the source archive has n
 
 import pyarrow as pa  # noqa: E402
 
-from benchmarks import chaos, duck, harness  # noqa: E402
+from benchmarks import chaos, harness  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
-from penstock.spark.checks import SCHEMA, check_all  # noqa: E402
+from penstock.spark.checks import SCHEMA, check_events  # noqa: E402
+from penstock.spark.duck import Duck  # noqa: E402
 from penstock.spark.stream import Stream  # noqa: E402
 
 
@@ -41,10 +42,10 @@ def audited(made, held):
         [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in read]
     )
     stream.close()
-    engine = pa.table({"name": list(held), "counted": list(held.values())})
-    runner = duck.Duck(threads=1)
-    found, _ = check_all(runner, runner.rows(events), runner.rows(engine))
-    return runner.fetch(f'SELECT "check", detail FROM {found}')
+    with Duck() as duck:
+        duck.arrow("given_events", events)
+        findings, _ = check_events(duck, "given_events", held)
+    return [(finding.check, finding.detail) for finding in findings]
 
 
 def test_the_audit_finds_nothing_in_it_and_agrees_with_the_engine(made):
@@ -68,13 +69,18 @@ def test_a_decode_that_misses_an_event_voids_the_run(made):
 def test_every_target_is_judged_by_ratios_within_a_round():
     journals = spark.Written([], 1_000_000, 0, {}), spark.Written([], 10_000_000, 0, {})
     audit = {"spark small": [1.0, 2.0], "spark large": [10.0, 20.0], "duckdb large": [4.0, 8.0]}
-    rates = {"source": [6.0, 3.0], "bare": [6.0, 3.0]}
-    run = spark.Run(*journals, {}, rates, {}, audit, {"sink": [12.0], "client": [2.0]})
+    rates = {"source": [6.0, 3.0], "bare": [6.0, 3.0], "narrow": [12.0, 6.0], "prebuilt": [8.0, 4.0]}
+    lake = {"tables_s": 10.0, "news_s": 1.0, "rebuild_s": 20.0}
+    run = spark.Run(*journals, {}, rates, lake, audit, {"sink": [12.0], "client": [2.0]})
     found = {target.name: target.value for target in spark.targets(run)}
     assert found == {
-        "source / bare decode, per core": 1 / spark.CORES,
+        "source / prebuilt into Spark": 0.75,
+        "source, six columns / all": 2,
+        "lake to tables, million events/s": 1,
         "audit / DuckDB, time": 2.5,
         "audit, million events/s": 10 / 15,
+        "audit of a tenth, seconds": 1.5,
         "audit, time of all / of a tenth": 10,
+        "1% new, time / rebuild": 0.05,
         "sink / client in tens": 6,
     }

@@ -7,11 +7,13 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 import pyarrow as pa
 
 from penstock.core.events import (
+    Arrived,
     Carried,
     Claimed,
     ClaimExpired,
     DelayEnded,
     Deleted,
+    Departed,
     Expired,
     Extended,
     Moved,
@@ -23,9 +25,9 @@ from penstock.core.events import (
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
-from penstock.spark.audit import audit
 from penstock.spark.blocks import blocks
-from penstock.spark.checks import CHECKS, SCHEMA, check_all
+from penstock.spark.checks import CHECKS, SCHEMA, check_events
+from penstock.spark.duck import Duck
 from penstock.spark.stream import Stream
 from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import flip, write_store
@@ -62,7 +64,9 @@ FAULTS = {
             push(4, dedup_id="a"), push(5, at_ms=T + 5 * MINUTES, dedup_id="a"),
             push(6, 3, group="g"), push(7, 3, group="g"), push(8, 3, group="h"),
             claim(8, queue=3), claim(6, queue=3), Deleted(T, 3, 6, 1), claim(7, queue=3),
-            QueuePurged(T, 1, 2, 9), push(9), claim(9),
+            push(11), claim(11), ClaimExpired(UNTIL, 1, 11, 1), claim(11, 2),
+            Released(T, 1, 11, 2), Departed(T, 1, 11, 2, 4, "dead"), Carried(T, 1, 11, push(11)),
+            QueuePurged(T, 1, 2, 9), push(9), claim(9), Arrived(T, 1, 11, 2),
             push(20, 3, group="i", dedup_id="b"), QueuePurged(T, 3, 3, 21),
             push(21, 3, group="i", dedup_id="b"),
         ],
@@ -99,6 +103,19 @@ FAULTS = {
         2,
     ),
     "move of the visible": ([push(1), claim(1), Moved(T, 1, 1, 2, 2, False)], 1),
+    "arrival of the departed": (
+        [push(1), Arrived(T, 1, 1, 0),
+         push(2), claim(2), Released(T, 1, 2, 1), claim(2, 2), Released(T, 1, 2, 2),
+         Departed(T, 1, 2, 2, 4, "dead"), Arrived(T, 1, 2, 2), Arrived(T, 1, 2, 2)],
+        2,
+    ),
+    "departed and used": (
+        [push(1), claim(1), Released(T, 1, 1, 1), claim(1, 2), Released(T, 1, 1, 2),
+         Departed(T, 1, 1, 2, 4, "dead"), claim(1, 3),
+         push(2), claim(2), Departed(T, 1, 2, 1, 4, "dead"),
+         push(3), Departed(T, 1, 3, 0, 4, "dead")],
+        {"nothing after the end": 1, "move of the visible": 1, "dead letter after N": 1},
+    ),
     "dead letter after N": (
         [push(1), claim(1), Released(T, 1, 1, 1), Moved(T, 1, 1, 2, 2, True),
          push(3), claim(3), Released(T, 1, 3, 1), claim(3, 2), Released(T, 1, 3, 2), claim(3, 3)],
@@ -202,47 +219,21 @@ def planted(tmp_path_factory):
     return all_events(expected), {store: found for store, found in by_store.items() if found}
 
 
-@pytest.mark.service("default-jre-headless")
-@pytest.mark.timeout(600)
-def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, planted):
-    events, expected = planted
-
-    verdict = audit(spark, spark.createDataFrame(events), shown_max=100)
-
+def checked(events, counted=None):
+    """How often each check fails in each store, and how many events there were."""
     by_store: dict[str, dict[str, int]] = {}
-    for finding in verdict.findings:
+    with Duck() as duck:
+        duck.arrow("given_events", events)
+        findings, total = check_events(duck, "given_events", counted or {})
+    for finding in findings:
         counts = by_store.setdefault(finding.store, {})
         counts[finding.check] = counts.get(finding.check, 0) + 1
-    assert by_store == expected
-    assert sum(verdict.counts.values()) == len(verdict.findings)
-    assert verdict.events == len(events)
-    assert not verdict.holds
-    lives = {finding.check: finding for finding in verdict.findings if finding.events}
-    stale = lives["one holder"]
-    assert stale.queue == "orders"
-    assert [line.split()[3] for line in stale.events] == ["Pushed", "Claimed", "Claimed"]
-    assert stale.message_id is not None
-    assert stale.message_id.endswith("-9000-000000000001")
+    return by_store, total
 
 
-def audited_elsewhere(events, counted):
-    """How often each check fails in each store by DuckDB's account, and how many events it saw."""
-    duck = pytest.importorskip("benchmarks.duck", reason="the source archive has no benchmarks")
-    runner = duck.Duck()
-    names, counts = pa.array(counted.keys(), pa.string()), pa.array(counted.values(), pa.int64())
-    engine = runner.rows(pa.table({"name": names, "counted": counts}))
-    found, stores = check_all(runner, runner.rows(events), engine)
-    by_store: dict[str, dict[str, int]] = {}
-    query = f'SELECT store, "check", count(*) FROM {found} GROUP BY ALL'
-    for store, check, count in runner.fetch(query):
-        by_store.setdefault(store, {})[check] = count
-    return by_store, runner.fetch(f"SELECT sum(events) FROM {stores}")[0][0]
-
-
-def test_another_engine_finds_the_same_by_the_same_queries(planted):
-    """What `make bench NAME=spark` compares Spark with does the same work."""
+def test_every_planted_fault_is_counted_exactly_and_nothing_else(planted):
     events, expected = planted
-    assert audited_elsewhere(events, {}) == (expected, len(events))
+    assert checked(events) == (expected, len(events))
 
 
 @pytest.mark.parametrize("seed", [8, 9])
@@ -252,7 +243,7 @@ def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatc
     life.run(rounds=12)
     events = all_events([life.root / "store"], life.root / "archive")
     held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
-    assert audited_elsewhere(events, held) == ({}, len(events))
+    assert checked(events, held) == ({}, len(events))
 
 
 @pytest.mark.parametrize("seed", [8, 9, 10, 11])
@@ -265,6 +256,6 @@ def test_nothing_is_found_in_a_store_that_has_dropped_its_beginning(tmp_path, mo
     events = all_events([life.root / "store"])
     assert min(events["entry"].to_pylist()) > 100
     held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
-    assert audited_elsewhere(events, held) == ({}, len(events))
-    found, _ = audited_elsewhere(events, {name: count - 1 for name, count in held.items()})
+    assert checked(events, held) == ({}, len(events))
+    found, _ = checked(events, {name: count - 1 for name, count in held.items()})
     assert list(found.values()) == [{"nothing lost": len(held)}], "a queue was not compared"

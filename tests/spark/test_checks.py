@@ -5,13 +5,14 @@ import random
 import pytest
 
 pytest.importorskip("pyarrow", reason="service not installed: penstock[spark]")
-duck = pytest.importorskip("benchmarks.duck", reason="the source archive has no benchmarks")
 
-import pyarrow as pa  # noqa: E402
+import pyarrow as pa
 
-from penstock.spark import checks  # noqa: E402
-from penstock.spark.blocks import INDEX_BITS  # noqa: E402
-from penstock.spark.queries import documented_columns  # noqa: E402
+from penstock.spark import checks, judge
+from penstock.spark.blocks import INDEX_BITS
+from penstock.spark.duck import Duck
+from penstock.spark.queries import documented_columns, load_query
+from penstock.spark.tables import FOLDS, IRREGULAR_EVENTS
 
 T = 1_700_000_000_000
 LIVES = 3_000
@@ -19,7 +20,7 @@ TYPES = {
     "string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(),
 }  # fmt: skip
 COLUMNS = {name: TYPES[kind] for name, kind in map(str.split, checks.SCHEMA.split(", "))}
-QUEUES = {1: '{"max_receives": 2, "dead_letter": "dead"}', 2: "{}", 3: '{"fifo": true}'}
+QUEUES = {1: '{"max_receives": 2, "dead_letter": "q2"}', 2: "{}", 3: '{"fifo": true}'}
 ENDS = ("Deleted", "Released", "ClaimExpired", "Lost", "Expired", "Moved", "Extended")
 
 
@@ -60,7 +61,7 @@ def a_life(rng, message):
     return [{"message": message, **event} for event in life]
 
 
-def some_journal(seed):
+def some_journal(seed, lives=LIVES, *, changes=False):
     """Lives that overlap, among them queues that are emptied."""
     rng = random.Random(seed)
     rows = [
@@ -69,16 +70,23 @@ def some_journal(seed):
         for queue, settings in QUEUES.items()
     ]  # fmt: skip
     open_lives = []
-    for message in range(1, LIVES):
+    for message in range(1, lives):
         open_lives.append(a_life(rng, message))
-        while open_lives and (len(open_lives) > 20 or message == LIVES - 1):
+        while open_lives and (len(open_lives) > 20 or message == lives - 1):
             life = rng.choice(open_lives)
             if life:
                 rows.append(life.pop(0))
             else:
                 open_lives.remove(life)
-        if message % 500 == 0:
+        if message % (lives // 6) == 0:
             rows.append({"kind": "QueuePurged", "queue": rng.choice(list(QUEUES)), "count": 1})
+            stated = rng.choice(list(QUEUES))
+            rows.append({"kind": "QueueStated", "queue": stated, "name": f"q{stated}",
+                         "extra": f'{{"settings": {QUEUES[stated]}}}'})  # fmt: skip
+        if changes and message == 2 * lives // 3:
+            settings = '{"max_receives": 3, "dead_letter": "q2"}'
+            rows.append({"kind": "QueueConfigured", "queue": 1,
+                         "extra": f'{{"settings": {settings}}}'})  # fmt: skip
     for at, row in enumerate(rows):
         entry, index = divmod(at, 2)
         place = {"entry": entry + 1, "index": index, "sequence": (entry + 1 << INDEX_BITS) + index}
@@ -88,49 +96,35 @@ def some_journal(seed):
 
 
 def found_in(events):
-    runner = duck.Duck(threads=1)
-    engine = runner.rows(pa.table({"name": ["q1"], "counted": [7]}))
-    found, stores = checks.check_all(runner, runner.rows(events), engine)
-    findings = runner.fetch(f'SELECT "check", message, queue, sequence, detail FROM {found}')
-    return sorted(findings, key=repr), runner.fetch(f"SELECT * FROM {stores}")
+    with Duck() as duck:
+        duck.arrow("given_events", events)
+        findings, total = checks.check_events(duck, "given_events", {"q1": 7})
+        stores = duck.fetch("SELECT * FROM stores")
+    return sorted(findings, key=repr), total, stores
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_messages_set_apart_as_plain_are_right_by_every_check(monkeypatch, seed):
     events = some_journal(seed)
-    findings, stores = found_in(events)
+    findings, total, stores = found_in(events)
     assert {"pushed first", "one holder", "epochs rise", "nothing after the end", "terms rise",
             "order in the group", "one message per dedup id", "nothing lost",
             } <= {finding[0] for finding in findings}  # fmt: skip
-    none_plain = f"SELECT * REPLACE (false AS plain) FROM ({checks.STEPS['messages']})"
-    monkeypatch.setitem(checks.STEPS, "messages", none_plain)
-    assert found_in(events) == (findings, stores)
 
+    def none_is_plain(name):
+        query = load_query(name)
+        return f"SELECT * REPLACE (false AS plain) FROM ({query})" if "/messages" in name else query
 
-class Describing:
-    """DuckDB as a runner that compares each step's columns with the head of its file."""
-
-    def __init__(self):
-        self.duck = duck.Duck(threads=1)
-        self.keep, self.send, self.any = self.duck.keep, self.duck.send, self.duck.any
-        self.described = set()
-        self.names = {query: name for name, query in checks.STEPS.items()}
-
-    def ask(self, query, **tables):
-        made = self.duck.ask(query, **tables)
-        name = self.names.get(query)
-        if name is not None:
-            columns = [row[0] for row in self.duck.fetch(f"DESCRIBE {made}")]
-            assert documented_columns(f"audit/{name}") in (columns, []), name
-            self.described.add(name)
-        return made
+    monkeypatch.setattr(judge, "load_query", none_is_plain)
+    assert found_in(events) == (findings, total, stores)
 
 
 def test_the_head_of_every_step_names_its_columns_in_order():
-    runner = Describing()
-    engine = runner.duck.rows(pa.table({"name": ["q1"], "counted": [7]}))
-    checks.check_all(runner, runner.duck.rows(some_journal(1)), engine)
-    assert set(checks.STEPS) - runner.described <= {"gap_findings"}
-    assert [name for name in checks.STEPS if not documented_columns(f"audit/{name}")] == [
-        "queue_changes"
-    ]
+    with Duck() as duck:
+        duck.arrow("given_events", some_journal(1))
+        checks.check_events(duck, "given_events", {"q1": 7})
+        made = (*checks.OF_QUEUES, *checks.OF_STORES, *judge.STEPS)
+        for name in made:
+            assert documented_columns(f"audit/{name}") == duck.columns(name), name
+    for each in (FOLDS, IRREGULAR_EVENTS):
+        assert documented_columns(f"audit/{each.name}") == each.columns

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import duckdb
@@ -25,20 +24,20 @@ from penstock import cli
 from penstock.backends.remote.daemon import stop_daemon
 from penstock.cli.lake import run as run_action
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
-from penstock.core.events import Claimed, Pushed, QueueCreated
+from penstock.core.events import Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
 from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.reader import JournalReader
 from penstock.service import QueueSettings
-from penstock.spark import derive as deriving
+from penstock.spark import distribute
 from penstock.spark.audit import audit
-from penstock.spark.derive import derive, select
+from penstock.spark.derive import derive
 from penstock.spark.ingest import events_table, ingest, reader_name
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream, SourceOptions
-from penstock.spark.tables import ATTEMPTS, MESSAGES, QUEUES, TABLES
+from penstock.spark.tables import TABLES
 from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.spark.journals import write_store
 
@@ -105,7 +104,8 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     }
     assert floors[reader_name(lake)] == lag.durable_offset
 
-    assert derive(spark, lake) == [each.name for each in TABLES]
+    monkeypatch.setattr(distribute, "FEW", 0)
+    assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
     check_messages(lake, life, seen)
     check_status(lake, life)
 
@@ -114,16 +114,15 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     shutil.rmtree(lake.path / "checkpoints")
     ingest(spark, lake, store, archive)
     assert events_table(lake).rows() == len(seen)
-    assert derive(spark, lake) == []
+    assert derive(lambda: spark, lake).tables == []
     check_nothing_new(lake, life, monkeypatch, capsys)
     ingest(spark, lake, store, archive)
     assert {each.name: version_of(lake, each.name) for each in TABLES} == before
 
     # Each queue balances with the engine's own count, and one that is off by one is told.
     truth = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
-    frame = events_table(lake).frame(spark)
     name, count = next(iter(truth.items()))
-    verdict = audit(spark, frame, truth | {name: count + 1})
+    verdict = audit(lambda: spark, lake, truth | {name: count + 1})
     assert [finding.check for finding in verdict.findings] == ["nothing lost"]
 
     assert cli.main(["pipeline", "audit", "--json", "--lake", str(lake.path)]) == 0
@@ -141,63 +140,6 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
 
 
 @pytest.mark.timeout(600)
-def test_tables_brought_level_bit_by_bit_are_those_made_at_once(spark, life, tmp_path, monkeypatch):
-    """Between the steps runs are killed, and a second journal comes late."""
-    monkeypatch.setattr(deriving, "PART_MESSAGES", 16)
-    lake = Lake.open(tmp_path / "lake", create=True)
-    silver = (QUEUES, MESSAGES, ATTEMPTS)
-
-    def stop(*_):
-        raise Stopped
-
-    def bring_in_some():
-        """Two batches; where this was done before, the first is the one that was not settled."""
-        seen = []
-
-        def stop_at_the_second(lag):
-            seen.append(lag)
-            if len(seen) == 2:
-                raise Stopped
-
-        store, archive = str(life.root / "store"), str(life.root / "archive")
-        with pytest.raises(Exception, match="Stopped"):
-            ingest(spark, lake, store, archive, batch_bytes=40_000, progress=stop_at_the_second)
-
-    bring_in_some()
-    derive(spark, lake, tables=silver)
-
-    # The next run is killed between two tables; then come the rest and another journal.
-    bring_in_some()
-    with monkeypatch.context() as patch:
-        patch.setattr(deriving, "_refresh", stop)
-        with pytest.raises(Stopped):
-            derive(spark, lake, tables=silver)
-    pushes = [[Pushed(n, 1, n, b"late")] for n in range(1, 40)]
-    other = write_store(
-        tmp_path / "other", [[QueueCreated(1, 1, "late", QueueSettings())], *pushes]
-    )
-    ingest(spark, lake, str(life.root / "store"), str(life.root / "archive"))
-    ingest(spark, lake, str(other))
-    derive(spark, lake, tables=silver)
-
-    # One claim changes one part; all others are still the files they were.
-    before = set(DeltaTable(str(lake.path / "messages")).file_uris())
-    write_store(other, [[Claimed(50, 1, 20, 1, 99)]])
-    ingest(spark, lake, str(other))
-    derive(spark, lake, tables=silver)
-    gone = before - set(DeltaTable(str(lake.path / "messages")).file_uris())
-    assert {Path(uri).parent.name.rpartition("-")[2] for uri in gone} == {"1"}
-    assert len(gone) < len(before) / 2
-
-    frames = {"events": events_table(lake).frame(spark)}
-    frames["queues"] = lake.table("queues", QUEUES.schema).frame(spark)
-    for each in (MESSAGES, ATTEMPTS):
-        found = sorted(map(repr, lake.table(each.name, each.schema).frame(spark).collect()))
-        assert found == sorted(map(repr, select(spark, each, frames).collect()))
-        assert len(found) > 100
-
-
-@pytest.mark.timeout(600)
 def test_a_store_that_dropped_its_beginning_before_the_first_run(
     spark, tmp_path, monkeypatch, capsys
 ):
@@ -209,7 +151,7 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
     lake = Lake.open(tmp_path / "lake", create=True)
     ingest(spark, lake, store)
     assert rows(lake.path / "events", "SELECT min(entry) > 100 FROM {table}") == [(True,)]
-    derive(spark, lake)
+    derive(lambda: spark, lake)
     exact = exact_replay(life.root)
     living = {
         delivery.number: number
@@ -243,7 +185,7 @@ def check_nothing_new(lake, life, monkeypatch, capsys):
     words = ["pipeline", "run", "--lake", str(lake.path), "--journal", str(life.root / "store")]
     words += ["--archive", str(life.root / "archive")]
     with monkeypatch.context() as patch:
-        patch.setattr(run_action, "open_spark", stop)
+        patch.setattr(run_action, "spark_opener", stop)
         assert cli.main(words) == 0
         assert "0 B behind" in capsys.readouterr().out
         readers.forget(life.root / "store", reader_name(lake))
@@ -430,7 +372,7 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
     lake = Lake.open(tmp_path / "lake")
     stopped = events_table(lake).rows()
     assert 0 < stopped < 20_001
-    assert derive(spark, lake) == [each.name for each in TABLES]
+    assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
     assert lake.table("messages", "").rows() == stopped - 1
 
     # An owner of several journals, one of them empty, brings them all into one lake.

@@ -26,7 +26,6 @@ from penstock.spark.derive import derive
 from penstock.spark.ingest import ingest
 from penstock.spark.lake import Lake, LakeUnusable
 from penstock.spark.replay import backfill, beside, replay, replays_table
-from penstock.spark.tables import MESSAGES, QUEUES
 from tests.spark.journals import write_store
 
 pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
@@ -68,7 +67,7 @@ def lake(spark, tmp_path_factory):
     for store in (root / "shop", cut):
         ingest(spark, lake, str(store))
     # A replay looks at no other table.
-    derive(spark, lake, tables=(QUEUES, MESSAGES))
+    derive(lambda: spark, lake)
     return lake
 
 

@@ -167,7 +167,7 @@ def test_an_empty_lake_has_an_empty_page(spark, browser, tmp_path):
 
 def test_what_the_audit_found_stands_on_top(page, browser):
     shown(browser, page)
-    assert browser.texts("#verdict strong") == ["1 of 18 checks failed"]
+    assert browser.texts("#verdict strong") == ["1 of 19 checks failed"]
     [finding] = browser.texts("#verdict .finding")
     assert finding.startswith("one holder ")
     [message_id] = re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", finding)

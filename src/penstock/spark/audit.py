@@ -1,22 +1,48 @@
-"""The audit: runs the checks of `spark.checks` with Spark and collects their findings."""
+"""The audit of a lake: judges the parts that changed since the last one, and keeps what it found.
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+    folds, irregular_events ─▶ a task a part (`spark.judge`) ─▶ findings, balances, in parts
+    balances, queue_events ─▶ findings about whole journals, in the part `stores`
 
-from penstock.spark.checks import CHECKS, SCHEMA, check_all
-from penstock.spark.lake import our_errors
-from penstock.spark.queries import MESSAGE_ID
+A part is judged again when its fold was made anew or something else is known of its queues: the
+rows of `balances` name the file of the fold they came from, and the context. A finding stays until
+its part is judged again.
+"""
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core.receipts import MessageIds
+from penstock.spark import checks
+from penstock.spark.blocks import INDEX_BITS
+from penstock.spark.checks import CHECKS, CheckFinding
+from penstock.spark.derive import TablesBusy, derive, files_of, locked, scratch, table_of
+from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
+from penstock.spark.duck import Duck, read_files
+from penstock.spark.fold import LakePart
+from penstock.spark.ingest import copy_events, events_table
+from penstock.spark.judge import JudgedPart, JudgeWork, PartFiles, judge_part, near_parts, parts_of
+from penstock.spark.lake import AddedFile, Lake, our_errors
+from penstock.spark.schemas import arrow_rows, duck_types
+from penstock.spark.source import SCHEMA
+from penstock.spark.tables import (
+    BALANCES,
+    FINDINGS,
+    FOLDS,
+    IRREGULAR_EVENTS,
+    QUEUE_EVENTS,
+    QUEUES,
+)
 
 SHOWN_MAX: Final = 20
-# So many rows of a few numbers are sent to every executor rather than sorted with the events.
-_SENT_MAX: Final = 4_000_000
-# How many tables an audit keeps where there are FIFO queues: progress is measured by it.
-_KEPT_TABLES: Final = 11
+_SOURCE: Final = "folds"
+# The part of `findings` that is about whole journals.
+_STORES: Final = "stores"
+_Key = tuple[str, int, int]
+_FOUND: Final = ", ".join(f'"{name}"' for name in FINDINGS.columns)
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,10 @@ class Verdict:
     events: int
     counts: dict[str, int]
     findings: tuple[AuditFinding, ...]
+    parts: int = 0
+    judged_parts: int = 0
+    # Whether `events` has more than the tables, which another process is making.
+    is_behind: bool = False
 
     @property
     def holds(self) -> bool:
@@ -46,137 +76,226 @@ class Verdict:
         return not any(self.counts.values())
 
 
-@dataclass
-class _Spark:
-    """Spark as a runner; a table is the name of a view, and all go with `close`.
-
-    What is kept lives as long as the view of it.
-    """
-
-    session: "SparkSession"
-    progress: Callable[[float], None] = lambda part: None
-    kept: int = 0
-    prefix: str = field(default_factory=lambda: f"audit_{secrets.token_hex(8)}")
-    views: list[str] = field(default_factory=list)
-
-    def named(self, frame: "DataFrame") -> str:
-        """These rows as a table."""
-        self.views.append(f"{self.prefix}_{len(self.views)}")
-        frame.createOrReplaceTempView(self.views[-1])
-        return self.views[-1]
-
-    def ask(self, query: str, **tables: str) -> str:
-        return self.named(self.session.sql(query.format(**tables)))
-
-    def keep(self, table: str, *, small: bool) -> str:
-        kept = self._keep(table, small=small)
-        self.kept += 1
-        self.progress(min(1, self.kept / _KEPT_TABLES))
-        return kept
-
-    def _keep(self, table: str, *, small: bool) -> str:
-        frame = self.session.table(table)
-        if not small:
-            # Not `cache`: each query over a cached table plans again how it was made.
-            return self.named(frame.localCheckpoint())
-        # Spark does not know how few rows these are: without the hint it sorts all events to join.
-        # In one partition, what is made of them alone needs no exchange.
-        rows = self.session.createDataFrame(frame.collect(), frame.schema)
-        return self.named(rows.coalesce(1).hint("broadcast"))
-
-    def send(self, table: str) -> str:
-        frame = self.session.table(table)
-        return self.named(frame.hint("broadcast")) if frame.count() <= _SENT_MAX else table
-
-    def any(self, table: str, condition: str) -> bool:
-        return not self.session.table(table).where(condition).isEmpty()
-
-    def close(self) -> None:
-        for view in self.views:
-            self.session.catalog.dropTempView(view)
-
-
 def audit(
-    spark: "SparkSession",
-    events: "DataFrame",
+    open_spark: OpenSpark,
+    lake: Lake,
     engine: Mapping[str, int] | None = None,
     shown_max: int = SHOWN_MAX,
-    progress: Callable[[float], None] = lambda part: None,
+    progress: Progress = no_progress,
+    *,
+    everything: bool = False,
 ) -> Verdict:
-    """Makes every check over these events; `progress` is given the part that is done.
+    """Judges what changed, or everything, and gives the verdict on the whole lake.
 
     `engine` says how many messages each queue holds by the engine's own count, at the end of the
-    events; without it, queues are compared only with what their purges and removals counted.
+    events; without it, queues are compared only with what their purges and removals counted. Raises
+    LakeUnusable, or TablesBusy if another audit of the lake is running.
     """
-    runner = _Spark(spark, progress)
-    with our_errors():
+    with our_errors(), locked(lake, "verdicts"):
+        is_behind = False
         try:
-            events = events.select(*[column.split()[0] for column in SCHEMA.split(", ")])
-            counted = _counted(spark, engine)
-            found, stores = check_all(runner, runner.named(events), runner.named(counted))
+            derive(open_spark, lake, lambda part: progress(part / 2))
+        except TablesBusy:
+            # A run is at it. What it has finished so far can be judged.
+            is_behind = True
+        with scratch(lake, "audit") as room, Duck(len(os.sched_getaffinity(0))) as duck:
+            made = _Audit(open_spark, lake, duck, room)
+            judged = made.judge(everything, lambda part: progress(0.5 + part / 2))
+            found = made.findings(engine or {})
             counts = dict.fromkeys(CHECKS, 0)
-            each = spark.table(found).groupBy("check").count()
-            counts |= {row["check"]: row["count"] for row in each.collect()}
-            findings: tuple[AuditFinding, ...] = ()
-            if any(counts.values()):
-                # Kept only if there are any, which is rare.
-                findings = _shown(spark, events, runner.keep(found, small=False), shown_max)
-            total = sum(row["events"] for row in spark.table(stores).collect())
-            return Verdict(total, counts, findings)
-        finally:
-            runner.close()
+            for finding in found:
+                counts[finding.check] += 1
+            shown = made.shown(found, shown_max)
+            progress(1)
+            return Verdict(made.events(), counts, shown, len(made.parts), judged, is_behind)
 
 
-def _counted(spark: "SparkSession", engine: Mapping[str, int] | None) -> "DataFrame":
-    counted: list[tuple[Any, ...]] = list((engine or {}).items())
-    return spark.createDataFrame(counted, "name string, counted bigint")
+def audit_journal(
+    open_spark: OpenSpark,
+    journal: str,
+    archive: str | None = None,
+    engine: Mapping[str, int] | None = None,
+    shown_max: int = SHOWN_MAX,
+    progress: Progress = no_progress,
+) -> Verdict:
+    """Audits a journal by itself: its events, without bodies, go into a lake that is then removed.
+
+    The lake is made where Spark keeps its temporary files; executors must see it.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="penstock-audit-", dir=os.environ.get("SPARK_LOCAL_DIRS")
+    ) as directory:
+        lake = Lake.open(Path(directory, "lake"), create=True)
+        with our_errors():
+            copy_events(open_spark, lake, journal, archive, lambda part: progress(part / 3))
+        return audit(open_spark, lake, engine, shown_max, lambda part: progress((1 + 2 * part) / 3))
 
 
-def _shown(
-    spark: "SparkSession", events: "DataFrame", found: str, shown_max: int
-) -> tuple[AuditFinding, ...]:
-    """The first findings of each check, with the events of their messages."""
-    first = spark.sql(
-        f"""
-        SELECT *, if(message IS NULL, NULL, {MESSAGE_ID}) AS message_id FROM (
-          SELECT *, row_number() OVER (PARTITION BY check ORDER BY store, sequence) AS nth
-          FROM {found}) WHERE nth <= {int(shown_max)}
-        """
-    ).collect()
-    names = {
-        (row["store"], row["shard"], row["queue"]): row["name"]
-        for row in events.where("kind IN ('QueueCreated', 'QueueStated')").collect()
-    }
-    lives: dict[tuple[Any, ...], list[str]] = {}
-    about = sorted(
-        {(row["store"], row["shard"], row["message"]) for row in first if row["message"]}
-    )
-    if about:
-        keys = spark.createDataFrame(about, "store string, shard int, message bigint")
-        for row in events.join(keys, ["store", "shard", "message"]).orderBy("sequence").collect():
-            key = row["store"], row["shard"], row["message"]
-            lives.setdefault(key, []).append(_event_line(row))
-    order = list(CHECKS)
-    return tuple(
-        AuditFinding(
-            row["check"],
-            row["store"],
-            row["entry"],
-            row["message_id"],
-            names.get((row["store"], row["shard"], row["queue"])),
-            row["detail"],
-            tuple(lives.get((row["store"], row["shard"], row["message"]), ())),
+class _Audit:
+    """One audit of one snapshot of the tables."""
+
+    def __init__(self, open_spark: OpenSpark, lake: Lake, duck: Duck, room: Path) -> None:
+        self._open_spark = open_spark
+        self._lake = lake
+        self._duck = duck
+        self._room = room
+        folds = table_of(lake, FOLDS).delta()
+        self._version = -1 if folds is None else folds.version()
+        self.parts = parts_of(
+            table_of(lake, FOLDS).files(folds), table_of(lake, IRREGULAR_EVENTS).files()
         )
-        for row in sorted(first, key=lambda row: (order.index(row["check"]), row["nth"]))
-    )
+        self._files("queue_events", QUEUE_EVENTS)
+        checks.describe_queues(duck)
+
+    def _files(self, name: str, derived: Any) -> None:
+        paths = [each.path for each in table_of(self._lake, derived).files()]
+        self._duck.files(name, paths, derived.types)
+
+    def judge(self, everything: bool, progress: Progress) -> int:
+        """Judges the parts that changed, and then the journals; how many parts that were."""
+        balances, findings = table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS)
+        contexts = self._contexts()
+        before = {} if everything else self._judged_before()
+        changed = [
+            part
+            for part in self.parts
+            if before.get(part.part) != (_fold_of(part), contexts[part.part])
+        ]
+        names = [part.part for part in changed]
+        made = self._distribute(changed, contexts, progress)
+        if changed or balances.delta() is None:
+            added = [each.balances for each in made]
+            every = None if balances.delta() is None else names
+            balances.replace(added, {_SOURCE: self._version}, every)
+        self._files("balances", BALANCES)
+        checks.load_engine(self._duck, {})
+        checks.describe_stores(self._duck)
+        if changed or findings.committed(_SOURCE) != self._version:
+            path = findings.new_file(_STORES)
+            self._view_events()
+            rows = checks.find_in_stores(self._duck)
+            self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
+            self._duck.write("SELECT * FROM found", str(path))
+            added = [each.findings for each in made if each.findings is not None]
+            added.append(AddedFile.of(findings.path, path))
+            every = None if findings.delta() is None else [*names, _STORES]
+            findings.replace(added, {_SOURCE: self._version}, every)
+        return len(changed)
+
+    def _contexts(self) -> dict[str, str]:
+        parts = [(each.part, each.store, each.shard, each.last_sequence) for each in self.parts]
+        return checks.contexts(self._duck, parts) if parts else {}
+
+    def _judged_before(self) -> dict[str, tuple[str, str]]:
+        """For each part, the fold and the context it was last judged by."""
+        files = {each.path: each.part for each in table_of(self._lake, BALANCES).files()}
+        if not files:
+            return {}
+        rows = self._duck.fetch(
+            f"SELECT DISTINCT filename, folds, context FROM {read_files(*files, named=True)}"
+        )
+        return {str(files[path]): (fold, context) for path, fold, context in rows}
+
+    def _distribute(
+        self, changed: Sequence[PartFiles], contexts: Mapping[str, str], progress: Progress
+    ) -> list[JudgedPart]:
+        for name in ("periods", "emptyings"):
+            self._duck.write(f"SELECT * FROM {name}", str(self._room / f"{name}.parquet"))
+        fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
+        work = [
+            JudgeWork(
+                part,
+                near_parts(part, self.parts, fifo),
+                str(self._room),
+                str(self._lake.path),
+                _fold_of(part),
+                contexts[part.part],
+            )
+            for part in changed
+        ]
+        return distribute(self._open_spark, judge_part, work, JudgedPart, self._room, progress)
+
+    def _view_events(self) -> None:
+        """All events, for the passes that are seldom needed."""
+        table = events_table(self._lake)
+        paths = [each.path for each in table.files()]
+        self._duck.files("events", paths, {**QUEUE_EVENTS.types, "message": "bigint"})
+
+    def findings(self, engine: Mapping[str, int]) -> list[CheckFinding]:
+        """Every finding that stands."""
+        files = table_of(self._lake, FINDINGS).files()
+        self._duck.files(
+            "kept", [each.path for each in files if not engine or each.part != _STORES],
+            FINDINGS.types,
+        )  # fmt: skip
+        found = [CheckFinding(*row) for row in self._duck.fetch(f"SELECT {_FOUND} FROM kept")]
+        if engine:
+            checks.load_engine(self._duck, engine)
+            self._view_events()
+            found += checks.find_in_stores(self._duck)
+        return checks.known_pushes(self._duck, found)
+
+    def events(self) -> int:
+        """How many events were judged."""
+        return int(self._duck.fetch("SELECT coalesce(sum(events), 0) FROM stores")[0][0])
+
+    def shown(self, found: Sequence[CheckFinding], shown_max: int) -> tuple[AuditFinding, ...]:
+        """The first findings of each check, with the events of their messages."""
+        order = {check: at for at, check in enumerate(CHECKS)}
+        chosen: list[CheckFinding] = []
+        taken = dict.fromkeys(CHECKS, 0)
+        for each in sorted(found, key=lambda each: (order[each.check], each.store, each.sequence)):
+            taken[each.check] += 1
+            if taken[each.check] <= shown_max:
+                chosen.append(each)
+        lives = self._lives(
+            {(each.store, each.shard, each.message) for each in chosen if each.message is not None}
+        )
+        self._files("queues", QUEUES)
+        rows = self._duck.fetch("SELECT store, shard, queue_number, queue FROM queues")
+        names = {tuple(row[:3]): row[3] for row in rows}
+        shown = []
+        for each in chosen:
+            message_id: str | None = None
+            events: tuple[str, ...] = ()
+            if each.message is not None:
+                message_id, events = lives[each.store, each.shard, each.message]
+            queue = names.get((each.store, each.shard, each.queue))
+            entry = each.sequence >> INDEX_BITS
+            finding = AuditFinding(
+                each.check, each.store, entry, message_id, queue, each.detail, events
+            )
+            shown.append(finding)
+        return tuple(shown)
+
+    def _lives(self, about: set[_Key]) -> dict[_Key, tuple[str, tuple[str, ...]]]:
+        """The id of each of these messages, and its events in words."""
+        files = events_table(self._lake).files()
+        parts = [LakePart(store, shard, message, 1) for store, shard, message in sorted(about)]
+        paths = {path for part in parts for path in files_of(files, part)}
+        self._duck.files("some_events", sorted(paths), duck_types(SCHEMA))
+        wanted = " OR ".join(f"({part.condition()})" for part in parts) or "false"
+        lines: dict[_Key, list[str]] = {}
+        query = f"SELECT * EXCLUDE (body) FROM some_events WHERE {wanted} ORDER BY sequence"
+        for row in self._duck.dicts(query):
+            key = row["store"], row["shard"], row["message"]
+            lines.setdefault(key, []).append(_event_line(row))
+        return {
+            key: (MessageIds(bytes.fromhex(key[0])).show(key[2]), tuple(lines.get(key, ())))
+            for key in about
+        }
 
 
-def _event_line(row: Any) -> str:
+def _fold_of(part: PartFiles) -> str:
+    return Path(part.folds).name
+
+
+def _event_line(row: dict[str, Any]) -> str:
     """One event of a message, in a line."""
     words = [f"{row['entry']}.{row['index']}", f"{row['at_ms']} ms", row["kind"]]
     labels: Sequence[tuple[str, str]] = (
         ("epoch", "claim"), ("deadline_ms", "until"), ("visible_at_ms", "visible at"),
-        ("holder", "by"), ("to_queue", "to queue"), ("rank", "rank"), ("group", "group"),
-        ("dedup_id", "dedup id"),
+        ("holder", "by"), ("to_queue", "to queue"), ("name", "to queue"), ("rank", "rank"),
+        ("group", "group"), ("dedup_id", "dedup id"),
     )  # fmt: skip
     return " ".join([*words, *(f"{label} {row[n]}" for n, label in labels if row[n] is not None)])

@@ -1,39 +1,50 @@
-"""The checks of the audit, and the order in which their queries run.
+"""The checks of the audit, and those of them that are made over a whole lake.
 
 Each step is one query, a file in `spark/sql/audit` whose head says what its columns are. The
 journal gives each event its place at the moment it took effect; the checks rely on that order and
 on nothing else.
 
-Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. One
-aggregate a message (`folded`) finds these, by the places of the three events and by there being no
-other event; the order in which events are read does not matter. A plain life cannot break a check
-of one message, and its row holds all that the other checks need. The events of all other messages
-go through one window pass (`states`), which gives the message's state before each event.
+What a check asks of queues follows from the few events that name no message:
 
-    events ─┬─▶ queue_events ─▶ queue_changes ─▶ queues ─▶ periods
-            ├─▶ folded ─▶ messages ─▶ irregular
-            └─▶ irregular_events ─▶ states ─▶ message_findings
-    irregular_events, messages, queue_events ─▶ balances ─▶ stores
-    these ─▶ dedup_findings, balance_findings, order_findings, term_findings, gap_findings
+    queue_events ─▶ queue_changes ─▶ known_queues ─▶ periods ─▶ emptyings, contexts
 
-Rows that are shuffled are narrow: a store and shard are one number, their hash (`shard_key`), until
-a finding is shown; with a queue they are another (`queue_key`). Queues are few and are joined as
-rows by it. The SQL keeps to what other engines understand too: `Runner` is what it needs of one.
+`spark.judge` makes the checks that look at messages, part by part, and counts what each queue was
+given and lost (`balances`). From the sum of those follow the checks of whole journals:
+
+    balances, queue_events ─▶ stores, replaced_terms
+    these ─▶ balance_findings, term_findings, gap_findings
+
+An event never changes what was found before it: the findings of a part stay right until it gets
+new events, or until something else is known of its queues, which its context shows.
 
 Where entries are missing in the middle of a journal, other findings may follow from that alone.
 """
 
-from typing import Final, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
+from penstock.spark.duck import Duck, quoted
+from penstock.spark.fold import LakePart, load_part
+from penstock.spark.judge import FoundRow, PartVerdict, judge
 from penstock.spark.queries import load_query
+from penstock.spark.schemas import arrow_rows
+from penstock.spark.tables import (
+    BALANCES,
+    FOLDS,
+    IRREGULAR_EVENTS,
+    QUEUE_EVENTS,
+)
 
-# What an audit reads: no bodies.
+# What an audit of a journal reads: no bodies.
 SCHEMA: Final = (
     "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
     "offset bigint, kind string, at_ms bigint, queue bigint, message bigint, epoch bigint, "
-    "deadline_ms bigint, visible_at_ms bigint, expires_at_ms bigint, group string, "
-    "dedup_id string, holder string, name string, to_queue bigint, rank bigint, dead boolean, "
-    "count bigint, extra string, damage string"
+    "deadline_ms bigint, visible_at_ms bigint, expires_at_ms bigint, priority int, group string, "
+    "dedup_id string, attempt_id string, holder string, name string, to_queue bigint, "
+    "rank bigint, dead boolean, count bigint, before bigint, body_bytes bigint, extra string, "
+    "damage string"
 )
 CHECKS: Final = {
     "pushed first": "a message is pushed before anything else happens to it",
@@ -49,6 +60,7 @@ CHECKS: Final = {
     "delay in full": "a delayed message becomes visible no earlier than it was to",
     "expired when due": "a message expires after its TTL, and never while it is claimed",
     "move of the visible": "only a visible message moves to another queue",
+    "arrival of the departed": "only a message that departed for another shard arrives there",
     "dead letter after N": "a message is dead-lettered after exactly max_receives claims",
     "one message per dedup id": "a dedup id makes one message within its window",
     "order in the group": "a FIFO queue gives the messages of a group in their order",
@@ -57,89 +69,134 @@ CHECKS: Final = {
     "no gaps": "every entry is there and whole",
 }
 
-T = TypeVar("T")
+
+class CheckFinding(NamedTuple):
+    """One place where a check does not hold, by numbers."""
+
+    check: str
+    store: str
+    shard: int
+    message: int | None
+    queue: int | None
+    sequence: int
+    at_ms: int | None
+    detail: str
 
 
-class Runner(Protocol[T]):
-    """What runs the SQL: Spark, or another engine beside it."""
-
-    def ask(self, query: str, **tables: T) -> T:
-        """The rows of a query over these tables, which it names in braces."""
-        ...
-
-    def keep(self, table: T, *, small: bool) -> T:
-        """The same rows, computed once; `small` if they fit anywhere."""
-        ...
-
-    def send(self, table: T) -> T:
-        """The same rows, of a few numbers each, for all events to be looked up in."""
-        ...
-
-    def any(self, table: T, condition: str) -> bool:
-        """Whether a row is such."""
-        ...
+OF_QUEUES: Final = ("queue_changes", "known_queues", "periods", "emptyings")
+OF_STORES: Final = ("stores", "replaced_terms")
 
 
-STEPS: Final = {
-    name: load_query(f"audit/{name}")
-    for name in (
-        "queue_events", "queue_changes", "queues", "periods", "emptyings", "folded", "messages",
-        "irregular", "irregular_events", "balances", "shards", "unknown_shards", "stores", "states",
-        "message_findings", "dedup_findings", "balance_findings", "term_findings", "gap_findings",
-        "fifo_events", "order_findings", "findings",
-    )
-}  # fmt: skip
+def describe_queues(duck: Duck) -> None:
+    """Makes the tables of what is known of queues, from `queue_events`."""
+    for name in OF_QUEUES:
+        duck.table(name, load_query(f"audit/{name}"))
 
 
-def check_all(runner: Runner[T], events: T, engine: T) -> tuple[T, T]:
-    """Every finding, as `findings.sql` describes it, and beside it the rows of `stores`.
+def contexts(duck: Duck, parts: Sequence[tuple[str, str, int, int]]) -> dict[str, str]:
+    """The context of each part, given as (name, store, shard, last sequence)."""
+    names = ("part", "store", "shard", "last_sequence")
+    types = (pa.string(), pa.string(), pa.int32(), pa.int64())
+    columns = {
+        name: pa.array([part[at] for part in parts], type_)
+        for at, (name, type_) in enumerate(zip(names, types, strict=True))
+    }
+    duck.arrow("parts", pa.table(columns))
+    return dict(duck.fetch(load_query("audit/contexts")))
 
-    `engine` has a row `name, counted` for each queue whose messages the engine has counted.
+
+def describe_stores(duck: Duck) -> None:
+    """Makes the tables of what is known of journals, from `balances` and `queue_events`."""
+    for name in OF_STORES:
+        duck.table(name, load_query(f"audit/{name}"))
+
+
+def find_in_stores(duck: Duck) -> list[CheckFinding]:
+    """Findings about whole journals, from `events` with all of them and the tables above.
+
+    Each pass over all events is made only for stores in which a count says that it finds something.
     """
-    tables: dict[str, T] = {"events": events, "engine": engine}
+    found = duck.fetch(_columns_of("balance_findings"))
+    replaced = duck.fetch("""
+        SELECT 1 FROM replaced_terms AS replaced JOIN (
+          SELECT store, shard, term, last_entry FROM balances
+          UNION ALL
+          SELECT store, shard, term, entry FROM queue_events WHERE kind <> 'Damaged') AS late
+        USING (store, shard, term) WHERE last_entry > at_entry LIMIT 1""")
+    if replaced:
+        found += duck.fetch(_columns_of("term_findings"))
+    gaps = duck.fetch("SELECT 1 FROM stores WHERE entries <= last_entry - first_entry LIMIT 1")
+    if gaps:
+        found += duck.fetch(_columns_of("gap_findings"))
+    return [CheckFinding(*row) for row in found]
 
-    def step(name: str, *inputs: str) -> T:
-        tables[name] = runner.ask(STEPS[name], **{each: tables[each] for each in inputs})
-        return tables[name]
 
-    def kept(name: str, *inputs: str, small: bool = True) -> T:
-        tables[name] = runner.keep(step(name, *inputs), small=small)
-        return tables[name]
+def _columns_of(step: str) -> str:
+    query = load_query(f"audit/{step}")
+    return f'SELECT "check", store, shard, message, queue, sequence, at_ms, detail FROM ({query})'
 
-    kept("queue_events", "events")
-    step("queue_changes", "queue_events")
-    kept("queues", "queue_changes")
-    kept("periods", "queue_changes", "queues")
-    step("folded", "events")
-    kept("messages", "folded", "periods", small=False)
-    tables["irregular"] = runner.send(step("irregular", "messages"))
-    kept("irregular_events", "events", "irregular", small=False)
-    kept("balances", "irregular_events", "queue_events", "periods", "messages")
-    # Nearly every shard has events of queues, and those are few to look through.
-    tables["shards"] = runner.keep(
-        runner.ask(STEPS["shards"], events=tables["queue_events"]), small=True
-    )
-    if runner.any(step("unknown_shards", "balances", "shards"), "true"):
-        kept("shards", "events")
-    kept("stores", "balances", "shards")
-    step("states", "irregular_events")
-    parts = [
-        step("message_findings", "states", "periods"),
-        step("dedup_findings", "irregular_events", "periods", "messages"),
-        step(
-            "balance_findings", "balances", "queue_changes", "shards", "stores", "queues", "engine"
-        ),
-    ]
-    # These take a pass over everything, and a number that is known often shows they find nothing.
-    if runner.any(tables["stores"], "terms > 1"):
-        parts.append(step("term_findings", "events"))
-    if runner.any(tables["stores"], "entries <= last_entry - first_entry"):
-        parts.append(step("gap_findings", "events", "stores"))
-    if runner.any(tables["queues"], "fifo"):
-        kept("fifo_events", "irregular_events", "queues", small=False)
-        kept("emptyings", "queue_changes", "queues")
-        parts.append(step("order_findings", "fifo_events", "emptyings", "messages"))
-    named = {f"part_{number}": part for number, part in enumerate(parts)}
-    union = " UNION ALL ".join(f"SELECT * FROM {{{name}}}" for name in named)
-    tables["found"] = runner.ask(union, **named)
-    return step("findings", "found", "shards", "stores"), tables["stores"]
+
+def load_balances(duck: Duck, judged: Sequence[PartVerdict]) -> None:
+    """Makes the table `balances` of these parts."""
+    rows: list[tuple[Any, ...]] = []
+    for each in judged:
+        store, shard = shard_of(each.part)
+        rows += [(store, shard, *row) for row in each.balances]
+    duck.arrow("balances", arrow_rows(BALANCES.schema, rows))
+
+
+def load_engine(duck: Duck, engine: Mapping[str, int]) -> None:
+    """Makes the table `engine`: how many messages each queue holds by the engine's own count."""
+    names, counts = pa.array(engine.keys(), pa.string()), pa.array(engine.values(), pa.int64())
+    duck.arrow("engine", pa.table({"name": names, "counted": counts}))
+
+
+def shard_of(part: str) -> tuple[str, int]:
+    """The store and the shard of a part."""
+    store, shard, _ = part.rsplit("-", 2)
+    return store, int(shard)
+
+
+def check_events(
+    duck: Duck, events: str, engine: Mapping[str, int]
+) -> tuple[list[CheckFinding], int]:
+    """Makes every check in this process, over a table with all events; each shard is one part.
+
+    Returns the findings and how many events there were. `spark.audit` does the same over a lake,
+    part by part.
+    """
+    names = ", ".join(f'"{name}"' for name in QUEUE_EVENTS.columns)
+    duck.table("queue_events", f"SELECT {names} FROM {events} WHERE message IS NULL")
+    describe_queues(duck)
+    for name in ("periods", "emptyings"):
+        duck.table(f"all_{name}", f"SELECT * FROM {name}")
+    judged = []
+    for store, shard in duck.fetch(f"SELECT DISTINCT store, shard FROM {events}"):
+        part = LakePart(store, shard, 0, 1 << 62)
+        load_part(duck, part, events)
+        for each in (FOLDS, IRREGULAR_EVENTS):
+            duck.table(each.name, f"SELECT *, true AS own FROM ({each.query})")
+        for name in ("periods", "emptyings"):
+            of_shard = f"store = {quoted(store)} AND shard = {shard}"
+            duck.table(name, f"SELECT * FROM all_{name} WHERE {of_shard}")
+        judged.append(judge(duck, part.name))
+    duck.table("periods", "SELECT * FROM all_periods")
+    load_balances(duck, judged)
+    load_engine(duck, engine)
+    describe_stores(duck)
+    duck.table("events", f"SELECT * FROM {events}")
+    found = [finding_of(*shard_of(each.part), row) for each in judged for row in each.findings]
+    total = int(duck.fetch("SELECT coalesce(sum(events), 0) FROM stores")[0][0])
+    return known_pushes(duck, found) + find_in_stores(duck), total
+
+
+def finding_of(store: str, shard: int, row: FoundRow) -> CheckFinding:
+    """A finding of a part, with whose it is."""
+    check, message, queue, sequence, at_ms, detail = row
+    return CheckFinding(check, store, shard, message, queue, sequence, at_ms, detail)
+
+
+def known_pushes(duck: Duck, found: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """Findings without those of `pushed first` in journals that have lost their beginning."""
+    whole = {row[0] for row in duck.fetch("SELECT store FROM stores WHERE first_entry = 1")}
+    return [each for each in found if each.check != "pushed first" or each.store in whole]

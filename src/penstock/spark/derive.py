@@ -1,60 +1,72 @@
-"""Brings silver and gold level with `events`: parts that changed, and small tables whole.
+"""Brings silver and gold level with `events`: parts that changed, then the small tables.
 
 Each table is changed in one commit that carries the version of `events` it was made from: a run
 that finds that version there has nothing to do, and a run that was killed leaves tables that are
-complete but older.
+complete but older. Tables in parts and `queue_events` also carry each journal's offset, from which
+the next run knows which events are new.
 
-Tables with a row a message or a claim are kept in parts, each a range of a shard's message numbers.
-Only parts with new events are made again, by the same query over the events of just these messages,
-so the work follows what is new. The other tables are small and made again whole.
+    new events ─▶ queue_events (appended)
+    events of the parts that new events touch ─▶ tables in parts (`spark.fold`, a task a part)
+    queue_events and tables in parts ─▶ queues and gold, whole, in this process
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 from deltalake import DeltaTable
 
+from penstock.errors import UnavailableError
+from penstock.spark import fold
+from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
+from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import PART, Lake, Table, our_errors
-from penstock.spark.tables import TABLES, Derived
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from penstock.spark.lake import AddedFile, Lake, Table, TableFile, our_errors
+from penstock.spark.tables import (
+    PART_STATUS,
+    PART_TABLES,
+    QUEUE_EVENTS,
+    QUEUES,
+    TABLES,
+    WHOLE_TABLES,
+    Derived,
+)
 
 _SOURCE: Final = "events"
-# How many messages a part of a table holds, and how many ranges of parts one query may name.
-PART_MESSAGES: Final = 1 << 18
-_RANGES_MAX: Final = 100
+_PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
+
+
+class TablesBusy(UnavailableError):
+    """Another process is changing the tables of this lake."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run changed: names of tables, and how many parts of how many."""
+
+    tables: list[str] = field(default_factory=list)
+    parts: int = 0
 
 
 def derive(
-    spark: "SparkSession",
+    open_spark: OpenSpark,
     lake: Lake,
-    made: Callable[[str], None] = lambda name: None,
-    tables: Sequence[Derived] = TABLES,
-) -> list[str]:
-    """Brings every table level with `events`; the names of those changed. Raises LakeUnusable."""
-    events = events_table(lake)
-    delta = events.delta()
-    if delta is None:
-        return []
-    # Files and version are of one snapshot of the table: another commit may follow at any time.
-    version = delta.version()
-    frames = {"events": events.frame(spark, delta)}
-    done = []
-    for each in tables:
-        table = lake.table(each.name, each.schema, in_parts=each.swept is not None)
-        if table.committed(_SOURCE) != version:
-            with our_errors():
-                if table.in_parts:
-                    _refresh(spark, table, each, frames, delta)
-                else:
-                    frame = select(spark, each, frames).repartition(1)
-                    table.replace(frame, f"data/from-{version:08d}", {_SOURCE: version})
-            done.append(each.name)
-            made(each.name)
-        frames[each.name] = table.frame(spark)
-    return done
+    progress: Progress = no_progress,
+    *,
+    rebuild: bool = False,
+) -> Made:
+    """Brings every table level with `events`. Raises LakeUnusable or TablesBusy."""
+    with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as room:
+        delta = events_table(lake).delta()
+        if delta is None or (not rebuild and is_level(lake)):
+            return Made()
+        return _Run(open_spark, lake, delta, room, rebuild).make(progress)
 
 
 def is_level(lake: Lake) -> bool:
@@ -62,87 +74,261 @@ def is_level(lake: Lake) -> bool:
     delta = events_table(lake).delta()
     if delta is None:
         return True
-    tables = (lake.table(each.name, each.schema) for each in TABLES)
-    return all(table.committed(_SOURCE) == delta.version() for table in tables)
-
-
-def select(spark: "SparkSession", table: Derived, frames: "dict[str, DataFrame]") -> "DataFrame":
-    """The table's rows, from the frames of those it names."""
-    inputs: dict[str, Any] = {name: frames[name] for name in table.inputs}
-    return spark.sql(table.query, **inputs)
-
-
-def _refresh(
-    spark: "SparkSession",
-    table: Table,
-    derived: Derived,
-    frames: "dict[str, DataFrame]",
-    events: DeltaTable,
-) -> None:
-    """Makes those parts again that have events after the table's last commit."""
-    stores = [row["store"] for row in frames["queues"].select("store").distinct().collect()]
-    marks = {store: f"offset/{store}" for store in stores}
-    seen = {store: table.committed(mark) for store, mark in marks.items()}
-    touched = None if table.delta() is None else _touched(spark, table, derived, frames, seen)
-    if touched is not None:
-        frames = frames | {"events": frames["events"].where(_within(touched))}
-    part = _part_of("message")
-    frame = select(spark, derived, frames).selectExpr("*", f"{part} AS {PART}")
-    version = events.version()
-    reached = {mark: events.transaction_version(mark) for mark in marks.values()}
-    transactions = {_SOURCE: version, **{m: at for m, at in reached.items() if at is not None}}
-    parts = None if touched is None else [f"{a}-{b}-{nth}" for a, b, nth in touched]
-    table.replace(frame, f"data/from-{version:08d}", transactions, parts)
-
-
-def _part_of(message: str) -> str:
-    return f"concat(store, '-', shard, '-', {message} div {PART_MESSAGES})"
-
-
-def _touched(
-    spark: "SparkSession",
-    table: Table,
-    derived: Derived,
-    frames: "dict[str, DataFrame]",
-    seen: Mapping[str, int | None],
-) -> list[tuple[str, int, int]] | None:
-    """The parts that new events change, as (store, shard, nth); None for all parts."""
-    known = " OR ".join(
-        f"(store = '{store}' AND offset < {offset})" for store, offset in seen.items() if offset
+    return all(
+        table_of(lake, each).committed(_SOURCE) == delta.version()
+        for each in (QUEUE_EVENTS, *TABLES)
     )
-    query = f"""
-        WITH new AS (SELECT * FROM {{events}} WHERE NOT ({known or "false"})),
-        gone AS (SELECT store, shard, queue FROM new WHERE kind IN ('QueuePurged', 'QueueRemoved'))
-        SELECT DISTINCT store, shard, message div {PART_MESSAGES} AS nth FROM new
-        WHERE message IS NOT NULL
-        UNION
-        SELECT DISTINCT store, shard, message div {PART_MESSAGES}
-        FROM {{table}} AS old JOIN gone USING (store, shard) WHERE {derived.swept}
-        """
-    found = spark.sql(query, events=frames["events"], table=table.frame(spark)).collect()
-    parts = sorted((row["store"], row["shard"], row["nth"]) for row in found)
-    return parts if len(_runs(parts)) <= _RANGES_MAX else None
 
 
-def _runs(parts: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
-    """Ranges of consecutive parts, as (store, shard, first, last)."""
-    runs: list[tuple[str, int, int, int]] = []
-    for store, shard, nth in parts:
-        if runs and runs[-1] == (store, shard, runs[-1][2], nth - 1):
-            runs[-1] = (store, shard, runs[-1][2], nth)
-        else:
-            runs.append((store, shard, nth, nth))
-    return runs
+def table_of(lake: Lake, derived: Derived) -> Table:
+    """The table in the lake."""
+    return lake.table(derived.name, derived.schema, in_parts=derived.in_parts)
 
 
-def _within(parts: Sequence[tuple[str, int, int]]) -> str:
-    """The condition that an event is of a message in these parts.
+@contextmanager
+def locked(lake: Lake, name: str) -> Iterator[None]:
+    """Keeps other processes from the same work; it ends with the process. Raises TablesBusy."""
+    path = lake.path / f".{name}.lock"
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TablesBusy(
+                f"{lake.path}: another process is making its {name}; wait until it ends"
+            ) from None
+        yield
+    finally:
+        os.close(file)
 
-    It compares plain columns, so Parquet's statistics let Spark skip files.
+
+@contextmanager
+def scratch(lake: Lake, name: str) -> Iterator[Path]:
+    """A directory that executors see too, without what a killed process left there.
+
+    Whoever uses it holds the lock of that work.
     """
-    ranges = [
-        f"(store = '{store}' AND shard = {shard} AND message >= {first * PART_MESSAGES} "
-        f"AND message < {(last + 1) * PART_MESSAGES})"
-        for store, shard, first, last in _runs(parts)
-    ]
-    return " OR ".join(ranges) or "false"
+    path = lake.path / f"_{name}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class _Run:
+    """One run, over one snapshot of `events`: another commit may follow at any time."""
+
+    open_spark: OpenSpark
+    lake: Lake
+    events: DeltaTable
+    room: Path
+    rebuild: bool
+
+    def __post_init__(self) -> None:
+        self.version = self.events.version()
+        self.files = events_table(self.lake).files(self.events)
+        self.stores = self._stores()
+
+    def make(self, progress: Progress) -> Made:
+        """Makes what is behind, in order."""
+        with Duck(len(os.sched_getaffinity(0))) as duck:
+            self._append_queue_events(duck)
+            # As far as they are known before the parts are: nothing else depends on the rest.
+            duck.files("part_status", *self._now(PART_STATUS))
+            duck.table("queues", QUEUES.query)
+            queues = self.room / "queues.parquet"
+            duck.write("SELECT * FROM queues", str(queues))
+            parts = self._touched(duck)
+            progress(0.05)
+            self._fold(parts, queues, lambda part: progress(0.05 + 0.9 * part))
+            for each in PART_TABLES:
+                duck.files(each.name, *self._now(each))
+            tables = [each.name for each in PART_TABLES] if parts is None or parts else []
+            for each in WHOLE_TABLES:
+                self._make_whole(duck, each)
+                tables.append(each.name)
+        progress(1)
+        return Made(tables, len(self._all_parts if parts is None else parts))
+
+    def _stores(self) -> list[str]:
+        """The journals that `events` holds, by the transactions of its commits."""
+        with Duck() as duck:
+            return sorted(
+                {str(each.smallest["store"]) for each in self.files if "store" in each.smallest}
+                | {
+                    row[0]
+                    for each in self.files
+                    if each.smallest.get("store") != each.largest.get("store")
+                    or "store" not in each.smallest
+                    for row in duck.fetch(f"SELECT DISTINCT store FROM {read_files(each.path)}")
+                }
+            )
+
+    def _transactions(self) -> dict[str, int]:
+        """What each commit of a table says of how far it is level."""
+        offsets = {
+            f"offset/{store}": at
+            for store in self.stores
+            if (at := self.events.transaction_version(f"offset/{store}")) is not None
+        }
+        return {_SOURCE: self.version, **offsets}
+
+    def _seen(self, tables: Sequence[Derived]) -> dict[str, int]:
+        """How far all of these tables are level with each journal; 0 if not at all."""
+        found = [table_of(self.lake, each).delta() for each in tables]
+        return {
+            store: min(
+                0 if delta is None else delta.transaction_version(f"offset/{store}") or 0
+                for delta in found
+            )
+            for store in self.stores
+        }
+
+    def _now(self, derived: Derived) -> tuple[list[str], dict[str, str]]:
+        """The files of a table as it is now, and its columns."""
+        return [each.path for each in table_of(self.lake, derived).files()], derived.types
+
+    def _new_events(self, duck: Duck, seen: Mapping[str, int]) -> str:
+        """A view of the events behind these offsets; files without any are left out."""
+        files = [
+            each.path
+            for each in self.files
+            if any(
+                each.largest.get("offset", 0) >= offset
+                and each.smallest.get("store", store) <= store <= each.largest.get("store", store)
+                for store, offset in seen.items()
+            )
+        ]
+        known = " OR ".join(
+            f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
+        )
+        columns = {**QUEUE_EVENTS.types, "message": "bigint"}
+        duck.files("some_events", files, columns)
+        duck.view("new_events", f"SELECT * FROM some_events WHERE {known or 'false'}")
+        return "new_events"
+
+    def _append_queue_events(self, duck: Duck) -> None:
+        """Adds the new events that name no message to their table."""
+        table = table_of(self.lake, QUEUE_EVENTS)
+        if self.rebuild or table.committed(_SOURCE) != self.version:
+            columns = ", ".join(f'"{name}"' for name in QUEUE_EVENTS.columns)
+            seen = dict.fromkeys(self.stores, 0) if self.rebuild else self._seen([QUEUE_EVENTS])
+            new = self._new_events(duck, seen)
+            path = table.new_file()
+            duck.write(
+                f"SELECT {columns} FROM {new} WHERE message IS NULL ORDER BY store, sequence",
+                str(path),
+            )
+            added = [AddedFile.of(table.path, path)]
+            if self.rebuild:
+                table.replace(added, self._transactions())
+            else:
+                table.add(added, self._transactions())
+        duck.files("queue_events", *self._now(QUEUE_EVENTS))
+
+    def _touched(self, duck: Duck) -> list[LakePart] | None:
+        """The parts to be made again, None for all parts."""
+        if self.rebuild or any(table_of(self.lake, each).delta() is None for each in PART_TABLES):
+            return None
+        seen = self._seen(PART_TABLES)
+        new = self._new_events(duck, seen)
+        known = " OR ".join(
+            f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
+        )
+        duck.table("new_changes", f"SELECT * FROM queue_events WHERE {known or 'false'}")
+        found = set(
+            duck.fetch(f"""
+            SELECT DISTINCT store, shard, message // {fold.PART_MESSAGES} FROM {new}
+            WHERE message IS NOT NULL""")
+        )
+        for name in self._swept_parts(duck):
+            store, shard, nth = name.rsplit("-", 2)
+            found.add((store, int(shard), int(nth)))
+        return [
+            LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in sorted(found)
+        ]
+
+    def _swept_parts(self, duck: Duck) -> list[str]:
+        """Parts with rows that a new event of a queue changes though it names no message.
+
+        A purge or removal ends the messages that a queue holds. A queue that had only a number may
+        have a name now. A new dead-letter queue may be where messages without a push are.
+        """
+        rows = "\n UNION ALL ".join(
+            f"SELECT {quoted(str(each.part))} AS part, * FROM {read_files(each.path)}"
+            for each in table_of(self.lake, PART_STATUS).files()
+        )
+        if not rows or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
+            return []
+        duck.table("standing", rows)
+        duck.files("old_queues", *self._now(QUEUES))
+        found = duck.fetch(f"""
+            WITH renamed AS (
+              SELECT store, shard, queue_number FROM queues JOIN old_queues AS old
+              USING (store, shard, queue_number) WHERE queues.queue <> old.queue
+            ), dead AS (
+              SELECT store, shard FROM queues LEFT JOIN old_queues AS old
+              USING (store, shard, queue_number)
+              WHERE queues.dead_letter IS DISTINCT FROM old.dead_letter
+            ), purged AS (SELECT store, shard, queue FROM new_changes WHERE {_PURGES})
+            SELECT DISTINCT part FROM standing WHERE
+              (messages > 0 AND (store, shard, queue_number) IN (FROM purged))
+              OR (store, shard, queue_number) IN (FROM renamed)
+              OR (unpushed > 0 AND (store, shard) IN (FROM dead))""")
+        return [row[0] for row in found]
+
+    def _fold(self, parts: list[LakePart] | None, queues: Path, progress: Progress) -> None:
+        """Makes these parts, and commits them table by table."""
+        self._all_parts = self._every_part() if parts is None else []
+        chosen = self._all_parts if parts is None else parts
+        work = [
+            FoldWork(part, tuple(self._files_of(part)), str(queues), str(self.lake.path))
+            for part in chosen
+        ]
+        made = distribute(self.open_spark, fold_part, work, FoldedPart, self.room, progress)
+        names = None if parts is None else [part.name for part in parts]
+        for each in PART_TABLES:
+            table = table_of(self.lake, each)
+            if names is None or table.committed(_SOURCE) != self.version:
+                added = [one.added[each.name] for one in made]
+                table.replace(added, self._transactions(), names)
+
+    def _every_part(self) -> list[LakePart]:
+        with Duck(len(os.sched_getaffinity(0))) as duck:
+            duck.files("all_events", [each.path for each in self.files], {})
+            found = (
+                duck.fetch(f"""
+                SELECT DISTINCT store, shard, message // {fold.PART_MESSAGES} FROM all_events
+                WHERE message IS NOT NULL""")
+                if self.files
+                else []
+            )
+        return [
+            LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in sorted(found)
+        ]
+
+    def _files_of(self, part: LakePart) -> Iterator[str]:
+        """The files that may hold events of the part's messages, by their statistics."""
+        return files_of(self.files, part)
+
+    def _make_whole(self, duck: Duck, derived: Derived) -> None:
+        """Makes a small table; those after it in the order read it from memory."""
+        table = table_of(self.lake, derived)
+        duck.table(derived.name, derived.query)
+        if self.rebuild or table.committed(_SOURCE) != self.version:
+            path = table.new_file()
+            duck.write(f"SELECT * FROM {derived.name}", str(path))
+            table.replace([AddedFile.of(table.path, path)], {_SOURCE: self.version})
+
+
+def files_of(files: Sequence[TableFile], part: LakePart) -> Iterator[str]:
+    """The files of `events` that may hold events of the part's messages, by their statistics."""
+    for each in files:
+        store = each.smallest.get("store", part.store), each.largest.get("store", part.store)
+        if "message" not in each.smallest or not store[0] <= part.store <= store[1]:
+            continue
+        if each.smallest["message"] < part.end and each.largest["message"] >= part.first:
+            yield each.path

@@ -6,6 +6,7 @@ Spark repeats after a kill is committed once. (journal, offset): how far the tab
 journal, so that nothing is brought in twice even if the checkpoint is lost.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.journal import readers
+from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.lake import Lake, Table, our_errors
-from penstock.spark.source import SCHEMA, now_ms
+from penstock.spark.source import SCHEMA, SourceOptions, now_ms, spans
+from penstock.spark.spans import write_span
 from penstock.spark.stream import Stream
 
 if TYPE_CHECKING:
@@ -139,6 +142,35 @@ def ingest(
         shutil.rmtree(staging, ignore_errors=True)
     settle(lake, journal, checkpoint)
     return lag(lake, journal, archive)
+
+
+def copy_events(
+    open_spark: OpenSpark,
+    lake: Lake,
+    journal: str,
+    archive: str | None,
+    progress: Progress = no_progress,
+) -> None:
+    """Copies all events that are durable now, without bodies, into a lake that has none yet.
+
+    The journal does not learn of it: unlike `ingest`, it registers no reader.
+    """
+    table = events_table(lake)
+    staging = table.path / "_staging"
+    given = {"path": os.path.abspath(journal), "mode": "files", "into": str(staging)}
+    if archive is not None:
+        given["archive"] = os.path.abspath(archive)
+    stream = Stream(journal, archive)
+    try:
+        found = spans(stream, SourceOptions.of(given), stream.first, stream.end, "")
+        store = stream.identity.hex()
+    finally:
+        stream.close()
+    work = [dataclasses.replace(span, bodies=False) for span in found]
+    files = distribute(open_spark, write_span, work, list[str], lake.path, progress)
+    table.append(
+        [file for each in files for file in each], "data/0", {f"offset/{store}": -1}, "offset"
+    )
 
 
 def _bring_in(table: Table, store: str, checkpoint: Path, frame: "DataFrame", batch: int) -> None:

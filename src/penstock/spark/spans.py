@@ -37,7 +37,8 @@ _UNRANGED: Final = ("body", "extra")
 class Span(InputPartition):
     """A stretch of a journal, and what is wanted of it: all that a task needs to know.
 
-    `schema` is that of the rows it gives. With `into`, the events go into a file in this directory.
+    `schema` is that of the rows it gives. With `into`, the events go into a file in this directory,
+    without their bodies if that is said.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Span(InputPartition):
     wanted: Wanted
     schema: str
     into: str | None = None
+    bodies: bool = True
 
 
 def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -79,10 +81,22 @@ def _wanted_of(span: Span) -> Iterator[Block]:
 
 
 def _write(span: Span, into: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Writes every column of the events; one row tells of the file, none if there are no events.
+    """Writes every column of the events; one row names the file, none if there are no events.
 
     A task that is repeated writes a file of another name: only who asked Spark knows which counts.
     """
+    for path, rows in _written(span, into):
+        named = {"file": [path], "rows": [rows]}
+        yield pa.RecordBatch.from_pydict({name: named[name] for name in schema.names}, schema)
+
+
+def write_span(span: Span, threads: int) -> list[str]:
+    """Writes the events of a span into its directory; the file, if there are any."""
+    assert span.into is not None
+    return [path for path, _ in _written(span, span.into)]
+
+
+def _written(span: Span, into: str) -> Iterator[tuple[str, int]]:
     path = Path(into) / f"{span.start.offset:020d}-{uuid.uuid4().hex}.parquet"
     try:
         os.makedirs(into, exist_ok=True)
@@ -93,12 +107,11 @@ def _write(span: Span, into: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]
         why = error.strerror or str(error)
         raise StoreUnusable(f"{into}: events cannot be written there: {why}") from error
     if rows:
-        told = {"file": [str(path)], "rows": [rows]}
-        yield pa.RecordBatch.from_pydict({name: told[name] for name in schema.names}, schema)
+        yield str(path), rows
 
 
 def _write_file(path: Path, span: Span) -> int:
-    names = list(COLUMNS)
+    names = [name for name in COLUMNS if span.bodies or name != "body"]
     held: list[pa.RecordBatch] = []
     writer: pq.ParquetWriter | None = None
     rows = 0

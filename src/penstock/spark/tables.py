@@ -1,24 +1,22 @@
 """Silver and gold: the tables that follow from the events, each by one query.
 
-A table is a name, a schema and the tables its query reads, which come before it in `TABLES`; the
-query is the file of its name in `spark/sql/tables`. `spark.derive` keeps them level with `events`.
+A table is a name and a schema; its query is a file below `spark/sql`. `spark.derive` keeps them
+level with `events`.
+
+Tables with rows of single messages, and what messages add to the small tables, are kept in parts:
+each part is a range of a shard's message numbers, and one task makes it from the events of these
+messages alone (`spark.fold`). The small tables are made from those, without any event.
 
 A purge or a removal ends messages without naming them. A queue has few of those, so they are one
 array in its row of `queues` (`ends`), and a message's own end is the first of them after its last
 event.
-
-Large groupings name the most selective column first: Spark sorts by them in that order, and the
-text of a store's identity, which is the same in every row, is the most expensive to compare.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.spark.queries import load_query
-
-# A name and a type; the commas inside a nested type are not those between columns.
-_COLUMN: Final = re.compile(r"`?(\w+)`? (?:array<.*>|\w+)(?:, |$)")
+from penstock.spark.schemas import duck_types
 
 
 @dataclass(frozen=True)
@@ -27,21 +25,55 @@ class Derived:
 
     name: str
     schema: str
-    inputs: tuple[str, ...]
-    # Only of a table in parts: the condition on its rows that a purge or removal changes; `gone`
-    # is a row of the queue that was emptied.
-    swept: str | None = None
+    in_parts: bool = False
+    directory: str = "tables"
 
     @property
     def query(self) -> str:
-        """The SQL, which names its inputs in braces."""
-        return load_query(f"tables/{self.name}")
+        """The SQL of its rows, every column of the type that the schema gives it."""
+        columns = ", ".join(
+            f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()
+        )
+        return f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The names of its columns and their types, as DuckDB calls them."""
+        return duck_types(self.schema)
 
     @property
     def columns(self) -> list[str]:
         """The names of its columns."""
-        return _COLUMN.findall(self.schema)
+        return list(self.types)
 
+
+# Every event that names no message: those of queues, and damage. There are few of them.
+QUEUE_EVENTS: Final = Derived(
+    "queue_events",
+    "store string, shard int, term bigint, entry bigint, sequence bigint, offset bigint, "
+    "kind string, at_ms bigint, queue bigint, name string, count bigint, before bigint, "
+    "extra string, damage string",
+)
+
+FOLDS: Final = Derived(
+    "folds",
+    "store string, shard int, message bigint, events bigint, first_sequence bigint, "
+    "last_sequence bigint, until bigint, queue bigint, least_queue bigint, term bigint, "
+    "least_term bigint, pushed bigint, claimed bigint, deleted bigint, first_pushed_ms bigint, "
+    "pushed_ms bigint, expires_at_ms bigint, claimed_ms bigint, deadline_ms bigint, "
+    "deleted_ms bigint, group_hash bigint, dedup_hash bigint, regular boolean",
+    in_parts=True,
+    directory="audit",
+)
+
+IRREGULAR_EVENTS: Final = Derived(
+    "irregular_events",
+    "store string, shard int, message bigint, sequence bigint, kind string, at_ms bigint, "
+    "queue bigint, term bigint, epoch bigint, dead boolean, until_ms bigint, "
+    "expires_at_ms bigint, to_queue bigint, rank bigint, group_hash bigint, dedup_hash bigint",
+    in_parts=True,
+    directory="audit",
+)
 
 QUEUES: Final = Derived(
     "queues",
@@ -49,7 +81,6 @@ QUEUES: Final = Derived(
     "removed_at_ms bigint, fifo boolean, dedup_per_group boolean, visibility_ms bigint, "
     "retention_ms bigint, dead_letter string, max_receives bigint, configured bigint, "
     "ends array<struct<sequence: bigint, at_ms: bigint, kind: string, before: bigint>>",
-    ("events",),
 )
 
 MESSAGES: Final = Derived(
@@ -61,8 +92,7 @@ MESSAGES: Final = Derived(
     "extends bigint, releases bigint, timeouts bigint, moves bigint, dead_letters bigint, "
     "state string, standing string, ended_at_ms bigint, wait_ms bigint, age_ms bigint, "
     "events bigint, last_sequence bigint",
-    ("events", "queues"),
-    swept="standing IS NOT NULL AND held_in_number = gone.queue",
+    in_parts=True,
 )
 
 ATTEMPTS: Final = Derived(
@@ -71,8 +101,45 @@ ATTEMPTS: Final = Derived(
     "queue_number bigint, epoch bigint, holder string, attempt_id string, started_at_ms bigint, "
     "started_at timestamp, ended_at_ms bigint, ended string, deadline_ms bigint, extends bigint, "
     "hold_ms bigint",
-    ("events", "queues"),
-    swept="ended = 'open' AND queue_number = gone.queue",
+    in_parts=True,
+)
+
+PART_MINUTES: Final = Derived(
+    "part_minutes",
+    "store string, shard int, queue_number bigint, minute bigint, events bigint, entries bigint, "
+    "bytes bigint, pushes bigint, claims bigint, deletes bigint, timeouts bigint, "
+    "messages bigint, in_flight bigint, changes bigint",
+    in_parts=True,
+)
+
+PART_STATUS: Final = Derived(
+    "part_status",
+    "store string, shard int, queue_number bigint, visible bigint, delayed bigint, "
+    "in_flight bigint, messages bigint, stored_bytes bigint, oldest_pushed_at_ms bigint, "
+    "purged bigint, unpushed bigint, pushed bigint, deleted bigint, expired bigint, lost bigint, "
+    "arrived bigint, left bigint, last_at_ms bigint",
+    in_parts=True,
+)
+
+LATENCIES: Final = Derived(
+    "latencies",
+    "store string, queue string, measure string, hour bigint, bin int, samples bigint, "
+    "max_ms bigint",
+    in_parts=True,
+)
+
+PART_REDELIVERIES: Final = Derived(
+    "part_redeliveries",
+    "store string, queue string, claims bigint, messages bigint, timeouts bigint, "
+    "releases bigint, deleted bigint, dead_letters bigint, dead bigint",
+    in_parts=True,
+)
+
+PART_GROUPS: Final = Derived(
+    "part_groups",
+    "store string, queue string, `group` string, messages bigint, stored_bytes bigint, "
+    "claims bigint, timeouts bigint, dead_letters bigint, live bigint",
+    in_parts=True,
 )
 
 QUEUE_STATUS: Final = Derived(
@@ -81,64 +148,84 @@ QUEUE_STATUS: Final = Derived(
     "visible bigint, delayed bigint, in_flight bigint, messages bigint, stored_bytes bigint, "
     "oldest_pushed_at_ms bigint, oldest_age_ms bigint, pushed bigint, deleted bigint, "
     "expired bigint, purged bigint, lost bigint, arrived bigint, left bigint",
-    ("events", "queues", "messages"),
 )
 
 DEPTH: Final = Derived(
     "depth",
     "store string, shard int, queue string, queue_number bigint, minute timestamp, "
     "messages bigint, in_flight bigint, pushed bigint, deleted bigint",
-    ("events", "queues", "messages", "attempts"),
 )
 
 LATENCY: Final = Derived(
     "latency",
     "store string, queue string, measure string, samples bigint, p50_ms bigint, p90_ms bigint, "
     "p99_ms bigint, p999_ms bigint, max_ms bigint",
-    ("messages", "attempts"),
 )
 
 REDELIVERIES: Final = Derived(
     "redeliveries",
     "store string, queue string, claims bigint, messages bigint, timeouts bigint, "
-    "releases bigint, deleted bigint, dead_letters bigint",
-    ("messages",),
+    "releases bigint, deleted bigint, dead_letters bigint, dead bigint",
 )
 
-DEAD_LETTERS: Final = Derived(
-    "dead_letters",
+_DEAD_LETTERS: Final = (
     "store string, shard int, message bigint, message_id string, queue string, "
     "dead_letter_queue string, `group` string, at timestamp, at_ms bigint, claims bigint, "
-    "timeouts bigint, releases bigint, last_holder string, state string",
-    ("events", "queues", "messages", "attempts"),
+    "timeouts bigint, releases bigint, last_holder string, state string"
 )
+PART_DEAD_LETTERS: Final = Derived("part_dead_letters", _DEAD_LETTERS, in_parts=True)
+DEAD_LETTERS: Final = Derived("dead_letters", _DEAD_LETTERS)
 
 HOT_QUEUES: Final = Derived(
     "hot_queues",
     "store string, shard int, queue string, queue_number bigint, minute timestamp, "
     "events bigint, pushes bigint, claims bigint, deletes bigint, timeouts bigint",
-    ("events", "queues"),
 )
 
 HOT_GROUPS: Final = Derived(
     "hot_groups",
     "store string, queue string, `group` string, messages bigint, stored_bytes bigint, "
     "claims bigint, timeouts bigint, dead_letters bigint, live bigint",
-    ("messages",),
 )
 
 HOT_SHARDS: Final = Derived(
     "hot_shards",
     "store string, shard int, minute timestamp, events bigint, entries bigint, pushes bigint, "
     "bytes bigint",
-    ("events",),
+)
+
+# What an audit found, and what the events of each part come to.
+FINDINGS: Final = Derived(
+    "findings",
+    "check string, store string, shard int, message bigint, queue bigint, sequence bigint, "
+    "at_ms bigint, detail string",
+    in_parts=True,
+    directory="audit",
+)
+BALANCES: Final = Derived(
+    "balances",
+    "store string, shard int, queue bigint, emptied_before bigint, term bigint, events bigint, "
+    "held bigint, held_before bigint, first_entry bigint, last_entry bigint, entries bigint, "
+    "folds string, context string",
+    in_parts=True,
+    directory="audit",
 )
 
 # In the order they are made: each reads only those before it.
-TABLES: Final = (
-    QUEUES,
+PART_TABLES: Final = (
+    FOLDS,
+    IRREGULAR_EVENTS,
     MESSAGES,
     ATTEMPTS,
+    PART_MINUTES,
+    PART_STATUS,
+    LATENCIES,
+    PART_REDELIVERIES,
+    PART_GROUPS,
+    PART_DEAD_LETTERS,
+)
+WHOLE_TABLES: Final = (
+    QUEUES,
     QUEUE_STATUS,
     DEPTH,
     LATENCY,
@@ -148,3 +235,4 @@ TABLES: Final = (
     HOT_GROUPS,
     HOT_SHARDS,
 )
+TABLES: Final = (*PART_TABLES, *WHOLE_TABLES)

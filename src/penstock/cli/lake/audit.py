@@ -1,7 +1,6 @@
 """`penstock pipeline audit`: check every message's events from push to end."""
 
 import dataclasses
-import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +10,7 @@ from penstock.cli.lake.options import (
     add_lake,
     add_spark,
     check_archive,
-    open_spark,
+    spark_opener,
 )
 from penstock.cli.list import every_name
 from penstock.cli.session import Session, UsageError
@@ -29,6 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_journals(parser, required=False)
     add_lake(parser, required=False)
     add_spark(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="judge what was judged before, too, not only what is new"
+    )
     parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
     parser.add_argument(
         "--shown", metavar="N", type=read_count, default=20, help="findings per check"
@@ -37,10 +39,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises UsageError, and the errors of the journal or the lake."""
-    from penstock.spark.audit import audit
-    from penstock.spark.checks import SCHEMA
-    from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake, our_errors
+    from penstock.spark.audit import audit, audit_journal
+    from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
     check_archive(arguments)
@@ -48,25 +48,24 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError("audit: give --lake, or --journal to audit a journal by itself")
     if len(arguments.journal) > 1:
         raise UsageError("audit: give one --journal, or bring several into a lake")
-    if arguments.lake:
-        lake = Lake.open(arguments.lake)
-        spark = open_spark(arguments)
-        events = events_table(lake).frame(spark)
-    else:
-        Stream(arguments.journal[0], arguments.archive).close()
-        spark = open_spark(arguments)
-        source = spark.read.format("penstock").schema(SCHEMA)
-        if arguments.archive:
-            source = source.option("archive", os.path.abspath(arguments.archive))
-        with our_errors():
-            events = source.load(os.path.abspath(arguments.journal[0]))
+    spark = spark_opener(arguments)
     engine = None
     if getattr(arguments, "url", None):
         queues = session.queues(arguments)
         engine = {name: queues.stats(name).messages for name in every_name(queues)}
     bar = Bar("audit")
     bar.show(0, "")
-    verdict = audit(spark, events, engine, arguments.shown, lambda part: bar.show(part, ""))
+
+    def show(part: float) -> None:
+        bar.show(part, "")
+
+    if arguments.lake:
+        lake = Lake.open(arguments.lake)
+        verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
+    else:
+        [journal] = arguments.journal
+        Stream(journal, arguments.archive).close()
+        verdict = audit_journal(spark, journal, arguments.archive, engine, arguments.shown, show)
     bar.end()
     _print_verdict(session, arguments, verdict)
     return 0 if verdict.holds else _PROBLEM
@@ -77,7 +76,13 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
 
     if arguments.json:
         session.print_json(
-            {"events": verdict.events, "holds": verdict.holds, "counts": verdict.counts}
+            {
+                "events": verdict.events,
+                "holds": verdict.holds,
+                "counts": verdict.counts,
+                "parts": verdict.parts,
+                "judged_parts": verdict.judged_parts,
+            }
         )
         for finding in verdict.findings:
             session.print_json({"finding": dataclasses.asdict(finding)})
@@ -96,3 +101,9 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
         print("\nEntries are missing: other findings may follow from that alone.")
     word = "every check holds" if verdict.holds else "something is wrong"
     print(f"\n{verdict.events:,} events: {word}")
+    if verdict.judged_parts < verdict.parts:
+        print(
+            f"judged {verdict.judged_parts:,} of {verdict.parts:,} parts: the others are as before"
+        )
+    if verdict.is_behind:
+        print("a run is making the tables: what it has not finished is not judged yet")

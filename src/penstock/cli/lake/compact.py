@@ -16,12 +16,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises LakeUnusable."""
+    from penstock.spark.derive import table_of
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake
-    from penstock.spark.tables import TABLES
+    from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
 
     lake = Lake.open(arguments.lake)
-    tables = [events_table(lake), *(lake.table(each.name, each.schema) for each in TABLES)]
+    derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
+    tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
         done = each.compact(arguments.keep_hours)
         name = each.path.name

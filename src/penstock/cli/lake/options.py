@@ -1,12 +1,15 @@
 """Arguments that several actions of the pipeline share, and how they are read."""
 
 from argparse import ArgumentParser, Namespace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from penstock.cli.session import UsageError
 from penstock.spark.session import make_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 
@@ -45,7 +48,17 @@ def check_archive(arguments: Namespace) -> None:
 
 def open_spark(arguments: Namespace) -> "SparkSession":
     """The Spark session that the arguments describe. Raises UsageError or SparkMissing."""
+    return spark_opener(arguments)()
+
+
+def spark_opener(arguments: Namespace) -> "Callable[[], SparkSession]":
+    """What starts that session when it is first called, for work that may not need it.
+
+    Raises UsageError if the arguments do not describe one.
+    """
     settings = dict(each.partition("=")[::2] for each in arguments.conf)
     if not all(settings):
         raise UsageError("--conf: give it as KEY=VALUE")
-    return make_session(master=arguments.master, remote=arguments.remote, conf=settings)
+    return cache(
+        lambda: make_session(master=arguments.master, remote=arguments.remote, conf=settings)
+    )

@@ -10,15 +10,14 @@ from penstock.cli.lake.options import (
     add_lake,
     add_spark,
     check_archive,
-    open_spark,
+    spark_opener,
 )
 from penstock.cli.lake.status import print_lag
 from penstock.cli.session import Session
 from penstock.cli.values import read_duration, read_size, show_size
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from penstock.spark.distribute import OpenSpark
     from penstock.spark.ingest import Lag
     from penstock.spark.lake import Lake
 
@@ -28,6 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_journals(parser)
     add_lake(parser)
     add_spark(parser)
+    parser.add_argument(
+        "--rebuild", action="store_true", help="make every table anew from the lake's events"
+    )
     parser.add_argument("--watch", action="store_true", help="go on as the journals grow")
     parser.add_argument(
         "--every",
@@ -55,10 +57,10 @@ def run(session: Session, arguments: Namespace) -> int:
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
     lake = Lake.open(arguments.lake, create=True)
-    if not arguments.watch and _is_level(lake, arguments):
+    if not arguments.watch and not arguments.rebuild and _is_level(lake, arguments):
         _print_lags(session, lake, arguments)
         return 0
-    spark = open_spark(arguments)
+    spark = spark_opener(arguments)
     while True:
         _bring_level(spark, lake, arguments)
         _print_lags(session, lake, arguments)
@@ -84,27 +86,26 @@ def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> None:
         print_lag(session, arguments, lag(lake, journal, arguments.archive))
 
 
-def _bring_level(spark: "SparkSession", lake: "Lake", arguments: Namespace) -> None:
+def _bring_level(spark: "OpenSpark", lake: "Lake", arguments: Namespace) -> None:
     from penstock.spark.derive import derive
     from penstock.spark.ingest import ingest, lag
-    from penstock.spark.tables import TABLES
 
     for journal in arguments.journal:
         bar = _ReadingBar(f"reading {journal}")
         bar.read(lag(lake, journal, arguments.archive))
         ingest(
-            spark, lake, journal, arguments.archive, batch_bytes=arguments.batch, progress=bar.read
+            spark(),
+            lake,
+            journal,
+            arguments.archive,
+            batch_bytes=arguments.batch,
+            progress=bar.read,
         )
         bar.end()
-    bar = _ReadingBar("tables")
-    made = [0]
-
-    def show_progress(name: str) -> None:
-        made[0] += 1
-        bar.show(made[0] / len(TABLES), name)
-
-    derive(spark, lake, show_progress)
-    bar.end()
+    tables = Bar("tables")
+    tables.show(0, "")
+    derive(spark, lake, lambda part: tables.show(part, ""), rebuild=arguments.rebuild)
+    tables.end()
 
 
 class _ReadingBar(Bar):

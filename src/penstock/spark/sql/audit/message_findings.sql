@@ -1,17 +1,19 @@
 -- Findings about one message: an event breaks at most one of these checks.
 --
 --   check      which check failed, by its name in `CHECKS`
---   shard_key  hash of the store and the shard
---   message    its number, null if the finding is about no message
+--   message    its number
 --   queue      the queue's number
---   sequence   the event that breaks the check, or where the gap begins
---   at_ms      when it happened, null if not known
+--   sequence   the event that breaks the check
+--   at_ms      when it happened
 --   detail     the finding in words
 WITH judged AS (
   SELECT states.*, max_receives, CASE
     WHEN kind <> 'Pushed' AND state IS NULL THEN 'pushed first'
     WHEN kind = 'Pushed' AND state IS NOT NULL THEN 'pushed once'
-    WHEN state = 'gone' OR last_emptied > entered THEN 'nothing after the end'
+    WHEN kind = 'Arrived' AND state <> 'departed' THEN 'arrival of the departed'
+    -- What has departed is in no queue: neither a purge nor a removal ends it.
+    WHEN state = 'gone' OR (last_emptied > entered AND state <> 'departed')
+      OR (state = 'departed' AND kind <> 'Arrived') THEN 'nothing after the end'
     WHEN kind = 'Claimed' AND state = 'in flight' THEN 'one holder'
     WHEN kind = 'Claimed' AND state = 'delayed' THEN 'claim of the visible'
     -- Claims from before the journal's beginning have left no epoch to compare with.
@@ -31,26 +33,25 @@ WITH judged AS (
       AND (state <> 'delayed' OR at_ms < due_ms) THEN 'delay in full'
     WHEN kind = 'Expired' AND (state = 'in flight' OR at_ms < expires_ms)
       THEN 'expired when due'
-    WHEN kind = 'Moved' AND state <> 'visible' THEN 'move of the visible'
-    WHEN kind = 'Moved' AND dead AND entered IS NOT NULL AND settings_known
-      AND (max_receives IS NULL OR receives < max_receives
+    WHEN kind IN ('Moved', 'Departed') AND state <> 'visible' THEN 'move of the visible'
+    WHEN (kind = 'Departed' OR (kind = 'Moved' AND dead)) AND entered IS NOT NULL
+      AND settings_known AND (max_receives IS NULL OR receives < max_receives
         OR (strict AND receives > max_receives)) THEN 'dead letter after N'
-    END AS `check`
-  FROM {states} AS states LEFT JOIN {periods} AS periods
-    ON queue_key = xxhash64(shard_key, queue)
-    AND sequence >= from_sequence AND sequence < to_sequence
+    END AS "check"
+  FROM states ASOF LEFT JOIN periods
+    ON periods.queue = states.queue AND sequence >= from_sequence
 )
-SELECT `check`, shard_key, message, queue, sequence, at_ms,
-  concat(kind, coalesce(' by claim ' || CAST(epoch AS string), ''), ' of a message that ',
+SELECT "check", message, queue, sequence, at_ms,
+  concat(kind, coalesce(' by claim ' || CAST(epoch AS varchar), ''), ' of a message that ',
     CASE WHEN state IS NULL THEN 'was never pushed'
-      WHEN `check` = 'nothing after the end' THEN 'was gone'
+      WHEN "check" = 'nothing after the end' AND state <> 'departed' THEN 'was gone'
       ELSE concat('was ', state,
-        coalesce(', claim ' || CAST(current_epoch AS string), '')) END,
-    CASE `check` WHEN 'expiry after the deadline'
-        THEN concat(', ', CAST(due_ms - at_ms AS string), ' ms before its deadline')
+        coalesce(', claim ' || CAST(current_epoch AS varchar), '')) END,
+    CASE "check" WHEN 'expiry after the deadline'
+        THEN concat(', ', CAST(due_ms - at_ms AS varchar), ' ms before its deadline')
       WHEN 'dead letter after N' THEN concat(', pulled ',
-        coalesce(CAST(receives AS string), 'some'), ' times here where ',
-        coalesce(CAST(max_receives AS string), 'no number'),
+        coalesce(CAST(receives AS varchar), 'some'), ' times here where ',
+        coalesce(CAST(max_receives AS varchar), 'no number'),
         ' is the limit')
       ELSE '' END) AS detail
-FROM judged WHERE `check` IS NOT NULL
+FROM judged WHERE "check" IS NOT NULL

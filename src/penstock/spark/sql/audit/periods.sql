@@ -1,36 +1,47 @@
--- A row for each period of a queue: from the beginning of the journal, or one event of the queue,
--- to the next. Where the journal has lost its beginning, the first settings it gives are in force
--- before that too, unless a change gave them.
+-- A row for each period of a queue: a stretch of the journal in which nothing that a check asks of
+-- the queue changes. The first begins at 0, and each ends where the next begins. Where the journal
+-- has lost its beginning, the first settings it gives are in force before that too, unless a
+-- change gave them.
 --
---   queue_key                   hash of shard_key and queue
---   from_sequence, to_sequence  the period, its end not included
+--   store, shard, queue         whose
+--   from_sequence               where the period begins
 --   last_emptied                when a purge or removal last emptied the queue, null if never
 --   emptied_before              how many times it had been emptied
 --   settings_known              whether the settings in this period are known
 --   max_receives                its limit in this period, null if it has none
 --   strict, fifo, dedup_per_group
---                               as in `queues`
+--                               as in `known_queues`
+--   created_entry               as in `known_queues`
 WITH bounds AS (
-  SELECT shard_key, queue, sequence, kind, has_settings FROM {queue_changes}
+  SELECT store, shard, queue, sequence, kind, has_settings FROM queue_changes
   UNION ALL
-  SELECT shard_key, queue, 0, NULL, false FROM {queues}
+  SELECT store, shard, queue, 0, NULL, false FROM known_queues
 ), cut AS (
-  SELECT shard_key, queue, sequence AS from_sequence,
-    coalesce(lead(sequence) OVER of_queue, 9223372036854775807) AS to_sequence,
+  SELECT store, shard, queue, sequence AS from_sequence,
     max(CASE WHEN kind IN ('QueuePurged', 'QueueRemoved') THEN sequence END)
       OVER of_queue AS last_emptied,
     count(CASE WHEN kind IN ('QueuePurged', 'QueueRemoved') THEN 1 END)
       OVER of_queue AS emptied_before,
     coalesce(max(CASE WHEN has_settings THEN sequence END) OVER of_queue,
-      min(CASE WHEN has_settings THEN sequence END) OVER (PARTITION BY shard_key, queue))
+      min(CASE WHEN has_settings THEN sequence END) OVER (PARTITION BY store, shard, queue))
       AS settings_at
-  FROM bounds WINDOW of_queue AS (PARTITION BY shard_key, queue ORDER BY sequence)
+  FROM bounds WINDOW of_queue AS (PARTITION BY store, shard, queue ORDER BY sequence)
+), described AS (
+  SELECT cut.store AS store, cut.shard AS shard, cut.queue AS queue, from_sequence,
+    last_emptied, emptied_before, settings.sequence IS NOT NULL AS settings_known,
+    settings.max_receives AS max_receives, strict, queues.fifo AS fifo,
+    queues.dedup_per_group AS dedup_per_group, queues.created_entry AS created_entry
+  FROM cut
+  JOIN known_queues AS queues ON queues.store = cut.store AND queues.shard = cut.shard
+    AND queues.queue = cut.queue
+  LEFT JOIN queue_changes AS settings ON settings.store = cut.store AND settings.shard = cut.shard
+    AND settings.queue = cut.queue AND settings.sequence = settings_at
+    AND (settings_at <= from_sequence OR known_from_start)
+), compared AS (
+  SELECT *, lag((last_emptied, emptied_before, settings_known, max_receives)) OVER (
+    PARTITION BY store, shard, queue ORDER BY from_sequence) AS before
+  FROM described
 )
-SELECT queue_key, from_sequence, to_sequence, last_emptied, emptied_before,
-  settings.sequence IS NOT NULL AS settings_known, settings.max_receives,
-  strict, queues.fifo, queues.dedup_per_group
-FROM cut
-JOIN {queues} AS queues ON queues.shard_key = cut.shard_key AND queues.queue = cut.queue
-LEFT JOIN {queue_changes} AS settings ON settings.shard_key = cut.shard_key
-  AND settings.queue = cut.queue AND settings.sequence = settings_at
-  AND (settings_at <= from_sequence OR known_from_start)
+SELECT * EXCLUDE (before) FROM compared
+WHERE from_sequence = 0
+  OR before IS DISTINCT FROM (last_emptied, emptied_before, settings_known, max_receives)

@@ -1,10 +1,10 @@
--- A row for each event of an irregular message, with the message's state before it.
+-- A row for each event of a message of the part whose life is not plain, with the message's state
+-- before it.
 --
---   shard_key      hash of the store and the shard
 --   message        its number
 --   sequence, kind, at_ms, queue, epoch, dead
 --                  the event
---   state          visible, delayed, in flight, gone; null before its push
+--   state          visible, delayed, in flight, departed, gone; null before its push
 --   was_pushed     whether its push is in the journal
 --   current_epoch  the epoch of its last claim, null if none is in the journal
 --   due_ms         when its claim or delay ends, 0 if it has neither
@@ -12,34 +12,34 @@
 --   entered        where it was pushed, or moved to this queue
 --   receives       how many claims it had in this queue, null if that is not known
 WITH seen AS (
-  SELECT shard_key, message, sequence, kind, at_ms, queue, epoch, dead,
+  SELECT message, sequence, kind, at_ms, queue, epoch, dead,
     last_value(CASE WHEN kind IN ('Pushed', 'Released')
-        THEN if(until_ms IS NULL, 'visible', 'delayed')
+        THEN CASE WHEN until_ms IS NULL THEN 'visible' ELSE 'delayed' END
       WHEN kind IN ('DelayEnded', 'ClaimExpired', 'Moved') THEN 'visible'
       WHEN kind IN ('Claimed', 'Extended') THEN 'in flight'
-      WHEN kind IN ('Deleted', 'Expired', 'Lost') THEN 'gone' END)
-      IGNORE NULLS OVER earlier AS state,
+      WHEN kind = 'Departed' THEN 'departed'
+      WHEN {ENDED} THEN 'gone' END IGNORE NULLS) OVER earlier AS state,
     coalesce(max(CASE WHEN kind = 'Pushed' THEN 1 END) OVER earlier, 0) = 1 AS was_pushed,
-    last_value(CASE WHEN kind = 'Claimed' THEN epoch END) IGNORE NULLS OVER earlier
+    last_value(CASE WHEN kind = 'Claimed' THEN epoch END IGNORE NULLS) OVER earlier
       AS current_epoch,
     last_value(CASE WHEN kind IN ('Pushed', 'Claimed', 'Extended', 'Released')
-      THEN coalesce(until_ms, 0) END) IGNORE NULLS OVER earlier AS due_ms,
+      THEN coalesce(until_ms, 0) END IGNORE NULLS) OVER earlier AS due_ms,
     last_value(CASE WHEN kind = 'Pushed' THEN coalesce(expires_at_ms, 0)
-      WHEN kind = 'Moved' THEN 0 END) IGNORE NULLS OVER earlier AS expires_ms,
-    last_value(CASE WHEN kind IN ('Pushed', 'Moved') THEN sequence END)
-      IGNORE NULLS OVER earlier AS entered
-  FROM {irregular_events} WHERE kind <> 'Carried'
-  WINDOW earlier AS (PARTITION BY message, shard_key ORDER BY sequence
+      WHEN kind = 'Moved' THEN 0 END IGNORE NULLS) OVER earlier AS expires_ms,
+    last_value(CASE WHEN kind IN ('Pushed', 'Moved') THEN sequence END IGNORE NULLS)
+      OVER earlier AS entered
+  FROM life_events WHERE own AND kind <> 'Carried'
+  WINDOW earlier AS (PARTITION BY message ORDER BY sequence
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ), counted AS (
   SELECT *, coalesce(
     last_value(CASE WHEN kind = 'Moved' THEN CASE WHEN was_pushed THEN coalesce(current_epoch, 0)
-      ELSE coalesce(current_epoch, -1) END END) IGNORE NULLS OVER earlier, 0) AS epoch_entered
+      ELSE coalesce(current_epoch, -1) END END IGNORE NULLS) OVER earlier, 0) AS epoch_entered
   FROM seen
-  WINDOW earlier AS (PARTITION BY message, shard_key ORDER BY sequence
+  WINDOW earlier AS (PARTITION BY message ORDER BY sequence
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
-SELECT shard_key, message, sequence, kind, at_ms, queue, epoch, dead, state, was_pushed,
+SELECT message, sequence, kind, at_ms, queue, epoch, dead, state, was_pushed,
   current_epoch, due_ms, expires_ms, entered,
   CASE WHEN epoch_entered >= 0 THEN coalesce(current_epoch, 0) - epoch_entered END AS receives
 FROM counted

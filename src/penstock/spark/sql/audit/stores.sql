@@ -1,13 +1,15 @@
--- A row for each store.
+-- A row for each store, from the balances of all parts and the events of queues.
 --
 --   store                    its identity
---   shard                    one of its shards
---   first_entry, last_entry  of its journal
+--   first_entry, last_entry  of its journal; null if nothing in it could be read
 --   entries                  how many entries there are in between
---   events                   how many events
---   terms                    1 if every event is of one term
-SELECT store, min(shard) AS shard, min(first_entry) AS first_entry,
-  max(last_entry) AS last_entry, sum(entries) AS entries, sum(events) AS events,
-  1 + max(last_term) - min(first_term) AS terms
-FROM {balances} AS balances JOIN {shards} AS shards ON shards.shard_key = balances.shard_key
-GROUP BY store
+--   events                   how many events, and stretches of damage
+WITH counted AS (
+  SELECT store, first_entry, last_entry, entries, events FROM balances
+  UNION ALL
+  SELECT store, CASE WHEN entry > 0 THEN entry END, entry,
+    CAST(kind <> 'Damaged' AND sequence % {ENTRY_SPAN} = 0 AS int), 1 FROM queue_events
+)
+SELECT store, min(first_entry) AS first_entry, max(last_entry) AS last_entry,
+  CAST(sum(entries) AS bigint) AS entries, CAST(sum(events) AS bigint) AS events
+FROM counted GROUP BY store

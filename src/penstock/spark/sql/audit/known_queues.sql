@@ -1,7 +1,6 @@
 -- A row for each queue that an event of queues names.
 --
 --   store, shard           whose journal
---   shard_key              hash of the store and the shard
 --   queue                  its number
 --   name                   its name, null if its creation is not in the journal
 --   fifo, dedup_per_group  of its settings, null if no event gives them
@@ -12,27 +11,26 @@
 --   never_changed          whether every event gives the same limit and dead-letter queue
 --   known_from_start       whether its first settings are those it had when the journal begins:
 --                          they were not given by a change
---   queue_key              hash of shard_key and queue
 --   strict                 whether a message moves at the limit exactly: it never changed, and
 --                          the dead-letter queue existed all the time
 WITH known AS (
-  SELECT store, shard, shard_key, queue, max(name) AS name, bool_or(fifo) AS fifo,
+  SELECT store, shard, queue, max(name) AS name, bool_or(fifo) AS fifo,
     bool_or(dedup_per_group) AS dedup_per_group, max(dead_letter) AS dead_letter,
     max(CASE WHEN kind = 'QueueRemoved' THEN 1 ELSE 0 END) AS removed,
     min(CASE WHEN kind = 'QueueCreated' THEN entry END) AS created_entry,
     CASE WHEN bool_or(kind = 'QueueCreated') THEN min(CASE WHEN has_settings THEN entry END)
       ELSE 0 END AS settings_entry,
-    count(DISTINCT CASE WHEN has_settings THEN concat(coalesce(CAST(max_receives AS string), ''),
+    count(DISTINCT CASE WHEN has_settings THEN concat(coalesce(CAST(max_receives AS varchar), ''),
       '/', coalesce(dead_letter, '')) END) = 1 AS never_changed,
     coalesce(min(CASE WHEN has_settings AND kind <> 'QueueConfigured' THEN sequence END)
       <= min(CASE WHEN has_settings THEN sequence END), false) AS known_from_start
-  FROM {queue_changes} GROUP BY store, shard, shard_key, queue
+  FROM queue_changes GROUP BY store, shard, queue
 ), lasting AS (
-  SELECT shard_key, name, coalesce(max(created_entry), 0) AS since_entry
-  FROM known GROUP BY shard_key, name
+  SELECT store, shard, name, coalesce(max(created_entry), 0) AS since_entry
+  FROM known GROUP BY store, shard, name
   HAVING count(*) = 1 AND max(removed) = 0
 )
-SELECT known.*, xxhash64(known.shard_key, queue) AS queue_key,
+SELECT known.*,
   never_changed AND known_from_start AND coalesce(since_entry <= settings_entry, false) AS strict
-FROM known LEFT JOIN lasting ON lasting.shard_key = known.shard_key
+FROM known LEFT JOIN lasting ON lasting.store = known.store AND lasting.shard = known.shard
   AND lasting.name = known.dead_letter

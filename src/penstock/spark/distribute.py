@@ -1,0 +1,95 @@
+"""Runs a function of Python over many pieces of work: each is one task of Spark.
+
+A piece of work says all that its task needs, and what the function returns says all that it did, so
+a task may be run again anywhere, as when its executor dies. Files that the lost run wrote are named
+by nobody. Few pieces are done in this process instead: starting Spark would take longer.
+"""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+# Up to so many pieces are done in this process.
+FEW: Final = 2
+_POLL_S: Final = 0.3
+
+W = TypeVar("W")
+R = TypeVar("R")
+Progress = Callable[[float], None]
+OpenSpark = Callable[[], "SparkSession"]
+
+
+def no_progress(part: float) -> None:
+    """For those whom nobody watches."""
+
+
+def distribute(
+    open_spark: OpenSpark,
+    function: Callable[[W, int], R],
+    work: Sequence[W],
+    result: type[R],
+    scratch: Path,
+    progress: Progress = no_progress,
+) -> list[R]:
+    """What the function returns for each piece of work and a number of threads, in any order.
+
+    Results are of the type `result` and travel as msgpack. `scratch` is a directory that every
+    executor sees; what tasks leave there to show progress is removed.
+    """
+    if len(work) <= FEW:
+        threads = len(os.sched_getaffinity(0))
+        results = []
+        for number, piece in enumerate(work):
+            results.append(function(piece, threads))
+            progress((number + 1) / len(work))
+        return results
+    spark = open_spark()
+    scratch.mkdir(parents=True, exist_ok=True)
+    marks = tempfile.mkdtemp(prefix="progress-", dir=scratch)
+    ended = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(Path(marks), len(work), ended, progress), daemon=True
+    )
+    watcher.start()
+    try:
+        frame = spark.range(0, len(work), 1, len(work))
+        rows = frame.mapInArrow(_body(function, list(work), marks), "result binary").collect()
+    finally:
+        ended.set()
+        watcher.join()
+        shutil.rmtree(marks, ignore_errors=True)
+    return [msgspec.msgpack.decode(row["result"], type=result) for row in rows]
+
+
+def _body(
+    function: Callable[[W, int], R], work: Sequence[W], marks: str
+) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
+    def body(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                result = msgspec.msgpack.encode(function(work[number], 1))
+                Path(marks, str(number)).touch()
+                yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+
+    return body
+
+
+def _watch(marks: Path, total: int, ended: threading.Event, progress: Progress) -> None:
+    shown = -1
+    while not ended.wait(_POLL_S):
+        done = len(os.listdir(marks))
+        if done != shown:
+            progress(done / total)
+            shown = done

@@ -1,0 +1,113 @@
+"""SQL over files and Arrow tables inside one process, by DuckDB.
+
+A task of Spark that folds or judges one part of the lake is one such connection, and so is what the
+command itself asks of small tables. A table is a name in the connection.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import duckdb
+
+# What one task may hold in memory; the rest is written to a temporary directory.
+MEMORY_MIB: Final = 1 << 10
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def read_files(*paths: str, named: bool = False) -> str:
+    """The rows of Parquet files in SQL; `named` gives each the path of its file as `filename`.
+
+    The names of directories say nothing: what a file holds is all there is.
+    """
+    listed = ", ".join(map(quoted, paths))
+    return (
+        f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false, "
+        f"filename = {named})"
+    )
+
+
+class Duck:
+    """A connection of its own; what is made in it goes with it."""
+
+    def __init__(self, threads: int = 1, memory_mib: int = MEMORY_MIB) -> None:
+        self._spilled = tempfile.TemporaryDirectory(
+            prefix="penstock-", dir=os.environ.get("SPARK_LOCAL_DIRS"), ignore_cleanup_errors=True
+        )
+        settings: dict[str, Any] = {
+            "threads": threads,
+            "memory_limit": f"{memory_mib}MiB",
+            "temp_directory": self._spilled.name,
+            # Rows are sorted where a query says so, and nowhere else.
+            "preserve_insertion_order": False,
+            # Every function that is used is built in: nothing is fetched.
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
+        self._connection: Any = duckdb.connect(config=settings)
+        self._connection.execute("SET TimeZone = 'UTC'")
+
+    def __enter__(self) -> "Duck":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        self._spilled.cleanup()
+
+    def view(self, name: str, query: str) -> None:
+        """A query under a name, run each time it is used."""
+        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+
+    def table(self, name: str, query: str) -> None:
+        """The rows of a query, computed once."""
+        self._connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    def files(self, name: str, paths: Sequence[str], schema: Mapping[str, str]) -> None:
+        """Parquet files as a view; without any, one that is empty."""
+        if paths:
+            self.view(name, f"SELECT * FROM {read_files(*paths)}")
+        else:
+            columns = ", ".join(
+                f'CAST(NULL AS {kind}) AS "{column}"' for column, kind in schema.items()
+            )
+            self.view(name, f"SELECT {columns} WHERE false")
+
+    def arrow(self, name: str, rows: Any) -> None:
+        """An Arrow table as a table."""
+        self._connection.register("given", rows)
+        self.table(name, "SELECT * FROM given")
+        self._connection.unregister("given")
+
+    def write(self, query: str, path: str) -> None:
+        """The rows of a query as one Parquet file."""
+        self._connection.execute(f"COPY ({query}) TO {quoted(path)} (FORMAT parquet)")
+
+    def run(self, statement: str) -> None:
+        """Any statement."""
+        self._connection.execute(statement)
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        found: list[tuple[Any, ...]] = self._connection.execute(query).fetchall()
+        return found
+
+    def columns(self, name: str) -> list[str]:
+        """The names of a table's columns."""
+        return [row[0] for row in self.fetch(f"DESCRIBE {name}")]
+
+    def dicts(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query by the names of their columns."""
+        cursor = self._connection.execute(query)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

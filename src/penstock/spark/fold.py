@@ -1,0 +1,104 @@
+"""What one task makes of one part: every table that has rows of its messages.
+
+A part is a range of a shard's message numbers. Its events are read once; the queries of the tables
+run over them in one process, and each table gets one file.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.spark.blocks import KIND_NAMES
+from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.lake import AddedFile, Table
+from penstock.spark.tables import PART_TABLES
+
+# How many messages a part holds.
+PART_MESSAGES: Final = 1 << 18
+# A hash that is the same in every version of every engine, as a number that Delta has.
+_HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
+_COLUMNS: Final = (
+    'message, sequence, "index", CAST(kind AS kinds) AS kind, at_ms, queue, term, epoch, '
+    'deadline_ms, visible_at_ms, expires_at_ms, priority, "group", dedup_id, attempt_id, holder, '
+    "name, to_queue, rank, dead, body_bytes, "
+    + _HASHED.format("group", "group_hash")
+    + ", "
+    + _HASHED.format("dedup_id", "dedup_hash")
+)
+
+
+@dataclass(frozen=True)
+class LakePart:
+    """A range of a shard's message numbers."""
+
+    store: str
+    shard: int
+    nth: int
+    messages: int = PART_MESSAGES
+
+    @property
+    def name(self) -> str:
+        """As the tables in parts have it."""
+        return f"{self.store}-{self.shard}-{self.nth}"
+
+    @property
+    def first(self) -> int:
+        """The least message number in it."""
+        return self.nth * self.messages
+
+    @property
+    def end(self) -> int:
+        """The least message number behind it."""
+        return self.first + self.messages
+
+    def condition(self) -> str:
+        """The SQL condition that an event is of one of its messages."""
+        return (
+            f"store = {quoted(self.store)} AND shard = {self.shard} "
+            f"AND message >= {self.first} AND message < {self.end}"
+        )
+
+
+@dataclass(frozen=True)
+class FoldWork:
+    """All that a task needs: the part, files with its events among others, and the queues."""
+
+    part: LakePart
+    files: tuple[str, ...]
+    queues: str
+    lake: str
+
+
+@dataclass(frozen=True)
+class FoldedPart:
+    """What a task made: one file for each table in parts."""
+
+    part: LakePart
+    added: dict[str, AddedFile]
+
+
+def load_part(duck: Duck, part: LakePart, events: str) -> None:
+    """Makes the tables `part` and `events` of one part from rows of many."""
+    duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
+    duck.table("part", f"SELECT {quoted(part.store)} AS store, {part.shard} AS shard")
+    duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {part.condition()}")
+
+
+def fold_part(work: FoldWork, threads: int) -> FoldedPart:
+    """Makes the files of a part."""
+    added = {}
+    with Duck(threads) as duck:
+        duck.files("all_events", work.files, {})
+        load_part(duck, work.part, "all_events")
+        duck.table(
+            "queues",
+            f"SELECT * FROM {read_files(work.queues)} "
+            f"WHERE store = {quoted(work.part.store)} AND shard = {work.part.shard}",
+        )
+        for each in PART_TABLES:
+            table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
+            duck.table(each.name, each.query)
+            path = table.new_file(work.part.name)
+            duck.write(f"SELECT * FROM {each.name}", str(path))
+            added[each.name] = AddedFile.of(table.path, path)
+    return FoldedPart(work.part, added)

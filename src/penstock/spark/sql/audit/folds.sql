@@ -1,0 +1,43 @@
+-- A row for each message of a part: where its events are if its life is regular. Every column is
+-- an aggregate that does not depend on the order in which events are read.
+--
+--   store, shard, message   whose
+--   events                  how many there are
+--   first_sequence, last_sequence
+--                           of its events
+--   until                   its last event if that ended it, or else no limit
+--   queue, least_queue, term, least_term
+--                           greatest and least: equal if there is only one
+--   pushed                  the sequence of a push without delay
+--   claimed, deleted        the sequence of the first claim and of a delete by it
+--   first_pushed_ms, pushed_ms, expires_at_ms, claimed_ms, deadline_ms, deleted_ms
+--                           of these three events; the first two of any push
+--   group_hash, dedup_hash  hashes of its group and its dedup id, null if it has none
+--   regular                 pushed without delay, perhaps claimed once, perhaps deleted by that
+--                           claim, all in one queue and term, and nothing else: each of the three
+--                           events is there at most once, and the count shows there is no other
+WITH folded AS (
+  SELECT message, count(*) AS events, min(sequence) AS first_sequence,
+    max(sequence) AS last_sequence,
+    bool_or({ENDED}) AS ended,
+    max(queue) AS queue, min(queue) AS least_queue, max(term) AS term, min(term) AS least_term,
+    max(sequence) FILTER (WHERE kind = 'Pushed' AND visible_at_ms IS NULL) AS pushed,
+    max(sequence) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS claimed,
+    max(sequence) FILTER (WHERE kind = 'Deleted' AND epoch = 1) AS deleted,
+    min(at_ms) FILTER (WHERE kind = 'Pushed') AS first_pushed_ms,
+    max(at_ms) FILTER (WHERE kind = 'Pushed') AS pushed_ms,
+    max(expires_at_ms) FILTER (WHERE kind = 'Pushed') AS expires_at_ms,
+    max(at_ms) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS claimed_ms,
+    max(deadline_ms) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS deadline_ms,
+    max(at_ms) FILTER (WHERE kind = 'Deleted' AND epoch = 1) AS deleted_ms,
+    max(group_hash) AS group_hash, max(dedup_hash) AS dedup_hash
+  FROM events GROUP BY message
+)
+SELECT part.store, part.shard, message, events, first_sequence, last_sequence,
+  CASE WHEN ended THEN last_sequence ELSE 9223372036854775807 END AS until,
+  queue, least_queue, term, least_term, pushed, claimed, deleted, first_pushed_ms, pushed_ms,
+  expires_at_ms, claimed_ms, deadline_ms, deleted_ms, group_hash, dedup_hash,
+  coalesce(events = 1 + CAST(claimed IS NOT NULL AS int) + CAST(deleted IS NOT NULL AS int)
+    AND (claimed IS NULL OR claimed > pushed) AND (deleted IS NULL OR deleted > claimed)
+    AND pushed IS NOT NULL AND queue = least_queue AND term = least_term, false) AS regular
+FROM folded, part

@@ -1,0 +1,19 @@
+-- A row for each move of a message of a part to a dead-letter queue; columns as in `dead_letters`.
+WITH moved AS (
+  SELECT message, queue AS queue_number, to_queue, name, at_ms, sequence
+  FROM events WHERE kind = 'Departed' OR (kind = 'Moved' AND dead)
+), held AS (
+  SELECT message, arg_max(holder, epoch) AS last_holder FROM attempts
+  WHERE message IN (SELECT message FROM moved) GROUP BY message
+)
+SELECT messages.store, messages.shard, moved.message, message_id,
+  coalesce(came.queue, concat('#', moved.queue_number)) AS queue,
+  coalesce(moved.name, went.queue, concat('#', to_queue)) AS dead_letter_queue, "group",
+  make_timestamptz(moved.at_ms * 1000) AS at, moved.at_ms, claims, timeouts, releases,
+  last_holder, state
+FROM moved
+JOIN messages ON messages.message = moved.message
+LEFT JOIN held ON held.message = moved.message
+LEFT JOIN queues AS came ON came.queue_number = moved.queue_number
+LEFT JOIN queues AS went ON went.queue_number = moved.to_queue
+ORDER BY sequence
