@@ -1,4 +1,5 @@
 """The cluster as one queue service: each command goes to the owner of its queue's shard.
+This module is long because how one shard is asked, and what a command over several does, are here.
 
 A router knows who owns which shard from what owners announce, and looks again whenever it is told
 otherwise. A command that was not done is sent again, to the owner of the day. If it may have been
