@@ -7,7 +7,9 @@ import redis
 
 import penstock
 from penstock import BackendLost
-from penstock.backends.redis.blocking import BlockingRedis
+from penstock.backends.redis.address import read_target
+from penstock.backends.redis.blocking import BlockingRedis, DirectLink, NothingSent
+from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer, until
 
 pytestmark = pytest.mark.service("redis-server")
@@ -135,3 +137,36 @@ def test_an_interrupted_push_leaves_no_reply_for_the_next(queues, monkeypatch):
     monkeypatch.setattr(link, "_receive", receive)
     pushed = queues.push("orders", b"three")
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
+
+
+def test_a_command_that_has_taken_effect_is_not_given_to_the_portal_again(server, client):
+    link = DirectLink(read_target(read_url(server.url)))
+    sha = client.script_load("return redis.call('INCR', KEYS[1])")
+
+    def send(*words):
+        with pytest.raises(StopIteration) as stop:
+            link.send("", [words]).send(None)
+        return stop.value.value
+
+    def lose_connection():
+        for each in connections(client):
+            client.client_kill_filter(_id=each["id"])
+
+    def refusal_of(*words):
+        with pytest.raises((NothingSent, BackendLost)) as refused:
+            link.send("", [words]).send(None)
+        return refused.type
+
+    link.begin()
+    assert send("HMGET", "nowhere", "x") == [[None]]
+    lose_connection()
+    # Reading changes nothing, so the whole command may be tried elsewhere.
+    assert refusal_of("EVALSHA", sha, 1, "count") is NothingSent
+    assert refusal_of("EVALSHA", "0" * 40, 1, "count") is NothingSent
+    link.begin()
+    assert send("EVALSHA", sha, 1, "count") == [1]
+    lose_connection()
+    assert refusal_of("EVALSHA", sha, 1, "count") is BackendLost
+    link.begin()
+    assert send("EVALSHA", sha, 1, "count") == [2]
+    link.forget()

@@ -72,7 +72,8 @@ def _argument(value: Any) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-def _pack(command: RedisCommand) -> bytes:
+def pack(command: RedisCommand) -> bytes:
+    """A command in the form in which it is sent."""
     count = len(command)
     parts = [b""]
     for each in command:
@@ -170,7 +171,7 @@ class Server:
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 await connection.send_packed_command(
-                    b"".join(map(_pack, commands)), check_health=False
+                    b"".join(map(pack, commands)), check_health=False
                 )
                 return [await _reply(connection) for _ in commands]
         except BaseException:
