@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
-from penstock.backends.redis.link import Packed, RedisCommand, is_passing, pack
+from penstock.backends.redis.link import RedisCommand, is_passing, pack
 from penstock.backends.redis.messages import RedisMessages
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
@@ -42,18 +42,22 @@ class NothingSent(Exception):
 class DirectLink:
     """A `RedisLink` to one server whose coroutines do not suspend: the thread itself waits.
 
-    redis-py connects; then bytes are packed and parsed by hiredis, on a socket whose timeouts are
+    redis-py connects; then replies are parsed by hiredis, on a socket whose timeouts are
     the kernel's, because Python's own cost a poll before each call.
     """
 
     def __init__(self, target: RedisTarget) -> None:
         self._target = target
         self._socket: socket.socket | None = None
-        # Whether the command under way has run a script: it must not be begun again elsewhere.
-        self.has_changed = False
         # Keeps the socket open, and knows how to close it.
         self._connection: Any = None
         self._reader: Any = None
+        # Whether a script has been run for the command at hand, which may not be repeated then.
+        self._has_changed = False
+
+    def begin(self) -> None:
+        """Another command begins."""
+        self._has_changed = False
 
     async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
         """The replies; see RedisLink. Raises NothingSent or BackendLost."""
@@ -68,14 +72,18 @@ class DirectLink:
             # An interrupt: the reply may still come, and must not be taken for another one's.
             self.forget()
             raise
-        passing = [is_passing(reply) for reply in replies]
-        if all(passing) and not self.has_changed:
-            # A script is missing or the server cannot answer yet; the portal is patient.
-            raise NothingSent
-        # Only a script changes anything, and its call begins with a part that is packed.
-        if any(type(command[0]) is Packed for command in commands) and not all(passing):
-            self.has_changed = True
+        if all(isinstance(reply, Exception) and is_passing(reply) for reply in replies):
+            # The scripts are missing or the server cannot answer yet; the portal is patient.
+            raise self._unusable("it cannot answer yet")
+        # All but the reading of a queue's settings are calls of scripts.
+        self._has_changed = self._has_changed or any(each[0] != "HMGET" for each in commands)
         return replies
+
+    def _unusable(self, reason: str) -> Exception:
+        """NothingSent, or BackendLost if the command has taken some effect already."""
+        if self._has_changed:
+            return BackendLost(f"{self._target.shown}: {reason}")
+        return NothingSent()
 
     def _receive(self, link: socket.socket, count: int) -> list[Any]:
         reader, replies = self._reader, []
@@ -109,12 +117,7 @@ class DirectLink:
             pass
         # Nobody has asked for anything: it is the end of the connection.
         self.forget()
-        raise self._not_sent("the server has closed the connection")
-
-    def _not_sent(self, why: str) -> Exception:
-        if self.has_changed:
-            return BackendLost(f"{self._target.shown}: {why}")
-        return NothingSent()
+        raise self._unusable("the server has closed the connection")
 
     def _connect(self) -> socket.socket:
         host, port = self._target.hosts[0]
@@ -132,7 +135,7 @@ class DirectLink:
         try:
             connection.connect()
         except (faults.RedisError, OSError) as error:
-            raise self._not_sent(self._reason(error)) from None
+            raise self._unusable(self._reason(error)) from None
         link: socket.socket = connection._sock
         link.settimeout(None)
         seconds = int(self._target.timeout_s)
@@ -191,8 +194,8 @@ class BlockingRedis:
         run = self._run.get(type(command))
         if run is None or self._portal.is_unusable or not self._lock.acquire(blocking=False):
             return self._portal.execute(command)
+        self._link.begin()
         try:
-            self._link.has_changed = False
             return cast(R, _finished(run(command)))
         except NothingSent:
             pass
