@@ -9,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.rabbit import rabbit as rabbit
+
 SERVICES = Path(__file__).parent.parent / "tools" / "services.txt"
 # Debian keeps servers in sbin, which is not on every user's path.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -53,6 +55,7 @@ def services() -> dict[str, str]:
 # In a parallel run these come first, or the last of the workers would be alone with them.
 LONGEST = (
     "jvm",
+    "rabbitmq",
     "tests/conformance/test_sqs.py::TestSqs",
     "tests/server/test_conformance.py",
     "tests/server/sqs/test_load.py",
@@ -63,11 +66,14 @@ def group_of(nodeid):
     """The tests that one worker of a parallel run takes together: they share what is dear to make.
 
     Whatever starts a JVM is one group, so that the session is started once and two never compete;
-    the documents belong to it, whose servers also listen at one and the same port.
+    the documents belong to it, whose servers also listen at one and the same port. So is whatever
+    needs a RabbitMQ.
     """
     path, *within = nodeid.partition("[")[0].split("::")
     if path.startswith(("tests/spark/", "tests/docs/")):
         return "jvm"
+    if "rabbitmq" in path:
+        return "rabbitmq"
     return "::".join([path, *within[:-1]])
 
 

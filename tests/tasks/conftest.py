@@ -1,14 +1,12 @@
 """Apps on a store in memory whose clock moves by itself, and real workers on real stores."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,21 +14,13 @@ import pytest
 from penstock import ManualClock, connect
 from penstock.backends.remote.daemon import stop_daemon
 from penstock.tasks import TaskApp
-from penstock.url import SCHEMES
-from tests.conftest import SEARCH_PATH, services
-from tests.ports import lasting_port
+from tests.backends.redis import servers
+from tests.backends.redis.servers import RedisServer
 
 PATIENCE_S = 60.0
+until = partial(servers.until, patience_s=PATIENCE_S)
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 EXECUTABLE = Path(sys.executable).with_name("penstock")
-
-
-def until(holds, patience_s=PATIENCE_S):
-    """Waits until it holds; fails when patience runs out."""
-    give_up_s = time.monotonic() + patience_s
-    while not (found := holds()):
-        assert time.monotonic() < give_up_s, "waited in vain"
-        threading.Event().wait(0.01)
-    return found
 
 
 @pytest.fixture
@@ -45,40 +35,11 @@ def app(clock):
     app.close()
 
 
-class RedisServer:
-    """A redis-server of the tests' own, with an append-only file."""
-
-    def __init__(self, directory):
-        self.port = lasting_port()
-        self._directory = directory
-        self.start()
-
-    @property
-    def url(self):
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self):
-        options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --appendfsync always"
-        self.process = subprocess.Popen(
-            ["redis-server", *options.split(), "--save", "", "--dir", str(self._directory)],
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "PATH": SEARCH_PATH},
-        )
-
-    def stop(self, number=signal.SIGKILL):
-        self.process.send_signal(number)
-        self.process.wait()
-
-
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory):
-    if "redis" not in SCHEMES:
-        pytest.skip("this tree has no Redis backend yet")
-    if not shutil.which(services()["redis-server"], path=SEARCH_PATH):
-        pytest.skip("service not installed: redis-server")
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+def redis_server():
+    server = RedisServer(*DURABLE)
     yield server
-    server.stop(signal.SIGTERM)
+    server.close()
 
 
 @pytest.fixture(params=["file", pytest.param("redis", marks=pytest.mark.service("redis-server"))])
@@ -86,12 +47,7 @@ def store_url(request, quick_path):
     """The URL of a store that several processes share."""
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
-        import redis
-
-        def flush():
-            redis.Redis(port=server.port).flushall()
-
-        until(lambda: _succeeds(flush))
+        server.ask("FLUSHALL")
         yield server.url
         return
     path = quick_path / "store"
@@ -104,18 +60,6 @@ def file_url(quick_path):
     path = quick_path / "store"
     yield f"file:{path}?durability=os"
     stop_daemon(str(path), 30.0)
-
-
-def _succeeds(call):
-    try:
-        call()
-    except OSError:
-        return False
-    except Exception as error:
-        if "onnect" in str(error) or "oading" in str(error):
-            return False
-        raise
-    return True
 
 
 class Shop:

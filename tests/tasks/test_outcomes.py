@@ -1,13 +1,16 @@
 """What becomes of a task: retries, dead letters, results, middleware, the context, the trace."""
 
+import ast
 import asyncio
 import logging
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock.tasks
 from penstock import ManualClock
 from penstock.service import Peek, Push, Stats
 from penstock.tasks import (
@@ -190,6 +193,33 @@ def test_a_result_that_is_no_json_fails_the_task(app):
         pushed.get(0)
 
 
+def test_a_result_too_large_for_a_message_fails_the_task_and_says_so(app):
+    @app.task(result_ttl=60)
+    def work() -> str:
+        return "x" * 2_000_000
+
+    pushed = work.push()
+    assert app.run_until_empty() == 1
+    with pytest.raises(TaskFailed, match="its outcome cannot be pushed to"):
+        pushed.get(0)
+    assert len(app.run_steps(failed_tasks(["tasks"]))) == 1
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_like_any_other(app):
+    class Rude(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    @app.task(retries=0)
+    def work() -> None:
+        raise Rude
+
+    work.push()
+    app.run_until_empty()
+    (found,) = app.run_steps(failed_tasks(["tasks"]))
+    assert found.envelope.failure.error == "Rude: its text cannot be shown"
+
+
 def test_results_of_many_tasks_do_not_mix(app):
     @app.task(result_ttl=60)
     def same(a: int) -> int:
@@ -358,6 +388,35 @@ def test_the_trace_of_the_pusher_is_the_parent_of_the_task(app):
     assert sorted(seen) == [0, 0xABC, 0xABC]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"group": {"id": "../x", "index": 0, "size": 1}',
+        '"group": {"id": "x", "index": 7, "size": 1}',
+        '"group": {"id": "x", "index": 0, "size": 1000000000}',
+        '"then": [{"task": "nobody", "args": {}, "queue": "a b", "first": "x"}]',
+        '"then": [{"task": "nobody", "args": {}, "queue": "tasks", "first": "x", "priority": 99}]',
+        '"failures": 99999999999999999',
+        '"id": "' + "x" * 10_000 + '"',
+    ],
+)
+def test_an_envelope_that_lies_about_what_follows_harms_no_other_task(app, more):
+    """Row 25: whatever a message says, the tasks beside it run and it comes to an end."""
+    ran = []
+
+    @app.task
+    def work(name: str) -> None:
+        ran.append(name)
+
+    body = f'{{"task": "work", "args": {{"name": "odd"}}, {more}}}'
+    work.push("before")
+    app.service.execute(Push("tasks", body.encode()))
+    work.push("after")
+    app.run_until_empty()
+    assert ran == ["before", "odd", "after"]
+    assert app.service.execute(Stats("tasks")).messages == 0
+
+
 def test_a_plain_envelope_is_the_same_by_either_way():
     plain = body_start("add") + b'{"a":1}' + b"}"
     assert plain == b'{"task":"add","args":{"a":1}}'
@@ -380,6 +439,8 @@ HOSTILE = [
     b'{"task": "work", "args": ' + b"[" * 100_000,
     b'{"task": "work", "args": {"name": "\xff"}}',
     b'{"task": "work", "args": {"name": 1e999}}',
+    b'{"task": "work", "args": {"name": "x"}, "expires_at_ms": "soon"}',
+    b'{"task": "work", "args": {}, "then": [{"task": "os.system"}]}',
 ]
 
 
@@ -399,3 +460,20 @@ def test_a_message_that_names_code_runs_nothing_and_harms_no_other(app, body):
     (failed,) = app.run_steps(failed_tasks(["tasks"]))
     assert failed.envelope.failure.error
     assert app.service.execute(Stats("tasks")).messages == 0
+
+
+def test_only_the_loading_of_an_app_imports_what_a_name_says():
+    """Row 25: no code of tasks imports or looks up what a message could name."""
+    package = Path(penstock.tasks.__file__).parent
+    importing, computed = set(), set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                if "importlib" in names:
+                    importing.add(path.name)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+                computed |= set() if isinstance(node.args[1], ast.Constant) else {path.name}
+    # By the name that is given to `penstock worker`, and by names of options in the code itself.
+    assert importing == {"options.py"}
+    assert computed == {"options.py"}

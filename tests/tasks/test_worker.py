@@ -1,15 +1,17 @@
 """Real workers: processes that run, are stopped, killed, recycled and reloaded."""
 
 import os
+import pty
 import signal
 import time
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
 from penstock.service import Stats
 from tests.ports import lasting_port
-from tests.tasks.conftest import PATIENCE_S, until
+from tests.tasks.conftest import EXECUTABLE, PATIENCE_S, until
 
 PLAIN = """
     @app.task(result_ttl=600)
@@ -427,3 +429,49 @@ def test_what_a_worker_cannot_use_is_one_clear_line(make_shop, file_url, words, 
     assert complaint in err
     assert err.startswith("penstock: ")
     assert len(err.splitlines()) == 1
+
+
+def test_a_burst_ends_when_no_task_is_waiting_and_leaves_the_delayed_ones(make_shop, file_url):
+    shop = make_shop(
+        file_url,
+        """
+        @app.task
+        def push_another(left: int) -> None:
+            note("ran")
+            if left:
+                push_another.push(left - 1)
+        """,
+    )
+    module = shop.app()
+    module.push_another.push_many([(3,), (0,)])
+    module.push_another.push_in(600, 0)
+    code, _, err = shop.run("worker", "shop:app", "--burst", "--processes", "2")
+    assert code == 0
+    assert shop.noted("ran") == 5
+    assert counts(module) == (0, 1, 0)
+    assert "stopped after 5 done, 0 retried, 0 failed" in err
+    code, _, err = shop.run("worker", "shop:app", "--burst", "--max-tasks", "5")
+    assert (code, "--burst ends by itself" in err) == (2, True)
+    module.app.close()
+
+
+def test_a_terminal_shows_a_status_line_and_ctrl_c_drains(make_shop, file_url):
+    shop = make_shop(file_url, PLAIN)
+    module = shop.app()
+    module.add.push(1, 2)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(shop.directory)
+        os.execv(EXECUTABLE, [str(EXECUTABLE), "worker", "shop:app"])
+    shown = b""
+    while b"1 done" not in shown:
+        shown += os.read(terminal, 4_096)
+    assert b"shop:app \xc2\xb7 1 process \xc2\xb7 0 running" in shown
+    os.write(terminal, b"\x03")
+    with suppress(OSError):
+        while part := os.read(terminal, 4_096):
+            shown += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"stopped after 1 done, 0 retried, 0 failed" in shown
+    os.close(terminal)
+    module.app.close()

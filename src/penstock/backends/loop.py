@@ -46,12 +46,12 @@ Finish = Callable[[Any, Any, PenstockError | None], Any]
 Single = tuple[Command[Any], Finish, Any]
 
 
-class Pause(Command[None], frozen=True, gc=False, array_like=True):
+class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
     """No command of a service: the generator goes on after other callbacks of the event loop."""
 
 
 # Never a generator's first command, nor behind a Pull. What was read before it may have changed.
-PAUSE: Final = Pause()
+PAUSE: Final = NextTurn()
 # How long the description of a queue elsewhere is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
@@ -63,14 +63,17 @@ class Pending:
 
     Whoever gets one says what to call by `then`, before control returns to the event loop.
     `waits` is true while it waits for a message, which may take long, and not only for a disk or
-    a network.
+    a network. If `is_known`, the reply is made and only its changes are not durable yet: what is
+    made of it can be made meanwhile from `reply`, but not be shown.
     """
 
-    __slots__ = ("done", "waits")
+    __slots__ = ("done", "is_known", "reply", "waits")
 
     def __init__(self, waits: bool = False) -> None:
         self.done: Done | None = None
         self.waits = waits
+        self.is_known = False
+        self.reply: Any = None
 
     def then(self, done: Done) -> None:
         """Has `done(reply, error)` called once: from the event loop, never within a command."""

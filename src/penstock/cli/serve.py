@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
 from penstock.settings import read_keys, read_settings
+from penstock.url import without_password
 
 if TYPE_CHECKING:
     from penstock.server.run import Running
@@ -149,7 +150,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {settings.store}"
+            else f"in {without_password(running.store.url)}"
         )
     )
     if settings.keys:

@@ -6,6 +6,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
@@ -46,6 +47,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-tasks", type=read_count, metavar="N", help="replace a process after so many tasks"
     )
     parser.add_argument(
+        "--burst", action="store_true", help="end when no task is waiting; delayed ones stay"
+    )
+    parser.add_argument(
         "--reload", action="store_true", help="start anew when a .py file below here changes"
     )
     parser.add_argument(
@@ -67,6 +71,7 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.tasks.worker.options import (
         PROCESSES_MAX,
         WorkerOptions,
+        check_abilities,
         check_reachable,
         load_app,
         queues_of,
@@ -83,14 +88,18 @@ def run(session: Session, arguments: Namespace) -> int:
         arguments.coroutines,
         round(arguments.visibility * 1_000),
         arguments.max_tasks,
+        arguments.burst,
     )
     options.check()
+    if options.burst and (options.max_tasks is not None or arguments.reload):
+        raise UsageError("--burst ends by itself: it goes with neither --max-tasks nor --reload")
     check_number("processes", arguments.processes, 1, PROCESSES_MAX)
     app = load_app(arguments.app)
     use_url(app, arguments)
     check_reachable(app)
     queues = queues_of(app, options)
     # Once, so that a store that cannot be reached is one line and not one for each process.
+    check_abilities(app)
     app.run_steps(_ask(queues[0]))
     app.close()
     watched = Path.cwd() if arguments.reload else None
@@ -124,12 +133,16 @@ def _report(text: str) -> None:
 
 
 def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -> None:
-    count = f"{arguments.processes} process{'es' if arguments.processes > 1 else ''}"
-    tasks = f"{len(app.tasks)} task{'s' if len(app.tasks) != 1 else ''}"
+    count = _counted(arguments.processes, "process", "es")
+    tasks = _counted(len(app.tasks), "task", "s")
     _report(
         f"{arguments.app} on {shown_url(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
         f"{arguments.threads} threads; stop it with Ctrl-C"
     )
+
+
+def _counted(count: int, noun: str, plural: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def shown_url(url: str) -> str:
@@ -162,12 +175,14 @@ class _StatusLine:
         if now_s - then_s >= 1:
             self._rate = (done - then_done) / (now_s - then_s)
             self._before = (now_s, done)
-        sys.stderr.write(
-            f"\r\x1b[K{self._name} · {self._supervisor.processes} processes · "
-            f"{running:,} running · "
-            f"{waiting:,} waiting · {done:,} done · {retried:,} retried · {failed:,} failed · "
-            f"{self._rate:,.0f}/s"
+        text = (
+            f"{self._name} · {_counted(self._supervisor.processes, 'process', 'es')} · "
+            f"{running:,} running · {waiting:,} waiting · {done:,} done · {retried:,} retried · "
+            f"{failed:,} failed · {self._rate:,.0f}/s"
         )
+        # A line that wraps could not be written over.
+        width = get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{text[:width]}")
         sys.stderr.flush()
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ decide and apply in one step; they raise, if at all, before anything has changed
 events alone rebuild the state: `apply` over a journal gives what the living shard has.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ class ShardState:
         # What a router between shards knows, and no part of the state: this shard's own number,
         # and the shards of queues that are in others.
         self.number = 0
-        self.elsewhere: dict[str, int] = {}
+        self.elsewhere: Mapping[str, int] = {}
         self.departed = Outbox()
         # While somebody is taking a snapshot: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None

@@ -329,8 +329,10 @@ async def _listen(
         return None
     # Imported here: few daemons show these pages, and the import delays the start.
     from penstock.server.pages import listen_pages
+    from penstock.server.readers import reader_figures
 
-    http, listener = await listen_pages(service, *listening.http, faults, counts)
+    more = reader_figures(service.engine, str(holder.store))
+    http, listener = await listen_pages(service, *listening.http, faults, counts, more)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.backends.loop import LoopService, Pending, Steps
@@ -16,7 +16,7 @@ from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import FigureSource, Metrics
 from penstock.server.sqs.access import Access
 from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
@@ -133,13 +133,18 @@ async def bind_http(
 
 
 async def listen_pages(
-    service: LoopService, host: str, port: int, faults: Faults, counts: CommandCounts
+    service: LoopService,
+    host: str,
+    port: int,
+    faults: Faults,
+    counts: CommandCounts,
+    more: Sequence[FigureSource] = (),
 ) -> tuple[HttpServer, asyncio.Server]:
     """Shows the pages of a process that answers nothing else by HTTP. Raises as `bind_http`.
 
     A request that a web page may have sent is refused, as in `penstock serve`.
     """
-    pages = Pages(service, Metrics(Counter(), faults=faults, commands=counts))
+    pages = Pages(service, Metrics(Counter(), faults=faults, commands=counts, more=more))
     access = Access(QueueDirectory(Owner("000000000000", "us-east-1")), "http", {}, [])
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:

@@ -2,14 +2,15 @@
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
 process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
-`file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+`cluster:nats://…` makes this process a node of the cluster. `file:PATH?daemon=1`, and every URL of
+another scheme, is reached through its backend.
 """
 
 import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -25,9 +26,10 @@ from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
-from penstock.server.metrics import QUEUES_MAX, Metrics
+from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
 from penstock.server.pages import PAGE_PATHS, Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
+from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
 from penstock.server.sqs.home import check_notes, keep_home
@@ -35,7 +37,7 @@ from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
-from penstock.url import BackendUrl, load_backend, read_url
+from penstock.url import SCHEMES, BackendUrl, load_backend, read_url
 from penstock.wire.sqs.address import Owner, QueueDirectory, is_region
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
@@ -48,18 +50,27 @@ class OpenedStore:
     """The store of a server: its service, and what else this process has opened for it."""
 
     def __init__(
-        self, url: BackendUrl, service: LoopService, holder: StoreHolder | None = None
+        self,
+        url: BackendUrl,
+        service: LoopService,
+        holder: StoreHolder | None = None,
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`announce` tells a cluster at which address this process answers."""
         self.service = service
+        self._announce = announce
         self._url = url
         self._holder = holder
         self._socket: StoreSocket | None = None
 
     @property
     def url(self) -> str:
-        """The URL by which other processes on this machine reach the store, if they can."""
+        """The URL by which other processes on this machine reach the store, if they can.
+
+        It is printed, and so has no password.
+        """
         if self._url.scheme != "file":
-            return self._url.text
+            return self._url.shown
         return f"file:{os.path.abspath(self._url.path)}"
 
     @property
@@ -69,6 +80,8 @@ class OpenedStore:
 
     async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
+        if self._announce is not None:
+            await self._announce(endpoint)
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
@@ -182,7 +195,10 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(lookup, access)
         broker = None if carrot is None else CarrotBroker(service, carrot, faults)
-        http.answer = _router(service, endpoint, access, faults, counts, broker)
+        more: list[FigureSource] = [] if broker is None else [broker.server]
+        if isinstance(service, LoopEngine):
+            more += reader_figures(service.engine, read_url(settings.where).rest)
+        http.answer = _router(service, endpoint, access, faults, counts, more)
         if broker is not None:
             await broker.listen()
             undo.push_async_callback(broker.stop, "penstock serve could not start")
@@ -213,13 +229,15 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
     if settings.accept_loss:
         raise InvalidField(
-            f"accept_loss: {url.text!r} is not a data directory that this server opens; accept the "
-            "loss where it is opened: penstock check --accept-loss PATH"
+            f"accept_loss: {url.shown!r} is not a data directory that this server opens; accept "
+            "the loss where it is opened: penstock check --accept-loss PATH"
         )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
-    # A service that keeps its own time takes no clock.
-    shared = clock if url.scheme.startswith("redis") else None
+    if url.scheme == "cluster":
+        node = await load_backend(url).open_serving_node(url)
+        return OpenedStore(url, AwaitedService(node, clock), announce=node.announce)
+    shared = clock if SCHEMES[url.scheme].shares_clock else None
     service = await load_backend(url).open_async_service(url, shared)
     return OpenedStore(url, AwaitedService(service, clock))
 
@@ -260,13 +278,12 @@ def _router(
     access: Access,
     faults: Faults,
     counts: CommandCounts,
-    broker: CarrotBroker | None,
+    more: Sequence[FigureSource],
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    more = [] if broker is None else [broker.server]
     metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
     pages = Pages(service, metrics, endpoint.health)
 

@@ -13,8 +13,10 @@ import msgspec
 from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
+    BATCH_ITEMS_MAX,
     PEEK_LIMIT_MAX,
     Batch,
+    BatchItem,
     Claim,
     Delete,
     Message,
@@ -112,19 +114,21 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
     retried: list[str] = []
     for queue in queues:
         source = failed_queue(queue)
-        kept: list[Claim] = []
+        kept: dict[str, Claim] = {}
         while True:
             try:
                 claims: list[Claim] = yield Pull(source, _PULL_MAX, wait_ms=0)
             except QueueNotFound:
                 break
+            # One that was seen before has run out: this has gone through all of them.
+            claims = [claim for claim in claims if claim.id not in kept]
             if not claims:
                 break
             for claim in claims:
                 task = _found(queue, "failed", claim)
                 wanted = ids is None or task.id in ids
                 if not wanted or task.envelope is None or not task.envelope.task:
-                    kept.append(claim)
+                    kept[claim.id] = claim
                     continue
                 envelope = msgspec.structs.replace(
                     task.envelope, failures=0, failure=None, expires_at_ms=None
@@ -135,8 +139,9 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
                 retried.append(task.id)
             if ids is not None and ids <= set(retried):
                 break
-        if kept:
-            yield Batch([Release(source, claim.proof) for claim in kept])
+        releases: list[BatchItem] = [Release(source, claim.proof) for claim in kept.values()]
+        for at in range(0, len(releases), BATCH_ITEMS_MAX):
+            yield Batch(releases[at : at + BATCH_ITEMS_MAX])
     return retried
 
 

@@ -80,6 +80,8 @@ class TaskGroup:
             for index, chain in enumerate(self._chains)
         ]
         app = self._chains[0].calls[0].task.app
+        if "peek" in app.service.LACKS:
+            raise TaskError(f"group: not on this store: {app.service.LACKS['peek']}")
         app.run_steps(ensure_queue(group_queue(app.name, group_id), GROUP_QUEUE))
         app.push_batch(pushes)
         last = self._final or self._chains[0].calls[-1]

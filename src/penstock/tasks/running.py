@@ -139,8 +139,11 @@ def hold(app: "TaskApp", claim: Claim) -> HeldTask:
 
 def failure_of(error: BaseException) -> Failure:
     """What is kept of an exception: one line, the traceback, and what it says about retries."""
-    line = " ".join(str(error).split())
     name = type(error).__name__
+    try:
+        line = " ".join(str(error).split())
+    except Exception:
+        line = "its text cannot be shown"
     text = "".join(traceback.format_exception(error))
     return Failure(
         shortened(f"{name}: {line}" if line else name, ERROR_CHARS_MAX),

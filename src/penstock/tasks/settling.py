@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from penstock.backends.loop import Steps
-from penstock.errors import QueueNotFound, RequestError
+from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
     PEEK_LIMIT_MAX,
     Batch,
@@ -250,12 +250,15 @@ class Settler:
             if stats.messages < place.size:
                 return
             messages = yield Peek(queue, PEEK_LIMIT_MAX)
+            results = [decode_result(message.body) for message in messages]
         except QueueNotFound:
             return
-        # A member that ran twice may have two results.
-        results = [decode_result(message.body) for message in messages]
+        except (RequestError, ProtocolError) as error:
+            _logger.error("the group %s cannot be ended: %s", place.id, error)
+            return
+        # A member that ran twice has two results.
         values = {result.index: bytes(result.value) for result in results}
-        if len(values) < place.size:
+        if place.size > PEEK_LIMIT_MAX or any(index not in values for index in range(place.size)):
             return
         if place.final is not None:
             every = b"[" + b",".join(values[index] for index in range(place.size)) + b"]"

@@ -20,7 +20,7 @@ REDIS = shutil.which("redis-server", path=SEARCH_PATH) or "redis-server"
 class RedisServer:
     """A redis-server with a data directory of its own; it can be stopped, stalled and started."""
 
-    def __init__(self, *words, port=None, program=(REDIS,), environment=None):
+    def __init__(self, *words, port=None, program=(REDIS,), environment=None, ready="+PONG"):
         self.directory = Path(
             tempfile.mkdtemp(prefix="penstock-redis-", dir=MEMORY if MEMORY.is_dir() else None)
         )
@@ -28,6 +28,7 @@ class RedisServer:
         self._words = words
         self._program = program
         self._environment = environment
+        self._ready = ready
         self.process = self.start()
 
     @property
@@ -52,7 +53,7 @@ class RedisServer:
 
     def _answers(self):
         try:
-            return self.ask("PING") == "+PONG"
+            return self.ask("PING") == self._ready
         except OSError:
             return False
 
@@ -104,6 +105,8 @@ def until(holds, patience_s=PATIENCE_S):
 class RedisCluster:
     """Three redis-servers that share the slots of a Redis Cluster, without replicas."""
 
+    SLOTS = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
+
     def __init__(self, *words):
         self.servers = []
         for _ in range(3):
@@ -117,11 +120,13 @@ class RedisCluster:
             raise
 
     def _share_slots(self):
-        ranges = ((0, 5_460), (5_461, 10_922), (10_923, 16_383))
-        for server, (low, high) in zip(self.servers, ranges, strict=True):
+        for server, (low, high) in zip(self.servers, self.SLOTS, strict=True):
             assert server.ask("CLUSTER", "ADDSLOTSRANGE", low, high) == "+OK"
-        for server in self.servers[1:]:
-            assert server.ask("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port) == "+OK"
+        # Each with each: by hearsay alone it may take half a minute.
+        for server in self.servers:
+            for other in self.servers:
+                if other is not server:
+                    assert server.ask("CLUSTER", "MEET", "127.0.0.1", other.port) == "+OK"
         until(lambda: all(map(self._is_complete, self.servers)))
 
     def _is_complete(self, server):
@@ -147,3 +152,45 @@ def cluster_port():
         except OSError:
             continue
         return port
+
+
+class Sentinels:
+    """A master with a replica, and a Sentinel that promotes the replica when the master is gone."""
+
+    def __init__(self):
+        self.master = RedisServer("--appendonly", "yes")
+        self.servers = [self.master]
+        try:
+            self.replica = RedisServer("--replicaof", f"127.0.0.1 {self.master.port}")
+            self.servers.append(self.replica)
+            until(lambda: "master_link_status:up" in self.replica.ask("INFO", "replication"))
+            self.sentinel = self._start_sentinel()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_sentinel(self):
+        file = self.master.directory / "sentinel.conf"
+        file.write_text(
+            f"sentinel monitor orders 127.0.0.1 {self.master.port} 1\n"
+            "sentinel down-after-milliseconds orders 500\n"
+            "sentinel failover-timeout orders 2000\n"
+        )
+        sentinel = RedisServer("--sentinel", program=(REDIS, str(file)))
+        self.servers.append(sentinel)
+        until(lambda: "slaves=1" in sentinel.ask("INFO", "sentinel"))
+        return sentinel
+
+    @property
+    def url(self):
+        return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/orders"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        for server in self.servers:
+            server.close()

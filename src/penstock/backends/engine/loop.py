@@ -370,6 +370,7 @@ class LoopEngine:
 
     def _defer(self, pending: "EngineReply", reply: Any, sequence: int) -> None:
         pending.reply = reply
+        pending.is_known = True
         pending.sequence = sequence
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
@@ -490,12 +491,11 @@ class LoopEngine:
 class EngineReply(Pending):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
-    __slots__ = ("_loop_engine", "claims", "pull", "reply", "sequence", "steps", "waiter")
+    __slots__ = ("_loop_engine", "claims", "pull", "sequence", "steps", "waiter")
 
     def __init__(self, loop_engine: LoopEngine) -> None:
         super().__init__()
         self._loop_engine = loop_engine
-        self.reply: Any = None
         self.sequence = 0
         self.pull: Pull | None = None
         self.claims: Sequence[Claim] = _NO_CLAIMS

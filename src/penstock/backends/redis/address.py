@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from penstock.errors import InvalidField
 from penstock.service import check_number
-from penstock.url import BackendUrl
+from penstock.url import BackendUrl, without_password
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -28,7 +28,6 @@ _OPTIONS: Final = frozenset(
     {"prefix", "timeout", "history", "replicas", "password_file", "tls", "ca_file"}
 )
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
-_SECRET: Final = re.compile(r"//[^/?]*@")
 
 HostPort = tuple[str, int]
 
@@ -51,7 +50,7 @@ class RedisTarget(NamedTuple):
 
 def read_target(url: BackendUrl) -> RedisTarget:
     """Reads a URL of Redis. Raises InvalidField."""
-    shown = _SECRET.sub("//…@", url.text).partition("?")[0]
+    shown = without_password(url.text).partition("?")[0]
     try:
         url.check_options(set(_OPTIONS))
         return _read(url, shown)

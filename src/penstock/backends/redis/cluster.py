@@ -8,10 +8,17 @@ from redis import exceptions as faults
 from redis.crc import key_slot
 
 from penstock.backends.redis.address import HostPort, RedisTarget
-from penstock.backends.redis.link import RedisCommand, RedisConnection, Server, send_patiently
+from penstock.backends.redis.link import (
+    RedisCommand,
+    RedisConnection,
+    Server,
+    is_passing,
+    send_patiently,
+)
 from penstock.errors import BackendLost, UnavailableError
 
 _REDIRECTIONS_MAX: Final = 16
+_PAUSE_S: Final = 0.05
 
 
 class ClusterLink:
@@ -26,8 +33,22 @@ class ClusterLink:
     async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
         """The replies; see RedisLink. All keys of the commands must be in one slot."""
         slot = key_slot(key.encode())
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._target.timeout_s
         if slot not in self._slots:
             await self._learn()
+        replies = await self._send(slot, commands)
+        while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
+            # A slot that is being moved answers no script: its keys are in two places.
+            if loop.time() + _PAUSE_S >= give_up_s:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            fresh = await self._send(slot, [commands[place] for place in again])
+            for place, reply in zip(again, fresh, strict=True):
+                replies[place] = reply
+        return replies
+
+    async def _send(self, slot: int, commands: Sequence[RedisCommand]) -> list[Any]:
         try:
             replies = await send_patiently(self._target, lambda: self._server_of(slot), commands)
         except UnavailableError:

@@ -45,12 +45,14 @@ KEYS: Final = (
 )
 QUEUE_BITS: Final = 56
 _HEADER: Final = struct.Struct(">ddIBHH")
-_PUSHED: Final = struct.Struct(">IBddHH")
+# The beginning of a state: epoch, epoch on arrival, size, first claimed.
+_STATE: Final = struct.Struct(">IIId")
+_PUSHED: Final = struct.Struct(">IBddHHI")
 _ARRIVING: Final = struct.Struct(">IBIdHHH")
 _CLAIM: Final = struct.Struct(">cddddB")
+_ABSENT: Final = [None] * 6
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-_NO_IDS: Final = _PUSHED.pack(0, 0, -1, -1, 0, 0)[5:]
 
 
 def keys_of(prefix: str, queue: str) -> tuple[str, ...]:
@@ -92,6 +94,9 @@ def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
     """A message as `push.lua` takes it."""
     group = b"" if command.group is None else command.group.encode()
     dedup = b"" if dedup_id is None else dedup_id.encode()
+    content = _content(
+        command.body, command.attributes or None, dedup_id, command.context, None, None
+    )
     head = _PUSHED.pack(
         size,
         command.priority,
@@ -99,16 +104,15 @@ def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
         -1 if command.ttl_ms is None else command.ttl_ms,
         len(group),
         len(dedup),
-    )
-    content = _content(
-        command.body, command.attributes or None, dedup_id, command.context, None, None
+        len(content),
     )
     return b"".join((head, group, dedup, content))
 
 
 def encode_plain(body: bytes) -> bytes:
     """A message with nothing but its body; what `encode_push` makes of it."""
-    return b"".join((len(body).to_bytes(4, "big"), b"\0", _NO_IDS, _encode((body,))))
+    content = _encode((body,))
+    return _PUSHED.pack(len(body), 0, -1, -1, 0, 0, len(content)) + content
 
 
 def _content(
@@ -146,27 +150,31 @@ def _read(stored: bytes) -> _Stored:
     at += group_bytes
     source = stored[at : at + source_bytes]
     content = _decode(memoryview(stored)[at + source_bytes :])
-    content += [None] * (6 - len(content))
+    content += _ABSENT[len(content) :]
     return _Stored(int(arrived), size, priority, group, source, content)
 
 
-def decode_message(
-    queue: RedisQueue, number: int, stored: bytes, epoch: int, arrival_epoch: int, first_ms: int
-) -> Message:
+def decode_message(queue: RedisQueue, number: bytes, stored: bytes, state: bytes | None) -> Message:
     """A message that was shown."""
-    return Message(*_fields(queue, number, stored, epoch, arrival_epoch, first_ms))
+    if state is None:
+        return Message(*_fields(queue, int(number), stored, 0, 0, 0))
+    epoch, arrival_epoch, _, first_ms = _STATE.unpack_from(state)
+    return Message(*_fields(queue, int(number), stored, epoch, arrival_epoch, first_ms))
 
 
-def decode_claim(queue: RedisQueue, fields: Sequence[Any]) -> Claim:
-    """A message that was claimed, of the six fields that `pull.lua` gives for each."""
-    number, stored, epoch, arrival_epoch, first_ms, deadline_ms = fields
-    ticket = Ticket(queue.number, int(number), epoch, queue.receipts)
-    shown = _fields(queue, int(number), stored, epoch, arrival_epoch, int(first_ms))
-    return Claim(*(*shown, ticket, epoch, int(deadline_ms)))
+def decode_claim(
+    queue: RedisQueue, number: bytes, stored: bytes, state: bytes, deadline_ms: int
+) -> Claim:
+    """A message that was claimed."""
+    epoch, arrival_epoch, _, first_ms = _STATE.unpack_from(state)
+    local = int(number)
+    shown = _fields(queue, local, stored, epoch, arrival_epoch, first_ms)
+    ticket = Ticket(queue.number, local, epoch, queue.receipts)
+    return Claim(*(*shown, ticket, epoch, deadline_ms))
 
 
 def _fields(
-    queue: RedisQueue, number: int, stored: bytes, epoch: int, arrival_epoch: int, first_ms: int
+    queue: RedisQueue, number: int, stored: bytes, epoch: int, arrival_epoch: int, first_ms: float
 ) -> tuple[Any, ...]:
     kept = _read(stored)
     body, attributes, dedup_id, context, message_id, pushed_at_ms = kept.content
@@ -181,8 +189,8 @@ def _fields(
         kept.arrived_at_ms if pushed_at_ms is None else pushed_at_ms,
         number,
         epoch - arrival_epoch,
-        first_ms or None,
-        kept.source.partition(b"\0")[0].decode() or None,
+        int(first_ms) or None,
+        kept.source.partition(b"\0")[0].decode() if kept.source else None,
         context,
     )
 
@@ -196,18 +204,19 @@ class OwedMessage(NamedTuple):
 
 
 def read_owed(queue: RedisQueue, fields: Sequence[Any]) -> OwedMessage:
-    """A message in the outbox, of the five fields that `owed.lua` shows, as `arrive.lua` takes it.
+    """A message in the outbox, of the four fields that `owed.lua` shows, as `arrive.lua` takes it.
 
     Its identity is the same however often it is sent.
     """
-    number, stored, epoch, first_ms, destination = fields
+    number, stored, state, destination = fields
+    epoch, _, _, first_ms = _STATE.unpack_from(state)
     kept = _read(stored)
     body, attributes, dedup_id, context, message_id, pushed_at_ms = kept.content
     group = b"" if kept.group is None else kept.group.encode()
     source = queue.source if destination.startswith(b"1") else b""
     identity = f"{queue.number}:{int(number)}".encode()
     head = _ARRIVING.pack(
-        kept.size, kept.priority, epoch, int(first_ms), len(group), len(source), len(identity)
+        kept.size, kept.priority, epoch, first_ms, len(group), len(source), len(identity)
     )
     content = _content(
         body,

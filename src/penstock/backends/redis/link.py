@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from redis import exceptions as faults
 from redis.asyncio.connection import Connection, SSLConnection
@@ -30,6 +30,7 @@ from penstock.errors import (
     StoreFull,
 )
 
+# Text, bytes, whole numbers, and `Packed` parts.
 RedisCommand = tuple[Any, ...]
 # redis-py does not annotate its connections.
 RedisConnection = Any
@@ -51,6 +52,38 @@ _REFUSED_ERRORS: Final = (
     faults.AuthenticationWrongNumberOfArgsError,
     faults.NoPermissionError,
 )
+
+
+class Packed(NamedTuple):
+    """Some arguments of a command in the form in which they are sent: made once, sent often."""
+
+    text: bytes
+    arguments: int
+
+
+def packed(*arguments: Any) -> Packed:
+    """These arguments as one part of a command."""
+    return Packed(b"".join(map(_argument, arguments)), len(arguments))
+
+
+def _argument(value: Any) -> bytes:
+    if type(value) is not bytes:
+        value = value.encode() if type(value) is str else b"%d" % value
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def pack(command: RedisCommand) -> bytes:
+    """A command in the form in which it is sent."""
+    count = len(command)
+    parts = [b""]
+    for each in command:
+        if type(each) is Packed:
+            count += each.arguments - 1
+            parts.append(each.text)
+        else:
+            parts.append(_argument(each))
+    parts[0] = b"*%d\r\n" % count
+    return b"".join(parts)
 
 
 class RedisLink(Protocol):
@@ -138,7 +171,7 @@ class Server:
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 await connection.send_packed_command(
-                    connection.pack_commands(commands), check_health=False
+                    b"".join(map(pack, commands)), check_health=False
                 )
                 return [await _reply(connection) for _ in commands]
         except BaseException:
@@ -257,7 +290,7 @@ async def send_patiently(
     pause_s = _PAUSE_S_MIN
     server = find()
     replies = await server.send(commands)
-    while again := [place for place, reply in enumerate(replies) if _is_passing(reply)]:
+    while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
         if any(isinstance(replies[place], faults.NoScriptError) for place in again):
             await server.send([("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()])
         else:
@@ -284,12 +317,13 @@ def our_reply(target: RedisTarget, reply: Any) -> Any:
         raise StoreFull(f"{text} (its maxmemory is reached: pulls and deletes go on working)")
     if isinstance(reply, _REFUSED_ERRORS):
         raise RequestError(text)
-    if _is_passing(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
+    if is_passing(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
         raise Overloaded(text)
     raise BackendLost(text)
 
 
-def _is_passing(reply: Any) -> bool:
+def is_passing(reply: Any) -> bool:
+    """Whether the server did nothing, and says that the same may succeed soon."""
     return isinstance(reply, faults.RedisError) and (
         isinstance(reply, (*_PASSING_ERRORS, faults.NoScriptError))
         or str(reply).startswith(_PASSING)

@@ -51,6 +51,10 @@ from penstock.service import (
 # A refusal, or the item for the script.
 _Item = bytes | RequestError
 _BYTES: Final = {bytes}
+# Pushes of one script call, during which Redis does nothing else.
+_PART_BYTES_MAX: Final = 16 * 1024 * 1024
+# Redis takes no argument of over 512 MiB.
+_ARGUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
 _GONE: Final = (
     "receipt: the message of this claim is gone from the queue: deleted, expired, purged or moved "
     "to another queue"
@@ -87,10 +91,7 @@ class RedisMessages:
         queue = await self._queues.find(command.queue)
         if queue.info.settings.dedup_by_content:
             return await self._push_each(command.pushes())
-        reply = await self._queues.run_on(queue, "push", *map(encode_plain, bodies))
-        queue = await self._queues.same_as(queue, reply)
-        await self._moves.carry_owed(queue, reply)
-        results = reply[3:]
+        queue, results = await self._send(queue, list(map(encode_plain, bodies)))
         if type(results[0]) is int and type(results[-1]) is int:
             numbers = range(results[0], results[-1] + 1)
             if results[0] > 0 and len(numbers) == len(results):
@@ -110,15 +111,27 @@ class RedisMessages:
         sent = [item for item in items if isinstance(item, bytes)]
         if not sent:
             return items
-        reply = await self._queues.run_on(queue, "push", *sent)
-        if not by_content and b"content" in reply:
+        queue, results = await self._send(queue, sent)
+        if not by_content and b"content" in results:
             # The queue tells duplicates by their bodies since a moment ago; nothing was pushed
             # without a dedup id, and what had one is recognised.
             hashed = [_with_content_id(command) for command in commands]
             return await self._push_all(name, hashed)
-        queue = await self._queues.same_as(queue, reply)
-        await self._moves.carry_owed(queue, reply)
-        return _pushed_all(queue, commands, items, reply[3:])
+        return _pushed_all(queue, commands, items, results)
+
+    async def _send(self, queue: RedisQueue, items: list[bytes]) -> tuple[RedisQueue, list[Any]]:
+        """The replies to pushes, and the queue they are of: one call, or several if they are large.
+
+        Raises RequestError or UnavailableError; then some of several calls may have been done.
+        """
+        calls = [("push", [part]) for part in _parts(items)]
+        results: list[Any] = []
+        for answer in await self._queues.run_all(queue.keys, calls):
+            reply = self._queues.checked(queue, our_reply(self._queues.target, answer))
+            queue = await self._queues.same_as(queue, reply)
+            await self._moves.carry_owed(queue, reply)
+            results += reply[3:]
+        return queue, results
 
     async def delete(self, command: Delete) -> bool:
         """Ends a claim and its message."""
@@ -139,7 +152,7 @@ class RedisMessages:
         if not sent:
             return await self._reread(queue, commands, items)
         reply = await self._queues.run_on(
-            queue, "receipts", queue.identity.partition(b":")[0], *sent
+            queue, "receipts", queue.identity.partition(b":")[0], b"".join(sent)
         )
         await self._moves.carry_owed(queue, reply)
         return _changed_all(queue, commands, items, reply[3:])
@@ -188,6 +201,12 @@ class RedisMessages:
             for place, reply in zip(places, replies, strict=True):
                 results[place] = reply
             return
+        if any(_is_large(items[place]) for place in places):
+            for run in runs:
+                replies = await self._run_of(name, [items[place] for place in run])
+                for place, reply in zip(run, replies, strict=True):
+                    results[place] = reply
+            return
         await self._pipeline(queue, runs, items, results)
 
     async def _run_of(self, name: str, run: list[Any]) -> list[Any]:
@@ -207,11 +226,11 @@ class RedisMessages:
         for run in runs:
             if type(items[run[0]]) is Push:
                 made = [_push_item(items[place], by_content) for place in run]
-                calls.append(("push", _sound(made)))
+                calls.append(("push", [_joined(made)]))
             else:
                 made = [_claim_item(queue, items[place]) for place in run]
                 number = queue.identity.partition(b":")[0]
-                calls.append(("receipts", [number, *_sound(made)]))
+                calls.append(("receipts", [number, _joined(made)]))
             encoded.append(made)
         replies = await self._queues.run_all(queue.keys, calls)
         for run, made, answer in zip(runs, encoded, replies, strict=True):
@@ -235,8 +254,30 @@ def raised(result: Any) -> Any:
     return result
 
 
-def _sound(items: Sequence[_Item]) -> list[bytes]:
-    return [item for item in items if isinstance(item, bytes)]
+def _parts(items: list[bytes]) -> list[bytes]:
+    """The items as arguments: one, unless together they are too large for one."""
+    if sum(map(len, items)) <= _PART_BYTES_MAX:
+        return [b"".join(items)]
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for item in items:
+        if parts[-1] and size + len(item) > _PART_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(item)
+        size += len(item)
+    return [b"".join(part) for part in parts]
+
+
+def _joined(items: Sequence[_Item]) -> bytes:
+    """The items that were not refused already, as one argument."""
+    return b"".join(item for item in items if isinstance(item, bytes))
+
+
+def _is_large(command: Any) -> bool:
+    """Whether a push may be too large to be one of many in an argument."""
+    body = getattr(command, "body", b"")
+    return type(body) is bytes and len(body) * BATCH_ITEMS_MAX > _ARGUMENT_BYTES_MAX
 
 
 def _runs(places: list[int], items: list[Any]) -> list[list[int]]:

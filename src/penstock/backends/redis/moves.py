@@ -16,6 +16,7 @@ from penstock.errors import InvalidField, UnavailableError
 from penstock.service import REDRIVE_MAX, Redrive, check_number
 
 _CARRIED_MAX: Final = 100
+_OWED_FIELDS: Final = 4
 
 
 class RedisMoves:
@@ -45,8 +46,8 @@ class RedisMoves:
             if shown is None or len(shown) == 3:
                 return came_back
             by_target: dict[str, list[OwedMessage]] = {}
-            for at in range(3, len(shown), 5):
-                departure = read_owed(queue, shown[at : at + 5])
+            for at in range(3, len(shown), _OWED_FIELDS):
+                departure = read_owed(queue, shown[at : at + _OWED_FIELDS])
                 by_target.setdefault(departure.to, []).append(departure)
             for name, departures in by_target.items():
                 has_arrived = await self._arrive(queue, name, [each.item for each in departures])

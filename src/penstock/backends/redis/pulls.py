@@ -21,8 +21,9 @@ from penstock.service import (
     check_number,
 )
 
-_FIELDS: Final = 6
 _NONE: Final = -1
+# What one answer may bring, unless it is a single message.
+_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class RedisPulls:
@@ -69,7 +70,8 @@ class RedisPulls:
             if alike is not None:
                 alike.remove(waiting)
                 if served:
-                    self._waits.wake_alike(queue, alike)
+                    for each in alike:
+                        each.wake()
                 if not alike:
                     self._alike.pop((command.queue, command.attempt_id or ""), None)
 
@@ -101,7 +103,7 @@ class RedisPulls:
             _NONE if command.wait_ms is None else command.wait_ms,
             command.attempt_id or "",
             command.holder or "",
-            _NONE if command.bytes_max is None else command.bytes_max,
+            _BYTES_MAX if command.bytes_max is None else min(command.bytes_max, _BYTES_MAX),
             int(command.renew),
             (waiting and waiting.id) or "",
             waiting.address if waiting else "",
@@ -109,7 +111,7 @@ class RedisPulls:
         )
         reply = await self._queues.run_on(queue, "pull", *arguments)
         came_back = await self._moves.carry_owed(queue, reply)
-        if came_back and reply[3] == b"claims" and len(reply) == 4:
+        if came_back and reply[3] == b"claims" and len(reply) == 5:
             # What it found was for a dead-letter queue that is missing: it can be pulled now.
             reply = await self._queues.run_on(queue, "pull", *arguments)
         return reply
@@ -144,9 +146,20 @@ class RedisPulls:
 
 
 def _claims(queue: RedisQueue, reply: list[Any]) -> list[Claim]:
-    if reply[3] != b"claims":
-        return []
-    return [decode_claim(queue, reply[at : at + _FIELDS]) for at in range(4, len(reply), _FIELDS)]
+    if reply[3] == b"claims":
+        deadline_ms = int(reply[4])
+        return [
+            decode_claim(queue, number, stored, state, deadline_ms)
+            for number, stored, state in zip(reply[5::3], reply[6::3], reply[7::3], strict=True)
+        ]
+    if reply[3] == b"again":
+        return [
+            decode_claim(queue, number, stored, state, int(deadline_ms))
+            for number, stored, state, deadline_ms in zip(
+                reply[4::4], reply[5::4], reply[6::4], reply[7::4], strict=True
+            )
+        ]
+    return []
 
 
 def _check(command: Pull) -> None:

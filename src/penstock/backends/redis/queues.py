@@ -7,15 +7,18 @@ queue is made and removed after it, so the set may have names without a queue, a
 """
 
 import asyncio
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
 from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
-from penstock.backends.redis.link import RedisCommand, RedisLink, our_reply
+from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, our_reply, packed
 from penstock.backends.redis.scripts import SCRIPTS
 from penstock.clock import Clock
 from penstock.core.receipts import KEY_BYTES
@@ -25,6 +28,7 @@ from penstock.errors import (
     Overloaded,
     QueueExists,
     QueueNotFound,
+    RequestError,
 )
 from penstock.service import (
     ConfigureQueue,
@@ -39,6 +43,8 @@ from penstock.service import (
     check_unused,
 )
 
+# Scripts have flags since this one.
+VERSION_MIN: Final = 7
 _KNOWN_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 20
 _PAGE: Final = 1_000
@@ -76,8 +82,24 @@ class RedisQueues:
         self._link = link
         self._clock = clock
         self._known: dict[str, RedisQueue] = {}
+        # Called with a queue that turns out to be gone.
+        self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
+        # The arguments that every script has after the time.
+        self._shared = packed(target.history_max, self.channel)
+
+    async def check_version(self) -> None:
+        """Raises RequestError if the server is too old for the scripts, UnavailableError."""
+        (reply,) = await self._link.send(self._names, [("INFO", "server")])
+        if isinstance(reply, faults.NoPermissionError):
+            return
+        found = re.search(rb"redis_version:([0-9]+)", our_reply(self.target, reply))
+        if found is not None and int(found[1]) < VERSION_MIN:
+            raise RequestError(
+                f"{self.target.shown}: this is Redis {found[1].decode()}; "
+                f"{VERSION_MIN}.0 or later is needed"
+            )
 
     # Calling scripts.
 
@@ -99,17 +121,7 @@ class RedisQueues:
         """
         now = self.now()
         commands: list[RedisCommand] = [
-            (
-                "EVALSHA",
-                SCRIPTS[script].sha,
-                len(keys),
-                *keys,
-                now,
-                self.target.history_max,
-                self.channel,
-                *arguments,
-            )
-            for script, arguments in calls
+            (_call_of(script, keys), now, self._shared, *arguments) for script, arguments in calls
         ]
         replicas = self.target.replicas
         if replicas:
@@ -129,6 +141,7 @@ class RedisQueues:
         """The reply of a script on a queue. Raises QueueNotFound if there was no such queue."""
         if reply is None:
             self.forget(queue.name)
+            self.gone(queue)
             raise self._not_found(queue.name)
         answer: list[Any] = reply
         if answer[0] != queue.identity:
@@ -177,9 +190,9 @@ class RedisQueues:
 
     async def _read_all(self, names: Sequence[str]) -> list[RedisQueue | None]:
         all_keys = [keys_of(self.target.prefix, name) for name in names]
-        found = await asyncio.gather(
-            *(self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys)
-        )
+        reads = [self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys]
+        # One alone needs no loop: `blocking` runs this without one.
+        found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
             number, version, secret, settings, created, configured = our_reply(self.target, reply)
@@ -303,6 +316,12 @@ class RedisQueues:
         return [name.decode() for name in our_reply(self.target, reply)]
 
 
+@lru_cache(maxsize=_KNOWN_MAX)
+def _call_of(script: str, keys: tuple[str, ...]) -> Packed:
+    """The beginning of every call of a script on a queue."""
+    return packed("EVALSHA", SCRIPTS[script].sha, len(keys), *keys)
+
+
 def _unchanged(queue: RedisQueue, given: dict[str, Any]) -> QueueInfo:
     """The queue that is there already. Raises QueueExists if it has other settings."""
     before = queue.info.settings
@@ -333,3 +352,7 @@ def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
     told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
     return msgspec.structs.replace(settings, annotations=told)
+
+
+def _nothing(queue: RedisQueue) -> None:
+    pass

@@ -9,6 +9,7 @@ clock of the caller's, Redis's own time counts for every process.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.portal import Portal
@@ -58,7 +59,6 @@ from penstock.url import BackendUrl
 
 R = TypeVar("R")
 _STATES: Final = ("visible", "delayed", "in_flight")
-_SHOWN_FIELDS: Final = 5
 # How often a command that reads what is due asks for more of it to be done first.
 _TICKS_MAX: Final = 20
 _ATTEMPTS_MAX: Final = 20
@@ -66,8 +66,13 @@ _ATTEMPTS_MAX: Final = 20
 
 def open_service(url: BackendUrl, clock: Clock | None = None) -> QueueService:
     """The blocking service at a URL of Redis. Raises RequestError or BackendLost."""
-    read_target(url)
-    return Portal(lambda: open_async_service(url, clock))
+    target = read_target(url)
+    is_plain = url.scheme == "redis" and not target.tls and not target.replicas
+    if not is_plain or find_spec("hiredis") is None:
+        return Portal(lambda: open_async_service(url, clock))
+    from penstock.backends.redis.blocking import BlockingRedis
+
+    return BlockingRedis(lambda: open_async_service(url, clock), target, clock)
 
 
 async def open_async_service(url: BackendUrl, clock: Clock | None = None) -> "AsyncRedis":
@@ -128,6 +133,7 @@ class AsyncRedis:
 
     async def check(self) -> None:
         """Asks the server for an answer. Raises RequestError or BackendLost."""
+        await self._queues.check_version()
         await self._queues.describe_all(DescribeQueues(limit=1))
 
     async def execute(self, command: Command[R]) -> R:
@@ -161,10 +167,8 @@ class AsyncRedis:
         queue = await self._queues.same_as(queue, reply)
         await self._moves.carry_owed(queue, reply)
         return [
-            decode_message(queue, int(number), stored, epoch, arrival_epoch, int(first_ms))
-            for number, stored, epoch, arrival_epoch, first_ms in (
-                reply[at : at + _SHOWN_FIELDS] for at in range(3, len(reply), _SHOWN_FIELDS)
-            )
+            decode_message(queue, number, stored, state)
+            for number, stored, state in zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
         ]
 
     async def _stats(self, command: Stats) -> QueueStats:

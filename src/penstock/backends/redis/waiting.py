@@ -98,6 +98,7 @@ class RedisWaits:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._closed = False
+        queues.gone = self._queue_gone
 
     async def begin(self, queue: RedisQueue) -> WaitingPull:
         """A pull that may join the line of a queue: wake-ups for it are received from now on."""
@@ -142,11 +143,6 @@ class RedisWaits:
             self._tick_soon(line)
         elif not line.pulls:
             self._drop(line)
-
-    def wake_alike(self, queue: RedisQueue, waiting: list[WaitingPull]) -> None:
-        """Has pulls tried again, because another one with their attempt id was served."""
-        for each in waiting:
-            each.wake()
 
     def clock_moved(self) -> None:
         """Time was set forward, in any thread: what is due is done."""
@@ -254,6 +250,11 @@ class RedisWaits:
             await self._moves.carry_owed(line.queue, reply)
         if not line.pulls and not line.leaving:
             self._drop(line)
+
+    def _queue_gone(self, queue: RedisQueue) -> None:
+        line = self._lines.get(_number(queue))
+        if line is not None:
+            self._end_line(line, QueueDeleted(_deleted(queue)))
 
     def _end_line(self, line: _Line, error: PenstockError) -> None:
         for waiting in list(line.pulls.values()):

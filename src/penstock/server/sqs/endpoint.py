@@ -50,6 +50,8 @@ class _Exchange:
         request_id: str,
         connection: HttpConnection,
         pending: Pending,
+        finish: Finish | None,
+        context: Any,
     ) -> None:
         self.action = action
         self.protocol = protocol
@@ -57,8 +59,8 @@ class _Exchange:
         self.connection = connection
         self.pending = pending
         # What makes the result of the reply, if the action was a single command.
-        self.finish: Finish | None = None
-        self.context: Any = None
+        self.finish = finish
+        self.context = context
 
 
 class SqsEndpoint:
@@ -139,58 +141,66 @@ class SqsEndpoint:
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             made = operation(parameters, caller)
+            finish = context = None
             if type(made) is tuple:
                 command, finish, context = made
                 try:
-                    reply = self._submit(command)
+                    result = self._submit(command)
                 except PenstockError as refused:
                     result = finish(context, None, refused)
                 else:
-                    if isinstance(reply, Pending):
-                        exchange = _Exchange(action, protocol, request_id, connection, reply)
-                        self._answer_when_done(exchange, finish, context)
-                        return None
-                    result = finish(context, reply, None)
+                    if not isinstance(result, Pending):
+                        result = finish(context, result, None)
             else:
                 result = self._run(cast("Steps[Any]", made))
-                if isinstance(result, Pending):
-                    exchange = _Exchange(action, protocol, request_id, connection, result)
-                    self._answer_when_done(exchange)
-                    return None
         except Exception as error:
             return self._refused(name, error, protocol, request_id)
+        if isinstance(result, Pending):
+            exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
+            self._answer_when_done(exchange)
+            return None
         self.answered[name, 200] += 1
         return protocol.encode(action, result, request_id, self._loop.time())
 
-    def _answer_when_done(
-        self, exchange: _Exchange, finish: Finish | None = None, context: Any = None
-    ) -> None:
-        exchange.finish = finish
-        exchange.context = context
-        exchange.pending.then(partial(self._answer_later, exchange))
+    def _answer_when_done(self, exchange: _Exchange) -> None:
+        pending = exchange.pending
+        if pending.is_known:
+            # While the disk syncs there is time to make the answer; afterwards others wait for it.
+            answer = self._make_answer(exchange, pending.reply, None)
+            pending.then(partial(self._send_durable, exchange, answer))
+        else:
+            pending.then(partial(self._answer_later, exchange))
         if exchange.action.name == _RECEIVE:
             # Other actions are completed even if the client disconnects.
             self._receives.add(exchange)
             exchange.connection.on_gone = partial(self._abandon, exchange)
 
+    def _send_durable(
+        self, exchange: _Exchange, answer: bytes, _: object, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._answer_later(exchange, None, error)
+            return
+        self._receives.discard(exchange)
+        exchange.connection.finish(answer)
+
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)
+        exchange.connection.finish(self._make_answer(exchange, result, error))
+        if isinstance(error, JournalError):
+            exchange.connection.close()
+
+    def _make_answer(self, exchange: _Exchange, result: Any, error: Exception | None) -> bytes:
         action, protocol = exchange.action, exchange.protocol
-        has_failed = isinstance(error, JournalError)
         if exchange.finish is not None and (error is None or isinstance(error, PenstockError)):
             try:
                 result, error = exchange.finish(exchange.context, result, error), None
             except Exception as refused:
                 error = refused
-        if error is None:
-            self.answered[action.name, 200] += 1
-            now_s = self._loop.time()
-            answer = protocol.encode(action, result, exchange.request_id, now_s)
-        else:
-            answer = self._refused(action.name, error, protocol, exchange.request_id)
-        exchange.connection.finish(answer)
-        if has_failed:
-            exchange.connection.close()
+        if error is not None:
+            return self._refused(action.name, error, protocol, exchange.request_id)
+        self.answered[action.name, 200] += 1
+        return protocol.encode(action, result, exchange.request_id, self._loop.time())
 
     def _abandon(self, exchange: _Exchange) -> None:
         """Called if the client of a receive disconnects: the messages claimed for it return."""

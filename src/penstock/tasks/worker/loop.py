@@ -72,7 +72,8 @@ class LoopRunner:
 
     async def _run(self, held: HeldTask) -> None:
         try:
-            await self._run_limited(held)
+            if held.outcome is None and not held.is_lost:
+                await self._run_limited(held)
         except asyncio.CancelledError as error:
             # Cancelled by the worker, which has set the outcome; or by the task's own code.
             if held.outcome is None:

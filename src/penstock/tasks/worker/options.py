@@ -30,6 +30,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     coroutines: int = 100
     visibility_ms: int = 30_000
     max_tasks: int | None = None
+    burst: bool = False
     status_fd: int | None = None
 
     def check(self) -> None:
@@ -93,6 +94,17 @@ def check_reachable(app: TaskApp) -> None:
         raise TaskError(
             f"url: {app.url!r} is within one process, where a worker's processes do not see it; "
             "use redis:, file:PATH or another store, or app.run_until_empty() in a test"
+        )
+
+
+def check_abilities(app: TaskApp) -> None:
+    """Refuses limits on a store that cannot hold a number of tokens. Raises TaskError."""
+    lacks = app.service.LACKS
+    limited = [task.name for task in app.tasks.values() if task.options.is_limited]
+    if limited and "capacity by messages" in lacks:
+        raise TaskError(
+            f"task {limited[0]!r}: its rate or concurrency cannot be kept on this store: "
+            f"{lacks['capacity by messages']}"
         )
 
 

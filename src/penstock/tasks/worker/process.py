@@ -52,6 +52,7 @@ STATUS_S: Final = 0.5
 CANCELLED_S: Final = 1.0
 SCHEDULE_S_MAX: Final = 10.0
 RETRY_S_MAX: Final = 5.0
+BURST_PAUSE_S: Final = 0.05
 # A task that was received so often may be what ended its workers: it is run in a child.
 SUSPECT_RECEIVES: Final = 5
 # Of a task that has to wait for a token, and for which there is no room.
@@ -89,6 +90,8 @@ class WorkerProcess:
         self._stop_requested = asyncio.Event()
         self._rate_per_s = 0.0
         self._settled = 0
+        # The queues in which a burst has found nothing since it last found something.
+        self._empty: set[str] = set()
         self.status = WorkerStatus(pid=os.getpid())
 
     def stop(self) -> None:
@@ -161,11 +164,21 @@ class WorkerProcess:
             except QueueNotFound:
                 await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
                 return
-            wait_ms = 0 if claims else WAIT_MS
+            wait_ms = 0 if claims or self._options.burst else WAIT_MS
             if claims:
+                self._empty.discard(queue)
                 self._take(claims)
+            elif self._options.burst:
+                await self._end_burst(queue)
 
         return pull
+
+    async def _end_burst(self, queue: str) -> None:
+        """Stops when every queue was found empty and nothing runs; tasks may push others."""
+        self._empty.add(queue)
+        if len(self._empty) == len(self._queues) and not self._held:
+            self.stop()
+        await asyncio.sleep(BURST_PAUSE_S)
 
     def _room(self, queue: str) -> int:
         """How many tasks to pull: what the scarcer kind of runner can take soon."""
@@ -221,7 +234,7 @@ class WorkerProcess:
     def _run_sync(self, held: HeldTask) -> None:
         """Runs a task in a thread of its runner, or has the thread's child run it."""
         task, context = held.call
-        if held.is_lost:
+        if held.is_lost or held.outcome is not None:
             return
         if not self._needs_child(held):
             context.start(None)
@@ -279,6 +292,12 @@ class WorkerProcess:
             self._ended.extend(ours)
             self._has_ended.set()
             raise
+        except Exception:
+            # A mistake in this program: the claims run out, and the tasks are run again.
+            _logger.exception("the outcomes of %d tasks cannot be settled", len(ours))
+            self._forget(tasks)
+            return
+        self._empty.clear()
         self.status.count(ours)
         _report_failures(ours)
         self._forget(tasks)
@@ -318,6 +337,9 @@ class WorkerProcess:
             elif held in self._coroutines.running:
                 held.outcome = self._cancelled.OUTCOME
                 self._coroutines.cancel(held)
+            elif held not in self._threads.running and held.outcome is None:
+                # It waits here, and its runner passes over it.
+                held.outcome = self._cancelled.OUTCOME
 
     async def _run_schedules(self) -> None:
         if "dedup" in self._service.LACKS:

@@ -32,6 +32,7 @@ class WorkerChild:
         self.process: subprocess.Popen[bytes] | None = None
         self.status = WorkerStatus()
         self.start_at_s = 0.0
+        self.is_finished = False
         self._started_s = 0.0
         self._pause_s = 0.0
         self._status_fd = -1
@@ -104,6 +105,7 @@ class Supervisor:
         self._report = report
         self._watched = watched
         self._children = [WorkerChild(options) for _ in range(processes)]
+        self._is_burst = options.burst
         self._stops = 0
         self._over: dict[str, TaskCounts] = {}
         self.restarts = 0
@@ -138,7 +140,9 @@ class Supervisor:
         checked_s = 0.0
         while True:
             self._keep_running()
-            if self._stops and not self.processes:
+            if not self.processes and (
+                self._stops or all(child.is_finished for child in self._children)
+            ):
                 return
             show()
             await asyncio.sleep(TICK_S)
@@ -172,8 +176,14 @@ class Supervisor:
                     self.restarts += 1
                     how = f"status {code}" if code > 0 else signal.Signals(-code).name
                     self._report(f"process {child.status.pid} ended with {how}; starting another")
-            if child.process is None and not self._stops and time.monotonic() >= child.start_at_s:
+            # In a burst a process that ended well has found nothing more to do.
+            child.is_finished = child.is_finished or (self._is_burst and code == 0)
+            if child.process is None and self._may_start(child):
                 child.start()
+
+    def _may_start(self, child: WorkerChild) -> bool:
+        is_over = self._stops or child.is_finished
+        return not is_over and time.monotonic() >= child.start_at_s
 
     def _count_over(self, child: WorkerChild) -> None:
         for name, counts in child.status.tasks.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from penstock.clock import THREAD_PREFIX
-from penstock.tasks.running import HeldTask
+from penstock.tasks.running import HeldTask, TaskOutcome, failure_of
 
 
 class ThreadRunner:
@@ -79,6 +79,9 @@ class ThreadRunner:
             running.add(held)
             try:
                 run(held)
+            except BaseException as error:
+                # Whatever a task does, its thread goes on.
+                held.outcome = TaskOutcome(failure=failure_of(error))
             finally:
                 running.discard(held)
                 done(held)

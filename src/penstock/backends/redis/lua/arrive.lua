@@ -26,6 +26,7 @@ for place = 5, #ARGV do
     call('HSET', MESSAGES, number, pack(HEADER, now, 0, size, priority, group_bytes, source_bytes)
       .. (group or '') .. source .. sub(item, at + identity_bytes))
     call('ZADD', ARRIVALS, now, number)
+    note_due(now + q.retention_ms)
     local s = {
       epoch = epoch, arrival_epoch = epoch, size = size, first = first, back = 0, arrived = now,
       expires = 0, priority = priority, kept = 0, group = group,

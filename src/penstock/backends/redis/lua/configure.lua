@@ -21,7 +21,7 @@ if q.identity == ARGV[4] then
     overdue = call('ZPOPMIN', OVERDUE, CHUNK)
   end
   open()
-  settle()
+  settle_due(SETTLE_MAX)
   results[1], results[4] = q.identity, 1
 end
 results[3] = close()

@@ -10,5 +10,5 @@ for place = 4, #ARGV do fields[place - 3] = ARGV[place] end
 call('HSET', META, unpack(fields))
 local at = ARGV[1] == '' and redis_ms() or tonumber(ARGV[1])
 call('HSET', META, 'created_at_ms', digits(at), 'configured_at_ms', digits(at), 'last', digits(at),
-  'offset', 0, 'next', 1, 'bytes', 0, 'version', 1)
+  'offset', 0, 'next', 1, 'bytes', 0, 'version', 1, 'due', 0)
 return 1

@@ -2,8 +2,7 @@
 -- Shows messages in one state. Keys: as in queue.lua.
 --
 -- ARGV 4: limit; 5: visible, delayed or in_flight; 6: bytes_max (-1: none).
--- Reply: queue number, time, owed, then for each message NUMBER, message, epoch, epoch on arrival and
--- first claimed. Visible ones in the order of pulls, the others by when that state ends.
+-- Reply: queue number, time, owed, then for each message NUMBER, message, and its state or nil. Visible ones in the order of pulls, the others by when that state ends.
 
 if not open() then return false end
 settle()
@@ -37,7 +36,6 @@ for place, number in ipairs(numbers) do
     if place > 1 and room_bytes < 0 then break end
   end
   local at = #results
-  results[at + 1], results[at + 2], results[at + 3] = number, payload, s.epoch
-  results[at + 4], results[at + 5] = s.arrival_epoch, digits(s.first)
+  results[at + 1], results[at + 2], results[at + 3] = number, payload, text
 end
 return results

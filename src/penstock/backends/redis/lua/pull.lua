@@ -2,10 +2,10 @@
 -- Claims messages, or adds the pull to those that wait. Keys: as in queue.lua.
 --
 -- ARGV from 4 on: limit, visibility_ms (-1: the queue's own), wait_ms (-1: the queue's own), attempt
--- id or "", holder or "", bytes_max (-1: none), renew (1 or 0), waiter or "", process and a number of
+-- id or "", holder or "", bytes_max, renew (1 or 0), waiter or "", process and a number of
 -- its own to wait under (or ""), and whether this is the last try of a waiter (1 or 0).
--- Reply: queue number, time, owed, a word, then: "claims" and for each claim NUMBER, message, epoch,
--- epoch on arrival, first claimed, deadline; "waits" with the waiter's id, the wait in milliseconds and
+-- Reply: queue number, time, owed, a word, then: "claims", the deadline of all of them, and for each
+-- NUMBER, message and state; "again" and for each NUMBER, message, state and deadline; "waits" with the waiter's id, the wait in milliseconds and
 -- the instant at which something is due next, or 0; "lapsed"; "full" with the number in flight and the
 -- limit.
 
@@ -21,16 +21,29 @@ local defaults = call('HMGET', META, 'visibility_ms', 'wait_ms')
 if visibility_ms < 0 then visibility_ms = tonumber(defaults[1]) end
 if wait_ms < 0 then wait_ms = tonumber(defaults[2]) end
 local deadline = now + visibility_ms
-local results = {q.identity, digits(now), 0, 'claims'}
+local deadline_digits = digits(deadline)
+local results = {q.identity, digits(now), 0, 'claims', deadline_digits}
 local claims, skipped = 0, 0
 local in_flight = call('ZCARD', UNACKED)
-local room_bytes = limit > 1 and bytes_max >= 0 and bytes_max or nil
+-- If all that is stored fits, nothing need be counted.
+local room_bytes = limit > 1 and bytes_max < q.bytes and bytes_max or nil
 local states, deadlines, given = {}, {}, {}
+-- A message that arrived then or before has outlived the queue's retention.
+local oldest = now - q.retention_ms
 
-local function add_claim(number, payload, s, until_ms)
-  local at = #results
-  results[at + 1], results[at + 2], results[at + 3] = number, payload, s.epoch
-  results[at + 4], results[at + 5], results[at + 6] = s.arrival_epoch, digits(s.first), digits(until_ms)
+-- Notes a claim with its new state; what is alike for all is written at once at the end.
+local function add_claim(number, payload, text, epoch)
+  local at = #states
+  states[at + 1], states[at + 2] = number, text
+  deadlines[at + 1], deadlines[at + 2] = deadline_digits, number
+  in_flight = in_flight + 1
+  claims = claims + 1
+  at = #results
+  results[at + 1], results[at + 2], results[at + 3] = number, payload, text
+  if attempt ~= '' then given[claims] = number .. ':' .. epoch end
+  if history_max > 0 then
+    note('Claimed', number, epoch, holder ~= '' and 'holder=' .. holder or '')
+  end
 end
 
 -- Claims a message that is out of the order.
@@ -38,15 +51,8 @@ local function lend(number, payload, s)
   s.epoch = s.epoch + 1
   s.kept = 0
   if s.first == 0 then s.first = now end
-  local at = #states
-  states[at + 1], states[at + 2] = number, state_text(s)
-  deadlines[at + 1], deadlines[at + 2] = deadline, number
   count_in_flight(s, 1)
-  in_flight = in_flight + 1
-  claims = claims + 1
-  if attempt ~= '' then given[claims] = number .. ':' .. s.epoch end
-  note('Claimed', number, s.epoch, holder ~= '' and 'holder=' .. holder or '')
-  add_claim(number, payload, s, deadline)
+  add_claim(number, payload, state_text(s), s.epoch)
 end
 
 -- Whether a message can be claimed; if not, it has expired or become a dead letter. It is out of the
@@ -73,6 +79,19 @@ end
 
 local function state_from(text, payload) return text and read_state(text) or new_state(payload) end
 
+-- Claims a message that was never claimed and has not expired: what most pulls find. False, and
+-- nothing has changed, in every other case. The same as `is_sound` and `lend`.
+local function lend_fresh(number, payload, text)
+  if text or room_bytes then return false end
+  local arrived, expires, size, priority = unpack_bytes(HEADER, payload)
+  if expires == 0 and arrived > oldest or expires > now then
+    text = pack(STATES, 1, 0, size, now, 0, arrived, expires, priority, 0)
+    add_claim(number, payload, text, 1)
+    return true
+  end
+  return false
+end
+
 -- Takes messages without a group, in order, while there are none with one. True if there may be more.
 local function take_plain(most)
   local numbers = call('ZRANGEBYSCORE', QUEUED, '-inf', '(' .. digits(DELAYED), 'LIMIT', 0, most)
@@ -81,15 +100,18 @@ local function take_plain(most)
   local texts = get_many('HMGET', STATE, numbers)
   local taken, is_full = 0, false
   for place, number in ipairs(numbers) do
-    local s = state_from(texts[place], payloads[place])
-    if not is_expired(s) and not is_dead(s) and not fits(s) then
-      is_full = true
-      break
+    if not lend_fresh(number, payloads[place], texts[place]) then
+      local s = state_from(texts[place], payloads[place])
+      if not is_expired(s) and not is_dead(s) and not fits(s) then
+        is_full = true
+        break
+      end
+      if is_sound(number, s) then lend(number, payloads[place], s) end
     end
     taken = place
-    if is_sound(number, s) then lend(number, payloads[place], s) end
   end
-  call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1)
+  -- To rank -1 would be all of them.
+  if taken > 0 then call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1) end
   return not is_full
 end
 
@@ -163,6 +185,7 @@ local function take(most)
   end
   call_many('HSET', STATE, states)
   call_many('ZADD', UNACKED, deadlines)
+  if claims > 0 then note_due(deadline) end
   if attempt ~= '' and claims > 0 then
     remember(ATTEMPTS, ATTEMPT_ORDER, attempt, table.concat(given, ','), ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
   end
@@ -171,6 +194,7 @@ end
 -- The claims that an earlier pull of this attempt was given: true if all of them live.
 local function repeat_attempt(text)
   local found = {}
+  results[4], results[5] = 'again', nil
   for number, epoch in string.gmatch(text, '(%d+):(%d+)') do
     local kept, until_ms = call('HGET', STATE, number), tonumber(call('ZSCORE', UNACKED, number))
     local s = kept and read_state(kept)
@@ -181,9 +205,12 @@ local function repeat_attempt(text)
   for _, each in ipairs(found) do
     if ARGV[10] == '1' then
       call('ZADD', UNACKED, deadline, each[1])
+      note_due(deadline)
       note('Extended', each[1], each[2].epoch, 'deadline_ms=' .. digits(deadline))
     end
-    add_claim(each[1], call('HGET', MESSAGES, each[1]), each[2], each[3])
+    local at = #results
+    results[at + 1], results[at + 2] = each[1], call('HGET', MESSAGES, each[1])
+    results[at + 3], results[at + 4] = state_text(each[2]), digits(each[3])
   end
   return true
 end

@@ -1,12 +1,12 @@
 #!lua
 -- Adds messages. Keys: as in queue.lua.
 --
--- ARGV from 4 on: each a message: size, priority, delay_ms and ttl_ms (-1: the queue's own), the
--- lengths of group and dedup id, then group, dedup id and content.
+-- ARGV 4: messages one after another: size, priority, delay_ms and ttl_ms (-1: the queue's own), the
+-- lengths of group, dedup id and content, then these three.
 -- Reply: queue number, time, owed, then for each message its NUMBER, minus the NUMBER that an
 -- earlier push made, or why it was refused.
 
-local ITEM = '>I4BddI2I2'
+local ITEM = '>I4BddI2I2I4'
 
 if not open() then return false end
 settle()
@@ -18,6 +18,7 @@ local by_content, per_group = m[5] == '1', m[6] == '1'
 local count = messages_max and call('HLEN', MESSAGES) - call('ZCARD', OWED) or 0
 local results = {q.identity, digits(now), 0}
 local contents, queued, arrivals = {}, {}, {}
+local now_digits = digits(now)
 
 local function refusal(size, priority, group, dedup)
   if size > body_max then return 'large:' .. size .. ':' .. body_max end
@@ -33,11 +34,8 @@ local function no_room(size)
   end
 end
 
--- Gives the message its place; plain ones are added all at once at the end.
+-- Gives a message its place that has a group or is delayed.
 local function place(number, size, priority, delay_ms, expires, group)
-  arrivals[#arrivals + 1] = digits(now)
-  arrivals[#arrivals + 1] = number
-  if expires > 0 then call('ZADD', EXPIRIES, expires, number) end
   local s = {
     epoch = 0, arrival_epoch = 0, size = size, first = 0, back = 0, arrived = now, expires = expires,
     priority = priority, kept = 0, group = group,
@@ -49,19 +47,21 @@ local function place(number, size, priority, delay_ms, expires, group)
   if delay_ms > 0 then
     keep_state(number, s)
     hide(number, now + delay_ms)
-  elseif group then
-    join_order(number, s)
   else
-    queued[#queued + 1] = score_of(priority, number)
-    queued[#queued + 1] = number
+    join_order(number, s)
   end
 end
 
-local function add(item)
-  local size, priority, delay_ms, ttl_ms, group_bytes, dedup_bytes, at = unpack_bytes(ITEM, item)
-  local group = group_bytes > 0 and sub(item, at, at + group_bytes - 1) or nil
-  at = at + group_bytes
-  local dedup = dedup_bytes > 0 and sub(item, at, at + dedup_bytes - 1) or nil
+local items, at = ARGV[4], 1
+
+-- Adds the message at this place of the items, and goes on to the next.
+local function add()
+  local size, priority, delay_ms, ttl_ms, group_bytes, dedup_bytes, content_bytes, from =
+    unpack_bytes(ITEM, items, at)
+  at = from + group_bytes + dedup_bytes + content_bytes
+  local group = group_bytes > 0 and sub(items, from, from + group_bytes - 1) or nil
+  from = from + group_bytes
+  local dedup = dedup_bytes > 0 and sub(items, from, from + dedup_bytes - 1) or nil
   local refused = refusal(size, priority, group, dedup)
   if refused then return refused end
   if dedup then
@@ -78,20 +78,33 @@ local function add(item)
   q.bytes = q.bytes + size
   count = count + 1
   local expires = ttl_ms < 0 and 0 or now + ttl_ms
-  contents[#contents + 1] = number
-  contents[#contents + 1] = pack(HEADER, now, expires, size, priority, group_bytes, 0)
-    .. (group or '') .. sub(item, at + dedup_bytes)
+  local header = pack(HEADER, now, expires, size, priority, group_bytes, 0)
+  local last = #contents
+  contents[last + 1] = number
+  contents[last + 2] = (group and header .. group or header) .. sub(items, from + dedup_bytes, at - 1)
+  arrivals[last + 1], arrivals[last + 2] = now_digits, number
+  if expires > 0 then
+    call('ZADD', EXPIRIES, expires, number)
+    note_due(expires)
+  end
   if dedup then
     remember(DEDUPS, DEDUP_ORDER, dedup, number, DEDUP_WINDOW_MS, DEDUPS_MAX)
   end
-  place(number, size, priority, delay_ms < 0 and delay_default or delay_ms, expires, group)
-  note('Pushed', number)
+  if delay_ms < 0 then delay_ms = delay_default end
+  if group or delay_ms > 0 then
+    place(number, size, priority, delay_ms, expires, group)
+  else
+    last = #queued
+    queued[last + 1], queued[last + 2] = (9 - priority) * BAND + q.next - 1, number
+  end
+  if history_max > 0 then note('Pushed', number) end
   return q.next - 1
 end
 
-for place_in = 4, #ARGV do results[place_in] = add(ARGV[place_in]) end
+while at <= #items do results[#results + 1] = add() end
 call_many('HSET', MESSAGES, contents)
 call_many('ZADD', QUEUED, queued)
 call_many('ZADD', ARRIVALS, arrivals)
+if #arrivals > 0 then note_due(now + q.retention_ms) end
 results[3] = close()
 return results

@@ -5,7 +5,8 @@
 --
 --  1 meta      hash    the queue: number, secret, settings (JSON), the settings that scripts need,
 --                      version, next (NUMBER to give), bytes (stored), last and offset (clock),
---                      departures, tickets (counters), keeper and timer (who waits for what is due)
+--                      due (nothing is due before), departures, tickets (counters), keeper and timer
+--                      (which waiter was told when something is due)
 --  2 messages  hash    NUMBER -> header and content; never changed while the message is here
 --  3 state     hash    NUMBER -> epoch and so on, of messages that were claimed, delayed or moved
 --  4 queued    zset    NUMBER by score: (9 - priority) * 2^48 + NUMBER if it can be pulled;
@@ -51,6 +52,7 @@ local floor = math.floor
 
 local BAND = 281474976710656
 local DELAYED = 10 * BAND
+local NEVER = BAND
 local SETTLE_MAX = 500
 local CHUNK = 1000
 local NOISY_IN_FLIGHT_MIN, NOISY_SHARE = 30, 10
@@ -80,12 +82,13 @@ local function redis_s() return tonumber(call('TIME')[1]) end
 -- clock was set back, it goes on from the last instant that this queue has seen.
 local function open()
   local m = call('HMGET', META, 'number', 'next', 'bytes', 'last', 'offset', 'retention_ms', 'fifo',
-    'dead_letter', 'max_receives', 'in_flight_max', 'version')
+    'dead_letter', 'max_receives', 'in_flight_max', 'version', 'due')
   if not m[1] then return false end
   q.number, q.next, q.bytes = m[1], tonumber(m[2]), tonumber(m[3])
   q.last, q.offset, q.retention_ms = tonumber(m[4]), tonumber(m[5]), tonumber(m[6])
   q.fifo, q.dead_letter, q.max_receives = m[7] == '1', m[8], tonumber(m[9])
   q.in_flight_max, q.identity = tonumber(m[10]), m[1] .. ':' .. m[11]
+  q.due = tonumber(m[12])
   local raw = ARGV[1] == '' and redis_ms() or tonumber(ARGV[1])
   now = raw + q.offset
   if now < q.last then
@@ -259,7 +262,15 @@ local function leave_order(number, s)
   if q.fifo then touched[s.group] = true end
 end
 
-local function hide(number, until_ms) call('ZADD', QUEUED, DELAYED + until_ms, number) end
+-- Something is due then: settle looks at nothing before the earliest of these.
+local function note_due(at)
+  if at < q.due then q.due = at end
+end
+
+local function hide(number, until_ms)
+  call('ZADD', QUEUED, DELAYED + until_ms, number)
+  note_due(until_ms)
+end
 
 -- How many messages could be pulled now; of a FIFO queue, how many groups.
 local function pullable()
@@ -329,72 +340,84 @@ local function come_back(number, s, delay_ms)
   end
 end
 
-local function settle_claims(limit)
-  local due = call('ZRANGEBYSCORE', UNACKED, '-inf', now, 'LIMIT', 0, limit)
-  for _, number in ipairs(due) do
-    local s = state_of(number)
-    note('ClaimExpired', number, s.epoch)
-    come_back(number, s, 0)
-  end
-  return #due
-end
-
-local function settle_delays(limit)
-  local due = call('ZRANGEBYSCORE', QUEUED, DELAYED, DELAYED + now, 'LIMIT', 0, limit)
-  for _, number in ipairs(due) do
-    local s = state_of(number)
-    call('ZREM', QUEUED, number)
-    if s.epoch > s.arrival_epoch then
-      s.back = now
-      keep_state(number, s)
-    elseif s.epoch == 0 then
-      call('HDEL', STATE, number)
-    end
-    join_order(number, s)
-  end
-  return #due
-end
-
-local function settle_expiries(limit)
-  local due = call('ZRANGEBYSCORE', EXPIRIES, '-inf', now, 'LIMIT', 0, limit)
-  for _, number in ipairs(due) do
-    call('ZREM', EXPIRIES, number)
-    -- One in flight goes when its claim ends.
-    if not call('ZSCORE', UNACKED, number) then
+-- Does what is due, a limited number of messages of each kind, and finds out when to look again. The
+-- functions are made only here, as most calls find nothing due.
+local function settle_due(most)
+  local function settle_claims(limit)
+    local due = call('ZRANGEBYSCORE', UNACKED, '-inf', now, 'LIMIT', 0, limit)
+    for _, number in ipairs(due) do
       local s = state_of(number)
-      leave_order(number, s)
-      note('Expired', number)
-      drop(number, s)
+      note('ClaimExpired', number, s.epoch)
+      come_back(number, s, 0)
     end
+    return #due
   end
-  return #due
-end
 
-local function settle_retention(limit)
-  local due = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now - q.retention_ms, 'WITHSCORES',
-    'LIMIT', 0, limit)
-  for place = 1, #due, 2 do
-    local number = due[place]
-    if call('ZSCORE', UNACKED, number) or call('ZSCORE', EXPIRIES, number) then
-      call('ZREM', ARRIVALS, number)
-      call('ZADD', OVERDUE, due[place + 1], number)
-    else
+  local function settle_delays(limit)
+    local due = call('ZRANGEBYSCORE', QUEUED, DELAYED, DELAYED + now, 'LIMIT', 0, limit)
+    for _, number in ipairs(due) do
       local s = state_of(number)
-      leave_order(number, s)
-      note('Expired', number)
-      drop(number, s)
+      call('ZREM', QUEUED, number)
+      if s.epoch > s.arrival_epoch then
+        s.back = now
+        keep_state(number, s)
+      elseif s.epoch == 0 then
+        call('HDEL', STATE, number)
+      end
+      join_order(number, s)
     end
+    return #due
   end
-  return #due / 2
-end
 
--- Does what is due, a limited number of messages of each kind.
-local function settle(limit)
-  local most = limit and limit > SETTLE_MAX and limit or SETTLE_MAX
+  local function settle_expiries(limit)
+    local due = call('ZRANGEBYSCORE', EXPIRIES, '-inf', now, 'LIMIT', 0, limit)
+    for _, number in ipairs(due) do
+      call('ZREM', EXPIRIES, number)
+      -- One in flight goes when its claim ends.
+      if not call('ZSCORE', UNACKED, number) then
+        local s = state_of(number)
+        leave_order(number, s)
+        note('Expired', number)
+        drop(number, s)
+      end
+    end
+    return #due
+  end
+
+  local function settle_retention(limit)
+    local due = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now - q.retention_ms, 'WITHSCORES',
+      'LIMIT', 0, limit)
+    for place = 1, #due, 2 do
+      local number = due[place]
+      if call('ZSCORE', UNACKED, number) or call('ZSCORE', EXPIRIES, number) then
+        call('ZREM', ARRIVALS, number)
+        call('ZADD', OVERDUE, due[place + 1], number)
+      else
+        local s = state_of(number)
+        leave_order(number, s)
+        note('Expired', number)
+        drop(number, s)
+      end
+    end
+    return #due / 2
+  end
+
   local claims, delays = settle_claims(most), settle_delays(most)
   local expiries, retention = settle_expiries(most), settle_retention(most)
   has_more = claims == most or delays == most or expiries == most or retention == most
   if next(touched) then relist_touched() end
+  q.due = NEVER
+  for _, key in ipairs({UNACKED, EXPIRIES}) do
+    note_due(tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or NEVER))
+  end
+  note_due(tonumber(call('ZRANGEBYSCORE', QUEUED, DELAYED, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    or DELAYED + NEVER) - DELAYED)
+  note_due((call('ZRANGE', ARRIVALS, 0, 0, 'WITHSCORES')[2] or NEVER) + q.retention_ms)
+end
+
+-- The same, if anything may be due.
+local function settle(limit)
+  if now >= q.due then settle_due(limit and limit > SETTLE_MAX and limit or SETTLE_MAX) end
 end
 
 -- Ids that are remembered for a while.
@@ -448,31 +471,34 @@ local function next_due()
   return claim or delay
 end
 
--- Tells the process of the first waiter when something is due, if it does not know that yet.
-local function set_timer()
-  local due = next_due()
-  if not due then return end
-  local known = call('HMGET', META, 'keeper', 'timer')
-  local timer = tonumber(known[2] or 0)
-  local first = call('ZRANGE', WAITERS, 0, 0)[1]
-  while first do
-    if known[1] == first and timer > now and timer <= due then return end
-    if tell(first, 'T', digits(math.max(0, due - now))) > 0 then
-      call('HSET', META, 'keeper', first, 'timer', digits(due))
-      return
-    end
-    forget_waiter(first)
-    first = call('ZRANGE', WAITERS, 0, 0)[1]
-  end
-end
-
 -- Wakes as many waiters as there are messages, the first to come before others. One whose process
 -- has gone, to which nothing can be published, leaves the line.
 local function serve()
   if call('ZCARD', WAITERS) == 0 then return end
+
+  -- Tells the process of the first waiter when something is due, if it does not know that yet.
+  local function set_timer(woken)
+    local due = next_due() or NEVER
+    -- If one that was woken does not come for its message, the next in line gets it.
+    if woken > 0 then due = math.min(due, now + 1000 * (WOKEN_S + 1)) end
+    if due == NEVER then return end
+    local known = call('HMGET', META, 'keeper', 'timer')
+    local timer = tonumber(known[2] or 0)
+    local first = call('ZRANGE', WAITERS, 0, 0)[1]
+    while first do
+      if known[1] == first and timer > now and timer <= due then return end
+      if tell(first, 'T', digits(math.max(0, due - now))) > 0 then
+        call('HSET', META, 'keeper', first, 'timer', digits(due))
+        return
+      end
+      forget_waiter(first)
+      first = call('ZRANGE', WAITERS, 0, 0)[1]
+    end
+  end
+
   local room = pullable()
   if q.in_flight_max then room = math.min(room, q.in_flight_max - call('ZCARD', UNACKED)) end
-  local woken = call('ZCARD', WOKEN)
+  local woken = call('ZCOUNT', WOKEN, redis_s() - WOKEN_S, '+inf')
   while woken < room do
     local first = call('ZRANGE', WAITERS, 0, 0)[1]
     if not first then return end
@@ -484,14 +510,15 @@ local function serve()
       forget_waiter(first)
     end
   end
-  set_timer()
+  set_timer(woken)
 end
 
 -- Writes back what changed, and lets waiting pulls know. Returns how many messages are owed to other
 -- queues.
 local function close()
   if next(touched) then relist_touched() end
-  call('HSET', META, 'next', digits(q.next), 'bytes', digits(q.bytes), 'last', digits(now))
+  call('HSET', META, 'next', digits(q.next), 'bytes', digits(q.bytes), 'last', digits(now),
+    'due', digits(q.due))
   serve()
   return call('ZCARD', OWED)
 end

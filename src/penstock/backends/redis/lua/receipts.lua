@@ -1,27 +1,30 @@
 #!lua flags=allow-oom
 -- Deletes, extends and releases claims. Keys: as in queue.lua.
 --
--- ARGV 4: the number of the queue that the receipts are for. From 5 on: each a claim: a verb (D, E or
--- R), NUMBER, epoch, visibility_ms or delay_ms, the longest it may be held in all (-1: no limit), and
--- whether its receipt may be late (1 or 0).
+-- ARGV 4: the number of the queue that the receipts are for. 5: claims one after another: a verb (D, E
+-- or R), NUMBER, epoch, visibility_ms or delay_ms, the longest it may be held in all (-1: no limit),
+-- and whether its receipt may be late (1 or 0).
 -- Reply: queue number, time, owed, then for each claim: D: 1, or 0 if it was gone; E: the deadline;
 -- R: 1; or why it was refused.
 
-local ITEM = '>c1ddddB'
+local ITEM, ITEM_BYTES = '>c1ddddB', 34
+-- The beginning of a state, and the length of one without a group.
+local CLAIMED, PLAIN_BYTES = '>I4I4I4', 46
 
 if not open() then return false end
 local results = {q.identity, digits(now), 0}
+local items = ARGV[5]
+local count = #items / ITEM_BYTES
 if q.number ~= ARGV[4] then
-  for place = 5, #ARGV do results[place - 1] = 'other' end
+  for place = 1, count do results[place + 3] = 'other' end
   return results
 end
 settle()
 local gone, dropped = {}, {}
-local numbers, items = {}, {}
-for place = 5, #ARGV do
-  local verb, number, epoch, ms, held_max, late = unpack_bytes(ITEM, ARGV[place])
-  items[place - 4] = {verb, epoch, ms, held_max, late == 1}
-  numbers[place - 4] = digits(number)
+local numbers = {}
+for place = 1, count do
+  local _, number = unpack_bytes('>c1d', items, (place - 1) * ITEM_BYTES + 1)
+  numbers[place] = digits(number)
 end
 local texts = get_many('HMGET', STATE, numbers)
 local deadlines = get_many('ZMSCORE', UNACKED, numbers)
@@ -49,37 +52,47 @@ local function held(number, epoch, late, text)
 end
 
 -- Ends a message; what is alike for all is done at once when all have been read.
-local function delete(number, s)
+local function delete(number, size, epoch, s)
   gone[number] = true
   dropped[#dropped + 1] = number
-  count_in_flight(s, -1)
-  leave_line(number, s)
-  q.bytes = q.bytes - s.size
-  note('Deleted', number, s.epoch)
+  if s then
+    count_in_flight(s, -1)
+    leave_line(number, s)
+  end
+  q.bytes = q.bytes - size
+  if history_max > 0 then note('Deleted', number, epoch) end
+end
+
+-- Whether an earlier item of this batch may have changed the message.
+local is_changed = {}
+
+-- Deletes the message of a live claim: what most items do. False in every other case.
+local function delete_held(place, epoch)
+  local number, text, until_ms = numbers[place], texts[place], deadlines[place]
+  if not text or not until_ms or gone[number] or is_changed[number] or tonumber(until_ms) <= now then
+    return false
+  end
+  local current, _, size = unpack_bytes(CLAIMED, text)
+  if current ~= epoch then return false end
+  delete(number, size, epoch, #text > PLAIN_BYTES and read_state(text))
+  return true
 end
 
 local function extend(number, s, ms)
   local deadline = now + ms
   call('ZADD', UNACKED, deadline, number)
+  note_due(deadline)
   note('Extended', number, s.epoch, 'deadline_ms=' .. digits(deadline))
   return deadline
 end
 
 local function change(place)
-  local number, item = numbers[place], items[place]
-  local verb, epoch, ms, held_max, late = item[1], item[2], item[3], item[4], item[5]
-  local text, until_ms = texts[place], tonumber(deadlines[place])
-  if verb == 'D' and text and not gone[number] and until_ms and until_ms > now then
-    local s = read_state(text)
-    if s.epoch ~= epoch then return 'again' end
-    -- An earlier item may have released it.
-    if call('ZREM', UNACKED, number) == 1 then
-      delete(number, s)
-      return 1
-    end
-  end
+  local verb, _, epoch, ms, held_max, late = unpack_bytes(ITEM, items, (place - 1) * ITEM_BYTES + 1)
+  if verb == 'D' and delete_held(place, epoch) then return 1 end
+  local number = numbers[place]
   -- Read again: an earlier item may have changed it.
-  local s, why, is_late = held(number, epoch, late, text and call('HGET', STATE, number))
+  local s, why, is_late = held(number, epoch, late == 1, texts[place] and call('HGET', STATE, number))
+  is_changed[number] = true
   if not s then return verb == 'D' and why == 'gone' and 0 or why end
   if verb == 'E' and held_max >= 0 and s.epoch == 1 and now + ms - s.first > held_max then
     return 'long:' .. digits(now + ms - s.first)
@@ -89,8 +102,7 @@ local function change(place)
     count_in_flight(s, 1)
   end
   if verb == 'D' then
-    call('ZREM', UNACKED, number)
-    delete(number, s)
+    delete(number, s.size, epoch, s)
     return 1
   end
   if verb == 'E' then return extend(number, s, ms) end
@@ -99,7 +111,8 @@ local function change(place)
   return 1
 end
 
-for place = 1, #numbers do results[place + 3] = change(place) end
+for place = 1, count do results[place + 3] = change(place) end
+call_many('ZREM', UNACKED, dropped)
 call_many('HDEL', MESSAGES, dropped)
 call_many('HDEL', STATE, dropped)
 call_many('ZREM', ARRIVALS, dropped)

@@ -51,23 +51,37 @@ local function consider(number)
   moved = moved + 1
 end
 
--- The visible messages in order, from both sets, some at a time; those that stay are passed over.
-local function each_of(key, top)
-  local passed = 0
-  while moved < limit and kept < KEPT_MAX do
-    local before = call('ZCARD', key)
-    local numbers = call('ZRANGEBYSCORE', key, '-inf', top, 'LIMIT', passed, math.min(CHUNK, limit))
-    if #numbers == 0 then return end
-    for _, number in ipairs(numbers) do
-      if moved >= limit then return end
-      consider(number)
-    end
-    passed = passed + #numbers - (before - call('ZCARD', key))
-  end
+-- Some visible messages of a set, those that stay passed over: the list, and where it begins.
+local function more_of(key, top, stay)
+  return {
+    list = call('ZRANGEBYSCORE', key, '-inf', top, 'WITHSCORES', 'LIMIT', stay, CHUNK), at = 1,
+    stay = stay,
+  }
 end
 
-each_of(QUEUED, '(' .. digits(DELAYED))
-each_of(GROUPED, '+inf')
+-- Goes through the visible messages in order, which are in two sets; false once there are no more.
+local function go_on(plain, grouped)
+  plain = more_of(QUEUED, '(' .. digits(DELAYED), plain.stay)
+  grouped = more_of(GROUPED, '+inf', grouped.stay)
+  local plain_cut, grouped_cut = #plain.list == 2 * CHUNK, #grouped.list == 2 * CHUNK
+  while moved < limit and kept < KEPT_MAX do
+    local one, other = tonumber(plain.list[plain.at + 1]), tonumber(grouped.list[grouped.at + 1])
+    if not one and not other then break end
+    -- Where one list was cut off, nothing is known of what comes after it.
+    if (plain_cut and not one) or (grouped_cut and not other) then break end
+    local next_of = (not other or (one and one < other)) and plain or grouped
+    local before = moved
+    consider(next_of.list[next_of.at])
+    next_of.at = next_of.at + 2
+    if asks or moved == before then next_of.stay = next_of.stay + 1 end
+  end
+  return plain_cut or grouped_cut, plain, grouped
+end
+
+local goes_on, plain, grouped = true, {stay = 0}, {stay = 0}
+while goes_on and moved < limit and kept < KEPT_MAX do
+  goes_on, plain, grouped = go_on(plain, grouped)
+end
 results[3] = close()
 if asks then
   for source in pairs(sources) do results[#results + 1] = source end

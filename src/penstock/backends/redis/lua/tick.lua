@@ -6,7 +6,7 @@
 -- Reply: queue number, time, owed, 1 if more is due, then the waiters among them that were woken.
 
 if not open() then return false end
-settle()
+settle_due(SETTLE_MAX)
 local leaving, seconds = tonumber(ARGV[4]), redis_s()
 for place = 5, 4 + leaving do forget_waiter(ARGV[place]) end
 for _, waiter in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', '(' .. seconds)) do forget_waiter(waiter) end
