@@ -69,7 +69,12 @@ def test_a_decode_that_misses_an_event_voids_the_run(made):
 def test_every_target_is_judged_by_ratios_within_a_round():
     journals = spark.Written([], 1_000_000, 0, {}), spark.Written([], 10_000_000, 0, {})
     audit = {"spark small": [1.0, 2.0], "spark large": [10.0, 20.0], "duckdb large": [4.0, 8.0]}
-    rates = {"source": [6.0, 3.0], "bare": [6.0, 3.0], "narrow": [12.0, 6.0], "prebuilt": [8.0, 4.0]}
+    rates = {
+        "source": [6.0, 3.0],
+        "bare": [6.0, 3.0],
+        "narrow": [12.0, 6.0],
+        "prebuilt": [8.0, 4.0],
+    }
     lake = {"tables_s": 10.0, "news_s": 1.0, "rebuild_s": 20.0}
     run = spark.Run(*journals, {}, rates, lake, audit, {"sink": [12.0], "client": [2.0]})
     found = {target.name: target.value for target in spark.targets(run)}
