@@ -418,17 +418,21 @@ def _extra(block: Block) -> pa.Array:
     begins = block.payloads + events["body_bytes"] + events["first_bytes"] + events["second_bytes"]
     shown: list[str | None] = [None] * len(events)
     of_queue = block.having("QueueCreated", "QueueConfigured", "QueueStated")
+    created = np.where(block.having("QueueStated"), events["when_ms"], 0)
     for at in having.tolist():
         packed = block.data[begins[at] : begins[at] + sizes[at]]
-        shown[at] = _extra_json(packed, bool(of_queue[at]))
+        shown[at] = _extra_json(packed, bool(of_queue[at]), int(created[at]))
     return pa.array(shown, pa.string())
 
 
-def _extra_json(packed: bytes, of_queue: bool) -> str | None:
+def _extra_json(packed: bytes, of_queue: bool, created_at_ms: int) -> str | None:
     try:
         if of_queue:
             settings = msgspec.msgpack.decode(packed, type=QueueSettings)
-            return msgspec.json.encode({"settings": msgspec.structs.asdict(settings)}).decode()
+            shown: dict[str, Any] = {"settings": msgspec.structs.asdict(settings)}
+            if created_at_ms:
+                shown["created_at_ms"] = created_at_ms
+            return msgspec.json.encode(shown).decode()
         attributes, context, _ = msgspec.msgpack.decode(packed)
     except (msgspec.DecodeError, ValueError, TypeError):
         return None
@@ -528,7 +532,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "dedup_id": _text("second_bytes", *_CONTENT),
     "attempt_id": _text("first_bytes", "Claimed"),
     "holder": _text("second_bytes", "Claimed"),
-    "name": _text("first_bytes", "QueueCreated", "QueueStated"),
+    "name": _text("first_bytes", "QueueCreated", "QueueStated", "Departed"),
     "to_queue": _number("when_ms", _LONG, "Moved"),
     "rank": _number("other", _LONG, "Moved"),
     "dead": lambda block: pa.array(

@@ -39,6 +39,9 @@ from penstock.spark.tables import (
 )
 
 _SOURCE: Final = "events"
+# Raised when a query gives other rows of the same events: tables made by older ones are made anew.
+QUERIES_VERSION: Final = 3
+_QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
 
@@ -74,10 +77,16 @@ def is_level(lake: Lake) -> bool:
     delta = events_table(lake).delta()
     if delta is None:
         return True
-    return all(
-        table_of(lake, each).committed(_SOURCE) == delta.version()
-        for each in (QUEUE_EVENTS, *TABLES)
-    )
+    return all(is_current(table_of(lake, each), delta) for each in (QUEUE_EVENTS, *TABLES))
+
+
+def is_current(table: Table, events: DeltaTable | None) -> bool:
+    """Whether a table was made from this version of `events`, by the queries of this version."""
+    delta = table.delta()
+    if delta is None or events is None:
+        return False
+    made = delta.transaction_version(_SOURCE), delta.transaction_version(_QUERIES)
+    return made == (events.version(), QUERIES_VERSION)
 
 
 def table_of(lake: Lake, derived: Derived) -> Table:
@@ -174,7 +183,7 @@ class _Run:
             for store in self.stores
             if (at := self.events.transaction_version(f"offset/{store}")) is not None
         }
-        return {_SOURCE: self.version, **offsets}
+        return {_SOURCE: self.version, _QUERIES: QUERIES_VERSION, **offsets}
 
     def _seen(self, tables: Sequence[Derived]) -> dict[str, int]:
         """How far all of these tables are level with each journal; 0 if not at all."""
@@ -213,7 +222,7 @@ class _Run:
     def _append_queue_events(self, duck: Duck) -> None:
         """Adds the new events that name no message to their table."""
         table = table_of(self.lake, QUEUE_EVENTS)
-        if self.rebuild or table.committed(_SOURCE) != self.version:
+        if self.rebuild or not is_current(table, self.events):
             columns = ", ".join(f'"{name}"' for name in QUEUE_EVENTS.columns)
             seen = dict.fromkeys(self.stores, 0) if self.rebuild else self._seen([QUEUE_EVENTS])
             new = self._new_events(duck, seen)
@@ -231,7 +240,8 @@ class _Run:
 
     def _touched(self, duck: Duck) -> list[LakePart] | None:
         """The parts to be made again, None for all parts."""
-        if self.rebuild or any(table_of(self.lake, each).delta() is None for each in PART_TABLES):
+        versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
+        if self.rebuild or versions != {QUERIES_VERSION}:
             return None
         seen = self._seen(PART_TABLES)
         new = self._new_events(duck, seen)
@@ -292,7 +302,7 @@ class _Run:
         names = None if parts is None else [part.name for part in parts]
         for each in PART_TABLES:
             table = table_of(self.lake, each)
-            if names is None or table.committed(_SOURCE) != self.version:
+            if names is None or not is_current(table, self.events):
                 added = [one.added[each.name] for one in made]
                 table.replace(added, self._transactions(), names)
 
@@ -318,10 +328,11 @@ class _Run:
         """Makes a small table; those after it in the order read it from memory."""
         table = table_of(self.lake, derived)
         duck.table(derived.name, derived.query)
-        if self.rebuild or table.committed(_SOURCE) != self.version:
+        if self.rebuild or not is_current(table, self.events):
             path = table.new_file()
             duck.write(f"SELECT * FROM {derived.name}", str(path))
-            table.replace([AddedFile.of(table.path, path)], {_SOURCE: self.version})
+            transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
+            table.replace([AddedFile.of(table.path, path)], transactions)
 
 
 def files_of(files: Sequence[TableFile], part: LakePart) -> Iterator[str]:

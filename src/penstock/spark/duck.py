@@ -91,7 +91,10 @@ class Duck:
 
     def write(self, query: str, path: str) -> None:
         """The rows of a query as one Parquet file."""
-        self._connection.execute(f"COPY ({query}) TO {quoted(path)} (FORMAT parquet)")
+        # Without the limit it builds dictionaries of columns whose values never repeat.
+        self._connection.execute(
+            f"COPY ({query}) TO {quoted(path)} (FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000)"
+        )
 
     def run(self, statement: str) -> None:
         """Any statement."""

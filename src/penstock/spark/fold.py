@@ -97,8 +97,9 @@ def fold_part(work: FoldWork, threads: int) -> FoldedPart:
         )
         for each in PART_TABLES:
             table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
-            duck.table(each.name, each.query)
             path = table.new_file(work.part.name)
-            duck.write(f"SELECT * FROM {each.name}", str(path))
+            duck.write(each.query, str(path))
+            # Those after it read the file: making a table in memory costs as much as writing it.
+            duck.files(each.name, [str(path)], each.types)
             added[each.name] = AddedFile.of(table.path, path)
     return FoldedPart(work.part, added)

@@ -217,6 +217,11 @@ class Table:
         delta = self.delta()
         if delta is None:
             delta = DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=parted_by)
+        known = {each.name for each in delta.schema().fields}
+        new = [each for each in schema.fields if each.name not in known]
+        if new:
+            # The table was made before it had these columns.
+            delta.alter.add_columns(new)
         delta.create_write_transaction(
             [each.action() for each in added],
             mode,

@@ -20,6 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises the errors of the journals and the lake."""
+    from penstock.spark.derive import is_current, table_of
     from penstock.spark.ingest import events_table, lag
     from penstock.spark.lake import Lake
     from penstock.spark.tables import TABLES
@@ -33,8 +34,8 @@ def run(session: Session, arguments: Namespace) -> int:
     newest = None if delta is None else delta.version()
     rows = [("events", f"{events.rows():,}", "-" if newest is None else "current")]
     for each in TABLES:
-        derived = lake.table(each.name, each.schema)
-        current = derived.committed("events") == newest and newest is not None
+        derived = table_of(lake, each)
+        current = is_current(derived, delta)
         rows.append((each.name, f"{derived.rows():,}", "current" if current else "behind"))
     if not arguments.json:
         print(table(("table", "rows", "state"), rows))
