@@ -55,7 +55,6 @@ _NOT_FOUND: Final = 404
 # A request whose answer takes longer was lost, most likely when the stream's leader changed.
 _TIMEOUT_S: Final = 2.0
 _CREATE_S: Final = 60.0
-_CONNECT_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _READ_BYTES_MAX: Final = 16 * 1024 * 1024
 # How long reads are answered by the leader of the stream after a replica was found damaged.
@@ -91,12 +90,13 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
 
     client = Client()
     try:
-        connecting = client.connect(
+        await client.connect(
             list(address.servers),
             name=name,
             connect_timeout=2,
             reconnect_time_wait=0.05,  # type: ignore[arg-type]
-            max_reconnect_attempts=-1,
+            # Here it counts for the first connection, which would be tried for ever.
+            max_reconnect_attempts=2,
             ping_interval=2,
             max_outstanding_pings=2,
             error_cb=note_error,
@@ -104,13 +104,11 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
             pending_size=64 * 1024 * 1024,
             **options,
         )
-        # It would try for ever: what is meant for a connection that breaks holds for the first.
-        await asyncio.wait_for(connecting, _CONNECT_S)
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        await client.close()
         shown = last[0] if last else error
         cause = " ".join(str(shown).split()) or type(shown).__name__
         raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
+    client.options["max_reconnect_attempts"] = -1
     return client
 
 
