@@ -176,7 +176,7 @@ def test_servers_that_are_not_there_are_named_in_one_sentence():
 
 def test_a_wrong_password_is_refused(nats_servers):
     url = nats_servers.url.replace(nats_servers.password, "guess")
-    with pytest.raises(BackendLost, match="cannot be reached: .*(?i:authorization)"):
+    with pytest.raises(BackendLost, match=r"cannot be reached: .*(?i:authorization)"):
         asyncio.run(open_client(read_address(read_url(url)), "test"))
 
 

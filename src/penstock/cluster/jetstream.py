@@ -54,6 +54,8 @@ _WRONG_LAST: Final = 10071
 _NOT_FOUND: Final = 404
 # A request whose answer takes longer was lost, most likely when the stream's leader changed.
 _TIMEOUT_S: Final = 2.0
+# An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
+_APPEND_S: Final = 0.5
 _CREATE_S: Final = 60.0
 _RETRY_S: Final = 0.2
 _READ_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -231,9 +233,11 @@ class JetStream:
 
     # Publishing.
 
-    async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+    async def _publish(
+        self, subject: str, data: bytes, headers: dict[str, str], timeout_s: float = _TIMEOUT_S
+    ) -> int:
         answer = await self._client.request(
-            f"{self._name}.{subject}", data, timeout=_TIMEOUT_S, headers=headers
+            f"{self._name}.{subject}", data, timeout=timeout_s, headers=headers
         )
         reply = _decode_json(answer.data)
         error = reply.get("error")
@@ -245,7 +249,7 @@ class JetStream:
 
     async def _append(self, request: Append) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(request.after)}
-        return await self._publish(f"shard.{request.shard}", request.extent, headers)
+        return await self._publish(f"shard.{request.shard}", request.extent, headers, _APPEND_S)
 
     async def _swap(self, request: Swap) -> int:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(request.revision)}

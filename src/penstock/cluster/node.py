@@ -387,7 +387,6 @@ class ClusterNode:
             self.owned[shard] = owned
             assert self._carrier is not None
             await owned.start(self._carrier)
-        await self._replicated.prefer_here(shard)
 
     def _make_clock(self, last_ms: int) -> Clock:
         return self._clock or SystemClock(not_before_ms=last_ms)
