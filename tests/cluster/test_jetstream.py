@@ -174,6 +174,12 @@ def test_servers_that_are_not_there_are_named_in_one_sentence():
     assert "secret" not in str(caught.value)
 
 
+def test_a_wrong_password_is_refused(nats_servers):
+    url = nats_servers.url.replace(nats_servers.password, "guess")
+    with pytest.raises(BackendLost, match=r"cannot be reached: .*(?i:authorization)"):
+        asyncio.run(open_client(read_address(read_url(url)), "test"))
+
+
 def test_the_servers_program_comes_with_its_package():
     shown = subprocess.run([find_program(), "-v"], capture_output=True, text=True, check=True)
     assert "nats-server" in shown.stdout

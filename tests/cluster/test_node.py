@@ -8,6 +8,7 @@ import pytest
 from penstock.aio import AsyncQueues
 from penstock.cluster.address import read_address
 from penstock.cluster.open import open_node, open_router
+from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
 from penstock.url import read_url
 
@@ -37,7 +38,7 @@ class Cluster:
     async def crash(self, name):
         """Ends a node as a kill would: nothing is handed over, and its connection is gone."""
         service = self.nodes.pop(name)
-        await service.router._client.close()
+        await service.node._client.close()
         await service.node.abandon()
 
     async def connect(self):
@@ -217,5 +218,15 @@ def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
         body = bytes(range(256)) * 12_000
         await queues.push("large", body)
         assert (await queues.pull("large")).body == body
+
+    on_cluster(work, shards=1)
+
+
+def test_two_nodes_of_one_name_are_refused(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        with pytest.raises(StoreInUse, match="'a' runs already"):
+            await open_node(cluster.address, node="a", directory=cluster.path / "twin")
+        await cluster.until_owned("a")
 
     on_cluster(work, shards=1)

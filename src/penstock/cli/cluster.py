@@ -97,7 +97,7 @@ def _up(session: Session, arguments: Namespace) -> int:
         return 0
     for node in state["nodes"]:
         print(f"{node['name']}: Amazon SQS at {node['endpoint']}")
-    print(f"3 NATS servers, {arguments.shards} shards, kept in {root}")
+    print(f"3 NATS servers; what they keep is in {root}")
     print("look at it with  penstock cluster status")
     print("stop it with     penstock cluster down")
     return 0

@@ -54,8 +54,9 @@ _WRONG_LAST: Final = 10071
 _NOT_FOUND: Final = 404
 # A request whose answer takes longer was lost, most likely when the stream's leader changed.
 _TIMEOUT_S: Final = 2.0
+# An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
+_APPEND_S: Final = 0.5
 _CREATE_S: Final = 60.0
-_CONNECT_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _READ_BYTES_MAX: Final = 16 * 1024 * 1024
 # How long reads are answered by the leader of the stream after a replica was found damaged.
@@ -91,12 +92,13 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
 
     client = Client()
     try:
-        connecting = client.connect(
+        await client.connect(
             list(address.servers),
             name=name,
             connect_timeout=2,
             reconnect_time_wait=0.05,  # type: ignore[arg-type]
-            max_reconnect_attempts=-1,
+            # Here it counts for the first connection, which would be tried for ever.
+            max_reconnect_attempts=2,
             ping_interval=2,
             max_outstanding_pings=2,
             error_cb=note_error,
@@ -104,13 +106,11 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
             pending_size=64 * 1024 * 1024,
             **options,
         )
-        # It would try for ever: what is meant for a connection that breaks holds for the first.
-        await asyncio.wait_for(connecting, _CONNECT_S)
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        await client.close()
         shown = last[0] if last else error
         cause = " ".join(str(shown).split()) or type(shown).__name__
         raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
+    client.options["max_reconnect_attempts"] = -1
     return client
 
 
@@ -233,9 +233,11 @@ class JetStream:
 
     # Publishing.
 
-    async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+    async def _publish(
+        self, subject: str, data: bytes, headers: dict[str, str], timeout_s: float = _TIMEOUT_S
+    ) -> int:
         answer = await self._client.request(
-            f"{self._name}.{subject}", data, timeout=_TIMEOUT_S, headers=headers
+            f"{self._name}.{subject}", data, timeout=timeout_s, headers=headers
         )
         reply = _decode_json(answer.data)
         error = reply.get("error")
@@ -247,7 +249,7 @@ class JetStream:
 
     async def _append(self, request: Append) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(request.after)}
-        return await self._publish(f"shard.{request.shard}", request.extent, headers)
+        return await self._publish(f"shard.{request.shard}", request.extent, headers, _APPEND_S)
 
     async def _swap(self, request: Swap) -> int:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(request.revision)}

@@ -39,7 +39,7 @@ from penstock.cluster.owner import read_ownership, take_over
 from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import Carrier, OwnedShard, end_tasks
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
 _PING_S: Final = 0.25
@@ -129,8 +129,15 @@ class ClusterNode:
         self._given_up = asyncio.Event()
 
     async def start(self, carrier: Carrier) -> None:
-        """Joins the cluster; shards come to this node from here on."""
+        """Joins the cluster; shards come to this node from here on.
+
+        Raises StoreInUse if a node of this name answers already: the two would take each
+        other's shards for their own.
+        """
         self._carrier = carrier
+        with suppress(TimeoutError, nats.errors.Error):
+            await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_PING_S)
+            raise StoreInUse(f"node: a node {self.node!r} runs already; give this one another name")
         for subject, take in (
             (f"{self._name}.node.{self.node}.ping", self._answer_ping),
             (f"{self._name}.node.{self.node}.ask", self._answer_ask),
@@ -380,7 +387,6 @@ class ClusterNode:
             self.owned[shard] = owned
             assert self._carrier is not None
             await owned.start(self._carrier)
-        await self._replicated.prefer_here(shard)
 
     def _make_clock(self, last_ms: int) -> Clock:
         return self._clock or SystemClock(not_before_ms=last_ms)

@@ -61,9 +61,7 @@ async def open_router(address: ClusterAddress) -> Router:
                 found = None
             if found is not None:
                 settings = read_cluster_settings(found)
-                return await Router.open(
-                    replicated, client, address.name, settings, owns_client=True
-                )
+                return await Router.open(replicated, client, address.name, settings)
             if loop.time() > give_up:
                 raise BackendLost(
                     f"{address.shown}: no node of the cluster {address.name!r} has been started; "
@@ -123,7 +121,7 @@ async def open_node(
         await replicated.prepare_registers(address.replicas)
         settings = await replicated.run(found_cluster(address.shards, address.replicas))
         await replicated.prepare(settings.shards, settings.replicas)
-        router = await Router.open(replicated, client, address.name, settings, owns_client=True)
+        router = await Router.open(replicated, client, address.name, settings)
         path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
         member = ClusterNode(name, replicated, client, address.name, settings, path, clock)
         await member.start(router)

@@ -6,6 +6,7 @@ state is discarded at once and everybody who waits is told to ask elsewhere.
 """
 
 import asyncio
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -32,6 +33,8 @@ from penstock.errors import Fenced, JournalError, NotOwner, PenstockError, Unava
 from penstock.service import Command, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
+# How long after a takeover the leader of the stream follows: first of all the shard should answer.
+_PREFER_S: Final = 3.0
 # How often at most standbys are told that there is something to read.
 _HINT_S: Final = 0.05
 # Who asked: the subject to which the reply goes, and the token of the command.
@@ -100,6 +103,8 @@ class OwnedShard:
         self._subscription: Subscription | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
         self._hinted_s = 0.0
+        # When the stream's leader is to be moved to the server that this node is connected to.
+        self._prefer_at_s = self._loop.time() + _PREFER_S
         self._has_departures = asyncio.Event()
         self.service.on_failure(self._fail)
 
@@ -250,6 +255,11 @@ class OwnedShard:
             if self.engine.shard.departed.deliveries:
                 self._has_departures.set()
             now_s = self._loop.time()
+            if now_s > self._prefer_at_s:
+                # Between two appends: one that is under way while the leader changes is lost, and
+                # repeated only after a while.
+                self._prefer_at_s = math.inf
+                await self._replicated.prefer_here(self.shard)
             if now_s - self._hinted_s > _HINT_S:
                 # Standbys read more than this says; what is left they read with the next hint.
                 self._hinted_s = now_s
