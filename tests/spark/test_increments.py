@@ -13,17 +13,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from penstock import cli
+from penstock.core.events import Pushed, QueueCreated
+from penstock.core.receipts import MessageIds
+from penstock.service import QueueSettings
 from penstock.spark import derive as deriving
 from penstock.spark import distribute, fold, tables
 from penstock.spark.audit import audit
 from penstock.spark.checks import check_events
 from penstock.spark.derive import Made, derive, table_of
 from penstock.spark.duck import Duck
-from penstock.spark.ingest import events_table
+from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.lake import AddedFile, Lake, Table
 from penstock.spark.queries import BIN_RATIO, load_query
 from penstock.spark.schemas import arrow_rows, arrow_schema
 from penstock.spark.source import SCHEMA
+from penstock.spark.stream import Stream
 from penstock.spark.tables import (
     ATTEMPTS,
     BALANCES,
@@ -37,6 +42,7 @@ from penstock.spark.tables import (
     TABLES,
 )
 from tests.conftest import FULL
+from tests.spark.journals import write_store
 from tests.spark.test_checks import T, some_journal
 
 ARROW = arrow_schema(SCHEMA)
@@ -284,7 +290,7 @@ def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
 
 
 def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, monkeypatch):
-    """Its tables lack a column and name no version of the queries; a kill in between does no harm."""
+    """Its tables lack a column and name no version of the queries; a kill does no harm."""
     monkeypatch.setattr(distribute, "FEW", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     bring_in(lake, journal(7, "a" * 32, 0))
@@ -296,7 +302,7 @@ def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, mo
     table.replace([AddedFile.of(table.path, path)], {"events": version})
     assert not deriving.is_level(lake)
     commit = Table._commit
-    made = []
+    made: list[Table] = []
 
     def stop_late(self, *arguments):
         if self.path.name == "redeliveries" and not made:
@@ -312,3 +318,34 @@ def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, mo
     found = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
     assert "old" not in {row["queue"] for row in found}
     assert all(row["dead"] is not None for row in found)
+
+
+def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):
+    pushes = [[Pushed(n, 1, n, b"secret-%d" % n, attributes={"a": f"hidden-{n}"})] for n in (1, 2)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
+    lake = Lake.open(tmp_path / "lake", create=True)
+    copy_events(no_spark, lake, str(store), None, bodies=True)
+    audit(no_spark, lake)
+    stream = Stream(str(store))
+    first, second = map(MessageIds(stream.identity).show, (1, 2))
+    stream.close()
+    command = ["pipeline", "forget", "--lake", str(lake.path)]
+    assert cli.main([*command, first]) == 0
+    assert "forgotten in 1 rows" in capsys.readouterr().out
+    held = b"".join(read_all(path) for path in lake.path.rglob("*.parquet"))
+    assert b"secret-1" not in held
+    assert b"hidden-1" not in held
+    assert b"secret-2" in held
+    # What happened to it stays, and no table is made again because of it.
+    assert audit(no_spark, lake).holds
+    assert derive(no_spark, lake) == Made()
+    found = DeltaTable(str(lake.path / "messages")).to_pyarrow_table()
+    assert sorted(found["message_id"].to_pylist()) == sorted([first, second])
+    assert cli.main([*command, first.replace(first[:8], "0" * 8)]) == 1
+    assert "is not in the lake" in capsys.readouterr().out
+    assert cli.main([*command, "' OR true --"]) == 2
+
+
+def read_all(path):
+    """Every value in a Parquet file, as bytes."""
+    return repr(pq.ParquetFile(path).read().to_pylist()).encode()

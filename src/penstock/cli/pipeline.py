@@ -19,6 +19,7 @@ ACTIONS: Final = {
     "sql": "run any Spark SQL over the lake's tables, with all your rights",
     "shell": "the same, one query after another",
     "replay": "send messages of the lake to a queue, each of them once",
+    "forget": "remove the content of single messages from the lake",
     "compact": "join small files, remove unused ones",
 }
 
