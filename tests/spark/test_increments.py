@@ -1,5 +1,6 @@
 """However a journal is cut into runs, tables and findings are those of all of it at once."""
 
+import math
 import random
 from itertools import pairwise
 
@@ -10,18 +11,38 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
-from penstock.spark import distribute, fold
+from penstock import cli
+from penstock.core.events import Pushed, QueueCreated
+from penstock.core.receipts import MessageIds
+from penstock.service import QueueSettings
+from penstock.spark import derive as deriving
+from penstock.spark import distribute, fold, tables
 from penstock.spark.audit import audit
 from penstock.spark.checks import check_events
 from penstock.spark.derive import Made, derive, table_of
 from penstock.spark.duck import Duck
-from penstock.spark.ingest import events_table
-from penstock.spark.lake import Lake, Table
-from penstock.spark.schemas import arrow_schema
+from penstock.spark.ingest import copy_events, events_table
+from penstock.spark.lake import AddedFile, Lake, Table
+from penstock.spark.queries import BIN_RATIO, load_query
+from penstock.spark.schemas import arrow_rows, arrow_schema
 from penstock.spark.source import SCHEMA
-from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
+from penstock.spark.stream import Stream
+from penstock.spark.tables import (
+    ATTEMPTS,
+    BALANCES,
+    FINDINGS,
+    FOLDS,
+    LATENCIES,
+    LATENCY,
+    MESSAGES,
+    QUEUE_EVENTS,
+    REDELIVERIES,
+    TABLES,
+)
 from tests.conftest import FULL
+from tests.spark.journals import write_store
 from tests.spark.test_checks import T, some_journal
 
 ARROW = arrow_schema(SCHEMA)
@@ -53,11 +74,14 @@ def as_events(rows):
 def journal(seed, store, shard):
     """A journal with faults of every kind; each entry is at an offset of its own."""
     events = as_events(some_journal(seed, LIVES, changes=seed % 2 == 1))
+    kinds = events["kind"].to_pylist()
     fixed = {
         "store": pa.array([store] * len(events)),
         "shard": pa.array([shard] * len(events), pa.int32()),
         "offset": pc.multiply(events["entry"], 100),
-        "body_bytes": pa.array([n % 7 for n in range(len(events))], pa.int64()),
+        "body_bytes": pa.array(
+            [n % 7 if kind == "Pushed" else None for n, kind in enumerate(kinds)], pa.int64()
+        ),
     }
     for name, values in fixed.items():
         at = events.schema.get_field_index(name)
@@ -210,3 +234,118 @@ def test_only_the_parts_that_new_events_touch_are_made_and_judged_again(tmp_path
     bring_in(lake, changed)
     verdict = audit(no_spark, lake)
     assert verdict.judged_parts == verdict.parts
+
+
+def test_a_regular_life_comes_to_the_same_when_its_events_are_folded_one_by_one(
+    tmp_path, monkeypatch
+):
+    """The short way for regular lives, in `messages` and `attempts`, equals the long one."""
+    monkeypatch.setattr(distribute, "FEW", 1_000)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    bring_in(lake, journal(6, "a" * 32, 0))
+    derive(no_spark, lake)
+    short = {each.name: rows_of(lake, each) for each in (MESSAGES, ATTEMPTS)}
+    assert "True" in " ".join(rows_of(lake, FOLDS))
+
+    def none_is_regular(name):
+        query = load_query(name)
+        whole = f"SELECT * REPLACE (false AS regular) FROM ({query})"
+        return whole if name == "audit/folds" else query
+
+    monkeypatch.setattr(tables, "load_query", none_is_regular)
+    derive(no_spark, lake, rebuild=True)
+    assert {each.name: rows_of(lake, each) for each in (MESSAGES, ATTEMPTS)} == short
+
+
+def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
+    """Of spans from none to a year, by the text that `latency` and `latencies` share."""
+    rng = random.Random(1)
+    spans = [int(10 ** rng.uniform(0, 10.5)) for _ in range(20_000)] + [0] * 500
+    with Duck() as duck:
+        duck.arrow("spans", pa.table({"took_ms": pa.array(spans, pa.int64())}))
+        duck.table("part", "SELECT 'a' AS store, 0 AS shard")
+        duck.table(
+            "messages",
+            "SELECT 'q' AS queue, 0 AS first_pulled_at_ms, took_ms AS wait_ms, 0 AS ended_at_ms, "
+            "0 AS age_ms, 'live' AS state FROM spans",
+        )
+        duck.table("attempts", "SELECT queue, 0 AS ended_at_ms, 0 AS hold_ms FROM messages LIMIT 0")
+        # In two halves, as two parts would give them.
+        for half in (0, 1):
+            query = LATENCIES.query.replace("FROM messages", f"FROM messages{half}", 1)
+            duck.view(f"messages{half}", f"SELECT * FROM messages WHERE wait_ms % 2 = {half}")
+            duck.table(f"half{half}", query)
+        duck.view("latencies", "SELECT * FROM half0 UNION ALL SELECT * FROM half1")
+        [row] = duck.dicts(LATENCY.query)
+    spans.sort()
+    for share, name in ((0.5, "p50_ms"), (0.9, "p90_ms"), (0.99, "p99_ms"), (0.999, "p999_ms")):
+        exact = spans[max(0, math.ceil(share * len(spans)) - 1)]
+        assert abs(row[name] - exact) <= 0.01 * exact, name
+    assert row["samples"] == len(spans)
+    assert row["max_ms"] == spans[-1]
+    # Every value by itself, where bins are narrower than a millisecond and just above.
+    for value in range(1, 2_000):
+        bin_ = 1 + math.floor(math.log(value) / math.log(BIN_RATIO))
+        assert abs(round(BIN_RATIO ** (bin_ - 0.5)) - value) <= 0.01 * value, value
+
+
+def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, monkeypatch):
+    """Its tables lack a column and name no version of the queries; a kill does no harm."""
+    monkeypatch.setattr(distribute, "FEW", 1_000)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    bring_in(lake, journal(7, "a" * 32, 0))
+    version = version_of(events_table(lake))
+    old = REDELIVERIES.schema.rpartition(", ")[0]
+    table = lake.table("redeliveries", old)
+    path = table.new_file()
+    pq.write_table(arrow_rows(old, [("x", "old", 1, 1, 0, 0, 1, 0)]), path)
+    table.replace([AddedFile.of(table.path, path)], {"events": version})
+    assert not deriving.is_level(lake)
+    commit = Table._commit
+    made: list[Table] = []
+
+    def stop_late(self, *arguments):
+        if self.path.name == "redeliveries" and not made:
+            made.append(self)
+            raise Stopped
+        commit(self, *arguments)
+
+    monkeypatch.setattr(Table, "_commit", stop_late)
+    with pytest.raises(Stopped):
+        derive(no_spark, lake)
+    assert derive(no_spark, lake).parts == 0
+    assert deriving.is_level(lake)
+    found = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
+    assert "old" not in {row["queue"] for row in found}
+    assert all(row["dead"] is not None for row in found)
+
+
+def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):
+    pushes = [[Pushed(n, 1, n, b"secret-%d" % n, attributes={"a": f"hidden-{n}"})] for n in (1, 2)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
+    lake = Lake.open(tmp_path / "lake", create=True)
+    copy_events(no_spark, lake, str(store), None, bodies=True)
+    audit(no_spark, lake)
+    stream = Stream(str(store))
+    first, second = map(MessageIds(stream.identity).show, (1, 2))
+    stream.close()
+    command = ["pipeline", "forget", "--lake", str(lake.path)]
+    assert cli.main([*command, first]) == 0
+    assert "forgotten in 1 rows" in capsys.readouterr().out
+    held = b"".join(read_all(path) for path in lake.path.rglob("*.parquet"))
+    assert b"secret-1" not in held
+    assert b"hidden-1" not in held
+    assert b"secret-2" in held
+    # What happened to it stays, and no table is made again because of it.
+    assert audit(no_spark, lake).holds
+    assert derive(no_spark, lake) == Made()
+    found = DeltaTable(str(lake.path / "messages")).to_pyarrow_table()
+    assert sorted(found["message_id"].to_pylist()) == sorted([first, second])
+    assert cli.main([*command, first.replace(first[:8], "0" * 8)]) == 1
+    assert "is not in the lake" in capsys.readouterr().out
+    assert cli.main([*command, "' OR true --"]) == 2
+
+
+def read_all(path):
+    """Every value in a Parquet file, as bytes."""
+    return repr(pq.ParquetFile(path).read().to_pylist()).encode()

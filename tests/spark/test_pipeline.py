@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,8 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections import Counter
-from types import SimpleNamespace
 
 import duckdb
 from deltalake import DeltaTable
@@ -23,6 +24,7 @@ import penstock
 from penstock import cli
 from penstock.backends.remote.daemon import stop_daemon
 from penstock.cli.lake import run as run_action
+from penstock.cli.lake.watch import Watch
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
@@ -39,6 +41,7 @@ from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream, SourceOptions
 from penstock.spark.tables import TABLES
 from tests.backends.engine.life import Life, exact_replay, small_slices
+from tests.ports import lasting_port
 from tests.spark.journals import write_store
 
 pytestmark = pytest.mark.service("default-jre-headless")
@@ -134,6 +137,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
     assert len(DeltaTable(str(events)).file_uris()) == 1
     check_sql(lake, kinds, capsys)
+    check_shell(lake, kinds, capsys)
     status = ["pipeline", "status", "--lake", str(lake.path), "--journal", store]
     assert cli.main(status) == 0
     assert "0 B behind" in capsys.readouterr().out
@@ -209,6 +213,19 @@ def check_sql(lake, kinds, capsys):
     told = capsys.readouterr()
     assert "query: " in told.err
     assert "`nothing` cannot be resolved" in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def check_shell(lake, kinds, capsys):
+    """Queries over several lines, one after another; one that is refused does not end the rest."""
+    words = ["pipeline", "shell", "--lake", str(lake.path), "--csv"]
+    lines = "select nothing;\nselect ';' as a,\n count(*) as n\nfrom events; tables; exit; no"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(lines))
+        assert cli.main(words) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines()[:2] == ["a,n", f";,{kinds.total()}"]
+    assert "messages" in told.out.splitlines()
     assert len(told.err.splitlines()) == 1
 
 
@@ -395,20 +412,45 @@ def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
 ):
     pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 31)]
     store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes[:10]])
-    slept = []
+    port = lasting_port()
+    told = tmp_path / "told"
+    rounds: list[str] = []
 
-    def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise KeyboardInterrupt
-        write_store(store, pushes[10:])
+    def wait(self):
+        """After each round: the journal grows by a fault, then a signal asks for the end."""
+        rounds.append("")
+        if len(rounds) == 1:
+            write_store(store, [*pushes[10:], [Pushed(1, 1, 1, b"again")]])
+            return True
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            rounds.append(answer.read().decode())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return not self._stop.wait(60)
 
-    monkeypatch.setattr("penstock.cli.lake.run.time", SimpleNamespace(sleep=sleep))
-    words = ["pipeline", "run", "--watch", "--every", "7s", "--lake", str(tmp_path / "lake")]
-    assert cli.main([*words, "--journal", str(store)]) == 130
-    assert slept == [7, 7]
+    monkeypatch.setattr(Watch, "wait", wait)
+    words = ["pipeline", "run", "--watch", "--lake", str(tmp_path / "lake")]
+    words += ["--on-finding", f"cat >>{told}", "--metrics-port", str(port)]
+    assert cli.main([*words, "--journal", str(store)]) == 0
     assert capsys.readouterr().out.count("0 B behind") == 2
     assert rows(tmp_path / "lake" / "messages", "SELECT count(*) FROM {table}") == [(30,)]
+    [finding] = map(json.loads, told.read_text().splitlines())
+    assert finding["check"] == "pushed once"
+    page = rounds[2]
+    assert 'penstock_lake_findings{check="pushed once"} 1.0' in page
+    assert f'penstock_lake_behind_bytes{{journal="{store}"}} 0.0' in page
+    assert "penstock_lake_events_total 21.0" in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--on-finding", "true"], ["--metrics-port", "1"], ["--watch", "--metrics-port", "70000"]],
+)
+def test_what_only_a_watching_run_does_is_refused_without_it(tmp_path, capsys, words):
+    store = write_store(tmp_path / "s", [])
+    run = ["pipeline", "run", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
+    assert cli.main([*run, *words]) == 2
+    assert words[-2] in capsys.readouterr().err
+    assert not (tmp_path / "lake").exists()
 
 
 @pytest.mark.timeout(600)

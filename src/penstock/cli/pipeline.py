@@ -17,7 +17,9 @@ ACTIONS: Final = {
     "audit": "check every message's life; status 1 if one is wrong",
     "report": "write an HTML page about the tables of the lake",
     "sql": "run any Spark SQL over the lake's tables, with all your rights",
+    "shell": "the same, one query after another",
     "replay": "send messages of the lake to a queue, each of them once",
+    "forget": "remove the content of single messages from the lake",
     "compact": "join small files, remove unused ones",
 }
 

@@ -19,13 +19,13 @@ from penstock.core.receipts import MessageIds
 from penstock.spark import checks
 from penstock.spark.blocks import INDEX_BITS
 from penstock.spark.checks import CHECKS, CheckFinding
-from penstock.spark.derive import TablesBusy, derive, files_of, locked, scratch, table_of
+from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import Duck, read_files
 from penstock.spark.fold import LakePart
 from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.judge import JudgedPart, JudgeWork, PartFiles, judge_part, near_parts, parts_of
-from penstock.spark.lake import AddedFile, Lake, our_errors
+from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.schemas import arrow_rows, duck_types
 from penstock.spark.source import SCHEMA
 from penstock.spark.tables import (
@@ -89,13 +89,13 @@ def audit(
 
     `engine` says how many messages each queue holds by the engine's own count, at the end of the
     events; without it, queues are compared only with what their purges and removals counted. Raises
-    LakeUnusable, or TablesBusy if another audit of the lake is running.
+    LakeUnusable, or LakeBusy if another audit of the lake is running.
     """
     with our_errors(), locked(lake, "verdicts"):
         is_behind = False
         try:
             derive(open_spark, lake, lambda part: progress(part / 2))
-        except TablesBusy:
+        except LakeBusy:
             # A run is at it. What it has finished so far can be judged.
             is_behind = True
         with scratch(lake, "audit") as room, Duck(len(os.sched_getaffinity(0))) as duck:

@@ -10,24 +10,20 @@ the next run knows which events are new.
     queue_events and tables in parts ─▶ queues and gold, whole, in this process
 """
 
-import fcntl
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from deltalake import DeltaTable
 
-from penstock.errors import UnavailableError
 from penstock.spark import fold
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import Duck, quoted, read_files
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import AddedFile, Lake, Table, TableFile, our_errors
+from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
 from penstock.spark.tables import (
     PART_STATUS,
     PART_TABLES,
@@ -45,10 +41,6 @@ _QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
 
-class TablesBusy(UnavailableError):
-    """Another process is changing the tables of this lake."""
-
-
 @dataclass(frozen=True)
 class Made:
     """What a run changed: names of tables, and how many parts of how many."""
@@ -64,7 +56,7 @@ def derive(
     *,
     rebuild: bool = False,
 ) -> Made:
-    """Brings every table level with `events`. Raises LakeUnusable or TablesBusy."""
+    """Brings every table level with `events`. Raises LakeUnusable or LakeBusy."""
     with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as room:
         delta = events_table(lake).delta()
         if delta is None or (not rebuild and is_level(lake)):
@@ -92,38 +84,6 @@ def is_current(table: Table, events: DeltaTable | None) -> bool:
 def table_of(lake: Lake, derived: Derived) -> Table:
     """The table in the lake."""
     return lake.table(derived.name, derived.schema, in_parts=derived.in_parts)
-
-
-@contextmanager
-def locked(lake: Lake, name: str) -> Iterator[None]:
-    """Keeps other processes from the same work; it ends with the process. Raises TablesBusy."""
-    path = lake.path / f".{name}.lock"
-    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TablesBusy(
-                f"{lake.path}: another process is making its {name}; wait until it ends"
-            ) from None
-        yield
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def scratch(lake: Lake, name: str) -> Iterator[Path]:
-    """A directory that executors see too, without what a killed process left there.
-
-    Whoever uses it holds the lock of that work.
-    """
-    path = lake.path / f"_{name}"
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass

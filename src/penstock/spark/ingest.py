@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.journal import readers
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.lake import Lake, Table, our_errors
+from penstock.spark.lake import Lake, Table, locked, our_errors
 from penstock.spark.source import SCHEMA, SourceOptions, now_ms, spans
 from penstock.spark.spans import write_span
 from penstock.spark.stream import Stream
@@ -101,7 +101,10 @@ def ingest(
     span_bytes: int | None = None,
     progress: Callable[[Lag], None] = lambda lag: None,
 ) -> Lag:
-    """Brings in all that is durable now. Raises StoreUnusable, JournalError or LakeUnusable."""
+    """Brings in all that is durable now.
+
+    Raises StoreUnusable, JournalError, LakeUnusable or LakeBusy.
+    """
     before = lag(lake, journal, archive)
     # Executors use these paths, and with Spark Connect the server does: they must be absolute.
     journal = os.path.abspath(journal)
@@ -129,7 +132,7 @@ def ingest(
     if span_bytes is not None:
         source = source.option("spanBytes", span_bytes)
     try:
-        with our_errors():
+        with our_errors(), locked(lake, EVENTS):
             query = (
                 source.load(journal)
                 .writeStream.foreachBatch(bring_in)
@@ -150,8 +153,10 @@ def copy_events(
     journal: str,
     archive: str | None,
     progress: Progress = no_progress,
+    *,
+    bodies: bool = False,
 ) -> None:
-    """Copies all events that are durable now, without bodies, into a lake that has none yet.
+    """Copies all events that are durable now into a lake that has none yet.
 
     The journal does not learn of it: unlike `ingest`, it registers no reader.
     """
@@ -166,7 +171,7 @@ def copy_events(
         store = stream.identity.hex()
     finally:
         stream.close()
-    work = [dataclasses.replace(span, bodies=False) for span in found]
+    work = [dataclasses.replace(span, bodies=bodies) for span in found]
     files = distribute(open_spark, write_span, work, list[str], lake.path, progress)
     table.append(
         [file for each in files for file in each], "data/0", {f"offset/{store}": -1}, "offset"

@@ -10,6 +10,7 @@ commit carries an application transaction, so one that is repeated after a kill 
 directory's name follows from it, so a repeated write replaces the files of the one that was killed.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -30,7 +31,7 @@ from deltalake.transaction import AddAction
 from pyspark.errors import PySparkException
 
 from penstock import errors
-from penstock.errors import JournalError, PenstockError
+from penstock.errors import JournalError, PenstockError, UnavailableError
 from penstock.spark.schemas import arrow_schema
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ PART: Final = "part"
 
 class LakeUnusable(JournalError):
     """The directory is no lake, or one of a version that this Penstock does not know."""
+
+
+class LakeBusy(UnavailableError):
+    """Another process is changing the same tables of this lake."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,41 @@ def _make(root: Path) -> None:
     made = root / f".{MARKER}.{os.getpid()}"
     made.write_text(json.dumps({"version": VERSION, "id": secrets.token_hex(8)}) + "\n")
     made.replace(root / MARKER)
+
+
+@contextmanager
+def locked(lake: Lake, name: str) -> Iterator[None]:
+    """Keeps other processes from the same work; it ends with the process. Raises LakeBusy.
+
+    `events`, `tables` and `verdicts` are what can be locked, and are locked in this order.
+    """
+    path = lake.path / f".{name}.lock"
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LakeBusy(
+                f"{lake.path}: another process is changing its {name}; wait until it ends"
+            ) from None
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def scratch(lake: Lake, name: str) -> Iterator[Path]:
+    """A directory that executors see too, without what a killed process left there.
+
+    Whoever uses it holds the lock of that work.
+    """
+    path = lake.path / f"_{name}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -238,6 +278,19 @@ class Table:
         if self.in_parts:
             made = made.append(pa.field(PART, pa.string()))
         return Schema.from_arrow(made)
+
+    def update(self, predicate: str, changes: Mapping[str, str]) -> int:
+        """Changes the rows that meet a condition, in one commit; how many there were.
+
+        Files that older versions need are removed at once, with what was changed in them.
+        """
+        delta = self.delta()
+        if delta is None:
+            return 0
+        done = delta.update(updates=dict(changes), predicate=predicate)
+        if done["num_updated_rows"]:
+            delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        return int(done["num_updated_rows"])
 
     def compact(self, keep_hours: int) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""

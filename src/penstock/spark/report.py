@@ -12,6 +12,7 @@ import html
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,8 @@ import penstock
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from penstock.spark.audit import Verdict, audit
 from penstock.spark.checks import CHECKS
+from penstock.spark.derive import is_current, table_of
+from penstock.spark.distribute import Progress, no_progress
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
 from penstock.spark.queries import BUCKET_MS
@@ -69,12 +72,17 @@ _STAYS: Final = """
 """
 
 
-def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, Verdict]:
+def make_report(
+    spark: "SparkSession", lake: Lake, progress: Progress = no_progress
+) -> tuple[str, Verdict]:
     """The page, and the verdict it opens with. Raises LakeUnusable."""
     with our_errors():
-        verdict = audit(lambda: spark, lake, shown_max=FINDINGS_MAX)
+        verdict = audit(
+            lambda: spark, lake, shown_max=FINDINGS_MAX, progress=lambda part: progress(part / 2)
+        )
         tables = _Tables.of(spark, lake)
-        return render(tables.told(verdict)), verdict
+        figures = tables.told(verdict, lambda part: progress(0.5 + part / 2))
+        return render(figures), verdict
 
 
 def render(told: dict[str, Any]) -> str:
@@ -161,12 +169,12 @@ class _Tables:
         frames = {"events": events.frame(spark, seen)}
         behind = []
         for each in TABLES:
-            table = lake.table(each.name, each.schema)
+            table = table_of(lake, each)
             if seen is not None and table.delta() is None:
                 raise LakeUnusable(
                     f"{lake.path}: has no table {each.name} yet; `pipeline run` makes it"
                 )
-            if seen is not None and table.committed("events") != seen.version():
+            if seen is not None and not is_current(table, seen):
                 behind.append(each.name)
             frames[each.name] = table.frame(spark)
         told = spark.sql(
@@ -189,9 +197,23 @@ class _Tables:
         }
         return [row.asDict() for row in self.spark.sql(query, **named).collect()]
 
-    def told(self, verdict: Verdict) -> dict[str, Any]:
+    def told(self, verdict: Verdict, progress: Progress) -> dict[str, Any]:
         """Everything on the page."""
         axis = _Time.of(self.first_ms, self.to_ms, POINTS_MAX)
+        sections: dict[str, Callable[[], Any]] = {
+            "figures": self._figures,
+            "depth": lambda: self._depth(axis),
+            "latency": self._latency,
+            "redelivery": self._redelivery,
+            "dead_letters": self._dead_letters,
+            "hot_queues": self._hot_queues,
+            "hot_groups": self._hot_groups,
+            "queues": self._queues,
+        }
+        made = {}
+        for number, (name, section) in enumerate(sections.items()):
+            made[name] = section()
+            progress((number + 1) / len(sections))
         return {
             "lake": self.lake.path.resolve().name,
             "version": penstock.__version__,
@@ -208,14 +230,7 @@ class _Tables:
                 ],
                 "findings": [asdict(each) for each in verdict.findings],
             },
-            "figures": self._figures(),
-            "depth": self._depth(axis),
-            "latency": self._latency(),
-            "redelivery": self._redelivery(),
-            "dead_letters": self._dead_letters(),
-            "hot_queues": self._hot_queues(),
-            "hot_groups": self._hot_groups(),
-            "queues": self._queues(),
+            **made,
         }
 
     def _figures(self) -> dict[str, int]:
@@ -223,7 +238,7 @@ class _Tables:
             SELECT count(pushed_at_ms) AS pushed, coalesce(sum(body_bytes), 0) AS body_bytes,
               count_if(state = 'deleted') AS deleted, count(standing) AS live,
               count_if(standing = 'in_flight') AS in_flight, count_if(claims > 0) AS pulled,
-              count_if(claims > 1) AS redelivered, coalesce(sum(dead_letters), 0) AS dead_letters,
+              count_if(claims > 1) AS redelivered, count_if(dead_letters > 0) AS dead_letters,
               count_if(state = 'dead') AS dead, count_if(state = 'expired') AS expired,
               count_if(state = 'purged') AS purged, count_if(state = 'removed') AS removed,
               count_if(state = 'lost') AS lost
@@ -298,7 +313,7 @@ class _Tables:
         often = 5
         claims = self.rows(f"""
             SELECT least(claims, {often}) AS claims, sum(messages) AS messages,
-              sum(deleted) AS deleted, sum(dead_letters) AS dead
+              sum(deleted) AS deleted, sum(dead) AS dead
             FROM {{redeliveries}} GROUP BY least(claims, {often}) ORDER BY claims""")
         for row in claims:
             row["name"] = {1: "once", 2: "twice"}.get(row["claims"], f"{row['claims']} times")
@@ -311,8 +326,19 @@ class _Tables:
             SELECT label AS queue, sum(timeouts) AS timeouts, sum(releases) AS releases
             FROM {redeliveries} GROUP BY label HAVING timeouts + releases > 0
             ORDER BY timeouts + releases DESC, label""")
+        holders = self.rows(f"""
+            SELECT coalesce(holder, '') AS holder, count_if(ended = 'timed out') AS timed_out,
+              count_if(ended = 'released') AS released
+            FROM {{attempts}} GROUP BY holder HAVING timed_out + released > 0
+            ORDER BY timed_out + released DESC, holder LIMIT {ROWS_MAX}""")
         more = max(0, len(queues) - ROWS_MAX)
-        return {"claims": claims, "ended": ended, "queues": queues[:ROWS_MAX], "more": more}
+        return {
+            "claims": claims,
+            "ended": ended,
+            "queues": queues[:ROWS_MAX],
+            "more": more,
+            "holders": holders,
+        }
 
     def _dead_letters(self) -> dict[str, Any]:
         queues = self.rows("""

@@ -18,14 +18,17 @@ def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises LakeUnusable."""
     from penstock.spark.derive import table_of
     from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake
+    from penstock.spark.lake import Lake, locked
     from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
 
     lake = Lake.open(arguments.lake)
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
     tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
-        done = each.compact(arguments.keep_hours)
+        # Nobody else may be about to commit files there: they would count as unused.
+        name = "events" if each is tables[0] else "tables"
+        with locked(lake, name), locked(lake, "verdicts"):
+            done = each.compact(arguments.keep_hours)
         name = each.path.name
         session.print_result(
             arguments,

@@ -58,6 +58,7 @@ def run(session: Session, arguments: Namespace) -> int:
             done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
         )
 
+    bar.show(0, "choosing messages")
     outcome = replay(
         open_spark(arguments),
         lake,

@@ -4,6 +4,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from penstock.cli.lake.bar import Bar
 from penstock.cli.lake.options import add_lake, add_spark, open_spark
 from penstock.cli.session import Session, UsageError
 
@@ -26,7 +27,10 @@ def run(session: Session, arguments: Namespace) -> int:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"--out: {str(out)!r} cannot be written: name a file in a directory")
     lake = Lake.open(arguments.lake)
-    page, verdict = make_report(open_spark(arguments), lake)
+    bar = Bar("report")
+    bar.show(0, "")
+    page, verdict = make_report(open_spark(arguments), lake, lambda part: bar.show(part, ""))
+    bar.end()
     # Written beside and renamed: a reader gets the old page or the new one, never a part.
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:

@@ -1,6 +1,5 @@
 """`penstock pipeline run`: ingest journals into the lake and derive its tables."""
 
-import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,9 @@ from penstock.cli.lake.options import (
     spark_opener,
 )
 from penstock.cli.lake.status import print_lag
+from penstock.cli.lake.watch import Watch, add_watching, check_watching
 from penstock.cli.session import Session
-from penstock.cli.values import read_duration, read_size, show_size
+from penstock.cli.values import read_size, show_size
 
 if TYPE_CHECKING:
     from penstock.spark.distribute import OpenSpark
@@ -30,14 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rebuild", action="store_true", help="make every table anew from the lake's events"
     )
-    parser.add_argument("--watch", action="store_true", help="go on as the journals grow")
-    parser.add_argument(
-        "--every",
-        metavar="DURATION",
-        type=read_duration,
-        default=30.0,
-        help="with --watch (default: 30s)",
-    )
+    add_watching(parser)
     parser.add_argument(
         "--batch",
         metavar="SIZE",
@@ -49,10 +42,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises the errors of the journals and the lake."""
+    from penstock.spark.audit import audit
     from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
     check_archive(arguments)
+    check_watching(arguments)
     # Checked before Spark is started, which takes seconds, and before a lake is created.
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
@@ -61,12 +56,19 @@ def run(session: Session, arguments: Namespace) -> int:
         _print_lags(session, lake, arguments)
         return 0
     spark = spark_opener(arguments)
-    while True:
+    if not arguments.watch:
         _bring_level(spark, lake, arguments)
         _print_lags(session, lake, arguments)
-        if not arguments.watch:
-            return 0
-        time.sleep(arguments.every)
+        return 0
+    with Watch(arguments) as watch:
+        while True:
+            _bring_level(spark, lake, arguments)
+            for lag in _print_lags(session, lake, arguments):
+                watch.show_lag(lag)
+            if watch.audits:
+                watch.show_verdict(audit(spark, lake))
+            if not watch.wait():
+                return 0
 
 
 def _is_level(lake: "Lake", arguments: Namespace) -> bool:
@@ -79,11 +81,13 @@ def _is_level(lake: "Lake", arguments: Namespace) -> bool:
     )
 
 
-def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> None:
+def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> "list[Lag]":
     from penstock.spark.ingest import lag
 
-    for journal in arguments.journal:
-        print_lag(session, arguments, lag(lake, journal, arguments.archive))
+    lags = [lag(lake, journal, arguments.archive) for journal in arguments.journal]
+    for each in lags:
+        print_lag(session, arguments, each)
+    return lags
 
 
 def _bring_level(spark: "OpenSpark", lake: "Lake", arguments: Namespace) -> None:

@@ -31,16 +31,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_lake(parser)
     add_spark(parser)
     parser.add_argument("query", metavar="QUERY", help='such as "select * from queue_status"')
+    add_forms(parser)
+
+
+def add_forms(parser: ArgumentParser) -> None:
+    """Adds the argument for the form in which rows are printed."""
     parser.add_argument("--csv", action="store_true", help="print CSV, with a line of names")
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises LakeUnusable, and InvalidField if Spark refuses the query."""
     from penstock.spark.lake import Lake
-    from penstock.spark.views import query_lake
+    from penstock.spark.views import name_tables, run_query
 
     lake = Lake.open(arguments.lake)
-    names, rows = query_lake(open_spark(arguments), lake, arguments.query)
+    spark = open_spark(arguments)
+    name_tables(spark, lake)
+    print_rows(arguments, *run_query(spark, arguments.query))
+    return 0
+
+
+def print_rows(arguments: Namespace, names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
+    """Prints rows in the form that the arguments ask for."""
     if arguments.json:
         for row in rows:
             print(json.dumps(dict(zip(names, row, strict=True)), default=_as_text))
@@ -48,7 +60,6 @@ def run(session: Session, arguments: Namespace) -> int:
         _print_csv(names, rows)
     else:
         _print_table(names, rows)
-    return 0
 
 
 def _print_csv(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:

@@ -423,12 +423,14 @@
   function redelivery() {
     const r = data.redelivery;
     by("redelivery").append(
-      bars("How often messages were pulled", [["s2", "deleted in the end"], ["s1", "dead-lettered"], ["s6", "otherwise"]],
+      bars("How often messages were pulled", [["s2", "deleted in the end"], ["s1", "dead"], ["s6", "otherwise"]],
         r.claims.map((c) => ({ name: c.name, said: count(c.messages),
           parts: [c.deleted, c.dead, Math.max(0, c.messages - c.deleted - c.dead)] }))),
       bars("How claims ended", [["s0", "claims"]], r.ended.map((e) => ({ name: e.name, said: count(e.claims), parts: [e.claims] }))),
       bars("Why messages came back", [["s3", "timed out"], ["s4", "released"]],
-        r.queues.map((q) => ({ name: q.queue, said: count(q.timeouts + q.releases), parts: [q.timeouts, q.releases] })), r.more));
+        r.queues.map((q) => ({ name: q.queue, said: count(q.timeouts + q.releases), parts: [q.timeouts, q.releases] })), r.more),
+      bars("Who held them then", [["s3", "timed out"], ["s4", "released"]],
+        r.holders.map((h) => ({ name: h.holder || "(not told)", said: count(h.timed_out + h.released), parts: [h.timed_out, h.released] }))));
   }
 
   function deadLetters() {

@@ -1,0 +1,163 @@
+"""What `penstock pipeline run --watch` does beside its rounds: it stops cleanly, audits and tells.
+
+A signal to stop ends the waiting at once and a round when it is complete. With `--on-finding`, each
+round is audited, and if a check has more findings than after the round before, a command is run
+that gets them as lines of JSON. With `--metrics-port`, Prometheus reads how far the lake is behind.
+"""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.cli.session import UsageError
+from penstock.cli.values import read_count, read_duration
+
+if TYPE_CHECKING:
+    from penstock.spark.audit import Verdict
+    from penstock.spark.ingest import Lag
+
+_PORT_MAX: Final = (1 << 16) - 1
+
+
+def add_watching(parser: ArgumentParser) -> None:
+    """Adds the arguments of a run that goes on."""
+    parser.add_argument("--watch", action="store_true", help="go on as the journals grow")
+    parser.add_argument(
+        "--every",
+        metavar="DURATION",
+        type=read_duration,
+        default=30.0,
+        help="with --watch (default: 30s)",
+    )
+    parser.add_argument(
+        "--on-finding",
+        metavar="COMMAND",
+        help="with --watch: audit each round, and run this when a check has new findings, which "
+        "it gets on stdin as lines of JSON",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=read_count,
+        help="with --watch: audit each round, and answer Prometheus on 127.0.0.1",
+    )
+
+
+def check_watching(arguments: Namespace) -> None:
+    """Raises UsageError if something is asked for that only a run that goes on does."""
+    for name in ("on_finding", "metrics_port"):
+        if getattr(arguments, name) is not None and not arguments.watch:
+            raise UsageError(f"--{name.replace('_', '-')}: needs --watch")
+    if arguments.metrics_port is not None and arguments.metrics_port > _PORT_MAX:
+        raise UsageError(f"--metrics-port: is at most {_PORT_MAX}")
+
+
+class Watch:
+    """The state of a run from round to round."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        self._every_s = arguments.every
+        self._command = arguments.on_finding
+        self._counts: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._metrics = None if arguments.metrics_port is None else _Metrics(arguments.metrics_port)
+        self._before: Any = None
+
+    def __enter__(self) -> "Watch":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    @property
+    def audits(self) -> bool:
+        """Whether each round is to be audited."""
+        return self._command is not None or self._metrics is not None
+
+    def wait(self) -> bool:
+        """Waits for the next round; False if there is to be none."""
+        return not self._stop.wait(self._every_s)
+
+    def show_lag(self, lag: "Lag") -> None:
+        """Takes note of how far the lake is behind a journal."""
+        if self._metrics is not None:
+            self._metrics.show_lag(lag)
+
+    def show_verdict(self, verdict: "Verdict") -> None:
+        """Takes note of an audit, and runs the command if it found more than the last."""
+        if self._metrics is not None:
+            self._metrics.show_verdict(verdict)
+        more = [
+            check for check, count in verdict.counts.items() if count > self._counts.get(check, 0)
+        ]
+        self._counts = dict(verdict.counts)
+        if more and self._command is not None:
+            found = [each for each in verdict.findings if each.check in more]
+            lines = [msgspec.json.encode(dataclasses.asdict(each)) for each in found]
+            status = subprocess.run(
+                self._command, shell=True, input=b"\n".join(lines) + b"\n", check=False
+            ).returncode
+            if status:
+                print(f"penstock: --on-finding: ended with status {status}", file=sys.stderr)
+
+
+class _Metrics:
+    """Figures for Prometheus, on a port of this machine only."""
+
+    def __init__(self, port: int) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+        registry = CollectorRegistry()
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(f"penstock_lake_{name}", what, labels, registry=registry)
+
+        self._bytes = gauge("behind_bytes", "Bytes of a journal that are not read yet.", "journal")
+        self._seconds = gauge(
+            "behind_seconds", "Seconds since all of a journal had been read.", "journal"
+        )
+        self._findings = gauge("findings", "Findings of the last audit.", "check")
+        self._rate = gauge("events_per_second", "Events that came in since the round before.")
+        self._events = Counter(
+            "penstock_lake_events", "Events in the lake since the start.", registry=registry
+        )
+        self._seen: tuple[int, float] | None = None
+        self._level_s: dict[str, float] = {}
+        try:
+            self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+        except OSError as error:
+            raise UsageError(f"--metrics-port: {port} cannot be used: {error.strerror}") from None
+
+    def show_lag(self, lag: "Lag") -> None:
+        now_s = time.monotonic()
+        if not lag.behind_bytes:
+            self._level_s[lag.path] = now_s
+        self._bytes.labels(lag.path).set(lag.behind_bytes)
+        self._seconds.labels(lag.path).set(now_s - self._level_s.setdefault(lag.path, now_s))
+
+    def show_verdict(self, verdict: "Verdict") -> None:
+        now_s = time.monotonic()
+        if self._seen is not None:
+            came = max(0, verdict.events - self._seen[0])
+            self._events.inc(came)
+            self._rate.set(came / max(0.001, now_s - self._seen[1]))
+        self._seen = verdict.events, now_s
+        for check, count in verdict.counts.items():
+            self._findings.labels(check).set(count)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
