@@ -13,6 +13,7 @@ from penstock.backends.redis.link import (
     RedisConnection,
     Server,
     is_passing,
+    load_scripts,
     send_patiently,
 )
 from penstock.errors import BackendLost, UnavailableError
@@ -68,8 +69,12 @@ class ClusterLink:
             kind, where = _redirection(replies[moved[0]]) or ("", self._target.hosts[0])
             again = [commands[place] for place in moved]
             if kind == "ASK":
+                server = self._server(where)
                 asked = [each for command in again for each in (("ASKING",), command)]
-                fresh = (await self._server(where).send(asked))[1::2]
+                fresh = (await server.send(asked))[1::2]
+                if any(isinstance(reply, faults.NoScriptError) for reply in fresh):
+                    await load_scripts(server)
+                    fresh = (await server.send(asked))[1::2]
             else:
                 self._slots[slot] = where
                 fresh = await send_patiently(self._target, lambda: self._server_of(slot), again)
@@ -137,10 +142,11 @@ class ClusterLink:
 def _redirection(reply: Any) -> tuple[str, HostPort] | None:
     if not isinstance(reply, faults.ResponseError):
         return None
-    if isinstance(reply, faults.AskError):
-        return "ASK", (reply.host, int(reply.port))
+    # In the order of their classes: to redis-py, a slot that has moved is a kind of ASK.
     if isinstance(reply, faults.MovedError):
         return "MOVED", (reply.host, int(reply.port))
+    if isinstance(reply, faults.AskError):
+        return "ASK", (reply.host, int(reply.port))
     words = str(reply).split()
     if len(words) != 3 or words[0] not in ("MOVED", "ASK"):
         return None

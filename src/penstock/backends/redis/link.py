@@ -278,6 +278,11 @@ class SingleLink:
                 await client.aclose()
 
 
+async def load_scripts(server: Server) -> None:
+    """Has a server keep every script, so that it can be called by its SHA."""
+    await server.send([("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()])
+
+
 async def send_patiently(
     target: RedisTarget, find: Callable[[], Server], commands: Sequence[RedisCommand]
 ) -> list[Any]:
@@ -292,7 +297,7 @@ async def send_patiently(
     replies = await server.send(commands)
     while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
         if any(isinstance(replies[place], faults.NoScriptError) for place in again):
-            await server.send([("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()])
+            await load_scripts(server)
         else:
             if loop.time() + pause_s >= give_up_s:
                 break
