@@ -127,7 +127,19 @@ class Broker:
         return self
 
     def send(self, which):
+        """Sends a signal to all its processes; SIGSTOP has taken effect when this returns."""
         os.killpg(self._process.pid, which)
+        if which == signal.SIGSTOP:
+            while any(state not in "TZ" for state in self._states()):
+                PAUSE.wait(0.01)
+
+    def _states(self):
+        """The state of each thread of its processes, as /proc has it."""
+        for path in Path("/proc").glob("[0-9]*/task/*/stat"):
+            with suppress(OSError):
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self._process.pid:
+                    yield state
 
     def stop(self, how=signal.SIGTERM):
         """Ends it, by asking or at once; its messages stay on the disk."""
