@@ -1,5 +1,6 @@
 """However a journal is cut into runs, tables and findings are those of all of it at once."""
 
+import json
 import math
 import random
 from itertools import pairwise
@@ -23,7 +24,7 @@ from penstock.spark.audit import audit
 from penstock.spark.checks import check_events
 from penstock.spark.derive import Made, derive, table_of
 from penstock.spark.duck import Duck
-from penstock.spark.ingest import copy_events, events_table
+from penstock.spark.ingest import copy_events, events_table, ingest, last_offset, reached_point
 from penstock.spark.lake import AddedFile, Lake, Table
 from penstock.spark.queries import BIN_RATIO, load_query
 from penstock.spark.schemas import arrow_rows, arrow_schema
@@ -98,8 +99,8 @@ def bring_in(lake, events):
     path = table.path / "_batch.parquet"
     pq.write_table(events, path)
     store = events["store"][0].as_py()
-    version = version_of(table)
-    table.append([str(path)], f"data/{version}", {f"offset/{store}": -1}, "offset")
+    added = table.take_in([str(path)], f"data/{version_of(table)}")
+    table.add(added, {f"offset/{store}": last_offset(added) + 1})
 
 
 def version_of(table):
@@ -349,3 +350,29 @@ def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):
 def read_all(path):
     """Every value in a Parquet file, as bytes."""
     return repr(pq.ParquetFile(path).read().to_pylist()).encode()
+
+
+def test_a_lake_that_kept_its_place_in_a_checkpoint_goes_on_from_there(tmp_path):
+    """As lakes of the release before did; with the checkpoint lost, nothing comes in twice."""
+    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 41)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes[:20]])
+    stream = Stream(str(store))
+    name, end = stream.identity.hex(), stream.end
+    stream.close()
+    for has_checkpoint in (True, False):
+        lake = Lake.open(tmp_path / f"lake-{has_checkpoint}", create=True)
+        copy_events(no_spark, lake, str(store), None)
+        if has_checkpoint:
+            for directory in ("commits", "offsets"):
+                (lake.path / "checkpoints" / name / directory).mkdir(parents=True)
+            (lake.path / "checkpoints" / name / "commits" / "0").write_text("v1\n{}")
+            place = {"store": name, "offset": end.offset, "entry": end.entry}
+            offsets = lake.path / "checkpoints" / name / "offsets" / "0"
+            offsets.write_text("v1\n{}\n" + json.dumps(place))
+            assert reached_point(lake, name) == end
+    write_store(store, pushes[20:])
+    for has_checkpoint in (True, False):
+        lake = Lake.open(tmp_path / f"lake-{has_checkpoint}")
+        assert ingest(no_spark, lake, str(store)).behind_bytes == 0
+        found = DeltaTable(str(lake.path / "events")).to_pyarrow_table()
+        assert sorted(found["entry"].to_pylist()) == list(range(1, 42))

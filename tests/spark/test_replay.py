@@ -65,7 +65,7 @@ def lake(spark, tmp_path_factory):
     )
     lake = Lake.open(root / "lake", create=True)
     for store in (root / "shop", cut):
-        ingest(spark, lake, str(store))
+        ingest(lambda: spark, lake, str(store))
     # A replay looks at no other table.
     derive(lambda: spark, lake)
     return lake

@@ -40,13 +40,16 @@ def distribute(
     result: type[R],
     scratch: Path,
     progress: Progress = no_progress,
+    *,
+    few: int | None = None,
 ) -> list[R]:
     """What the function returns for each piece of work and a number of threads, in any order.
 
     Results are of the type `result` and travel as msgpack. `scratch` is a directory that every
-    executor sees; what tasks leave there to show progress is removed.
+    executor sees; what tasks leave there to show progress is removed. Up to `few` pieces are done
+    in this process.
     """
-    if len(work) <= FEW:
+    if len(work) <= (FEW if few is None else few):
         threads = len(os.sched_getaffinity(0))
         results = []
         for number, piece in enumerate(work):

@@ -1,32 +1,34 @@
-"""From a journal into the lake's `events`: one Structured Streaming query, run until it is level.
+"""From a journal into the lake's `events`: batches of it, one after another, until it is level.
 
-Tasks write what they read as Parquet files and return the files' names: see `spans`. Each
-micro-batch is one Delta commit with two application transactions. (query, batch id): a batch that
-Spark repeats after a kill is committed once. (journal, offset): how far the table has come in this
-journal, so that nothing is brought in twice even if the checkpoint is lost.
+A batch is a stretch of the journal, cut into spans that tasks write as Parquet files (`spans`), and
+one Delta commit, which names the point it reaches. So a batch that is repeated after a kill begins
+where the last commit ended: nothing is brought in twice and nothing is left out. Small batches are
+read in this process, without Spark.
+
+The lake's reader in the journal keeps what is not committed yet.
 """
 
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock.errors import JournalError
 from penstock.journal import readers
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.lake import Lake, Table, locked, our_errors
-from penstock.spark.source import SCHEMA, SourceOptions, now_ms, spans
-from penstock.spark.spans import write_span
-from penstock.spark.stream import Stream
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from penstock.spark.lake import AddedFile, Lake, Table, locked, our_errors
+from penstock.spark.source import SCHEMA, SPAN_BYTES, SourceOptions, now_ms, spans
+from penstock.spark.spans import Span, write_span
+from penstock.spark.stream import Point, Stream, align
 
 EVENTS: Final = "events"
 BATCH_BYTES: Final = 256 << 20
+# Up to so many spans are read in this process: starting Spark takes longer.
+_FEW_SPANS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -55,34 +57,52 @@ def reader_name(lake: Lake) -> str:
     return f"lake-{lake.id}"
 
 
-def lag(lake: Lake, journal: str, archive: str | None = None, *, batch: int | None = None) -> Lag:
-    """How far the lake has read a journal, or will have once Spark has committed `batch`.
-
-    Raises StoreUnusable.
-    """
+def lag(lake: Lake, journal: str, archive: str | None = None) -> Lag:
+    """How far the lake has read a journal. Raises StoreUnusable."""
     stream = Stream(journal, archive)
     try:
-        store = stream.identity.hex()
-        checkpoint = lake.checkpoint(store)
-        read = committed_offset(checkpoint) if batch is None else _end_of(checkpoint, batch)
-        return Lag(
-            journal, store, stream.first.offset, stream.end.offset, read or stream.first.offset
-        )
+        return _lag(lake, stream, journal)
     finally:
         stream.close()
+
+
+def _lag(lake: Lake, stream: Stream, journal: str) -> Lag:
+    store = stream.identity.hex()
+    reached = reached_point(lake, store)
+    read_offset = stream.first.offset if reached is None else reached.offset
+    return Lag(journal, store, stream.first.offset, stream.end.offset, read_offset)
+
+
+def reached_point(lake: Lake, store: str) -> Point | None:
+    """Up to where `events` has this journal; None if it has nothing of it, or if that is not known.
+
+    A lake of an earlier release names the point in a checkpoint of Spark's.
+    """
+    delta = events_table(lake).delta()
+    if delta is not None:
+        offset = delta.transaction_version(f"read/{store}")
+        entry = delta.transaction_version(f"entry/{store}")
+        if offset is not None and entry is not None:
+            return Point(offset, entry)
+    checkpoint = lake.path / "checkpoints" / store
+    batches = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
+    if delta is None or not batches:
+        return None
+    lines = (checkpoint / "offsets" / str(max(batches))).read_text().splitlines()
+    found = json.loads(lines[-1])
+    return Point(int(found["offset"]), int(found["entry"]))
 
 
 def is_brought_in(lake: Lake, journal: str, archive: str | None = None) -> bool:
     """Whether the lake has all that is durable of this journal. Raises StoreUnusable.
 
-    The checkpoint must have reached the end, `events` must have a commit of this journal, and the
-    lake's floor in the journal must be there too: a run may be killed before it moves the floor.
+    The lake's floor in the journal must be there too: a run may be killed before it moves it.
     """
-    found = lag(lake, journal, archive)
-    if found.behind_bytes or not events_table(lake).committed(f"offset/{found.store}"):
-        return False
     stream = Stream(journal, archive)
     try:
+        found = _lag(lake, stream, journal)
+        if found.behind_bytes or events_table(lake).committed(f"read/{found.store}") is None:
+            return False
         if stream.store is None:
             return True
         floors = {each.name: each.floor_offset for each in readers.registered(stream.store)}
@@ -92,59 +112,124 @@ def is_brought_in(lake: Lake, journal: str, archive: str | None = None) -> bool:
 
 
 def ingest(
-    spark: "SparkSession",
+    open_spark: OpenSpark,
     lake: Lake,
     journal: str,
     archive: str | None = None,
     *,
     batch_bytes: int = BATCH_BYTES,
-    span_bytes: int | None = None,
+    span_bytes: int = SPAN_BYTES,
     progress: Callable[[Lag], None] = lambda lag: None,
 ) -> Lag:
     """Brings in all that is durable now.
 
     Raises StoreUnusable, JournalError, LakeUnusable or LakeBusy.
     """
-    before = lag(lake, journal, archive)
-    # Executors use these paths, and with Spark Connect the server does: they must be absolute.
-    journal = os.path.abspath(journal)
+    # Executors use these paths: they must be absolute.
+    path = os.path.abspath(journal)
     archive = None if archive is None else os.path.abspath(archive)
-    table = events_table(lake)
-    checkpoint = lake.checkpoint(before.store)
-    # Delta ignores files and directories that begin with an underscore.
-    staging = table.path / f"_staging-{before.store}"
-    shutil.rmtree(staging, ignore_errors=True)
-
-    def bring_in(frame: "DataFrame", batch: int) -> None:
-        _bring_in(table, before.store, checkpoint, frame, batch)
-        progress(lag(lake, journal, archive, batch=batch))
-
-    source = (
-        spark.readStream.format("penstock")
-        .option("mode", "files")
-        .option("into", str(staging))
-        .option("fromOffset", table.committed(f"offset/{before.store}") or 0)
-        .option("reader", reader_name(lake))
-        .option("maxBytesPerTrigger", batch_bytes)
-    )
-    if archive is not None:
-        source = source.option("archive", archive)
-    if span_bytes is not None:
-        source = source.option("spanBytes", span_bytes)
-    try:
-        with our_errors(), locked(lake, EVENTS):
-            query = (
-                source.load(journal)
-                .writeStream.foreachBatch(bring_in)
-                .option("checkpointLocation", str(checkpoint))
-                .trigger(availableNow=True)
-                .start()
+    with our_errors(), locked(lake, EVENTS):
+        stream = Stream(path, archive)
+        try:
+            _Ingest(open_spark, lake, stream, archive, span_bytes).run(
+                batch_bytes, lambda: progress(_lag(lake, stream, journal))
             )
-            query.awaitTermination()
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    settle(lake, journal, checkpoint)
-    return lag(lake, journal, archive)
+            return _lag(lake, stream, journal)
+        finally:
+            stream.close()
+
+
+class _Ingest:
+    """One run over one journal, up to where it was durable when the run began."""
+
+    def __init__(
+        self,
+        open_spark: OpenSpark,
+        lake: Lake,
+        stream: Stream,
+        archive: str | None,
+        span_bytes: int,
+    ) -> None:
+        self._open_spark = open_spark
+        self._lake = lake
+        self._stream = stream
+        self._store = stream.identity.hex()
+        self._table = events_table(lake)
+        # Delta ignores files and directories that begin with an underscore.
+        self._staging = self._table.path / f"_staging-{self._store}"
+        given = {"path": stream.path, "mode": "files", "into": str(self._staging)}
+        if archive is not None:
+            given["archive"] = archive
+        given["spanBytes"] = str(span_bytes)
+        # What was committed by a run whose point is lost is left out.
+        given["fromOffset"] = str(self._table.committed(f"offset/{self._store}") or 0)
+        self._options = SourceOptions.of(given)
+        self._few = _FEW_SPANS
+
+    def run(self, batch_bytes: int, progress: Callable[[], None]) -> None:
+        """Brings in one batch after another."""
+        at = self._start()
+        self._register(at.offset)
+        end = self._stream.end
+        if end.offset - at.offset > _FEW_SPANS * self._options.span_bytes:
+            self._few = 0
+        shutil.rmtree(self._staging, ignore_errors=True)
+        try:
+            while at.offset < end.offset:
+                until = end
+                if end.offset - at.offset > batch_bytes:
+                    # Never nothing: an entry larger than the batch is taken whole.
+                    until = align(self._stream.scan, at.offset + max(1, batch_bytes), end)
+                self._bring_in(at, until)
+                self._register(until.offset)
+                progress()
+                at = until
+        finally:
+            shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _start(self) -> Point:
+        first, end = self._stream.first, self._stream.end
+        point = reached_point(self._lake, self._store)
+        if point is None:
+            return first
+        if not first.offset <= point.offset <= end.offset:
+            raise JournalError(
+                f"{self._stream.path}: holds offsets {first.offset} to {end.offset}, and the lake "
+                f"stands at {point.offset}: what it has not read was dropped"
+            )
+        return point
+
+    def _bring_in(self, at: Point, until: Point) -> None:
+        found = spans(self._stream, self._options, at, until, "")
+        added = self._table.take_in(
+            _write_spans(self._open_spark, found, self._staging, self._few),
+            f"data/{self._store[:8]}-{until.offset:020d}",
+        )
+        transactions = {f"read/{self._store}": until.offset, f"entry/{self._store}": until.entry}
+        if added:
+            transactions[f"offset/{self._store}"] = last_offset(added) + 1
+        self._table.add(added, transactions)
+
+    def _register(self, offset: int) -> None:
+        """Has the journal keep what lies behind this offset."""
+        if self._stream.store is not None:
+            readers.register(self._stream.store, reader_name(self._lake), offset, now_ms())
+
+
+def _write_spans(
+    open_spark: OpenSpark,
+    work: Sequence[Span],
+    scratch: Path,
+    few: int,
+    progress: Progress = no_progress,
+) -> list[str]:
+    files = distribute(open_spark, write_span, work, list[str], scratch, progress, few=few)
+    return [file for each in files for file in each]
+
+
+def last_offset(added: Sequence[AddedFile]) -> int:
+    """Where the last entry in these files of `events` begins."""
+    return max(int(each.largest["offset"]) for each in added)
 
 
 def copy_events(
@@ -172,49 +257,6 @@ def copy_events(
     finally:
         stream.close()
     work = [dataclasses.replace(span, bodies=bodies) for span in found]
-    files = distribute(open_spark, write_span, work, list[str], lake.path, progress)
-    table.append(
-        [file for each in files for file in each], "data/0", {f"offset/{store}": -1}, "offset"
-    )
-
-
-def _bring_in(table: Table, store: str, checkpoint: Path, frame: "DataFrame", batch: int) -> None:
-    """Commits one micro-batch, unless it was committed before."""
-    query = f"query/{_query_id(checkpoint)}"
-    delta = table.delta()
-    done = None if delta is None else delta.transaction_version(query)
-    if done is not None and done >= batch:
-        return
-    directory = f"data/{store[:8]}-{_query_id(checkpoint)[:8]}-{batch:08d}"
-    files = [row["file"] for row in frame.collect()]
-    table.append(files, directory, {query: batch, f"offset/{store}": -1}, "offset")
-
-
-def _query_id(checkpoint: Path) -> str:
-    return str(json.loads((checkpoint / "metadata").read_text())["id"])
-
-
-def committed_offset(checkpoint: Path) -> int | None:
-    """The offset up to which a stream's batches are committed, by its checkpoint."""
-    batches = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
-    if not batches:
-        return None
-    return _end_of(checkpoint, max(batches))
-
-
-def _end_of(checkpoint: Path, batch: int) -> int:
-    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
-    return int(json.loads(lines[-1])["offset"])
-
-
-def settle(lake: Lake, journal: str, checkpoint: Path) -> None:
-    """Moves this lake's floor in the journal up to the newest batch.
-
-    Spark tells a source that a batch is committed only when it plans the next one: for a run's last
-    batch that is never, so this reads the checkpoint.
-    """
-    stream = Stream(journal)
-    offset = committed_offset(checkpoint)
-    if stream.store is not None and offset is not None:
-        readers.register(stream.store, reader_name(lake), offset, now_ms())
-    stream.close()
+    added = table.take_in(_write_spans(open_spark, work, staging, _FEW_SPANS, progress), "data/all")
+    if added:
+        table.add(added, {f"offset/{store}": last_offset(added) + 1})

@@ -2,12 +2,10 @@
 
     LAKE/lake.json            says that this is a Penstock lake, of which version, and its own id
     LAKE/events/ …            one directory a table: Parquet files and Delta's `_delta_log`
-    LAKE/checkpoints/STORE/   where each journal's stream into `events` stands
 
-Executors write Parquet files into a directory of their own below the table; the driver then commits
-them in one Delta transaction through the `deltalake` package. Until then no reader sees them. Every
-commit carries an application transaction, so one that is repeated after a kill changes nothing; the
-directory's name follows from it, so a repeated write replaces the files of the one that was killed.
+Tasks write Parquet files below the table; the command then commits them in one Delta transaction
+through the `deltalake` package. Until then no reader sees them. Every commit carries application
+transactions that say how far the table has come, from which the next run knows where to go on.
 """
 
 import fcntl
@@ -88,10 +86,6 @@ class Lake:
     def table(self, name: str, schema: str, *, in_parts: bool = False) -> "Table":
         """The table of this name, whether or not it was ever written."""
         return Table(self.path / name, schema, in_parts)
-
-    def checkpoint(self, store: str) -> Path:
-        """Where the stream of one journal keeps its offsets."""
-        return self.path / "checkpoints" / store
 
 
 def _make(root: Path) -> None:
@@ -177,27 +171,18 @@ class Table:
             return 0
         return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
 
-    def append(
-        self, files: Sequence[str], directory: str, transactions: Mapping[str, int], largest: str
-    ) -> dict[str, int]:
-        """Adds the rows of these files in one commit with these application transactions.
+    def take_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
+        """Moves files that lie elsewhere below the table into a directory of it.
 
-        The files are moved into the directory; until then they lie elsewhere below the table. The
-        greatest value of the column `largest` is committed under the name `largest/…` given
-        by a transaction of version -1. Returns the transactions as they were committed.
+        What a killed run left in the directory goes.
         """
         if not files:
-            return {}
-        target = self._cleared(directory)
+            return []
+        target = self.path / directory
+        shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         paths = [Path(file).replace(target / Path(file).name) for file in files]
-        added = [AddedFile.of(self.path, path) for path in paths]
-        most = max(int(each.largest[largest]) for each in added)
-        settled = {
-            name: most + 1 if version < 0 else version for name, version in transactions.items()
-        }
-        self._commit(added, "append", settled)
-        return settled
+        return [AddedFile.of(self.path, path) for path in paths]
 
     def replace(
         self,
@@ -238,12 +223,6 @@ class Table:
             )
             for row in pa.table(rows).to_pylist()
         ]
-
-    def _cleared(self, directory: str) -> Path:
-        """A directory below the table, without what a killed run left there."""
-        target = self.path / directory
-        shutil.rmtree(target, ignore_errors=True)
-        return target
 
     def _commit(
         self,

@@ -98,7 +98,7 @@ def _bring_level(spark: "OpenSpark", lake: "Lake", arguments: Namespace) -> None
         bar = _ReadingBar(f"reading {journal}")
         bar.read(lag(lake, journal, arguments.archive))
         ingest(
-            spark(),
+            spark,
             lake,
             journal,
             arguments.archive,
