@@ -145,7 +145,12 @@ class _Audit:
             table_of(lake, FOLDS).files(folds), table_of(lake, IRREGULAR_EVENTS).files()
         )
         self._files("queue_events", QUEUE_EVENTS)
-        checks.describe_queues(duck)
+        self._describes_queues = False
+
+    def _describe_queues(self) -> None:
+        if not self._describes_queues:
+            checks.describe_queues(self._duck)
+            self._describes_queues = True
 
     def _files(self, name: str, derived: Any) -> None:
         paths = [each.path for each in table_of(self._lake, derived).files()]
@@ -154,6 +159,11 @@ class _Audit:
     def judge(self, everything: bool, progress: Progress) -> int:
         """Judges the parts that changed, and then the journals; how many parts that were."""
         balances, findings = table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS)
+        if not everything and findings.committed(_SOURCE) == self._version:
+            self._files("balances", BALANCES)
+            checks.describe_stores(self._duck)
+            return 0
+        self._describe_queues()
         contexts = self._contexts()
         before = {} if everything else self._judged_before()
         changed = [
@@ -164,22 +174,21 @@ class _Audit:
         names = [part.part for part in changed]
         made = self._distribute(changed, contexts, progress)
         if changed or balances.delta() is None:
-            added = [each.balances for each in made]
+            # Findings first: a part counts as judged once its balances say so.
+            found = [each.findings for each in made if each.findings is not None]
+            findings.replace(found, {}, None if findings.delta() is None else names)
             every = None if balances.delta() is None else names
-            balances.replace(added, {_SOURCE: self._version}, every)
+            balances.replace([each.balances for each in made], {}, every)
         self._files("balances", BALANCES)
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
-        if changed or findings.committed(_SOURCE) != self._version:
-            path = findings.new_file(_STORES)
-            self._view_events()
-            rows = checks.find_in_stores(self._duck)
-            self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
-            self._duck.write("SELECT * FROM found", str(path))
-            added = [each.findings for each in made if each.findings is not None]
-            added.append(AddedFile.of(findings.path, path))
-            every = None if findings.delta() is None else [*names, _STORES]
-            findings.replace(added, {_SOURCE: self._version}, every)
+        path = findings.new_file(_STORES)
+        self._view_events()
+        rows = checks.find_in_stores(self._duck)
+        self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
+        self._duck.write("SELECT * FROM found", str(path))
+        # The last of the commits says that all of them are there.
+        findings.replace([AddedFile.of(findings.path, path)], {_SOURCE: self._version}, [_STORES])
         return len(changed)
 
     def _contexts(self) -> dict[str, str]:
@@ -230,6 +239,7 @@ class _Audit:
         )  # fmt: skip
         found = [CheckFinding(*row) for row in self._duck.fetch(f"SELECT {_FOUND} FROM kept")]
         if engine:
+            self._describe_queues()
             checks.load_engine(self._duck, engine)
             self._view_events()
             found += checks.find_in_stores(self._duck)

@@ -260,7 +260,8 @@ class _Run:
         ]
         made = distribute(self.open_spark, fold_part, work, FoldedPart, self.room, progress)
         names = None if parts is None else [part.name for part in parts]
-        for each in PART_TABLES:
+        # `part_status` says which parts a purge touches: it must not be level before the others.
+        for each in sorted(PART_TABLES, key=lambda each: each is PART_STATUS):
             table = table_of(self.lake, each)
             if names is None or not is_current(table, self.events):
                 added = [one.added[each.name] for one in made]

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from pyspark.errors import PySparkException
 
 from penstock import errors
 from penstock.errors import JournalError, PenstockError, UnavailableError
 from penstock.spark.schemas import arrow_schema
 
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
 VERSION: Final = 2
@@ -346,7 +346,7 @@ class AddedFile:
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
 
 
-def first_line(error: PySparkException) -> str:
+def first_line(error: "PySparkException") -> str:
     """What Spark says is wrong, without the plan and the stack trace that follow it."""
     text = (error.getMessage() or str(error)).strip()
     return text.partition("\n")[0].split(" SQLSTATE")[0]

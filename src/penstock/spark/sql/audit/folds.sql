@@ -5,7 +5,8 @@
 --   events                  how many there are
 --   first_sequence, last_sequence
 --                           of its events
---   until                   its last event if that ended it, or else no limit
+--   until                   its last event if that ended it in its only queue, or else no limit:
+--                           other messages of its group may have to wait for it
 --   queue, least_queue, term, least_term
 --                           greatest and least: equal if there is only one
 --   pushed                  the sequence of a push without delay
@@ -19,7 +20,7 @@
 WITH folded AS (
   SELECT message, count(*) AS events, min(sequence) AS first_sequence,
     max(sequence) AS last_sequence,
-    bool_or({ENDED}) AS ended,
+    max(sequence) FILTER (WHERE {ENDED}) AS ended,
     max(queue) AS queue, min(queue) AS least_queue, max(term) AS term, min(term) AS least_term,
     max(sequence) FILTER (WHERE kind = 'Pushed' AND visible_at_ms IS NULL) AS pushed,
     max(sequence) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS claimed,
@@ -34,7 +35,8 @@ WITH folded AS (
   FROM events GROUP BY message
 )
 SELECT part.store, part.shard, message, events, first_sequence, last_sequence,
-  CASE WHEN ended THEN last_sequence ELSE 9223372036854775807 END AS until,
+  CASE WHEN ended = last_sequence AND queue = least_queue THEN ended
+    ELSE 9223372036854775807 END AS until,
   queue, least_queue, term, least_term, pushed, claimed, deleted, first_pushed_ms, pushed_ms,
   expires_at_ms, claimed_ms, deadline_ms, deleted_ms, group_hash, dedup_hash,
   coalesce(events = 1 + CAST(claimed IS NOT NULL AS int) + CAST(deleted IS NOT NULL AS int)
