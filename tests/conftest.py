@@ -9,8 +9,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.rabbit import rabbit as rabbit
-
 SERVICES = Path(__file__).parent.parent / "tools" / "services.txt"
 # Debian keeps servers in sbin, which is not on every user's path.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -123,3 +121,13 @@ def pytest_terminal_summary(terminalreporter):
     for package, count in missing.items():
         line = f"WARNING: {count} tests SKIPPED because {package} is not installed: make services"
         terminalreporter.write_line(line, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def rabbit():
+    """The RabbitMQ broker that all tests of this run share."""
+    # Imported late: a test of this file runs it where the other tests cannot be imported.
+    from tests.rabbit import shared_broker
+
+    with shared_broker() as broker:
+        yield broker

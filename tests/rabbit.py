@@ -11,11 +11,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.ports import lasting_port
 
@@ -174,9 +172,9 @@ class Broker:
             PAUSE.wait(0.05)
 
 
-@pytest.fixture(scope="session")
-def rabbit():
-    """The broker that all tests of this run share."""
+@contextmanager
+def shared_broker():
+    """A broker with a directory of its own, until the end."""
     directory = tempfile.mkdtemp(prefix="penstock-rabbit-")
     broker = Broker(directory)
     try:

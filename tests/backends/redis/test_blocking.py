@@ -140,6 +140,8 @@ def test_an_interrupted_push_leaves_no_reply_for_the_next(queues, monkeypatch):
 
 
 def test_a_command_that_has_taken_effect_is_not_given_to_the_portal_again(server, client):
+    # A test before may have had the server started again.
+    until(lambda: not client.info("persistence")["loading"])
     link = DirectLink(read_target(read_url(server.url)))
     sha = client.script_load("return redis.call('INCR', KEYS[1])")
 
