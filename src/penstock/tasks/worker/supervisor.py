@@ -146,6 +146,9 @@ class Supervisor:
                 return
             show()
             await asyncio.sleep(TICK_S)
+            if self._stops > 1:
+                # Two signals close together may reach a process as one, so it is sent again.
+                self._signal_all()
             if self._watched is not None and time.monotonic() - checked_s > WATCH_S:
                 checked_s = time.monotonic()
                 newest = self._newest()
