@@ -2,6 +2,7 @@
 
 import random
 import threading
+from typing import Any
 
 import pytest
 import redis
@@ -71,7 +72,7 @@ def test_both_ways_leave_the_same_in_redis(server, client, seed):
             clock.advance(ms=rng.choice([0, 1, 1_000]))
             body = rng.randbytes(rng.choice([0, 1, 300]))
             attributes = rng.choice([None, None, {"kind": "test"}])
-            options = {"priority": rng.randrange(10), "attributes": attributes}
+            options: dict[str, Any] = {"priority": rng.randrange(10), "attributes": attributes}
             fast = queues.service.execute(Push("fast", body, **options))
             # A batch goes the general way.
             (general,) = queues.service.execute(Batch([Push("general", body, **options)]))
@@ -118,9 +119,9 @@ def test_what_has_a_rule_of_its_own_goes_the_general_way(server, client, setting
     name = "orders.fifo" if "fifo" in settings else "orders"
     with penstock.connect(server.url) as queues:
         queues.create(name, **settings)
-        found = queues.service._queues.find(name)
+        service: Any = queues.service
         with pytest.raises(StopIteration) as stop:
-            found.send(None)
+            service._queues.find(name).send(None)
         command = Push(**{"queue": name, "body": b"a body of some bytes", **options})
         assert plain_item(stop.value.value, command) is None
 
@@ -154,7 +155,7 @@ def test_a_queue_that_became_one_of_content_dedup_recognises_the_body(server, cl
 
 def test_a_waiting_pull_is_woken_by_a_plain_push(server, queues):
     with penstock.connect(server.url) as others:
-        found = []
+        found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(others.pull("orders", wait=20)))
         thread.start()
         until(lambda: queues.stats("orders").waiting_pulls == 1)
@@ -180,3 +181,10 @@ def test_a_refused_plain_push_changes_nothing(queues, client):
     with pytest.raises(InvalidField, match="priority"):
         queues.push("orders", b"x", priority=11)
     assert stored(client, "orders") == before
+
+
+def test_a_client_that_keeps_history_has_every_push_in_it(server, client):
+    with penstock.connect(f"{server.url}?history=100") as queues:
+        queues.create("orders")
+        pushed = queues.push("orders", b"one")
+        assert [event.kind for event in queues.history(pushed)] == ["Pushed"]
