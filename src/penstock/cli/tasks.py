@@ -13,7 +13,7 @@ from penstock.cli.show import labelled, printable, table
 from penstock.cli.values import show_duration
 from penstock.cli.worker import add_app, use_url
 from penstock.errors import QueueNotFound
-from penstock.service import QueueStats, Stats
+from penstock.service import QueueStats, Stats, check_name
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -68,7 +68,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _queues(arguments: Namespace, app: "TaskApp") -> list[str]:
-    return [arguments.queue] if arguments.queue else app.queues
+    return [check_name(arguments.queue)] if arguments.queue is not None else app.queues
 
 
 def _list(session: Session, arguments: Namespace, app: "TaskApp") -> int:
