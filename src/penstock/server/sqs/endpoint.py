@@ -108,7 +108,7 @@ class SqsEndpoint:
         # Receives that are answered later, most of them because they wait for a message.
         self._receives: set[_Exchange] = set()
         self._ending = False
-        self._id_prefix = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-"
+        self._id_format = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-%012x"
         self._requests = 0
         # (action, status): how often; read by the metrics.
         self.answered: Counter[tuple[str, int]] = Counter()
@@ -126,7 +126,7 @@ class SqsEndpoint:
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it will be sent later."""
         self._requests += 1
-        request_id = f"{self._id_prefix}{self._requests:012x}"
+        request_id = self._id_format % self._requests
         protocol = protocol_of(request)
         name = ""
         try:
