@@ -89,7 +89,7 @@ class LoopEngine:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
-            pending = EngineReply(self)
+            pending = EngineReply(loop_engine=self)
             if type(command) is Pull:
                 pending.note_claims(command, reply)  # type: ignore[arg-type]
             self._defer(pending, reply, sequence)
@@ -117,7 +117,9 @@ class LoopEngine:
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
-            return self._defer_result(EngineReply(self), stop.value, sequence, command, reply)
+            return self._defer_result(
+                EngineReply(loop_engine=self), stop.value, sequence, command, reply
+            )
         if following is PAUSE:
             return self._pause(steps, sequence, None)
         reply, refused = self._submit_for_steps(following)
@@ -162,14 +164,14 @@ class LoopEngine:
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
-            pending = waited or EngineReply(self)
+            pending = waited or EngineReply(loop_engine=self)
             return self._defer_result(pending, stop.value, sequence, pull, claims)
 
     def _pause(
         self, steps: Steps[Any], sequence: int, waited: "EngineReply | None"
     ) -> "EngineReply":
         """Continues the steps in the next turn of the event loop."""
-        pending = waited or EngineReply(self)
+        pending = waited or EngineReply(loop_engine=self)
         self._loop.call_soon(self._continue_paused, pending, steps, sequence)
         return pending
 
@@ -201,7 +203,7 @@ class LoopEngine:
 
     def history(self, command: History) -> list[HistoryEvent] | Pending:
         self.engine.check()
-        pending = EngineReply(self)
+        pending = EngineReply(loop_engine=self)
         self._loop.call_soon(self._read_history, pending, self.engine.history(command), [])
         return pending
 
@@ -259,7 +261,7 @@ class LoopEngine:
 
     def _wait(self, command: Any, pending: "EngineReply | None") -> "EngineReply | None":
         """Adds a pull that found nothing to the waiting line; None if it is not to wait."""
-        pending = pending or EngineReply(self)
+        pending = pending or EngineReply(loop_engine=self)
         pending.waiter = None
         waiter = self.engine.wait(command, pending.wake)
         if waiter is None:
@@ -488,19 +490,15 @@ class LoopEngine:
         self._turn()
 
 
-class EngineReply(Pending):
+class EngineReply(Pending, kw_only=True):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
-    __slots__ = ("_loop_engine", "claims", "pull", "sequence", "steps", "waiter")
-
-    def __init__(self, loop_engine: LoopEngine) -> None:
-        super().__init__()
-        self._loop_engine = loop_engine
-        self.sequence = 0
-        self.pull: Pull | None = None
-        self.claims: Sequence[Claim] = _NO_CLAIMS
-        self.steps: Steps[Any] | None = None
-        self.waiter: Waiter | None = None
+    loop_engine: LoopEngine
+    sequence: int = 0
+    pull: Pull | None = None
+    claims: Sequence[Claim] = _NO_CLAIMS
+    steps: Steps[Any] | None = None
+    waiter: Waiter | None = None
 
     def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
         """Keeps the claims that must be released if the reply cannot be delivered."""
@@ -510,9 +508,9 @@ class EngineReply(Pending):
     def wake(self) -> None:
         """Called by the engine, within a command: the wait is over, or the timer is to be set."""
         if self.waiter is not None and self.waiter.done:
-            self._loop_engine.woken(self)
+            self.loop_engine.woken(self)
         else:
-            self._loop_engine.plan_timer()
+            self.loop_engine.plan_timer()
 
     def cancel(self) -> None:
         if self.done is None:
@@ -521,14 +519,14 @@ class EngineReply(Pending):
         self.waits = False
         waiter = self.waiter
         if waiter is not None and not waiter.done:
-            self._loop_engine.forget(waiter)
+            self.loop_engine.forget(waiter)
             return
         claims, pull = self.claims, self.pull
         if waiter is not None:
             claims, pull = waiter.claims, waiter.command
         self.claims = _NO_CLAIMS
         if claims and pull is not None and pull.attempt_id is None:
-            self._loop_engine.abandon(claims)
+            self.loop_engine.abandon(claims)
 
 
 def engine_fault(fault: Exception) -> PenstockError:
