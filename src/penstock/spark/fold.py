@@ -14,7 +14,7 @@ from penstock.spark.lake import AddedFile, Table
 from penstock.spark.tables import PART_TABLES
 
 # How many messages a part holds.
-PART_MESSAGES: Final = 1 << 18
+PART_MESSAGES: Final = 1 << 16
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
 _COLUMNS: Final = (
