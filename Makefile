@@ -12,7 +12,8 @@ ARGS    ?=
 NAME    ?= memory
 ROWS    ?=
 FULL    ?=
-WORKERS ?= 2
+# One more than there are cores on a small machine: many tests wait for a process or a disk.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check fix bench score services env clean static

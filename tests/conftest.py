@@ -53,6 +53,7 @@ def services() -> dict[str, str]:
 # In a parallel run these come first, or the last of the workers would be alone with them.
 LONGEST = (
     "jvm",
+    "rabbitmq",
     "tests/conformance/test_sqs.py::TestSqs",
     "tests/server/test_conformance.py",
     "tests/server/sqs/test_load.py",
@@ -63,11 +64,14 @@ def group_of(nodeid):
     """The tests that one worker of a parallel run takes together: they share what is dear to make.
 
     Whatever starts a JVM is one group, so that the session is started once and two never compete;
-    the documents belong to it, whose servers also listen at one and the same port.
+    the documents belong to it, whose servers also listen at one and the same port. So is whatever
+    needs a RabbitMQ.
     """
     path, *within = nodeid.partition("[")[0].split("::")
     if path.startswith(("tests/spark/", "tests/docs/")):
         return "jvm"
+    if "rabbitmq" in path:
+        return "rabbitmq"
     return "::".join([path, *within[:-1]])
 
 
@@ -117,3 +121,13 @@ def pytest_terminal_summary(terminalreporter):
     for package, count in missing.items():
         line = f"WARNING: {count} tests SKIPPED because {package} is not installed: make services"
         terminalreporter.write_line(line, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def rabbit():
+    """The RabbitMQ broker that all tests of this run share."""
+    # Imported late: a test of this file runs it where the other tests cannot be imported.
+    from tests.rabbit import shared_broker
+
+    with shared_broker() as broker:
+        yield broker

@@ -115,6 +115,28 @@ def test_a_redrive_of_more_than_one_step_moves_everything(queues):
     assert queues.stats("to").visible == 2_500
 
 
+def test_an_awaited_redrive_gives_other_tasks_a_turn_between_its_steps():
+    async def count_turns():
+        turns = 0
+
+        async def take_turns():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with await penstock.aio.connect("memory:") as queues:
+            await queues.create("q")
+            await queues.create("to")
+            await queues.push_many("q", [b"x"] * 5_000)
+            turning = asyncio.create_task(take_turns())
+            assert await queues.redrive("q", to="to") == 5_000
+            turning.cancel()
+        return turns
+
+    assert asyncio.run(count_turns()) >= 4
+
+
 def test_a_redrive_with_a_limit_beyond_one_step_stops_at_it(queues):
     queues.create("to")
     queues.push_many("q", ["x"] * 2_500)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.score import ROWS, Card, main, rows_named
+from tools.score import ROWS, Card, main, merged, rows_named
 
 pytest_plugins = ["pytester"]
 
@@ -52,9 +52,15 @@ def test_only_the_tests_of_the_card_are_run_and_each_row_gets_its_verdict(pytest
     ]
     assert card.figures == {3: ["0 lost of 12"], 4: ["0 lost of 12"], 5: [], 7: []}
     lines = card.text().splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 7
     assert ROWS[3] in lines[1]
-    assert lines[1].endswith("0 lost of 12")
+    assert lines[5:] == ["3   0 lost of 12", "4   0 lost of 12"]
+
+
+def test_figures_of_one_kind_are_one_line_with_the_largest_of_each_number():
+    figures = ["2 ms, -8.0 MiB", "19 ms, 0.3 MiB", "p99 1.06 × alone", "3 ms, 1,000.5 MiB"]
+    assert merged(figures) == ["at most 19 ms, 1,000.5 MiB in 3 tests", "p99 1.06 × alone"]
+    assert merged([]) == []
 
 
 def test_a_row_that_is_not_on_the_card_is_refused(capsys):

@@ -161,3 +161,12 @@ def test_the_windows_of_amazon_are_there_on_request_only():
     assert (limited.deleted_window_ms, limited.purged_window_ms) == (60_000, 60_000)
     mixed = read_settings({"aws_limits": True, "purged_window": 0}, {})
     assert (mixed.deleted_window_ms, mixed.purged_window_ms) == (60_000, 0)
+
+
+def test_a_loss_is_accepted_by_an_argument_alone(tmp_path):
+    assert read_settings({"accept_loss": True}, {}).accept_loss
+    path = tmp_path / "penstock.toml"
+    path.write_text("accept_loss = true")
+    for environment, config in (({"PENSTOCK_ACCEPT_LOSS": "1"}, None), ({}, str(path))):
+        with pytest.raises(InvalidField, match="give --accept-loss to the one start"):
+            read_settings({}, environment, config)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -45,6 +46,7 @@ ROWS: Final = {
     24: "console and endpoint in a browser",
     25: "code named by a message",
 }
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
 
 
@@ -54,10 +56,42 @@ def rows_named(text: str | None) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else []
 
 
+def modules_naming(wanted: frozenset[int]) -> list[str]:
+    """The test modules that name one of these rows: collecting all of them takes longest."""
+    paths = sorted(Path("tests").rglob("test_*.py"))
+    return [
+        str(path)
+        for path in paths
+        if "node_modules" not in path.parts
+        and any(not wanted.isdisjoint(rows_named(line)) for line in path.read_text().splitlines())
+    ]
+
+
 def rows_of(item: pytest.Item) -> list[int]:
     """The rows a test belongs to."""
     own = rows_named(getattr(getattr(item, "function", None), "__doc__", None))
     return own or rows_named(getattr(getattr(item, "module", None), "__doc__", None))
+
+
+def merged(figures: Sequence[str]) -> list[str]:
+    """Figures that differ in their numbers alone as one: the largest number in each place."""
+    alike: dict[str, list[str]] = {}
+    for figure in figures:
+        alike.setdefault(_NUMBER.sub("#", figure), []).append(figure)
+    return [
+        group[0] if len(group) == 1 else f"at most {_largest(group)} in {len(group)} tests"
+        for group in alike.values()
+    ]
+
+
+def _largest(figures: Sequence[str]) -> str:
+    columns = zip(*map(_NUMBER.findall, figures), strict=True)
+    largest = iter([max(column, key=_value) for column in columns])
+    return _NUMBER.sub(lambda _: next(largest), figures[0])
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def read_row(text: str) -> int:
@@ -74,7 +108,7 @@ class Card:
     """A pytest plugin that runs only the tests of the card and keeps their results."""
 
     def __init__(self, wanted: Sequence[int]) -> None:
-        self._wanted = frozenset(wanted)
+        self.wanted = frozenset(wanted)
         self._rows: dict[str, list[int]] = {}
         self.passed = dict.fromkeys(wanted, 0)
         self.failed = dict.fromkeys(wanted, 0)
@@ -88,7 +122,7 @@ class Card:
         chosen: list[pytest.Item] = []
         others: list[pytest.Item] = []
         for item in items:
-            rows = [row for row in rows_of(item) if row in self._wanted]
+            rows = [row for row in rows_of(item) if row in self.wanted]
             (chosen if rows else others).append(item)
             self._rows[item.nodeid] = rows
         items[:] = chosen
@@ -116,7 +150,7 @@ class Card:
         return "passed" if self.passed[row] else "no test"
 
     def text(self) -> str:
-        """The card as text."""
+        """The card as text: a line for each row, then the figures, each row's largest."""
         lines = [
             (
                 str(row),
@@ -124,11 +158,13 @@ class Card:
                 self.verdict(row),
                 str(self.passed[row] + self.failed[row]),
                 f"{self.took_s[row]:.1f}",
-                "; ".join(self.figures[row]),
             )
-            for row in sorted(self._wanted)
+            for row in sorted(self.wanted)
         ]
-        return table(("#", "row", "", "tests", "s", "figures"), lines)
+        card = [table(("#", "row", "", "tests", "s"), lines, left=3)]
+        for row in sorted(self.wanted):
+            card += [f"{row:<2}  {figure}" for figure in merged(self.figures[row])]
+        return "\n".join(card)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PENSTOCK_FULL"] = "1"
     card = Card(options.rows or list(ROWS))
     # A test with its full figures may take longer than the usual limit.
-    status = pytest.main(["-q", "--timeout", "3600" if options.full else "300"], plugins=[card])
+    words = ["-q", "--timeout", "3600" if options.full else "300", *modules_naming(card.wanted)]
+    status = pytest.main(words, plugins=[card])
     print(card.text())
     return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0
 

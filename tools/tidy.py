@@ -50,6 +50,12 @@ def parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@lru_cache(maxsize=8)
+def nodes_of(text: str) -> list[ast.AST]:
+    """Every node of Python source; walking a tree takes longer than what most rules do with it."""
+    return list(ast.walk(parse(text)))
+
+
 def in_src(path: str) -> bool:
     """Say whether the path is a Python module of the package."""
     return path.startswith("src/") and path.endswith(".py")
@@ -131,7 +137,7 @@ def empty_names(path: str, text: str) -> Iterator[Offence]:
     if not in_src(path):
         return
     names = [(1, Path(path).stem)]
-    names += [(n.lineno, n.name) for n in ast.walk(parse(text)) if isinstance(n, ast.ClassDef)]
+    names += [(n.lineno, n.name) for n in nodes_of(text) if isinstance(n, ast.ClassDef)]
     for line, name in names:
         empty = EMPTY_WORDS.intersection(words_of(name))
         if empty:
@@ -173,7 +179,7 @@ def long_functions(path: str, text: str) -> Iterator[Offence]:
     """A function fits on a screen."""
     if not path.endswith(".py"):
         return
-    for node in ast.walk(parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             count = (node.end_lineno or node.lineno) - node.lineno + 1
             if count > FUNCTION_LINES_MAX:
@@ -199,10 +205,13 @@ def long_modules(path: str, text: str) -> Iterator[Offence]:
 
 BANNER = re.compile(r"#\s*([-=#*~_─═━])\1{3,}|.*([-=#*~_─═━])\2{3,}\s*$")
 
+# Tokens are looked at only where some line could be one: that takes longer than all else.
+BANNER_LINE = re.compile(r"#.*([-=#*~_─═━])\1{3,}")
+
 
 def banner_comments(path: str, text: str) -> Iterator[Offence]:
     """A module that needs banner comments is split into two."""
-    if not path.endswith(".py"):
+    if not path.endswith(".py") or not BANNER_LINE.search(text):
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and BANNER.match(token.string):
@@ -226,7 +235,7 @@ def prints(path: str, text: str) -> Iterator[Offence]:
     """Only the command line prints."""
     if not in_src(path) or path.startswith("src/penstock/cli"):
         return
-    for node in ast.walk(parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Call) and dotted(node.func) in {"print", "breakpoint"}:
             yield Offence(path, node.lineno, f"{dotted(node.func)}() outside the command line")
 
@@ -255,7 +264,7 @@ def dangerous_code(path: str, text: str) -> Iterator[Offence]:
     """Input is never executed as code."""
     if not in_src(path):
         return
-    for node in ast.walk(parse(text)):
+    for node in nodes_of(text):
         match node:
             case ast.Import(names=names):
                 found = {alias.name.split(".")[0] for alias in names} & DANGEROUS_MODULES
@@ -303,7 +312,7 @@ def test_names(path: str, text: str) -> Iterator[Offence]:
     """A test's name is a sentence about behaviour."""
     if not in_tests(path):
         return
-    for node in ast.walk(parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             words = words_of(node.name)
             if words[:1] == ["test"] and len(words) - 1 < TEST_NAME_WORDS_MIN:
@@ -384,7 +393,7 @@ def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
 def classes_of(path: str, text: str) -> list[ast.ClassDef]:
     """The classes of a module of the package; none if it is not valid Python."""
     try:
-        nodes = ast.walk(parse(text)) if in_src(path) else iter(())
+        nodes = iter(nodes_of(text) if in_src(path) else ())
     except SyntaxError:
         return []
     return [node for node in nodes if isinstance(node, ast.ClassDef)]

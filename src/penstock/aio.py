@@ -4,6 +4,7 @@ queues = await penstock.aio.connect("memory:")
 await queues.push("orders", b"hello")
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -250,6 +251,8 @@ class AsyncQueues:
             moved += count
             if count < command.limit:
                 break
+            # A service in this process may answer without suspending: other tasks need a turn.
+            await asyncio.sleep(0)
         if not moved and to is None:
             check_is_dead_letter_queue(queue, [info async for info in self._every_info()])
         return moved

@@ -8,6 +8,7 @@ here than in `service`, and an error of `create` or `configure` uses the names h
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import sleep
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
@@ -53,6 +54,9 @@ from penstock.service import (
 
 T = TypeVar("T")
 
+# Between two steps of a redrive. Whoever releases a lock and takes it again at once gets it before
+# the threads that wait for it are awake, and a redrive of a million messages is a thousand steps.
+REDRIVE_PAUSE_S: Final = 0.000_1
 _SECONDS_MAX: Final = 10**12
 _SECONDS_LIMITS_MS: Final = {
     "delay": (0, DELAY_MS_MAX),
@@ -497,6 +501,7 @@ class Queues:
             moved += count
             if count < command.limit:
                 break
+            sleep(REDRIVE_PAUSE_S)
         if not moved and to is None:
             check_is_dead_letter_queue(queue, self._every_info())
         return moved

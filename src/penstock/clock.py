@@ -82,7 +82,7 @@ class ManualClock:
 
     def __init__(self, start_ms: int = 1_700_000_000_000, *, auto_advance: bool = False) -> None:
         self._now_ms = start_ms
-        self._auto_advance = auto_advance
+        self.auto_advance = auto_advance
         self._lock = threading.Lock()
         self._subscribers: list[Callable[[], None]] = []
 
@@ -93,7 +93,7 @@ class ManualClock:
         return None
 
     def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
-        if self._auto_advance and until_ms < _NEVER_MS:
+        if self.auto_advance and until_ms < _NEVER_MS:
             self.advance(ms=max(0, until_ms - self._now_ms))
             return 0
         if blocks_thread and _is_only_thread():

@@ -6,6 +6,7 @@ messages are: each of the three sources gives at most one of them. If none does,
 which the other commands read too, names the store.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -36,6 +37,8 @@ _OTHERS: Final = frozenset(
 # A signature that was overheard lets its secret be guessed offline, so a short one is none.
 SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
+# A host's name, or an address of the sixth version, which has two colons or more.
+_HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
 _PLACES: Final = {"data", "store"}
 
 
@@ -46,7 +49,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `Queues.create`. `allow_hosts` are further names by which clients may address a server that
     checks no signatures. For `deleted_window` seconds after its deletion a queue cannot be made
     again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
-    unless set, or 60 with `aws_limits`, as in Amazon SQS.
+    unless set, or 60 with `aws_limits`, as in Amazon SQS. `carrot` is where a Carrot broker on the
+    same store listens, `[HOST:]PORT`; `token_file` holds the token that its clients must send.
+    `accept_loss` is of one start, and so can be an argument only.
     """
 
     data: str = "penstock-data"
@@ -66,6 +71,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
     insecure_other_owner: bool = False
+    accept_loss: bool = False
+    carrot: str | None = None
+    token_file: str | None = None
     queues: dict[str, dict[str, Any]] = {}
 
     @property
@@ -111,6 +119,12 @@ def read_settings(
         sources.append((path, _checked(_read_file(path), path)))
     variables = _checked(_read_environment(environment), "the environment", strict=False)
     sources.append(("the environment", variables))
+    for where, source in sources:
+        if "accept_loss" in source:
+            raise InvalidField(
+                f"accept_loss, in {where}: it would accept every later loss, too; give "
+                "--accept-loss to the one start that is to go on without the missing files"
+            )
     arguments = {name: value for name, value in given.items() if value is not None}
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
@@ -172,7 +186,7 @@ _VARIABLES: Final = frozenset(
 def _unknown_variable(variable: str) -> str:
     if variable == f"{PREFIX}QUEUES":
         return f"{variable}: queues cannot be given in a variable; declare them in a config file"
-    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES)]
+    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES - {f"{PREFIX}ACCEPT_LOSS"})]
     near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, 1)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {PREFIX}{', '.join(names)}"
     return f"{variable}: there is no such setting; {hint}"
@@ -213,11 +227,18 @@ def _check(settings: ServerSettings) -> None:
             f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
             f"file:PATH?durability={settings.durability}"
         )
+    for host in settings.allow_hosts:
+        if _HOST.fullmatch(host) is None:
+            raise InvalidField(
+                f"allow_hosts: {host!r} is not a host's name; give it without a port"
+            )
     for name in ("deleted_window", "purged_window"):
         if not 0 <= (getattr(settings, name) or 0) <= 86_400:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")
     for access_key, secret in settings.keys.items():
         _check_key(access_key, secret)
+    if settings.token_file is not None and settings.carrot is None:
+        raise InvalidField("token_file: is for the clients of a Carrot broker; give carrot, too")
     if settings.on_loopback:
         return
     if not settings.keys and not settings.insecure_without_keys:

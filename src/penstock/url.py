@@ -8,6 +8,7 @@ two functions, each of a `BackendUrl` and a clock:
     async open_async_service(url, clock) -> AsyncQueueService
 """
 
+import re
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -21,14 +22,31 @@ class Scheme(NamedTuple):
     form: str
     module: str
     extra: str | None = None
+    # Whether its queues, though in another process, go by the clock of whoever opens the URL.
+    shares_clock: bool = False
 
 
 SCHEMES: Final[dict[str, Scheme]] = {
     "memory": Scheme("memory:", "penstock.backends.engine.open"),
     "file": Scheme("file:PATH", "penstock.backends.engine.open"),
     "penstock": Scheme("penstock://HOST:PORT", "penstock.backends.remote.open"),
+    "cluster": Scheme("cluster:nats://HOST:PORT", "penstock.cluster.open", "cluster"),
     "sqs": Scheme("sqs://REGION", "penstock.backends.sqs.service", "sqs"),
+    "amqp": Scheme("amqp://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "amqps": Scheme("amqps://HOST:PORT", "penstock.backends.rabbitmq.service", "rabbitmq"),
+    "redis": Scheme("redis://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "rediss": Scheme("rediss://HOST:PORT", "penstock.backends.redis.service", "redis", True),
+    "redis+cluster": Scheme(
+        "redis+cluster://HOST:PORT,…", "penstock.backends.redis.service", "redis", True
+    ),
+    "redis+sentinel": Scheme(
+        "redis+sentinel://HOST:PORT,…/MASTER", "penstock.backends.redis.service", "redis", True
+    ),
+    "mirror": Scheme("mirror:?primary=file:PATH&mirror=URL", "penstock.backends.mirror.service"),
 }
+
+
+_USERINFO: Final = re.compile(r"(?<=:)//[^/?]*@")
 
 
 class BackendUrl(NamedTuple):
@@ -65,6 +83,11 @@ class BackendUrl(NamedTuple):
                 )
 
     @property
+    def shown(self) -> str:
+        """The URL as it may be shown, without users, passwords and tokens."""
+        return without_password(self.text)
+
+    @property
     def path(self) -> str:
         """The path in a `file:` URL, `file:PATH` or `file:///PATH`. Raises InvalidField."""
         path = self.rest
@@ -81,6 +104,11 @@ class BackendUrl(NamedTuple):
     def is_in_this_process(self) -> bool:
         """Whether the queues live in the process that opens the URL, out of reach for others."""
         return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: what stands before an @ is left out."""
+    return _USERINFO.sub("//…@", url)
 
 
 def read_url(url: object) -> BackendUrl:

@@ -33,7 +33,7 @@ class Source(Life):
     def __init__(self, **settings):
         super().__init__()
         self.shard.number = SHARD
-        self.shard.elsewhere["away"] = OTHER
+        self.shard.elsewhere = {"away": OTHER}
         chosen = {"dead_letter": "away", "max_receives": 1, "visibility_ms": 1_000}
         self.submit(CreateQueue("work", chosen | settings))
 
@@ -117,7 +117,7 @@ def test_a_message_over_a_limit_that_was_lowered_departs_in_the_pull_that_meets_
 
 def test_a_dead_letter_queue_that_is_nowhere_lets_messages_come_back():
     source = Source()
-    del source.shard.elsewhere["away"]
+    source.shard.elsewhere = {}
     source.submit(Push("work", b"job"))
     for _ in range(3):
         assert len(source.submit(Pull("work"))) == 1
@@ -214,7 +214,7 @@ def test_neither_purge_nor_age_nor_redrive_nor_removal_touches_what_is_owed(fifo
 def test_the_target_is_the_one_at_departure_whatever_is_configured_since():
     source = Source()
     source.depart()
-    source.shard.elsewhere["farther"] = 9
+    source.shard.elsewhere = {"away": OTHER, "farther": 9}
     source.submit(ConfigureQueue("work", {"dead_letter": "farther"}))
     source.depart()
     assert [each[2:4] for each in source.shard.outbox()] == [(OTHER, "away"), (9, "farther")]

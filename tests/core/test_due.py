@@ -36,6 +36,19 @@ def numbers(popped: list[tuple[int, Delivery]]) -> list[int]:
     return [each.number for _, each in popped]
 
 
+def test_of_several_at_one_instant_the_lowest_number_is_noted_whichever_came_first():
+    alarm = Alarm()
+    index = due(alarm)
+    index.add(START_MS, delivery(1, START_MS))
+    index.pop(START_MS)
+    index.note_next(START_MS)
+    alarm.heap.clear()
+    at_ms = START_MS + 1
+    for number in (20, 11, 15):
+        index.add(at_ms, delivery(number, at_ms))
+    assert min(alarm.heap)[:2] == (at_ms, 11)
+
+
 class Watched(Due):
     """Deadlines that count how many of them were looked at, and how often anyone asked."""
 

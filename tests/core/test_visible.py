@@ -1,6 +1,8 @@
 """The order of a queue, and that what has left it leaves nothing behind."""
 
-from penstock.core.delivery import VISIBLE, Delivery
+from collections import deque
+
+from penstock.core.delivery import GONE, VISIBLE, Delivery
 from penstock.core.shard import ShardState
 from penstock.core.visible import FifoOrder, Line, StandardOrder
 from penstock.service import CreateQueue, Delete, Pull, Push, Redrive, Release
@@ -44,6 +46,28 @@ def test_a_line_gives_those_who_came_back_in_their_old_places():
     order.come_back(first)
     assert [each.rank for each in order.ahead(10)] == [1, 2, 3, 4]
     assert taken(order) == [1, 2, 3, 4]
+
+
+def test_messages_that_leave_in_order_do_not_make_a_line_walk_over_those_that_stay():
+    walks = 0
+
+    class Fresh(deque[Delivery]):
+        def __iter__(self):
+            nonlocal walks
+            walks += 1
+            return super().__iter__()
+
+    line = Line()
+    line.fresh = Fresh(delivery(rank) for rank in range(1_000))
+    for each in list(line.fresh)[:900]:
+        each.state = GONE
+        line.leave()
+    assert len(line.fresh) == 100
+    assert walks == 1  # the list above
+    for each in list(line.fresh)[1::2]:
+        each.state = GONE
+        line.leave()
+    assert len(line.fresh) == 100, "few are kept, so those that left may stay"
 
 
 def test_looking_ahead_takes_nothing_and_stops_at_its_limit():

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import IN_CI, NOT_INSTALLED
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,6 +51,12 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
             yield line, "\n".join(typed) + "\n" if typed else ""
 
 
+def file_name(block: str) -> str | None:
+    """The file that a block of Python says it is, by a comment in its first line."""
+    found = re.match(r"# (\w+\.py)\n", block)
+    return None if found is None else found[1]
+
+
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -75,6 +84,10 @@ class Terminal:
             self.environment |= dict(word.split("=", 1) for word in words[1:])
         elif words[:2] == ["penstock", "serve"] or words[:3] == ["penstock", "daemon", "run"]:
             self.serve(command)
+        elif words[0] == "redis-server":
+            if shutil.which("redis-server") is None and not IN_CI:
+                pytest.skip(NOT_INSTALLED + "redis-server")
+            self.serve(f"{command} --logfile redis.txt")
         elif not command.startswith(SETUP):
             self.finish(command, typed)
 
@@ -134,6 +147,9 @@ def named(document: Path) -> str:
 )
 def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Terminal) -> None:
     ran = 0
+    for block in blocks(document, "python"):
+        if (name := file_name(block)) is not None:
+            (terminal.directory / name).write_text(block)
     for block in blocks(document, "sh", "console"):
         for command, typed in commands(block):
             terminal.run(command, typed)
@@ -144,7 +160,7 @@ def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Term
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=named)
 def test_the_python_of_a_document_runs_as_it_stands(document: Path, terminal: Terminal) -> None:
     for number, block in enumerate(blocks(document, "python")):
-        script = terminal.directory / f"block_{number}.py"
+        script = terminal.directory / (file_name(block) or f"block_{number}.py")
         script.write_text(block)
         terminal.finish(f"python {script}", "")
 

@@ -8,6 +8,7 @@ import pytest
 from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import Pushed
 from penstock.errors import CorruptEntry, JournalError, UnavailableError
+from penstock.journal import file
 from penstock.journal.file import FileJournal
 from penstock.journal.segments import Segments
 
@@ -78,3 +79,17 @@ def test_a_file_that_cannot_be_read_is_a_journal_error(journal, places, monkeypa
 def test_a_place_where_no_message_stands_is_a_corrupt_entry(journal, places, moved):
     with pytest.raises(CorruptEntry):
         journal.load(pack_place(position_of(places[0]) + moved, 3_000))
+
+
+def test_a_history_goes_on_behind_files_that_are_dropped_while_it_is_read(
+    journal, places, monkeypatch
+):
+    monkeypatch.setattr(file, "_HISTORY_ENTRIES", 3)
+    # Twelve entries, three a slice: the first two slices have nothing of this message.
+    events = iter(journal.history(11))
+    assert next(events) is None
+    journal.segments.drop_before([*journal.segments.entries()][10].offset)
+    rest = list(events)
+    assert [event.number for event in rest if event is not None] == [11]
+    assert journal.segments.quarantined == []
+    assert not any(journal.history(1))

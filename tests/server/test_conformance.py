@@ -10,6 +10,8 @@ from penstock.backends.remote.endpoints import TcpEndpoint
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.testing.conformance import ConformanceSuite
+from penstock.testing.conformance.waiting import WaitingContract
+from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, end_daemon
 
 # The backends lack nothing, and the same frames are tried on a manual clock, too.
@@ -71,8 +73,11 @@ class TestDaemon(ConformanceSuite):
             yield queues
 
 
-class TestDaemonOverTcp(ConformanceSuite):
-    """The whole suite against a real daemon at penstock://, in real time, waiting for the disk."""
+class TestDaemonOverTcp(ConformanceSuite if FULL else WaitingContract):  # type: ignore[misc]
+    """What waits, against a real daemon at penstock://, in real time, waiting for the disk.
+
+    The whole suite has gone over TCP above; with the full figures it does so here, too.
+    """
 
     SCALE = 0.05
     LACKS = IN_REAL_TIME

@@ -1,5 +1,6 @@
 """Whose store it is: what a process looks at before it writes anything into a directory."""
 
+import functools
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import penstock
 from penstock.backends.remote.daemon import SERVE, daemon_directory, running_pid
 from penstock.errors import StoreUnusable, UnavailableError
 from penstock.server import holder
+from tests.conftest import IN_CI
 from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon
 
 NOBODY = 65_534
@@ -44,7 +46,18 @@ def run_daemon(store, *words, user=None):
 
 
 def as_user(user, command):
+    check_python_of(user)
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+
+
+@functools.cache
+def check_python_of(user):
+    """Skips if that user cannot run the Python of these tests: it may be in another's home."""
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    tried = subprocess.run([*become, sys.executable, "-c", "import penstock"], check=False)
+    if tried.returncode:
+        give_up = pytest.fail if IN_CI else pytest.skip
+        give_up(f"user {user} cannot run {sys.executable} with penstock")
 
 
 def make_store(path):

@@ -359,6 +359,14 @@ def test_a_daemon_shows_its_health_and_figures_if_it_is_told_to(store):
             status, figures = get(f"http://127.0.0.1:{port}/metrics")
             assert status == 200
             assert 'penstock_messages{queue="orders",state="visible"} 1.0' in figures
+            assert 'penstock_commands_total{command="Push",result="ok"} 1.0' in figures
+            with pytest.raises(penstock.QueueNotFound):
+                queues.push("none", b"x")
+            assert queues.pull("orders", wait=1) is not None
+            assert queues.pull("orders", wait=0.01) is None
+            figures = get(f"http://127.0.0.1:{port}/metrics")[1]
+            assert 'penstock_commands_total{command="Push",result="QueueNotFound"} 1.0' in figures
+            assert 'penstock_commands_total{command="Pull",result="ok"} 2.0' in figures
             assert get(f"http://127.0.0.1:{port}/orders")[0] == 404
             assert get(f"http://127.0.0.1:{port}/metrics", Origin="http://a.test")[0] == 403
     finally:
@@ -440,6 +448,7 @@ def test_the_store_is_the_one_that_was_named_and_json_says_which(
             "store": f"file:{store}",
             "pid": process.pid,
             "socket": str(socket_path(store)),
+            "carrot": None,
         }
         assert get(f"{shown['url']}/health")[0] == 200
         assert (store / "store").exists()

@@ -308,11 +308,16 @@ class Lives(RuleBasedStateMachine):
         queue = self.model.queue(name)
         before = queue.settings
         wanted = msgspec.structs.replace(before, **changes)
+        known = set(self.model.queues)
         if wanted != before:
             self.model.configure(name, changes)
+        # A dead-letter queue that was removed is created again.
+        created = sorted(set(self.model.queues) - known)
         info = self.engine.shard.info(self.engine.shard.queue(name))
         at_ms = self.clock.now_ms() if wanted != before else info.configured_at_ms
-        return msgspec.structs.replace(info, settings=wanted, configured_at_ms=at_ms)
+        return msgspec.structs.replace(
+            info, settings=wanted, configured_at_ms=at_ms, also_created=created
+        )
 
     @rule(name=NAMES)
     @precondition(lambda self: self.bodies % 5 == 4)
@@ -587,3 +592,13 @@ TestLives.settings = settings(
     stateful_step_count=STEPS,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_a_dead_letter_queue_that_was_removed_is_created_again_by_a_change():
+    lives = Lives()
+    lives.make_queues()
+    lives.remove_a_queue("dead.fifo", again=False)
+    lives.configure_a_queue("fifo", {"visibility_ms": 1}, None, per_group=False)
+    lives.engine_and_model_agree()
+    assert "dead.fifo" in lives.engine.shard.names
+    lives.teardown()

@@ -10,8 +10,10 @@ calls back later. Two classes have this face:
 
 Several commands that belong together are a generator (`Steps`): it yields commands and is sent the
 replies, and errors are thrown into it. In front of a local engine it runs to its end within the
-call. What needs one command only may be that command and a function that makes the result of its
-reply or its error (`Single`), which costs less than a generator.
+call, unless it yields `PAUSE`: work that grows with the number of queues is done in slices, so
+that other requests are answered between them. What needs one command only may be that command and a
+function that makes the result of its reply or its error (`Single`), which costs less than a
+generator.
 """
 
 import asyncio
@@ -29,6 +31,8 @@ from penstock.service import (
     CreateQueue,
     DeleteQueue,
     DescribeQueue,
+    History,
+    HistoryEvent,
     Pull,
     QueueInfo,
     Release,
@@ -40,6 +44,14 @@ Steps = Generator[Command[Any], Any, R]
 # The command; `finish(context, reply, error)`, which returns the result or raises; the context.
 Finish = Callable[[Any, Any, PenstockError | None], Any]
 Single = tuple[Command[Any], Finish, Any]
+
+
+class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
+    """No command of a service: the generator goes on after other callbacks of the event loop."""
+
+
+# Never a generator's first command, nor behind a Pull. What was read before it may have changed.
+PAUSE: Final = NextTurn()
 # How long the description of a queue elsewhere is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
@@ -51,14 +63,17 @@ class Pending:
 
     Whoever gets one says what to call by `then`, before control returns to the event loop.
     `waits` is true while it waits for a message, which may take long, and not only for a disk or
-    a network.
+    a network. If `is_known`, the reply is made and only its changes are not durable yet: what is
+    made of it can be made meanwhile from `reply`, but not be shown.
     """
 
-    __slots__ = ("done", "waits")
+    __slots__ = ("done", "is_known", "reply", "waits")
 
     def __init__(self, waits: bool = False) -> None:
         self.done: Done | None = None
         self.waits = waits
+        self.is_known = False
+        self.reply: Any = None
 
     def then(self, done: Done) -> None:
         """Has `done(reply, error)` called once: from the event loop, never within a command."""
@@ -91,6 +106,10 @@ class LoopService(Protocol):
 
     def submit(self, command: Command[R]) -> R | Pending:
         """The reply if it can be shown at once, or a Pending. Raises PenstockError."""
+        ...
+
+    def history(self, command: History) -> list[HistoryEvent] | Pending:
+        """`submit` for the one command whose work grows with the journal: done in slices."""
         ...
 
     def run(self, steps: Steps[R]) -> R | Pending:
@@ -165,6 +184,9 @@ class AwaitedService:
         pending.start(self._execute(command, pending))
         return pending
 
+    def history(self, command: History) -> list[HistoryEvent] | Pending:
+        return self.submit(command)
+
     def run(self, steps: Steps[R]) -> R | Pending:
         try:
             command = next(steps)
@@ -179,7 +201,11 @@ class AwaitedService:
             while True:
                 pending.waits = type(command) is Pull and command.wait_ms != 0
                 try:
-                    reply = await self._execute(command, pending)
+                    reply = None
+                    if command is PAUSE:
+                        await asyncio.sleep(0)
+                    else:
+                        reply = await self._execute(command, pending)
                 except PenstockError as error:
                     command = steps.throw(error)
                 else:

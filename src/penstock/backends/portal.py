@@ -70,8 +70,13 @@ class Portal:
             self._closed = True
             self._end_loop()
 
+    @property
+    def is_unusable(self) -> bool:
+        """Whether every command would be refused: closed, or in a forked child."""
+        return self._closed or self._pid != os.getpid()
+
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._closed or self._pid != os.getpid():
+        if self.is_unusable:
             coroutine.close()
             if self._closed:
                 raise EngineClosed("this service was closed")

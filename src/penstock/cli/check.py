@@ -5,6 +5,7 @@ store that misses files of its journal, which no other command does. What those 
 and reported as damage.
 """
 
+import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def _accept_loss(store: Path) -> list[Finding]:
     # Imported here: the other uses of this command need no engine.
     from penstock.backends.engine.store import open_engine
 
-    open_engine(store, accept_loss=True).close()
+    # What is lost is printed below; opening would warn of it, too.
+    logger = logging.getLogger("penstock.journal")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        open_engine(store, accept_loss=True).close()
+    finally:
+        logger.setLevel(level)
     names = ", ".join(f"{number:012d}.seg" for number in missing)
     return [Finding(True, f"loss: accepted for {names}; the store opens again without it")]

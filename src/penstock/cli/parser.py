@@ -31,9 +31,13 @@ COMMANDS: Final = {
     "redrive": "move dead letters back to their source queues",
     "history": "show what happened to a message",
     "daemon": "show, stop or run the process that serves a data directory",
+    "cluster": "start a cluster on this machine; show one, move its shards",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show the readers of a store's journal, or remove one",
+    "mirror": "do in another service what happens to the queues of a store",
+    "worker": "run the tasks of an app",
+    "tasks": "list, retry, cancel and inspect the tasks of an app",
     "pipeline": "derive tables from journals with Spark; audit, report and replay",
     "shell": "run commands from stdin in one process, one for each line",
 }

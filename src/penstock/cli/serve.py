@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
 from penstock.settings import read_keys, read_settings
+from penstock.url import without_password
 
 if TYPE_CHECKING:
     from penstock.server.run import Running
@@ -22,6 +23,8 @@ _PLAIN: Final = (
     ("--account", "DIGITS", "the account likewise (default: 000000000000)"),
     ("--tls-cert", "FILE", "the certificate, in PEM form"),
     ("--tls-key", "FILE", "its key"),
+    ("--carrot", "[HOST:]PORT", "run a Carrot broker there, too (host: 127.0.0.1; 0: any port)"),
+    ("--token-file", "FILE", "holds the token that Carrot clients must send"),
 )
 
 
@@ -65,6 +68,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="serve a data directory of another user (root can)",
     )
     parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        default=None,
+        help="open a data directory that misses files of its journal, without what they held",
+    )
+    parser.add_argument(
         "--aws-limits",
         action="store_true",
         default=None,
@@ -92,6 +101,7 @@ def run(session: Session, arguments: Namespace) -> int:
         "insecure_without_keys",
         "insecure_without_tls",
         "insecure_other_owner",
+        "accept_loss",
     ):
         given[name] = getattr(arguments, name)
     given["allow_hosts"] = arguments.allow_host
@@ -124,6 +134,7 @@ def _show_json(session: Session, running: "Running") -> None:
             "store": running.store.url,
             "pid": os.getpid(),
             "socket": running.store.socket_path,
+            "carrot": running.carrot_address,
         }
     )
     sys.stdout.flush()
@@ -139,7 +150,7 @@ def _show_text(running: "Running") -> None:
         else (
             f"in {os.path.abspath(settings.data)}"
             if settings.store is None
-            else f"in {settings.store}"
+            else f"in {without_password(running.store.url)}"
         )
     )
     if settings.keys:
@@ -151,6 +162,8 @@ def _show_text(running: "Running") -> None:
     print(f"penstock: Amazon SQS at {url}")
     print(f"  messages    {kept}")
     print(f"  signatures  {checked}")
+    if running.carrot_address is not None:
+        print(f"  carrot      {running.carrot_address}")
     print(f"  docs        {_docs()}")
     print("try it:")
     key = next(iter(settings.keys), "any")

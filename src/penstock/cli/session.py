@@ -39,12 +39,17 @@ class Session:
 
     def queues(self, arguments: Namespace) -> Queues:
         """The store that the command names. Raises UsageError and the errors of the backend."""
-        url = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
-        if not url:
-            raise UsageError(NO_URL)
+        url = self.url(arguments)
         if url not in self._stores:
             self._stores[url] = self._open_store(url)
         return self._stores[url]
+
+    def url(self, arguments: Namespace) -> str:
+        """The URL of the store that the command names. Raises UsageError."""
+        url: str | None = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
+        if not url:
+            raise UsageError(NO_URL)
+        return url
 
     def print_result(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
         """Prints one result: as a line of JSON with --json, else as the text."""

@@ -52,8 +52,8 @@ def message_as_text(message: Message) -> str:
         rows.append(("priority", str(message.priority)))
     named = [("group", message.group), ("dedup id", message.dedup_id), ("source", message.source)]
     rows += [(label, value) for label, value in named if value is not None]
-    rows += [("attribute", f"{k}={_printable(v)}") for k, v in message.attributes.items()]
-    rows.append(("body", _printable(message.body)))
+    rows += [("attribute", f"{k}={printable(v)}") for k, v in message.attributes.items()]
+    rows.append(("body", printable(message.body)))
     return labelled(rows)
 
 
@@ -65,7 +65,7 @@ def as_text(body: bytes) -> str | None:
         return None
 
 
-def _printable(value: bytes | str) -> str:
+def printable(value: bytes | str) -> str:
     """Text for a terminal: control characters, which could change its state, are escaped."""
     text = value if isinstance(value, str) else as_text(value)
     if text is None:

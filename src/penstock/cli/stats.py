@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -11,7 +12,10 @@ from penstock.cli.show import table
 from penstock.cli.values import show_age, show_size
 from penstock.client import Queues
 from penstock.errors import QueueNotFound
+from penstock.journal import readers
+from penstock.journal.store import open_reader
 from penstock.service import QueueStats
+from penstock.url import read_url
 
 _HEAD = ("queue", "visible", "delayed", "in flight", "size", "oldest", "waiting")
 
@@ -30,6 +34,9 @@ def run(session: Session, arguments: Namespace) -> int:
         found = list(_stats_of_all(queues))
     if not arguments.json:
         print(table(_HEAD, [_row(stats) for stats in found]))
+        if not arguments.queue:
+            for line in _readers_behind(session.url(arguments)):
+                print(line)
     else:
         for stats in found:
             session.print_json({**msgspec.structs.asdict(stats), "messages": stats.messages})
@@ -42,6 +49,20 @@ def _stats_of_all(queues: Queues) -> Iterator[QueueStats]:
             yield queues.stats(name)
         except QueueNotFound:
             continue  # removed since its name was read
+
+
+def _readers_behind(text: str) -> Iterator[str]:
+    """One line for each named reader of a store's journal: mirrors and pipelines."""
+    url = read_url(text)
+    if url.scheme == "mirror":
+        url = read_url(url.options.get("primary"))
+    if url.scheme != "file" or not Path(url.path, "readers").is_dir():
+        return
+    with open_reader(url.path) as reader:
+        durable = reader.durable_offset
+    for each in readers.registered(Path(url.path)):
+        behind_bytes = max(0, durable - each.floor_offset)
+        yield f"reader {each.name}: {show_size(behind_bytes)} behind"
 
 
 def _row(stats: QueueStats) -> tuple[str, ...]:

@@ -110,7 +110,8 @@ class Due:
             bucket[delivery.number] = delivery
         elif key <= self._opened:
             heappush(self._near, (at_ms, delivery.number, delivery))
-            if at_ms < self.noted_ms:
+            # Also if another of the same instant is noted: among queues the number decides then.
+            if at_ms <= self.noted_ms and self._near[0][2] is delivery:
                 self._note(at_ms, delivery.number)
         else:
             self._buckets[key] = {delivery.number: delivery}

@@ -91,7 +91,7 @@ def decide_push(queue: "QueueState", command: Push, now_ms: int, number: int) ->
 def decide_run(queue: "QueueState", run: PushMany, now_ms: int, number: int) -> Run | None:
     """The events of a run, if none of its pushes can be refused; None if one can.
 
-    What is refused, and why, is for `decide_push` to say, of each push by itqueue. Whether the
+    What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
     dedup ids are new is seen when they are remembered.
     """
     settings = queue.settings

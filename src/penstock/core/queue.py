@@ -32,7 +32,7 @@ from penstock.core.delivery import (
     size_bytes,
 )
 from penstock.core.discards import Discards
-from penstock.core.due import DEADLINE, EXPIRY, Alarm, Due
+from penstock.core.due import DEADLINE, EXPIRY, NEVER_MS, Alarm, Due
 from penstock.core.events import (
     Claimed,
     ClaimExpired,
@@ -257,6 +257,8 @@ class QueueState:
         if event.expires_at_ms:
             delivery.expires_at_ms = event.expires_at_ms
             self.expiries.add(event.expires_at_ms, delivery)
+        elif self.retention.noted_ms == NEVER_MS:
+            self.retention.note(self.number, event.at_ms + self.settings.retention_ms)
         return delivery
 
     def claimed(self, event: Claimed) -> None:
@@ -529,6 +531,9 @@ class QueueState:
         self.deliveries.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
         self.stored_bytes += arrivals.size_bytes
         self.order.join_plain(arrivals.deliveries)
+        if self.retention.noted_ms == NEVER_MS:
+            first = arrivals.deliveries[0]
+            self.retention.note(self.number, first.pushed_at_ms + self.settings.retention_ms)
 
     def _resume(self, delivery: Delivery) -> None:
         if delivery.move is not None:

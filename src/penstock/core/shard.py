@@ -7,7 +7,7 @@ decide and apply in one step; they raise, if at all, before anything has changed
 events alone rebuild the state: `apply` over a journal gives what the living shard has.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ class ShardState:
         # What a router between shards knows, and no part of the state: this shard's own number,
         # and the shards of queues that are in others.
         self.number = 0
-        self.elsewhere: dict[str, int] = {}
+        self.elsewhere: Mapping[str, int] = {}
         self.departed = Outbox()
         # While somebody is taking a snapshot: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
@@ -425,11 +425,8 @@ class ShardState:
 
     def pushed(self, event: Pushed) -> Delivery:
         """A message arrived; its delivery is returned so that its content can be placed."""
-        queue = self.queues[event.queue]
         self.next_number = event.number + 1
-        if queue.retention.noted_ms == NEVER_MS and not event.expires_at_ms:
-            queue.retention.note(queue.number, event.at_ms + queue.settings.retention_ms)
-        return queue.pushed(event)
+        return self.queues[event.queue].pushed(event)
 
     def push(self, command: Push, now_ms: int) -> Pushed | int:
         """Decides a push and applies it: `decide_push` and `apply` in one step, for the usual push.
@@ -442,7 +439,8 @@ class ShardState:
             queue = self.queue(command.queue)
         decided = queue.decide_push(command, now_ms, self.next_number)
         if type(decided) is Pushed:
-            self.pushed(decided)
+            self.next_number = decided.number + 1
+            queue.pushed(decided)
         return decided
 
     def push_run(self, queue: QueueState, run: Run) -> bool:
@@ -459,9 +457,6 @@ class ShardState:
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
         """Plain messages arrived in a standard queue, as many `pushed` would have them."""
         self.next_number = arrivals.numbers[-1] + 1
-        if queue.retention.noted_ms == NEVER_MS:
-            first = arrivals.deliveries[0]
-            queue.retention.note(queue.number, first.pushed_at_ms + queue.settings.retention_ms)
         queue.arrived(arrivals)
 
     def place(self, queue: int, number: int, content: Content) -> None:

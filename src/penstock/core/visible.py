@@ -47,9 +47,11 @@ class Line:
         fresh = self.fresh
         while fresh and fresh[0].state != VISIBLE:
             fresh.popleft()
+            self._gone -= 1
         returned = self.returned
         while returned and returned[0][1].state != VISIBLE:
             heappop(returned)
+            self._gone -= 1
         if not returned:
             return fresh[0] if fresh else None
         if fresh and fresh[0].rank < returned[0][0]:
@@ -69,9 +71,10 @@ class Line:
     def leave(self) -> Delivery | None:
         """Counts a message that left from the middle; returns the next visible one.
 
-        Once most of the messages kept are no longer visible, they are all removed.
+        Once most of the messages kept are no longer visible, they are all removed. Those that come
+        to the front are removed there, so messages that leave in order never cost that.
         """
-        self._gone += 1
+        self._gone = max(self._gone, 0) + 1
         if self._gone > ABSENT_MIN and 2 * self._gone > len(self.fresh) + len(self.returned):
             # In place: StandardOrder keeps a reference to the deque of the line without group.
             present = [delivery for delivery in self.fresh if delivery.state == VISIBLE]
@@ -293,11 +296,12 @@ class Group:
         order = self.order
         while order and order[0].state == GONE:
             order.popleft()
+            self._gone -= 1
         return order[0] if order else None
 
     def leave(self) -> None:
         """Counts a message that is gone; removes such messages once they are many."""
-        self._gone += 1
+        self._gone = max(self._gone, 0) + 1
         if self._gone > ABSENT_MIN and 2 * self._gone > len(self.order):
             self.order = deque(delivery for delivery in self.order if delivery.state != GONE)
             self._gone = 0

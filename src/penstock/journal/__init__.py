@@ -6,7 +6,7 @@ durable. A journal assigns each append its sequence, the order everything else a
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from penstock.core.events import AnyEvent, Pushed
@@ -52,8 +52,12 @@ class Journal(Protocol):
         """Calls `done`, from any thread, once that entry is durable or never will be."""
         ...
 
-    def history(self, number: int) -> list[AnyEvent]:
-        """The events of one message that the journal still has, oldest first."""
+    def history(self, number: int) -> Iterable[AnyEvent | None]:
+        """The events of one message that the journal still has, oldest first.
+
+        In between, None each time that some milliseconds were spent on reading: the caller may use
+        the journal for something else then.
+        """
         ...
 
     def close(self) -> None:

@@ -108,7 +108,8 @@ _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
 _pack_event = EVENT.pack
 # A field of all headers of a block, which is an array of integers of the field's size.
-_NUMBER: Final = slice((BLOCK_BYTES + 8) // 8, None, EVENT_BYTES // 8)
+_NUMBER_AT: Final = 8
+_NUMBER: Final = slice((BLOCK_BYTES + _NUMBER_AT) // 8, None, EVENT_BYTES // 8)
 _BODY_BYTES: Final = slice((BLOCK_BYTES + 44) // 4, None, EVENT_BYTES // 4)
 _SECOND_BYTES: Final = slice((BLOCK_BYTES + 50) // 2, None, EVENT_BYTES // 2)
 _PAYLOAD_AT: Final = slice((BLOCK_BYTES + 56) // 4, None, EVENT_BYTES // 4)
@@ -482,9 +483,21 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
     return cast(AnyEvent, kind(f.at_ms, f.queue, f.number, f.epoch))
 
 
-def number_bytes(number: int) -> bytes:
-    """A message's number as the headers of its events have it."""
-    return number.to_bytes(8, "little")
+def decode_number(data: bytes, data_offset: int, number: int) -> Iterator[AnyEvent]:
+    """The events of a block that are about one message, as `decode` without bodies gives them.
+
+    Most blocks do not hold the number's bytes at all, which one search shows.
+    """
+    wanted = number.to_bytes(8, "little")
+    count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0
+    end = BLOCK_BYTES + EVENT_BYTES * count
+    found = data.find(wanted, BLOCK_BYTES, end)
+    while found >= 0:
+        at = found - _NUMBER_AT
+        if at >= BLOCK_BYTES and (at - BLOCK_BYTES) % EVENT_BYTES == 0:
+            fields = read_header(data[at : at + EVENT_BYTES])
+            yield _decode_event(fields, data, at, data_offset, False)[0]
+        found = data.find(wanted, found + 1, end)
 
 
 def read_header(header: bytes) -> Fields:

@@ -14,6 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final, Literal, get_args
 
 from penstock.core.delivery import pack_place, position_of
@@ -37,6 +38,9 @@ _BLOCK_BYTES: Final = codec.BLOCK_BYTES
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 _MARK_BYTES: Final = 1024 * 1024
+# How much `history` reads between two breaks. A small entry takes longer to pass than its bytes.
+_HISTORY_BYTES: Final = 1024 * 1024
+_HISTORY_ENTRIES: Final = 1_000
 
 
 def check_durability(text: str) -> Durability:
@@ -242,16 +246,21 @@ class FileJournal:
                 )
             yield entry
 
-    def history(self, number: int) -> list[AnyEvent]:
-        # Most entries do not even hold the number's bytes, and need not be read as events.
-        wanted = codec.number_bytes(number)
-        return [
-            event
-            for entry in self.segments.entries(end=self.segments.end_offset)
-            if wanted in entry.data and entry.version == codec.VERSION
-            for event, _ in codec.decode(entry.data, entry.data_offset, bodies=False)
-            if concerns(event, number)
-        ]
+    def history(self, number: int) -> Iterator[AnyEvent | None]:
+        offset, end = self.segments.first_offset, self.segments.end_offset
+        while offset < end:
+            entries = islice(self.segments.entries(offset, end), _HISTORY_ENTRIES)
+            break_at, offset = offset + _HISTORY_BYTES, end
+            for entry in entries:
+                if entry.version == codec.VERSION:
+                    events = codec.decode_number(entry.data, entry.data_offset, number)
+                    yield from (event for event in events if concerns(event, number))
+                offset = entry.end_offset
+                if offset >= break_at:
+                    break
+            yield None
+            # Upkeep may have dropped the files that were to be read next.
+            offset = max(offset, self.segments.first_offset)
 
     def close(self) -> None:
         self._commit.close()

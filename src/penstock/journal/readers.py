@@ -28,10 +28,15 @@ class Reader(msgspec.Struct, frozen=True):
     moved_at_ms: int
 
 
-def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
-    """Registers the reader, or moves its floor. Raises InvalidField or StoreUnusable."""
+def check_reader_name(name: str) -> None:
+    """Refuses a name that could be another file. Raises InvalidField."""
     if not _NAME.fullmatch(name):
         raise InvalidField(f"reader: {name!r} is not a name of 1 to 80 of A-Z a-z 0-9 _ - .")
+
+
+def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
+    """Registers the reader, or moves its floor. Raises InvalidField or StoreUnusable."""
+    check_reader_name(name)
     directory = store / "readers"
     reader = Reader(name, floor_offset, now_ms)
     draft = ""

@@ -68,6 +68,8 @@ class Segments:
         self._preparer: threading.Thread | None = None
         self._background = False
         self._failure = ""
+        # The files, and their offsets, that were missing when the stream was opened all the same.
+        self.accepted_loss = ""
         self._reserve_bytes = 0
         self._ahead_bytes = 0
         self._failed_to_grow = False
@@ -118,9 +120,12 @@ class Segments:
                         raise StoreUnusable(
                             f"{path}: {len(missing)} of its files are missing: "
                             f"{describe_missing(examined, missing)}; put them back, or open it "
-                            "with accept_loss to go on without what they held"
+                            "with accept_loss (--accept-loss of penstock check and serve) to go on "
+                            "without what they held"
                         )
                     segments = cls._recover(opened, examined, missing)
+                    if missing:
+                        segments.accepted_loss = describe_missing(examined, missing)
                 segments._reserve_bytes = segments._payload_bytes // 2
                 if reserve_bytes is not None:
                     segments._reserve_bytes = reserve_bytes

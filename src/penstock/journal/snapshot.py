@@ -111,7 +111,7 @@ class SnapshotWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            os.replace(self._path, self._directory / _NAME.format(self._offset))
+            os.replace(self._path, snapshot_path(self._directory, self._offset))
             _sync_directory(self._directory)
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot keep a snapshot: {error.strerror}") from error
@@ -142,6 +142,11 @@ def pack_dedups(queue: int, dedups: Dedups) -> bytes:
 def snapshot_paths(directory: Path) -> list[Path]:
     """The snapshots there are, newest first."""
     return sorted(directory.glob("snapshot-" + "[0-9a-f]" * 16), reverse=True)
+
+
+def snapshot_path(directory: Path, offset: int) -> Path:
+    """Where the snapshot stands that begins at this point in the journal."""
+    return directory / _NAME.format(offset)
 
 
 def offset_of(path: Path) -> int:

@@ -74,7 +74,8 @@ class _Verification:
     def _journal(self, reader: JournalReader) -> list[Finding]:
         entries = events = 0
         lost: list[Finding] = []
-        end, next_id = reader.first_offset, 0
+        # A stream begins with the id 1; of one whose beginning was dropped the first id is unknown.
+        end, next_id = reader.first_offset, int(reader.first_offset == 0)
         for entry in reader.entries(reader.first_offset):
             entries += 1
             if entry.version == codec.VERSION:

@@ -32,6 +32,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.frames.server import FrameServer
 from penstock.server.frames.tcp import (
     TcpAddress,
@@ -43,7 +44,7 @@ from penstock.server.frames.tcp import (
     server_tls,
 )
 from penstock.server.holder import StoreHolder
-from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
 from penstock.server.store_socket import StoreSocket
 from penstock.wire.frames.frames import error_words
 
@@ -96,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--archive", metavar="DIRECTORY", help="keep journal files there that are no longer needed"
     )
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="open a store that misses files of its journal, without what they held",
+    )
     parser.add_argument("--listen", metavar="HOST:PORT", help="serve penstock://HOST:PORT, too")
     parser.add_argument(
         "--http",
@@ -130,6 +136,7 @@ def open_store(arguments: argparse.Namespace) -> Engine:
         durability=check_durability(arguments.durability),
         interval_ms=arguments.interval_ms,
         archive=arguments.archive,
+        accept_loss=arguments.accept_loss,
     )
 
 
@@ -172,6 +179,7 @@ def run_daemon(
     arguments: argparse.Namespace, starter: Starter, open_engine: OpenEngine = open_store
 ) -> int:
     """Opens the store, serves it until it is stopped, and returns the exit status."""
+    open_standard_files()
     os.umask(0o077)
     kind = DAEMON_RUN if arguments.ready_fd is None else AUTO_DAEMON
     holder = StoreHolder(arguments.path, kind, other_owner=arguments.insecure_other_owner)
@@ -276,13 +284,14 @@ async def _serve(
         "archive": arguments.archive or "",
     }
     service = LoopEngine(engine)
-    socket = StoreSocket(holder, service, options, faults, fail)
+    counts = CommandCounts()
+    socket = StoreSocket(holder, service, options, faults, fail, counts)
     reason = "the daemon could not start"
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.keep_output()
-        http = await _listen(listening, holder, service, socket, faults)
+        http = await _listen(listening, holder, service, socket, faults, counts)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")
         await socket.listen()
@@ -303,6 +312,7 @@ async def _listen(
     service: LoopEngine,
     socket: StoreSocket,
     faults: Faults,
+    counts: CommandCounts,
 ) -> "HttpServer | None":
     """Listens on TCP and HTTP, as configured, and writes the ports to the daemon's directory."""
     if listening.tcp is not None:
@@ -319,8 +329,10 @@ async def _listen(
         return None
     # Imported here: few daemons show these pages, and the import delays the start.
     from penstock.server.pages import listen_pages
+    from penstock.server.readers import reader_figures
 
-    http, listener = await listen_pages(service, *listening.http, faults)
+    more = reader_figures(service.engine, str(holder.store))
+    http, listener = await listen_pages(service, *listening.http, faults, counts, more)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")
     return http

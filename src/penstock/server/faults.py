@@ -35,6 +35,8 @@ class Faults:
         more = f" ({self._left_out} more since the last line)" if self._left_out else ""
         self._left_out = 0
         place = _place(error.__traceback__)
+        if sys.stderr is None:
+            return  # the process was started without one
         sys.stderr.write(f"penstock: fault in {what}: {type(error).__name__} at {place}{more}\n")
 
     def from_loop(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:

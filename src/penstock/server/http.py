@@ -51,7 +51,7 @@ TURN_S: Final = 0.005
 Answer = Callable[[Request, "HttpConnection"], bytes | None]
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(RequestReader, asyncio.Protocol):
     """One client's connection: at most one request of it is being answered at a time."""
 
     __slots__ = (
@@ -65,7 +65,6 @@ class HttpConnection(asyncio.Protocol):
         "_idle_sweeps",
         "_loop",
         "_must_say_keep_alive",
-        "_reader",
         "_reading",
         "_refused",
         "_server",
@@ -82,11 +81,11 @@ class HttpConnection(asyncio.Protocol):
     )
 
     def __init__(self, server: "HttpServer") -> None:
+        super().__init__()
         self._server = server
         self._loop = server.loop
         self._answer = server.answer
         self._transport: asyncio.Transport | None = None
-        self._reader = RequestReader(self._take, self._send_continue)
         # Data that came behind too many waiting requests; reading has stopped.
         self._unparsed = b""
         self._reading = True
@@ -126,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.clear()
         self._waiting_bytes = 0
         self._unparsed = b""
-        self._reader.close()
+        self.stop_reading()
         self._server.forget(self)
         gone, self.on_gone = self.on_gone, None
         if gone is not None:
@@ -152,10 +151,9 @@ class HttpConnection(asyncio.Protocol):
             if not self._refused:
                 self._unparsed += data
             return
-        reader = self._reader
         try:
             if len(data) <= PIECE_BYTES:
-                reader.feed(data)
+                self.feed(data)
             else:
                 self._feed_pieces(data)
         except Unacceptable as error:
@@ -164,18 +162,18 @@ class HttpConnection(asyncio.Protocol):
             self._server.faults.report("reading a request", error)
             self._refuse(500, "the request could not be served")
         else:
-            if reader.in_message or self.read_deadline_s is not None:
+            if self.in_message or self.read_deadline_s is not None:
                 self._time_request()
 
     def _feed_pieces(self, data: bytes) -> None:
         view = memoryview(data)
-        completed = self._reader.completed
+        completed = self.completed
         until_s = perf_counter() + TURN_S
         for at in range(0, len(data), PIECE_BYTES):
-            self._reader.feed(view[at : at + PIECE_BYTES])
+            self.feed(view[at : at + PIECE_BYTES])
             if self._closing:
                 return
-            if self._reader.completed != completed or not self._reading or perf_counter() > until_s:
+            if self.completed != completed or not self._reading or perf_counter() > until_s:
                 self._unparsed = data[at + PIECE_BYTES :]
                 break
         else:
@@ -191,21 +189,20 @@ class HttpConnection(asyncio.Protocol):
 
     def _time_request(self) -> None:
         """Sets or ends the deadline of the request that is arriving, after some of it came."""
-        reader = self._reader
-        if not reader.in_message or self._closing:
+        if not self.in_message or self._closing:
             self.read_deadline_s = None
             self._unwatch()
         else:
-            if self.read_deadline_s is None or self._completed_timed != reader.completed:
+            if self.read_deadline_s is None or self._completed_timed != self.completed:
                 self.read_deadline_s = self._loop.time() + HEAD_TIMEOUT_S
-                self._completed_timed = reader.completed
+                self._completed_timed = self.completed
                 self._body_timed = False
                 self._server.watched.add(self)
-            if reader.in_body and not self._body_timed:
+            if self.in_body and not self._body_timed:
                 # The head is complete: the body has its own time, from the head's first byte on.
                 self._body_timed = True
                 self.read_deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
-        if self.held_bytes or reader.held_bytes > HELD_BYTES_MIN:
+        if self.held_bytes or len(self._body) > HELD_BYTES_MIN:
             self._count_held()
 
     def _time_answer(self) -> None:
@@ -244,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
 
     def sweep_idle(self) -> None:
         """Closes the connection if no request has come for many of these sweeps."""
-        completed = self._reader.completed
+        completed = self.completed
         self._idle_sweeps = self._idle_sweeps + 1 if completed == self._completed_idle else 0
         self._completed_idle = completed
         if self._transport is None or self.write_deadline_s is not None:
@@ -259,7 +256,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _count_held(self) -> None:
         """Tells the server how much this connection holds."""
-        held_bytes = self._reader.held_bytes + self._waiting_bytes + len(self._unparsed)
+        held_bytes = len(self._body) + self._waiting_bytes + len(self._unparsed)
         if not self._writable and self._transport is not None:
             # An answer stays in memory whole until its last byte is sent.
             unsent_bytes = self._transport.get_write_buffer_size()
@@ -268,16 +265,27 @@ class HttpConnection(asyncio.Protocol):
 
     # Answering.
 
-    def _take(self, request: Request) -> None:
+    def take(self, request: Request, in_turn: bool = False) -> None:
         """Answers a request that is complete, now or when those before it are answered."""
-        if self._closing:
-            return
-        if self._busy or self._waiting or not self._writable:
+        if not in_turn and (self._busy or self._waiting or not self._writable or self._closing):
             self._enqueue(request)
-        else:
-            self._begin(request)
+            return
+        if not request.keep_alive or self._server.stopping:
+            self._closing = True
+        self._busy = True
+        self._must_say_keep_alive = request.must_say_keep_alive
+        try:
+            answer = self._answer(request, self)
+        except Exception as error:
+            self._server.faults.report("answering a request", error)
+            self._closing = True
+            answer = response(500, b"", b"", self._loop.time())
+        if answer is not None:
+            self.finish(answer)
 
     def _enqueue(self, request: Request) -> None:
+        if self._closing:
+            return
         waiting = self._waiting
         waiting.append(request)
         self._waiting_bytes += len(request.body)
@@ -306,20 +314,6 @@ class HttpConnection(asyncio.Protocol):
             self.data_received(unparsed)
         if self._reading and self._transport is not None and not self._closing:
             self._transport.resume_reading()
-
-    def _begin(self, request: Request) -> None:
-        if not request.keep_alive or self._server.stopping:
-            self._closing = True
-        self._busy = True
-        self._must_say_keep_alive = request.must_say_keep_alive
-        try:
-            answer = self._answer(request, self)
-        except Exception as error:
-            self._server.faults.report("answering a request", error)
-            self._closing = True
-            answer = response(500, b"", b"", self._loop.time())
-        if answer is not None:
-            self.finish(answer)
 
     def finish(self, answer: bytes) -> None:
         """Sends the response of the request that is being answered."""
@@ -358,11 +352,11 @@ class HttpConnection(asyncio.Protocol):
         self._waiting_bytes -= len(request.body)
         if self.held_bytes:
             self._count_held()
-        self._begin(request)
+        self.take(request, in_turn=True)
         if not self._reading:
             self._resume_reading()
 
-    def _send_continue(self) -> None:
+    def expects_continue(self) -> None:
         if self._transport is not None and not self._busy and not self._waiting:
             self._transport.write(CONTINUE)
 
@@ -415,7 +409,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is here, whole or in part."""
-        return not self._busy and not self._waiting and not self._reader.in_message
+        return not self._busy and not self._waiting and not self.in_message
 
     @property
     def peer(self) -> str:

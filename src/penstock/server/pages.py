@@ -7,21 +7,22 @@ import asyncio
 import errno
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import AddressInUse, InvalidField, PenstockError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import FigureSource, Metrics
 from penstock.server.sqs.access import Access
 from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
 
 BACKLOG: Final = 4_096
-_PATHS: Final = frozenset({"/health", "/metrics"})
+PAGE_PATHS: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
 _STOPPED: Final = b'{"status":"stopped"}'
 _HANDSHAKE_S_MAX: Final = 10
@@ -49,17 +50,33 @@ class Pages:
         self._metrics = metrics
         self._health = health
         self._loop = asyncio.get_running_loop()
+        # Connections that get the figures being made: requests that come meanwhile share them.
+        self._readers: list[HttpConnection] = []
 
     def is_page(self, request: Request) -> bool:
         """Whether the request is for one of the pages."""
-        return request.path in _PATHS and not request.query and request.method == "GET"
+        return request.path in PAGE_PATHS and not request.query and request.method == "GET"
 
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if the connection is given it later."""
-        page = self._show_health() if request.path == "/health" else self._show_metrics()
+        if request.path == "/health":
+            return self._answer(self._show_health(), [connection])
+        if self._readers:
+            self._readers.append(connection)
+            return None
+        readers = [connection]
+        shown = self._answer(self._show_metrics(), readers)
+        if shown is None:
+            self._readers = readers
+        return shown
+
+    def _answer(self, page: Steps[bytes], readers: list[HttpConnection]) -> bytes | None:
+        """The page, or None if it is to be sent to the readers later."""
 
         def done(shown: bytes | None, error: Exception | None) -> None:
-            connection.finish(shown or self.refusal(503))
+            if readers is self._readers:
+                self._readers = []
+            self._send(shown or self.refusal(503), readers)
 
         try:
             shown = self._service.run(page)
@@ -69,6 +86,12 @@ class Pages:
             shown.then(done)
             return None
         return shown
+
+    def _send(self, shown: bytes, readers: list[HttpConnection]) -> None:
+        """Sends a page, to one reader in each turn of the event loop: it may be megabytes."""
+        readers.pop().finish(shown)
+        if readers:
+            self._loop.call_soon(self._send, shown, readers)
 
     def refusal(self, status: int) -> bytes:
         """A response without a body."""
@@ -110,13 +133,18 @@ async def bind_http(
 
 
 async def listen_pages(
-    service: LoopService, host: str, port: int, faults: Faults
+    service: LoopService,
+    host: str,
+    port: int,
+    faults: Faults,
+    counts: CommandCounts,
+    more: Sequence[FigureSource] = (),
 ) -> tuple[HttpServer, asyncio.Server]:
     """Shows the pages of a process that answers nothing else by HTTP. Raises as `bind_http`.
 
     A request that a web page may have sent is refused, as in `penstock serve`.
     """
-    pages = Pages(service, Metrics(Counter(), faults=faults))
+    pages = Pages(service, Metrics(Counter(), faults=faults, commands=counts, more=more))
     access = Access(QueueDirectory(Owner("000000000000", "us-east-1")), "http", {}, [])
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:

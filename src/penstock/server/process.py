@@ -1,11 +1,23 @@
-"""Settings of every serving process: its limit of open files and its garbage collector."""
+"""Settings of every serving process: standard files, limit of open files, garbage collector."""
 
 import gc
+import os
 import resource
 from contextlib import suppress
 from typing import Final
 
 FILES_MAX: Final = 65_536
+
+
+def open_standard_files() -> None:
+    """Opens /dev/null for each of the standard files that the process was started without.
+
+    Otherwise a socket gets the number of one of them, and uvloop ends the process by an assertion
+    when it closes that.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def allow_many_files() -> None:

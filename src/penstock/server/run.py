@@ -2,14 +2,15 @@
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
 process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
-`file:PATH?daemon=1`, and every URL of another scheme, is reached through its backend.
+`cluster:nats://…` makes this process a node of the cluster. `file:PATH?daemon=1`, and every URL of
+another scheme, is reached through its backend.
 """
 
 import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -20,21 +21,24 @@ from penstock.backends.remote.daemon import SERVE
 from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
+from penstock.server.carrot.broker import CarrotBroker, read_carrot
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
-from penstock.server.metrics import QUEUES_MAX, Metrics
-from penstock.server.pages import Pages, bind_http
-from penstock.server.process import allow_many_files, collect_garbage_rarely
+from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
+from penstock.server.pages import PAGE_PATHS, Pages, bind_http
+from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
+from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
-from penstock.server.sqs.home import keep_home
+from penstock.server.sqs.home import check_notes, keep_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
 from penstock.settings import ServerSettings
-from penstock.url import BackendUrl, load_backend, read_url
-from penstock.wire.sqs.address import Owner, QueueDirectory
+from penstock.url import SCHEMES, BackendUrl, load_backend, read_url
+from penstock.wire.sqs.address import Owner, QueueDirectory, is_region
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
@@ -46,18 +50,27 @@ class OpenedStore:
     """The store of a server: its service, and what else this process has opened for it."""
 
     def __init__(
-        self, url: BackendUrl, service: LoopService, holder: StoreHolder | None = None
+        self,
+        url: BackendUrl,
+        service: LoopService,
+        holder: StoreHolder | None = None,
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`announce` tells a cluster at which address this process answers."""
         self.service = service
+        self._announce = announce
         self._url = url
         self._holder = holder
         self._socket: StoreSocket | None = None
 
     @property
     def url(self) -> str:
-        """The URL by which other processes on this machine reach the store, if they can."""
+        """The URL by which other processes on this machine reach the store, if they can.
+
+        It is printed, and so has no password.
+        """
         if self._url.scheme != "file":
-            return self._url.text
+            return self._url.shown
         return f"file:{os.path.abspath(self._url.path)}"
 
     @property
@@ -65,12 +78,14 @@ class OpenedStore:
         """The socket of a data directory that this process holds."""
         return None if self._socket is None or self._holder is None else str(self._holder.socket)
 
-    async def listen(self, endpoint: str, faults: Faults) -> None:
+    async def listen(self, endpoint: str, faults: Faults, counts: CommandCounts) -> None:
         """Answers on the socket of the data directory; its clients see the SQS address, too."""
+        if self._announce is not None:
+            await self._announce(endpoint)
         if self._holder is None:
             return
         options = {**self._store_options(), "endpoint": endpoint}
-        self._socket = StoreSocket(self._holder, self.service, options, faults)
+        self._socket = StoreSocket(self._holder, self.service, options, faults, counts=counts)
         await self._socket.listen()
 
     def _store_options(self) -> dict[str, str]:
@@ -103,8 +118,10 @@ class Running:
         endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
+        broker: CarrotBroker | None = None,
     ) -> None:
         self.settings = settings
+        self.broker = broker
         self.store = store
         self.service = store.service
         self.port: int = listener.sockets[0].getsockname()[1]
@@ -128,41 +145,67 @@ class Running:
             host = "localhost"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def carrot_address(self) -> str | None:
+        """The address of the Carrot broker, if there is one."""
+        return None if self.broker is None else str(self.broker.address)
+
     async def stop(self) -> None:
         """Answers what was accepted, ends the waits, and closes the store."""
         self._listener.close()
         self._endpoint.end_waits()
-        await asyncio.gather(self._http.drain(DRAIN_S), self.store.hang_up())
+        ending: list[Awaitable[None]] = [self._http.drain(DRAIN_S), self.store.hang_up()]
+        if self.broker is not None:
+            ending.append(self.broker.stop("penstock serve was stopped"))
+        await asyncio.gather(*ending)
         await self._endpoint.close()
         await self.store.close()
 
 
 async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
     """Opens the store and listens. Raises PenstockError."""
+    if not is_region(settings.region):
+        raise InvalidField(
+            f"region: {settings.region!r} is not a region's name; use 1 to 40 of a-z 0-9 -, as in "
+            "us-east-1"
+        )
     tls = _tls(settings)
     home = Owner(settings.account, settings.region)
     faults = Faults()
+    counts = CommandCounts()
     asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
         # Before the store: if the address is taken, the process that holds it is left alone.
         http = HttpServer(_refuse, faults)
         listener = await bind_http(http, settings.host, settings.port, tls)
         undo.callback(listener.close)
+        carrot = read_carrot(settings, tls)
         store = await _open(settings, clock)
         undo.push_async_callback(store.close)
         service = store.service
+        directory = QueueDirectory(home)
+        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
+        # The queues behind sqs:// have an account and region of their own.
+        has_notes = read_url(settings.where).scheme != "sqs"
+        lookup = QueueLookup(service, directory, windows, has_notes)
+        await result_of(service.run(check_notes(lookup, home)))
         if isinstance(service, LoopEngine):
             keep_home(settings.where, home)
         await result_of(service.run(_declare(service, settings)))
-        directory = QueueDirectory(home)
-        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-        endpoint = SqsEndpoint(QueueLookup(service, directory, windows), access)
-        http.answer = _router(service, endpoint, access, faults)
+        endpoint = SqsEndpoint(lookup, access)
+        broker = None if carrot is None else CarrotBroker(service, carrot, faults)
+        more: list[FigureSource] = [] if broker is None else [broker.server]
+        if isinstance(service, LoopEngine):
+            more += reader_figures(service.engine, read_url(settings.where).rest)
+        http.answer = _router(service, endpoint, access, faults, counts, more)
+        if broker is not None:
+            await broker.listen()
+            undo.push_async_callback(broker.stop, "penstock serve could not start")
         await listener.start_serving()
-        running = Running(settings, store, endpoint, http, listener)
+        running = Running(settings, store, endpoint, http, listener, broker)
         # Last: a client that connects here finds everything else in place.
-        await store.listen(running.url, faults)
+        await store.listen(running.url, faults, counts)
         endpoint.resume()
         undo.pop_all()
     return running
@@ -180,11 +223,22 @@ async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
         other_owner = settings.insecure_other_owner or url.is_on("other_owner")
         holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
         options = {name: value for name, value in url.options.items() if name != "other_owner"}
+        if settings.accept_loss:
+            options["accept_loss"] = "1"
         own = url._replace(options=options)
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
+    if settings.accept_loss:
+        raise InvalidField(
+            f"accept_loss: {url.shown!r} is not a data directory that this server opens; accept "
+            "the loss where it is opened: penstock check --accept-loss PATH"
+        )
     if url.is_in_this_process:
         return OpenedStore(url, LoopEngine(open_engine(url, clock)))
-    service = await load_backend(url).open_async_service(url, None)
+    if url.scheme == "cluster":
+        node = await load_backend(url).open_serving_node(url)
+        return OpenedStore(url, AwaitedService(node, clock), announce=node.announce)
+    shared = clock if SCHEMES[url.scheme].shares_clock else None
+    service = await load_backend(url).open_async_service(url, shared)
     return OpenedStore(url, AwaitedService(service, clock))
 
 
@@ -219,16 +273,23 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def _router(
-    service: LoopService, endpoint: SqsEndpoint, access: Access, faults: Faults
+    service: LoopService,
+    endpoint: SqsEndpoint,
+    access: Access,
+    faults: Faults,
+    counts: CommandCounts,
+    more: Sequence[FigureSource],
 ) -> Callable[[Request, HttpConnection], bytes | None]:
     """Two pages for whoever operates the server; everything else is for the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
-    pages = Pages(service, Metrics(endpoint.answered, queues_max, faults), endpoint.health)
+    metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
+    pages = Pages(service, metrics, endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        if not pages.is_page(request):
+        # Almost every request is for the endpoint, which this one look must not slow down.
+        if request.path not in PAGE_PATHS or not pages.is_page(request):
             return answer(request, connection)
         if not access.is_from_here(request, connection.peer):
             return pages.refusal(403)
@@ -267,4 +328,5 @@ def run_until_stopped(settings: ServerSettings, started: Callable[[Running], Non
     """The same, for a caller who has no event loop."""
     import uvloop
 
+    open_standard_files()
     uvloop.run(run(settings, started))

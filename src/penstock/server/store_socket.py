@@ -7,6 +7,7 @@ from contextlib import suppress
 from penstock.backends.loop import LoopService
 from penstock.errors import PenstockError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
 from penstock.server.frames.ipc import listen_unix
 from penstock.server.frames.server import FrameServer
 from penstock.server.holder import StoreHolder
@@ -22,10 +23,15 @@ class StoreSocket:
         options: Mapping[str, str],
         faults: Faults,
         failed: Callable[[PenstockError], None] | None = None,
+        counts: CommandCounts | None = None,
     ) -> None:
         """`options` are the store's settings for WELCOME frames; `holder` is added to them."""
         self.frames = FrameServer(
-            service, options={**options, "holder": holder.kind}, failed=failed, faults=faults
+            service,
+            options={**options, "holder": holder.kind},
+            failed=failed,
+            faults=faults,
+            counts=counts,
         )
         self._holder = holder
         self._listeners: list[asyncio.Server] = []

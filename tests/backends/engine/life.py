@@ -141,7 +141,7 @@ class Life:
         )
         upkeep: Any = engine.upkeep
         upkeep._exclusive = self._between_slices
-        engine.shard.elsewhere["away"] = 7
+        engine.shard.elsewhere = {"away": 7}
         return engine
 
     def submit(self, command):

@@ -46,7 +46,7 @@ from penstock.core.replay import apply_arrivals_if_new, apply_if_new
 from penstock.core.runs import Run
 from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
 from penstock.errors import CorruptEntry
-from penstock.journal import codec
+from penstock.journal import codec, concerns
 from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.file import FileJournal
 from penstock.journal.reader import JournalReader
@@ -132,6 +132,25 @@ def test_golden_blocks_hold_in_both_directions(name):
 def test_every_kind_of_event_has_a_golden_block():
     assert {type(events[0]) for events in EVENTS.values()} == set(codec.KINDS)
     assert golden_events().keys() == EVENTS.keys()
+
+
+def test_the_events_of_one_message_are_found_without_reading_the_others():
+    # Bodies, queues and times that hold the bytes of the numbers looked for.
+    tempting = b"".join(number.to_bytes(8, "little") for number in range(1, 300))
+    events: list[Any] = [
+        Pushed(1, 1, 1, tempting, size_bytes=len(tempting)),
+        *[event for name, listed in EVENTS.items() if name != "Carried" for event in listed],
+        Deleted(77, 77, 78, 77),
+        Deleted(256, 1, 256, 1),
+        Claimed(1, 1, 1, 1, 1),
+    ]
+    block = codec.encode(events)[0]
+    everything = [event for event, _ in codec.decode(block, 0, bodies=False)]
+    for number in (1, 2, 70, 75, 76, 77, 78, 79, 80, 256, 999):
+        wanted = [event for event in everything if concerns(event, number)]
+        found = codec.decode_number(block, 0, number)
+        assert [event for event in found if concerns(event, number)] == wanted
+    assert list(codec.decode_number(b"", 0, 1)) == []
 
 
 def test_a_block_tells_its_shard_and_its_term():

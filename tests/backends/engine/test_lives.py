@@ -3,9 +3,10 @@
 import pytest
 
 from tests.backends.engine.life import Life, small_slices
+from tests.conftest import FULL
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(400 if FULL else 16))
 def test_a_random_life_recovers_what_an_exact_replay_gives(quick_path, monkeypatch, seed):
     small_slices(monkeypatch)
     life = Life(quick_path, seed, departs=seed % 2 == 1)

@@ -7,9 +7,16 @@ import pytest
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import AsyncEngine, LoopEngine
-from penstock.backends.loop import AwaitedService, Pending, result_of
+from penstock.backends.engine.store import open_engine
+from penstock.backends.loop import PAUSE, AwaitedService, Pending, result_of
 from penstock.clock import ManualClock
-from penstock.errors import InFlightLimit, JournalError, PenstockError, QueueNotFound
+from penstock.errors import (
+    InFlightLimit,
+    JournalError,
+    MessageNotFound,
+    PenstockError,
+    QueueNotFound,
+)
 from penstock.journal import MemoryJournal
 from penstock.service import (
     ConfigureQueue,
@@ -17,6 +24,7 @@ from penstock.service import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    History,
     Pull,
     Purge,
     Push,
@@ -312,5 +320,99 @@ def test_a_cancelled_pull_of_a_service_elsewhere_leaves_no_claim():
             assert (stats.in_flight, stats.waiting_pulls, answer) == (0, 0, [])
             await result_of(service.submit(Purge("q")))
         await service.close()
+
+    asyncio.run(main())
+
+
+def two_pushes(pause):
+    """Steps that push, pause and push again."""
+    first = yield Push("q", b"1")
+    if pause:
+        yield PAUSE
+    second = yield Push("q", b"2")
+    return first.id != second.id
+
+
+def test_others_are_answered_while_steps_pause_and_the_last_change_must_be_durable():
+    async def scene(face, clock):
+        replies = collect(face.run(two_pushes(pause=True)))
+        assert face.submit(Stats("q")).messages == 1
+        await turns()
+        assert face.submit(Stats("q")).messages == 2
+        assert replies == []
+        face.engine.journal.sync()
+        await turns()
+        assert replies == [(True, None)]
+
+    on_loop(scene, HeldJournal())
+
+
+def test_steps_that_are_cancelled_while_they_pause_end_there():
+    ended = []
+
+    def steps():
+        try:
+            yield from two_pushes(pause=True)
+        finally:
+            ended.append(True)
+
+    async def scene(face, clock):
+        pending = face.run(steps())
+        collect(pending)
+        pending.cancel()
+        await turns()
+        assert ended == [True]
+        assert face.submit(Stats("q")).messages == 1
+
+    on_loop(scene)
+
+
+def test_what_steps_raise_after_a_pause_is_called_back_and_a_closed_engine_refuses_them():
+    def steps():
+        yield Stats("q")
+        yield PAUSE
+        yield Stats("gone")
+
+    async def scene(face, clock):
+        missing = collect(face.run(steps()))
+        await turns()
+        assert isinstance(missing[0][1], QueueNotFound)
+        closed = collect(face.run(steps()))
+        await face.close()
+        await turns()
+        assert isinstance(closed[0][1], PenstockError)
+
+    on_loop(scene)
+
+
+def test_steps_pause_in_front_of_a_service_elsewhere_too():
+    async def main():
+        face = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
+        await result_of(face.submit(CreateQueue("q")))
+        assert await result_of(face.run(two_pushes(pause=True))) is True
+        await face.close()
+
+    asyncio.run(main())
+
+
+def test_a_history_is_read_in_slices_between_which_others_are_answered(tmp_path):
+    async def main():
+        face: Any = LoopEngine(open_engine(tmp_path, durability="os"))
+        face.submit(CreateQueue("q"))
+        first = face.submit(Push("q", b"0"))
+        for number in range(5_000):
+            face.submit(Push("q", b"%d" % number))
+        last = face.submit(Push("q", b"z"))
+        both = [collect(face.history(History(message.id))) for message in (first, last)]
+        unknown = collect(face.history(History(last.id[:-4] + "ffff")))
+        turns_taken = 0
+        while not all(both) or not unknown:
+            turns_taken += 1
+            assert face.submit(Stats("q")).messages == 5_002
+            await asyncio.sleep(0)
+        assert turns_taken >= 5
+        assert [[event.kind for event in replies[0][0]] for replies in both] == [["Pushed"]] * 2
+        assert isinstance(unknown[0][1], MessageNotFound)
+        await face.close()
 
     asyncio.run(main())

@@ -128,13 +128,23 @@ def test_the_command_line_accepts_a_loss_and_says_what_was_lost(killed, capsys):
     assert "no file is missing, so there is none to accept" in capsys.readouterr().out
 
 
-def test_a_url_accepts_a_loss(killed):
-    take_out(killed, "middle")
+def test_a_url_accepts_a_loss_and_a_warning_says_what_is_lost(killed, caplog):
+    names = take_out(killed, "middle")
     url = f"file:{killed}?embedded=1"
     with pytest.raises(StoreUnusable, match="accept_loss"):
         penstock.connect(url)
+    assert caplog.messages == []
     with penstock.connect(url + "&accept_loss=1") as queues:
         assert queues.stats("q").messages > COUNT / 2
+    assert {each.name for each in caplog.records} == {"penstock.journal"}
+    assert {each.levelname for each in caplog.records} == {"WARNING"}
+    first, *others = caplog.messages
+    assert first.startswith(f"{killed}: the loss of files was accepted: {names[0]} (offsets ")
+    assert any(" entries are lost, ids " in each for each in others)
+    assert len(others) <= 21
+    caplog.clear()
+    with penstock.connect(url + "&accept_loss=1"):
+        assert caplog.messages == []
 
 
 def test_a_file_left_out_of_a_sound_store_is_not_made_up_for_by_accepting(killed):

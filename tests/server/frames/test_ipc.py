@@ -398,7 +398,7 @@ def test_a_server_that_stops_answers_what_it_has_taken(slow):
     until(lambda: journal.told)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    until(lambda: server.desk._stopping)
+    until(lambda: server.desk.stopping)
     journal.sync()
     assert wire.next()[:2] == (REPLY, 2)
     assert wire.next()[0] == GOODBYE

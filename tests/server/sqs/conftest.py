@@ -1,8 +1,9 @@
 """Servers for the SQS tests: as a process, the way a user starts one, and in this process.
 
 The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
-directory that another process would serve (its socket), and behind TCP. All others run in memory.
-In this process, all four are on the clock that the test moves.
+directory that another process would serve (its socket), behind TCP, and in Redis. All others run in
+memory. In this process, all five are on the clock that the test moves. To the endpoint the socket
+and TCP differ in the address alone: the socket is tried by `test_boto3`, and with the full figures.
 """
 
 import asyncio
@@ -35,9 +36,17 @@ from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
+from tests.backends.redis.servers import RedisServer
+from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
 
-STORES = ("memory", "file", "daemon", "penstock")
+STORES = (
+    "memory",
+    "file",
+    "daemon",
+    "penstock",
+    pytest.param("redis", marks=pytest.mark.service("redis-server")),
+)
 EVERY_STORE = frozenset(
     {
         "test_boto3",
@@ -59,7 +68,9 @@ PATIENCE_S = 60
 def pytest_generate_tests(metafunc):
     if "store" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        stores = STORES if module in EVERY_STORE else STORES[:1]
+        stores: tuple[Any, ...] = STORES if module in EVERY_STORE else STORES[:1]
+        if module != "test_boto3" and not FULL:
+            stores = tuple(store for store in stores if store != "daemon")
         metafunc.parametrize("store", stores, scope="session", indirect=True)
 
 
@@ -150,7 +161,18 @@ def read_until_started(process):
 
 
 @pytest.fixture(scope="session")
-def server(store, tmp_path_factory):
+def redis_url(store):
+    """A Redis server for all tests; None if the store is another."""
+    if store != "redis":
+        yield None
+        return
+    server = RedisServer()
+    yield server.url
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def server(store, redis_url, tmp_path_factory):
     """One server for all tests that do not mind each other; daemons are processes of their own."""
     path = tmp_path_factory.mktemp("sqs") / "store"
     with ExitStack() as stack:
@@ -158,6 +180,7 @@ def server(store, tmp_path_factory):
             "memory": "memory:",
             "file": f"file:{path}",
             "daemon": f"file:{path}?daemon=1",
+            "redis": redis_url,
         }.get(store)
         if store == "daemon":
             stack.callback(end_daemon, path)
@@ -353,8 +376,10 @@ class Local:
 
 
 @pytest.fixture
-def local(query_data, store, quick_path):
-    server = Local(query_data, store, quick_path, aws_limits=True)
+def local(query_data, store, redis_url, quick_path):
+    # Each test has keys of its own, as it has a store of its own elsewhere.
+    url = "memory:" if redis_url is None else f"{redis_url}?prefix={quick_path.name}"
+    server = Local(query_data, store, quick_path, url=url, aws_limits=True)
     yield server
     server.close()
 

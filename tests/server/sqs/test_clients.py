@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import IN_CI
+from tests.server.sqs.awscli import AWS_VERSIONS, aws_program
 from tests.server.sqs.conftest import clean_environment, serve
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -22,8 +24,8 @@ CREDENTIALS = {
 }
 
 
-def aws(server, *words, check=True, **environment):
-    command = [Path(sys.executable).with_name("aws"), "--endpoint-url", server.url, "sqs", *words]
+def aws(server, program, *words, check=True, **environment):
+    command = [program, "--endpoint-url", server.url, "sqs", *words]
     done = subprocess.run(
         command,
         env={**clean_environment(), **CREDENTIALS, **environment},
@@ -39,30 +41,33 @@ def aws(server, *words, check=True, **environment):
 
 
 def test_the_aws_command_line_does_what_the_start_up_lines_say(server):
-    url = aws(server, "create-queue", "--queue-name", "cli-orders")["QueueUrl"]
+    ask = partial(aws, server, aws_program("1"))
+    url = ask("create-queue", "--queue-name", "cli-orders")["QueueUrl"]
     assert url == f"{server.url}/000000000000/cli-orders"
-    sent = aws(server, "send-message", "--queue-url", url, "--message-body", "hello")
-    received = aws(server, "receive-message", "--queue-url", url, "--attribute-names", "All")
+    sent = ask("send-message", "--queue-url", url, "--message-body", "hello")
+    received = ask("receive-message", "--queue-url", url, "--attribute-names", "All")
     (message,) = received["Messages"]
     assert (message["Body"], message["MessageId"]) == ("hello", sent["MessageId"])
     receipt = message["ReceiptHandle"]
-    assert aws(server, "delete-message", "--queue-url", url, "--receipt-handle", receipt) is None
-    attributes = aws(server, "get-queue-attributes", "--queue-url", url, "--attribute-names", "All")
+    assert ask("delete-message", "--queue-url", url, "--receipt-handle", receipt) is None
+    attributes = ask("get-queue-attributes", "--queue-url", url, "--attribute-names", "All")
     assert attributes["Attributes"]["ApproximateNumberOfMessages"] == "0"
-    done = aws(server, "get-queue-url", "--queue-name", "none", check=False)
+    done = ask("get-queue-url", "--queue-name", "none", check=False)
     assert done.returncode != 0
     assert "(AWS.SimpleQueueService.NonExistentQueue)" in done.stderr
 
 
-def test_the_aws_command_line_signs_so_that_it_is_believed():
+@pytest.mark.parametrize("version", AWS_VERSIONS)
+def test_the_aws_command_line_signs_so_that_it_is_believed(version):
     keys = {"PENSTOCK_KEYS": "AKID:secret/with+odd=characters"}
     with serve("--store", "memory:", environment=keys) as server:
         good = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret/with+odd=characters"}
-        url = aws(server, "create-queue", "--queue-name", "q", **good)["QueueUrl"]
-        aws(server, "send-message", "--queue-url", url, "--message-body", "ü +%&=", **good)
-        (message,) = aws(server, "receive-message", "--queue-url", url, **good)["Messages"]
+        ask = partial(aws, server, aws_program(version))
+        url = ask("create-queue", "--queue-name", "q", **good)["QueueUrl"]
+        ask("send-message", "--queue-url", url, "--message-body", "ü +%&=", **good)
+        (message,) = ask("receive-message", "--queue-url", url, **good)["Messages"]
         assert message["Body"] == "ü +%&="
-        done = aws(server, "list-queues", check=False)
+        done = ask("list-queues", check=False)
         assert "(SignatureDoesNotMatch)" in done.stderr
 
 

@@ -1,6 +1,7 @@
 """`penstock serve` as a user starts it: what it says, what it refuses, how it stops."""
 
 import json
+import signal
 import socket
 import ssl
 import subprocess
@@ -15,6 +16,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 
+from tests.ports import lasting_port
+from tests.server.conftest import DaemonProcess, until
+from tests.server.sqs.awscli import aws_program
 from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
 
 SECRET, OTHER_SECRET = "a very long secret", "another long secret"
@@ -60,6 +64,11 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
         (("--port", "99999"), "port: 99999 is outside"),
         (("--data", "/proc/none"), "cannot be used"),
         (("--durability", "hope"), "durability: 'hope' is none of"),
+        (("--data", f"{__file__}/x"), "test_serve.py: is a file; a store is a directory"),
+        (("--region", ""), "region: '' is not a region's name"),
+        (("--region", "../x y"), "region: '../x y' is not a region's name"),
+        (("--allow-host", "a b"), "allow_hosts: 'a b' is not a host's name"),
+        (("--allow-host", "a:80"), "allow_hosts: 'a:80' is not a host's name"),
     ],
 )
 def test_it_refuses_to_start_in_one_line(arguments, complaint):
@@ -96,15 +105,23 @@ def typed_lines(output):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--region", "eu-central-1", "--account", "111122223333")], ids=str
+    ("version", "arguments"),
+    [
+        ("1", ()),
+        ("1", ("--region", "eu-central-1", "--account", "111122223333")),
+        # Each of its commands takes seconds to start.
+        ("2", ("--region", "eu-central-1", "--account", "111122223333")),
+    ],
+    ids=str,
 )
-def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments):
+def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments, version):
+    program = aws_program(version)
     with serve("--store", "memory:", *arguments) as server:
         lines = typed_lines(server.output)
         assert [line.split()[0] for line in lines] == ["export"] * 2 + ["aws"] * 3
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
-            env={"PATH": f"{PENSTOCK.parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
+            env={"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -373,3 +390,95 @@ def test_with_tls_and_keys_it_listens_to_others(tmp_path):
             context.wrap_socket(plain, server_hostname="localhost") as wire,
         ):
             assert wire.version() == "TLSv1.2"
+
+
+def test_serve_accepts_a_loss_if_it_is_told_to_and_says_what_is_lost(tmp_path):
+    """Row 3."""
+    data = tmp_path / "data"
+    with serve("--data", str(data)) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        # More than one segment file holds.
+        for _ in range(20):
+            client.send_message(QueueUrl=url, MessageBody="x" * 1_000_000)
+        server.stop(signal.SIGKILL)
+    lost = data / "journal" / "000000000000.seg"
+    lost.unlink()
+    done = run("--data", str(data), "--port", "0")
+    assert done.returncode == 6
+    assert "--accept-loss" in done.stderr
+    with serve("--data", str(data), "--accept-loss") as server:
+        assert f"the loss of files was accepted: {lost.name} (offsets 0 to " in server.output
+        assert "entries are lost" in server.output
+        server.stop()
+    with serve("--data", str(data)) as server:
+        assert "the loss" not in server.output
+    done = run("--store", "memory:", "--accept-loss")
+    assert done.returncode == 3
+    assert "accept_loss: 'memory:' is not a data directory" in done.stderr
+
+
+def test_row_23_queues_elsewhere_are_not_served_as_another_region_or_account(tmp_path):
+    """Row 23: the queues themselves say whose they are, whatever service keeps them."""
+    daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0")
+    stores = [f"penstock://127.0.0.1:{daemon.port}", f"file:{tmp_path / 'store'}?daemon=1"]
+    try:
+        with serve("--store", stores[0], "--region", "eu-west-1") as server:
+            url = server.client(region_name="eu-west-1").create_queue(QueueName="q")["QueueUrl"]
+            server.client(region_name="eu-west-2").create_queue(QueueName="q")
+            server.stop()
+        for store in stores:
+            done = run("--store", store, "--port", "0", "--region", "us-east-1")
+            assert done.returncode == 3
+            assert "region: the store keeps the queues of region eu-west-1" in done.stderr
+            account = ("--account", "111122223333")
+            done = run("--store", store, "--port", "0", "--region", "eu-west-1", *account)
+            assert done.returncode == 3
+            assert "account: the store keeps the queues of account 000000000000" in done.stderr
+            with serve("--store", store, "--region", "eu-west-1") as server:
+                listed = server.client(region_name="eu-west-1").list_queues()["QueueUrls"]
+                assert [each.rpartition("/")[2] for each in listed] == [url.rpartition("/")[2]]
+                server.stop()
+    finally:
+        daemon.stop()
+    # Opened by the server itself, which has no file yet that says so.
+    done = run("--data", str(tmp_path / "store"), "--port", "0")
+    assert done.returncode == 3
+    assert "eu-west-1" in done.stderr
+    with serve("--data", str(tmp_path / "store"), "--region", "eu-west-1") as server:
+        server.stop()
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
+def test_a_server_without_its_standard_files_serves_and_stops(tmp_path, closed):
+    """A socket with the number of one of them made uvloop end the process by an assertion."""
+    redirected = " ".join(f"{number}>&-" for number in closed.split())
+    port = lasting_port()
+    command = f"exec {PENSTOCK} serve --port {port} --store memory: {redirected}"
+    process = subprocess.Popen(
+        ["sh", "-c", command],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until(lambda: answers(port) or process.poll() is not None)
+        for _ in range(3):
+            assert answers(port)
+        process.terminate()
+        printed, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, printed
+    assert b"ssertion" not in printed
+
+
+def answers(port):
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            return answer.status == 200
+    except OSError:
+        return False

@@ -9,9 +9,10 @@ A pull that finds nothing may wait (`waiting`), without polling and without a ti
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import islice, repeat, takewhile
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
@@ -172,6 +173,9 @@ class Engine:
         self._loaded: list[Pushed | None] = []
         self._load = None if self._keeps_nothing else self._load_content
         self.upkeep: Housekeeping | None = None
+        # The names of the queues in order, and the state of the shard they are of.
+        self._sorted_names: list[str] = []
+        self._sorted_state = (0, 0)
 
     def submit(self, command: Command[R]) -> R:
         """The reply; `answer_sequence` must be durable before it may be shown."""
@@ -464,11 +468,17 @@ class Engine:
         return sum(type(event) is Moved for event in events)
 
     def _history(self, command: History, now_ms: int) -> list[HistoryEvent]:
+        return [event for event in self.history(command) if event is not None]
+
+    def history(self, command: History) -> Iterator[HistoryEvent | None]:
+        """The reply to History, event by event; between them None where other commands may run."""
         number = self._ids.read(command.id)
-        events = self.journal.history(number)
-        if not events:
+        is_known = False
+        for event in self.journal.history(number):
+            is_known |= event is not None
+            yield None if event is None else self._history_event(event)
+        if not is_known:
             raise MessageNotFound(f"id: the journal knows nothing of {command.id!r}")
-        return [self._history_event(event) for event in events]
 
     def _history_event(self, event: AnyEvent) -> HistoryEvent:
         queue = self.shard.queues.get(event.queue)
@@ -523,12 +533,17 @@ class Engine:
         check_number("limit", command.limit, 1, 2**31)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
-        names = sorted(
-            name
-            for name in self.shard.names
-            if name.startswith(command.prefix) and name > command.after
-        )
-        return names[: command.limit]
+        # A queue that is created takes the next number, and between two that are created the names
+        # can only become fewer.
+        state = (self.shard.next_queue, len(self.shard.names))
+        if self._sorted_state != state:
+            self._sorted_state, self._sorted_names = state, sorted(self.shard.names)
+        names = self._sorted_names
+        start = max(bisect_left(names, command.prefix), bisect_right(names, command.after))
+        if not command.prefix:
+            return names[start : start + command.limit]
+        page = takewhile(lambda name: name.startswith(command.prefix), islice(names, start, None))
+        return list(islice(page, command.limit))
 
     def _stats(self, command: Stats, now_ms: int) -> QueueStats:
         queue = self.shard.queue(command.queue)

@@ -13,7 +13,7 @@ The servers use `LoopEngine`, and `AsyncEngine` awaits its replies. It waits for
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -21,10 +21,19 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import Pending, Steps
+from penstock.backends.loop import PAUSE, Pending, Steps
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
-from penstock.service import REDRIVE_MAX, Claim, Command, Pull, QueueInfo, Release
+from penstock.service import (
+    REDRIVE_MAX,
+    Claim,
+    Command,
+    History,
+    HistoryEvent,
+    Pull,
+    QueueInfo,
+    Release,
+)
 
 R = TypeVar("R")
 _NO_CLAIMS: Sequence[Claim] = ()
@@ -109,6 +118,8 @@ class LoopEngine:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
             return self._defer_result(EngineReply(self), stop.value, sequence, command, reply)
+        if following is PAUSE:
+            return self._pause(steps, sequence, None)
         reply, refused = self._submit_for_steps(following)
         sequence = max(sequence, self.engine.answer_sequence)
         return self._continue_steps(steps, following, reply, refused, sequence)
@@ -125,7 +136,8 @@ class LoopEngine:
         """Runs steps to their end, or to a pull that waits, once a command has been answered.
 
         `sequence` is the largest so far: a read-only command at the end does not make the changes
-        before it durable. `waited` is the caller's Pending if the command is a pull that waited.
+        before it durable. `waited` is the caller's Pending, if it was given one for a pull that
+        waited or for a pause.
         """
         pull: Command[Any] | None = None
         claims: Any = None
@@ -142,6 +154,8 @@ class LoopEngine:
                         waiting.sequence = sequence
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
+                if command is PAUSE:
+                    return self._pause(steps, sequence, waited)
                 is_new = True
                 reply, error = self._submit_for_steps(command)
                 sequence = max(sequence, self.engine.answer_sequence)
@@ -150,6 +164,20 @@ class LoopEngine:
                 return stop.value  # type: ignore[no-any-return]
             pending = waited or EngineReply(self)
             return self._defer_result(pending, stop.value, sequence, pull, claims)
+
+    def _pause(
+        self, steps: Steps[Any], sequence: int, waited: "EngineReply | None"
+    ) -> "EngineReply":
+        """Continues the steps in the next turn of the event loop."""
+        pending = waited or EngineReply(self)
+        self._loop.call_soon(self._continue_paused, pending, steps, sequence)
+        return pending
+
+    def _continue_paused(self, pending: "EngineReply", steps: Steps[Any], sequence: int) -> None:
+        if pending.done is None:
+            steps.close()
+        else:
+            self._resume(pending, steps, PAUSE, None, None, sequence)
 
     def _submit_for_steps(self, command: Command[Any]) -> tuple[Any, PenstockError | None]:
         """The reply, or the error that is to be thrown into the steps."""
@@ -170,6 +198,33 @@ class LoopEngine:
             pending.note_claims(command, reply)
         self._defer(pending, result, sequence)
         return pending
+
+    def history(self, command: History) -> list[HistoryEvent] | Pending:
+        self.engine.check()
+        pending = EngineReply(self)
+        self._loop.call_soon(self._read_history, pending, self.engine.history(command), [])
+        return pending
+
+    def _read_history(
+        self,
+        pending: "EngineReply",
+        events: Iterator[HistoryEvent | None],
+        found: list[HistoryEvent],
+    ) -> None:
+        """Reads a part of the journal, and goes on in the next turn of the event loop."""
+        if pending.done is None:
+            return
+        try:
+            self.engine.check()
+            for event in events:
+                if event is None:
+                    self._loop.call_soon(self._read_history, pending, events, found)
+                    return
+                found.append(event)
+        except Exception as error:
+            pending.finish(None, error)
+        else:
+            pending.finish(found, None)
 
     def view(self, name: str) -> QueueInfo | None:
         try:
@@ -235,7 +290,8 @@ class LoopEngine:
             return
         claims, error, sequence = waiter.claims, waiter.error, waiter.sequence
         if pending.steps is not None:
-            self._resume(pending, pending.steps, waiter)
+            sequence = max(pending.sequence, sequence)
+            self._resume(pending, pending.steps, waiter.command, claims, error, sequence)
         elif error is not None:
             pending.finish(None, error)
         elif sequence > self._journal.durable_sequence:
@@ -244,13 +300,18 @@ class LoopEngine:
         else:
             pending.finish(claims, None)
 
-    def _resume(self, pending: "EngineReply", steps: Steps[Any], waiter: Waiter) -> None:
-        """Continues steps whose pull has waited."""
-        sequence = max(pending.sequence, waiter.sequence)
+    def _resume(
+        self,
+        pending: "EngineReply",
+        steps: Steps[Any],
+        command: Command[Any],
+        reply: Any,
+        error: Exception | None,
+        sequence: int,
+    ) -> None:
+        """Continues steps whose pull has waited, or that paused."""
         try:
-            result = self._continue_steps(
-                steps, waiter.command, waiter.claims, waiter.error, sequence, pending
-            )
+            result = self._continue_steps(steps, command, reply, error, sequence, pending)
         except Exception as raised:
             pending.finish(None, raised)
             return
@@ -309,6 +370,7 @@ class LoopEngine:
 
     def _defer(self, pending: "EngineReply", reply: Any, sequence: int) -> None:
         pending.reply = reply
+        pending.is_known = True
         pending.sequence = sequence
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
@@ -429,12 +491,11 @@ class LoopEngine:
 class EngineReply(Pending):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
-    __slots__ = ("_loop_engine", "claims", "pull", "reply", "sequence", "steps", "waiter")
+    __slots__ = ("_loop_engine", "claims", "pull", "sequence", "steps", "waiter")
 
     def __init__(self, loop_engine: LoopEngine) -> None:
         super().__init__()
         self._loop_engine = loop_engine
-        self.reply: Any = None
         self.sequence = 0
         self.pull: Pull | None = None
         self.claims: Sequence[Claim] = _NO_CLAIMS
@@ -487,7 +548,10 @@ class AsyncEngine:
 
     async def execute(self, command: Command[R]) -> R:
         """Executes the command, and returns once its changes are durable."""
-        reply = self._loop_engine.submit(command)
+        submit = self._loop_engine.submit
+        if type(command) is History:
+            submit = self._loop_engine.history  # type: ignore[assignment]
+        reply = submit(command)
         if not isinstance(reply, Pending):
             return reply
         answer: asyncio.Future[R] = self._loop.create_future()

@@ -6,6 +6,7 @@
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
@@ -25,6 +26,8 @@ from penstock.journal.store import (
     snapshot_end,
 )
 
+_LOSSES_SHOWN_MAX: Final = 20
+
 
 def open_engine(
     path: str | os.PathLike[str],
@@ -41,7 +44,8 @@ def open_engine(
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
     Without `background` the journal's spare files are made where they are needed, by no thread.
-    With `accept_loss` a store opens that misses files of its journal: what they held is lost.
+    With `accept_loss` a store opens that misses files of its journal: what they held is lost, and
+    a warning of the logger `penstock.journal` says what that was.
     Raises StoreUnusable, in one sentence that says what and where, having touched nothing; or
     InvalidField.
     """
@@ -73,8 +77,27 @@ def open_engine(
             key=key,
         )
         engine.upkeep = Upkeep(engine, journal, store, None if archive is None else Path(archive))
+        if segments.accepted_loss:
+            _report_loss(store, segments.accepted_loss)
         undo.pop_all()
     return engine
+
+
+def _report_loss(store: Path, files: str) -> None:
+    """Warns of the files whose loss was accepted, and of what was in them."""
+    # Imported here: few stores ever lose a file.
+    import logging
+
+    from penstock.journal.verify import verify
+
+    warn = logging.getLogger("penstock.journal").warning
+    warn("%s: the loss of files was accepted: %s", store, files)
+    lost = [each.text for each in verify(str(store)) if each.is_damage]
+    for text in lost[:_LOSSES_SHOWN_MAX]:
+        warn("%s: %s", store, text)
+    if len(lost) > _LOSSES_SHOWN_MAX:
+        more = len(lost) - _LOSSES_SHOWN_MAX
+        warn("%s: and %d more; penstock check %s lists them", store, more, store)
 
 
 def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:

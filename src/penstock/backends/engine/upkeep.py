@@ -166,8 +166,20 @@ class Upkeep:
         stored_bytes = sum(queue.stored_bytes for queue in list(shard.queues.values()))
         return stored_bytes + shard.departed.stored_bytes + MESSAGE_BYTES * self._count_messages()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the journal has grown enough for a pass since the last one began."""
+        return self._woken.is_set()
+
     def run_pass(self) -> None:
         """Takes a snapshot, carries old content forward, and drops what is no longer needed."""
+        for _ in self.pass_steps():
+            # Yield the interpreter to the threads that answer: a pass is never urgent.
+            time.sleep(0)
+
+    def pass_steps(self) -> Iterator[None]:
+        """A pass in steps, for those who run it without a thread: commands may come in between."""
+        self._woken.clear()
         shard = self._engine.shard
         before = snapshot_paths(self._store)
         previous_offset = offset_of(before[0]) if before else self._journal.first_position
@@ -181,8 +193,7 @@ class Upkeep:
                     writer.abandon()
                     return
                 writer.add(self._in_turn(step))
-                # Yield the interpreter to the threads that answer: a pass is never urgent.
-                time.sleep(0)
+                yield
             self._journal.sync()
             writer.finish()
             self._begun_at = outline.offset

@@ -131,7 +131,10 @@ def only_starter(store: str, deadline_s: float) -> Iterator[None]:
             os.makedirs(store, 0o700)
         fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError:
-        raise StoreUnusable(f"{store}: is a file; a store is a directory") from None
+        file = os.path.abspath(store)
+        while not os.path.exists(file):
+            file = os.path.dirname(file)
+        raise StoreUnusable(f"{file}: is a file; a store is a directory") from None
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
     try:

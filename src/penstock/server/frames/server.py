@@ -6,24 +6,23 @@ A request whose reply can be shown at once is answered within the call that brou
 all answers of that call leave in one write. Any other is a `Pending` of the service: it waits for
 the disk, or for a message, and its callback sends the answer.
 
-When a connection breaks, what is pending for it is cancelled: waits end, and claims that were made
-for it return to their places. `FrameServer` does not know where a connection came from; `ipc` and
-`tcp` accept them.
+`server.stream` has what connections of any protocol have in common. `FrameServer` does not know
+where a connection came from; `ipc` and `tcp` accept them.
 """
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.backends.engine.loop import engine_fault
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
+from penstock.server.frames.counts import CommandCounts
+from penstock.server.stream import Limits as Limits
+from penstock.server.stream import StreamServer, ignore_reply
 from penstock.service import Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -31,7 +30,7 @@ from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,
-    FRAME_BYTES_MAX,
+    HISTORY,
     KIND_OF,
     PEEK,
     PULL,
@@ -41,7 +40,6 @@ from penstock.wire.frames.frames import (
     Welcome,
     client_limits,
     encode_error,
-    encode_goodbye,
     encode_welcome,
 )
 
@@ -52,26 +50,10 @@ if TYPE_CHECKING:
 _ROW_BYTES: Final = 1_024
 
 
-class Limits(NamedTuple):
-    """How much a client may ask of the server, and how long it may take over it."""
-
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    connections_max: int = 10_000
-    waits_max: int = 1_024
-    deferred_max: int = 4_096
-    unsent_bytes_max: int = 1024 * 1024
-    # Memory for large frames that are incomplete, on all connections together.
-    unfinished_bytes_max: int = 512 * 1024 * 1024
-    hello_s_max: float = 10.0
-    # How long an incomplete frame, or answers that are not read, may make no progress.
-    stall_s_max: float = 30.0
-
-
-class FrameServer:
+class FrameServer(StreamServer):
     """Takes the requests of every connection, submits them to one service, and sends the answers.
 
-    `failed` is called once if the service has to stop; the owner of the server should end it then.
-    The service stays open when the server stops: it may have other users.
+    When it stops, what is unanswered at the goodbye was not done: the client may send it elsewhere.
     """
 
     def __init__(
@@ -83,25 +65,17 @@ class FrameServer:
         options: Mapping[str, str] | None = None,
         failed: Callable[[PenstockError], None] | None = None,
         faults: Faults | None = None,
+        counts: CommandCounts | None = None,
     ) -> None:
-        self.limits = limits or Limits()
-        self.connections: set[FrameConnection] = set()
-        self.connections_seen = 0
-        self.requests_seen = 0
-        self.unfinished_bytes = 0
-        # Connections with something to send.
-        self.dirty: list[FrameConnection] = []
-        self.failed = failed
-        self._service = service
-        self._faults = faults or Faults()
-        self._loop = asyncio.get_running_loop()
-        self.idle_since_s = self._loop.time()
-        self._flush_is_planned = False
-        self._deferred = 0
-        self._stopping = False
-        self._broken: PenstockError | None = None
-        self._drained = asyncio.Event()
-        self._emptied = asyncio.Event()
+        super().__init__(service, limits, failed, faults)
+        self._submit = service.submit
+        self._submit_by_kind: dict[int, Callable[[Any], Any]] = {
+            PULL: self._submit_within_frame,
+            PEEK: self._submit_within_frame,
+            HISTORY: service.history,
+        }
+        self._counts = counts or CommandCounts()
+        self._answered = self._counts.ok
         self.welcome = encode_welcome(
             Welcome(
                 software,
@@ -111,10 +85,6 @@ class FrameServer:
             )
         )
         self.client_limits = client_limits(self.limits.frame_bytes_max)
-        self._started_s = self._loop.time()
-        self._sweep_s = min(self.limits.hello_s_max, self.limits.stall_s_max) / 4
-        self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
-        service.on_failure(self._fail)
 
     # Requests.
 
@@ -122,7 +92,8 @@ class FrameServer:
         """Does what one frame of a welcome client asks."""
         kind, request, body = frame
         if not request:
-            self._refuse(connection, 0, ProtocolError("a request needs a number of 1 or more"))
+            reason = "a request needs a number of 1 or more"
+            self._refuse(connection, kind, 0, ProtocolError(reason))
             return
         decode = DECODE.get(kind)
         if decode is None:
@@ -131,17 +102,15 @@ class FrameServer:
         command: Any = None
         try:
             command = decode(body)
-            if kind in (PULL, PEEK):
-                command = self._within_frame(command)
-            reply = self._service.submit(command)
+            reply = self._submit_by_kind.get(kind, self._submit)(command)
         except PenstockError as error:
-            self._refuse(connection, request, error)
+            self._refuse(connection, kind, request, error)
             return
         except Exception as fault:
             if command is not None:
-                self._give_up(fault)
+                self.give_up(fault)
             else:
-                self._refuse(connection, request, command_fault(kind, fault))
+                self._refuse(connection, kind, request, command_fault(kind, fault))
             return
         if not isinstance(reply, Pending):
             self._answer(connection, kind, request, command, reply)
@@ -157,29 +126,29 @@ class FrameServer:
             pull = connection.waits.pop(request, None)
             if pull is not None:
                 pull.cancel()
+                self._answered[CANCEL] += 1
                 connection.send(encode_reply(request, []))
         elif kind == STATUS:
+            self._answered[STATUS] += 1
             connection.send(encode_reply(request, self.status()))
 
-    def _within_frame(self, command: Pull | Peek) -> Pull | Peek:
+    def _submit_within_frame(self, command: Pull | Peek) -> Any:
         """Bounds a pull or peek of many so that its answer fits into a frame: it gives fewer."""
         limit = command.limit
         if type(limit) is not int or limit <= 1:
-            return command
+            return self._submit(command)
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
         if command.bytes_max is not None:
             room_bytes = min(room_bytes, command.bytes_max)
-        return msgspec.structs.replace(command, bytes_max=room_bytes)
+        return self._submit(msgspec.structs.replace(command, bytes_max=room_bytes))
 
-    def _refuse(self, connection: "FrameConnection", request: int, error: PenstockError) -> None:
+    def _refuse(
+        self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
+    ) -> None:
+        self._counts.refuse(kind, error)
         connection.send(encode_error(request, error))
         if isinstance(error, ProtocolError):
             connection.end()
-
-    def _give_up(self, fault: Exception) -> None:
-        """Ends everything: after a fault within it, the service may be half-way anywhere."""
-        self._faults.report("the engine", fault)
-        self._fail(engine_fault(fault))
 
     # Answers.
 
@@ -189,7 +158,9 @@ class FrameServer:
         """Sends a reply that may be shown."""
         if kind == PULL:
             self._send_claims(connection, request, reply)
-        elif kind == BULK_PUSH:
+            return
+        self._answered[kind] += 1
+        if kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
         else:
             if kind == BATCH and BadItem in map(type, command.items):
@@ -200,13 +171,16 @@ class FrameServer:
         self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
         answer = encode_claims(request, claims)
-        if len(answer) > self.limits.frame_bytes_max:
+        if len(answer) <= self.limits.frame_bytes_max:
+            self._answered[PULL] += 1
+        else:
             # The first message is given whatever its size, and its row may be large.
-            self._service.abandon(claims)
+            self.service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
                 f"{self.limits.frame_bytes_max}; pull fewer at a time"
             )
+            self._counts.refuse(PULL, error)
             answer = encode_error(request, error)
         connection.send(answer)
 
@@ -220,7 +194,7 @@ class FrameServer:
     ) -> None:
         """Answers later: the reply is not durable yet, or comes from elsewhere."""
         connection.deferred += 1
-        self._deferred += 1
+        self.deferred += 1
         if kind == PULL:
             connection.claiming[request] = pending
         pending.then(partial(self._answer_later, connection, kind, request, command))
@@ -235,23 +209,22 @@ class FrameServer:
         error: Exception | None,
     ) -> None:
         connection.deferred -= 1
-        self._deferred -= 1
+        self.deferred -= 1
         if kind == PULL:
             connection.claiming.pop(request, None)
         if not connection.is_gone:
             if error is None:
                 self._answer(connection, kind, request, command, reply)
             else:
-                self._refuse_later(connection, request, error)
-        self._plan_flush()
+                self._refuse_later(connection, kind, request, error)
+        self.plan_flush()
 
-    def _refuse_later(self, connection: "FrameConnection", request: int, error: Exception) -> None:
+    def _refuse_later(
+        self, connection: "FrameConnection", kind: int, request: int, error: Exception
+    ) -> None:
         # A service that failed has said so to everyone already, and the connection ends.
-        if self._broken is None:
-            if not isinstance(error, PenstockError):
-                self._faults.report("a request", error)
-                error = UnavailableError("the request could not be served")
-            self._refuse(connection, request, error)
+        if self.broken is None:
+            self._refuse(connection, kind, request, self.shown_error(error))
 
     # Waiting for a message.
 
@@ -259,15 +232,15 @@ class FrameServer:
         self, connection: "FrameConnection", request: int, command: Pull, pending: Pending
     ) -> None:
         if request in connection.waits:
-            pending.then(_ignore)
+            pending.then(ignore_reply)
             pending.cancel()
             error = ProtocolError(f"the client used request {request} again while it waits")
-            self._refuse(connection, 0, error)
+            self._refuse(connection, PULL, 0, error)
         elif len(connection.waits) >= self.limits.waits_max:
-            pending.then(_ignore)
+            pending.then(ignore_reply)
             pending.cancel()
             reason = f"{self.limits.waits_max} pulls wait on this connection; open another one"
-            self._refuse(connection, request, UnavailableError(reason))
+            self._refuse(connection, PULL, request, UnavailableError(reason))
         else:
             connection.waits[request] = pending
             pending.then(partial(self._answer_wait, connection, request))
@@ -282,124 +255,25 @@ class FrameServer:
         connection.waits.pop(request, None)
         if error is None:
             self._send_claims(connection, request, reply)
-        elif not self._stopping:
-            self._refuse_later(connection, request, error)
-        self._plan_flush()
+        elif not self.stopping:
+            self._refuse_later(connection, PULL, request, error)
+        self.plan_flush()
 
-    # Sending.
-
-    def _plan_flush(self) -> None:
-        """Has what callbacks gather in this turn of the event loop sent in one write each."""
-        if not self._flush_is_planned:
-            self._flush_is_planned = True
-            self._loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Sends what has gathered; to be called at the end of whatever made answers."""
-        self._flush_is_planned = False
-        if self.dirty:
-            dirty, self.dirty = self.dirty, []
-            for connection in dirty:
-                connection.flush()
-        if self._stopping:
-            self._check_drained()
-
-    def _check_drained(self) -> None:
-        if not self._deferred and not any(each.waits for each in self.connections):
-            self._drained.set()
-
-    def _fail(self, error: PenstockError) -> None:
-        """Tells every client that the service has stopped, and ends the connections."""
-        if self._broken is not None:
-            return
-        self._broken = error
-        for connection in list(self.connections):
-            connection.send(encode_error(0, error))
-            connection.end()
-        self._plan_flush()
-        failed, self.failed = self.failed, None
-        if failed is not None:
-            failed(error)
-
-    # Connections.
-
-    def enter(self, connection: "FrameConnection") -> PenstockError | None:
-        """Notes a new connection, or says why there is no room for it."""
-        if self._broken is not None:
-            return self._broken
-        if len(self.connections) >= self.limits.connections_max:
-            return UnavailableError(f"the server has {len(self.connections)} connections already")
-        self.connections.add(connection)
-        self.connections_seen += 1
-        return None
-
-    def leave(self, connection: "FrameConnection") -> None:
-        """Forgets a connection: its waits end, and claims that it was not sent return."""
-        for pending in list(connection.waits.values()):
-            pending.cancel()
-        for pending in list(connection.claiming.values()):
-            pending.cancel()
-            self._deferred -= 1
-        connection.waits.clear()
-        connection.claiming.clear()
-        self.connections.discard(connection)
-        if not self.connections:
-            self.idle_since_s = self._loop.time()
-            if self._stopping:
-                self._emptied.set()
-        self.flush()
+    # About the server.
 
     def status(self) -> dict[str, Any]:
         """The answer to a STATUS frame."""
-        error = self._service.upkeep_error
+        error = self.service.upkeep_error
         return {
             "pid": os.getpid(),
-            "up_s": round(self._loop.time() - self._started_s, 3),
+            "up_s": round(self.loop.time() - self.started_s, 3),
             "connections": len(self.connections),
             "connections_seen": self.connections_seen,
             "requests_seen": self.requests_seen,
             "waiting_pulls": sum(len(each.waits) for each in self.connections),
-            "answers_waiting_for_disk": self._deferred,
+            "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
-
-    def _sweep(self) -> None:
-        """Closes connections that make no progress; one timer serves all of them."""
-        now_s = self._loop.time()
-        for connection in list(self.connections):
-            connection.check_progress(now_s)
-        self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
-
-    async def stop(self, reason: str, patience_s: float = 10.0) -> None:
-        """Answers what was taken, says goodbye, and closes every connection.
-
-        What is unanswered at the goodbye was not done: the client may send it elsewhere.
-        """
-        self._stopping = True
-        for connection in list(self.connections):
-            connection.is_deaf = True
-            for request, pending in list(connection.waits.items()):
-                if pending.waits:
-                    pending.cancel()
-                    del connection.waits[request]
-        self.flush()
-        if not self._drained.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), patience_s)
-        for connection in list(self.connections):
-            connection.send(encode_goodbye(reason))
-            connection.end()
-        self.flush()
-        if self.connections:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), patience_s)
-        for connection in list(self.connections):
-            connection.abort()
-        self._sweep_timer.cancel()
-
-
-def _ignore(reply: Any, error: Exception | None) -> None:
-    """The callback of a pull that is cancelled at once."""
 
 
 def _with_faults(items: list[Any], replies: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -55,9 +56,17 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(
-    address: TcpAddress, *, has_token: bool, has_tls: bool, insecure: bool = False
+    address: TcpAddress,
+    *,
+    has_token: bool,
+    has_tls: bool,
+    insecure: bool = False,
+    override: str = "--insecure-open-to-the-network",
 ) -> None:
-    """Refuses an address beyond loopback without token and TLS. Raises InvalidField."""
+    """Refuses an address beyond loopback without token and TLS. Raises InvalidField.
+
+    `override` names the flag by which the caller's user allows it all the same.
+    """
     if insecure or (has_token and has_tls) or is_loopback(address.host):
         return
     missing = " and ".join(
@@ -67,7 +76,7 @@ def check_exposure(
     )
     raise InvalidField(
         f"address: {address} can be reached from elsewhere: give {missing}, listen on 127.0.0.1, "
-        "or say --insecure-open-to-the-network"
+        f"or say {override}"
     )
 
 
@@ -110,14 +119,19 @@ async def listen_tcp(
     Raises InvalidField if `check_exposure` does, AddressInUse if it is taken.
     """
     check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
-    loop = asyncio.get_running_loop()
+    return await open_listener(lambda: _TcpConnection(server, token=token), address, tls)
+
+
+async def open_listener(
+    connect: Callable[[], asyncio.Protocol], address: TcpAddress, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    """Listens on an address with a protocol for each connection.
+
+    Raises AddressInUse, or InvalidField if it cannot be listened on.
+    """
     try:
-        return await loop.create_server(
-            lambda: _TcpConnection(server, token=token),
-            address.host,
-            address.port,
-            ssl=tls,
-            backlog=1_024,
+        return await asyncio.get_running_loop().create_server(
+            connect, address.host, address.port, ssl=tls, backlog=1_024
         )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -130,15 +144,16 @@ async def listen_tcp(
 
 class _TcpConnection(FrameConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        link = transport.get_extra_info("socket")
-        if link is not None:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _keep_alive(link)
+        prepare_tcp(transport)
         super().connection_made(transport)
 
 
-def _keep_alive(link: socket.socket) -> None:
-    """Turns on keep-alive: TCP alone does not notice that the other machine is gone."""
+def prepare_tcp(transport: asyncio.BaseTransport) -> None:
+    """Sends answers without delay, and has TCP notice that the other machine is gone."""
+    link = transport.get_extra_info("socket")
+    if link is None:
+        return
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

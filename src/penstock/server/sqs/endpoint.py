@@ -76,7 +76,7 @@ class SqsEndpoint:
         tags, permissions = TagActions(lookup), PermissionActions(lookup)
         self._moves = MoveActions(lookup)
         messages = MessageActions(lookup, receipts)
-        self._operations: dict[str, Operation] = {
+        operations: dict[str, Operation] = {
             "AddPermission": permissions.add,
             "CancelMessageMoveTask": self._moves.cancel,
             "ChangeMessageVisibility": receipts.change,
@@ -101,8 +101,10 @@ class SqsEndpoint:
             "TagQueue": tags.add,
             "UntagQueue": tags.remove,
         }
-        # The required parameters of each action, read in one call.
-        self._required = {name: _reader(action.required) for name, action in ACTIONS.items()}
+        # What performs each action, with a getter of its required parameters.
+        self._operations = {
+            name: (operations[name], _reader(action.required)) for name, action in ACTIONS.items()
+        }
         # Receives that are answered later, most of them because they wait for a message.
         self._receives: set[_Exchange] = set()
         self._ending = False
@@ -127,18 +129,19 @@ class SqsEndpoint:
         request_id = f"{self._id_prefix}{self._requests:012x}"
         protocol = protocol_of(request)
         name = ""
-        finish = context = None
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
                 caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
             action, parameters = protocol.decode(request, caller.base_url)
             name = action.name
-            if None in self._required[name](parameters):
+            operation, required = self._operations[name]
+            if None in required(parameters):
                 raise absent(name, _first_absent(action, parameters))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
-            made = self._operations[name](parameters, caller)
+            made = operation(parameters, caller)
+            finish = context = None
             if type(made) is tuple:
                 command, finish, context = made
                 try:
@@ -154,33 +157,50 @@ class SqsEndpoint:
             return self._refused(name, error, protocol, request_id)
         if isinstance(result, Pending):
             exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
-            result.then(partial(self._answer_later, exchange))
-            if name == _RECEIVE:
-                # Other actions are completed even if the client disconnects.
-                self._receives.add(exchange)
-                connection.on_gone = partial(self._abandon, exchange)
+            self._answer_when_done(exchange)
             return None
         self.answered[name, 200] += 1
         return protocol.encode(action, result, request_id, self._loop.time())
 
+    def _answer_when_done(self, exchange: _Exchange) -> None:
+        pending = exchange.pending
+        if pending.is_known:
+            # While the disk syncs there is time to make the answer; afterwards others wait for it.
+            answer = self._make_answer(exchange, pending.reply, None)
+            pending.then(partial(self._send_durable, exchange, answer))
+        else:
+            pending.then(partial(self._answer_later, exchange))
+        if exchange.action.name == _RECEIVE:
+            # Other actions are completed even if the client disconnects.
+            self._receives.add(exchange)
+            exchange.connection.on_gone = partial(self._abandon, exchange)
+
+    def _send_durable(
+        self, exchange: _Exchange, answer: bytes, _: object, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._answer_later(exchange, None, error)
+            return
+        self._receives.discard(exchange)
+        exchange.connection.finish(answer)
+
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)
+        exchange.connection.finish(self._make_answer(exchange, result, error))
+        if isinstance(error, JournalError):
+            exchange.connection.close()
+
+    def _make_answer(self, exchange: _Exchange, result: Any, error: Exception | None) -> bytes:
         action, protocol = exchange.action, exchange.protocol
-        has_failed = isinstance(error, JournalError)
         if exchange.finish is not None and (error is None or isinstance(error, PenstockError)):
             try:
                 result, error = exchange.finish(exchange.context, result, error), None
             except Exception as refused:
                 error = refused
-        if error is None:
-            self.answered[action.name, 200] += 1
-            now_s = self._loop.time()
-            answer = protocol.encode(action, result, exchange.request_id, now_s)
-        else:
-            answer = self._refused(action.name, error, protocol, exchange.request_id)
-        exchange.connection.finish(answer)
-        if has_failed:
-            exchange.connection.close()
+        if error is not None:
+            return self._refused(action.name, error, protocol, exchange.request_id)
+        self.answered[action.name, 200] += 1
+        return protocol.encode(action, result, exchange.request_id, self._loop.time())
 
     def _abandon(self, exchange: _Exchange) -> None:
         """Called if the client of a receive disconnects: the messages claimed for it return."""

@@ -1,21 +1,30 @@
 """The home of a store: the account and region whose queues have bare names in it.
 
-They are kept in the file `sqs` of the store's directory, written once by the first server on it.
-With other ones the same names would mean other queues: one region would be given another's.
+With other ones the same names would mean other queues: one region would be given another's. It is
+kept in two places, and a server with another home than either says does not start:
+
+    the file `sqs`    of a data directory, written once by the first server that opens it
+    the note `.home`  of each queue with a bare name that an endpoint creates, whatever the service
+
+A queue that was created otherwise has no note, and belongs to whichever home serves it first.
+`sqs://` has no notes: its queues are an account's and region's of their own.
 """
 
 from pathlib import Path
 
 import msgspec
 
+from penstock.backends.loop import Steps
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.journal.store import write_once
+from penstock.server.sqs.lookup import HOME_NOTE, QueueLookup
+from penstock.service import QueueInfo
 from penstock.url import read_url
 from penstock.wire.sqs.address import Owner
 
 
 class HomeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds, as JSON."""
+    """What the file holds, as JSON; a note holds the same."""
 
     account: str
     region: str
@@ -39,10 +48,32 @@ def keep_home(url: str, home: Owner) -> None:
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreUnusable(f"{path}: cannot be used: {reason}") from error
+    _check(kept, home, where.path)
+
+
+def check_notes(lookup: QueueLookup, home: Owner) -> Steps[None]:
+    """Raises InvalidField if a queue with a bare name was created for another home."""
+    if not lookup.home_note:
+        return
+    wanted = HomeFile(*home)
+    others = yield from lookup.select(lambda queue: _home_of(queue) not in (None, wanted))
+    for queue in others:
+        _check(_home_of(queue) or wanted, home, "the store")
+
+
+def _check(kept: HomeFile, home: Owner, where: str) -> None:
     for name in HomeFile.__struct_fields__:
         if getattr(kept, name) != getattr(home, name):
             raise InvalidField(
-                f"{name}: {where.path} keeps the queues of {name} {getattr(kept, name)} under "
+                f"{name}: {where} keeps the queues of {name} {getattr(kept, name)} under "
                 f"bare names, and {getattr(home, name)} was asked for; serve it with --{name} "
-                f"{getattr(kept, name)}, or use another directory"
+                f"{getattr(kept, name)}, or use another store"
             )
+
+
+def _home_of(queue: QueueInfo) -> HomeFile | None:
+    """The home that a queue was created for, if its note says one."""
+    try:
+        return msgspec.json.decode(queue.settings.annotations[HOME_NOTE], type=HomeFile)
+    except (KeyError, msgspec.DecodeError):
+        return None

@@ -5,9 +5,12 @@ front of an engine in this process and of a service elsewhere (`backends.loop`).
 that an action does not catch becomes the refusal that `refusal_of` names.
 """
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.backends.loop import LoopService, Steps
+import msgspec
+
+from penstock.backends.loop import PAUSE, LoopService, Steps
 from penstock.errors import (
     BackendLost,
     InFlightLimit,
@@ -33,8 +36,12 @@ from penstock.wire.sqs.address import (
 from penstock.wire.sqs.attributes import WITHHELD, target_of
 from penstock.wire.sqs.errors import Refusal
 
+# The annotation that keeps the home of a queue with a bare name.
+HOME_NOTE: Final = ".home"
 _KNOWN_URLS_MAX: Final = 10_000
-_PAGE: Final = 10_000
+# How many queues are read in one go. A queue's annotations take up to 64 KiB, and a page of a
+# service elsewhere is one frame.
+_PAGE: Final = 500
 
 
 class Caller(NamedTuple):
@@ -69,9 +76,18 @@ class Windows(NamedTuple):
 class QueueLookup:
     """The queues of one service by URL, ARN and name."""
 
-    def __init__(self, service: LoopService, directory: QueueDirectory, windows: Windows) -> None:
+    def __init__(
+        self,
+        service: LoopService,
+        directory: QueueDirectory,
+        windows: Windows,
+        has_notes: bool = True,
+    ) -> None:
+        """Without `has_notes` no queue is given the note of its home: see `home`."""
         self.service = service
         self.directory = directory
+        home = dict(zip(("account", "region"), directory.default, strict=True))
+        self.home_note = {HOME_NOTE: msgspec.json.encode(home).decode()} if has_notes else {}
         self.windows = windows
         self.now_ms = service.now_ms
         self._view = service.view
@@ -137,24 +153,25 @@ class QueueLookup:
         except QueueNotFound:
             return None
 
-    def every_queue(self) -> Steps[list[QueueInfo]]:
-        """All queues, in order of name."""
-        queues: list[QueueInfo] = []
+    def select(self, is_wanted: Callable[[QueueInfo], bool]) -> Steps[list[QueueInfo]]:
+        """The queues that are wanted, in order of name, as each was when its page was read."""
+        wanted: list[QueueInfo] = []
+        after = ""
         while True:
-            after = queues[-1].queue if queues else ""
             page: list[QueueInfo] = yield DescribeQueues("", after, _PAGE)
-            queues += page
+            wanted += filter(is_wanted, page)
             if len(page) < _PAGE:
-                return queues
+                return wanted
+            after = page[-1].queue
+            yield PAUSE
 
     def sources_of(self, inside: str) -> Steps[list[QueueInfo]]:
         """The queues that name this one as their dead-letter queue, in order of name."""
-        target = self.directory.address(inside)
-        queues = yield from self.every_queue()
-        return [queue for queue in queues if self._is_source(queue, target)]
+        return (yield from self.select(lambda queue: self.is_source(queue, inside)))
 
-    def _is_source(self, queue: QueueInfo, target: QueueAddress) -> bool:
+    def is_source(self, queue: QueueInfo, inside: str) -> bool:
         """Whether a queue's redrive policy, in effect or withheld, names this dead-letter queue."""
+        target = self.directory.address(inside)
         dead = queue.settings.dead_letter
         if dead is not None:
             return self.directory.address(dead) == target

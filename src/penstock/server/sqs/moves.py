@@ -62,7 +62,9 @@ class MoveActions:
 
     def resume(self) -> Steps[None]:
         """Goes on with the tasks that ran when the server was stopped."""
-        for queue in (yield from self._lookup.every_queue()):
+        for queue in (
+            yield from self._lookup.select(lambda each: NOTE in each.settings.annotations)
+        ):
             for task in self._of(queue):
                 if task.status == RUNNING and task.id not in self._workers:
                     stats: QueueStats = yield Stats(queue.queue)

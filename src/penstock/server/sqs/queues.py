@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import Steps
+from penstock.backends.loop import PAUSE, Steps
 from penstock.server.sqs.lookup import Caller, QueueLookup, no_such_queue
 from penstock.server.sqs.tags import tags_text
 from penstock.service import (
@@ -29,6 +29,8 @@ from penstock.wire.sqs.address import (
 from penstock.wire.sqs.errors import Refusal, absent, invalid_value
 
 RESULTS_MAX: Final = 1_000
+# How many queues are configured in one go.
+_SLICE: Final = 100
 _BAD_NAME: Final = (
     "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 )
@@ -68,6 +70,8 @@ class QueueActions:
             return model.QueueUrlResult(self._lookup.url(caller, inside))
         self._check_not_deleted_lately(inside)
         annotations = attributes.merged(QueueSettings(), changes)
+        if caller.owner == self._lookup.directory.default:
+            annotations |= self._lookup.home_note
         tags = request.creation_tags
         if tags:
             annotations[attributes.TAGS] = tags_text({}, tags, name)
@@ -142,22 +146,30 @@ class QueueActions:
 
     def _allow_again(self, target: QueueInfo) -> Steps[None]:
         """Applies a changed allow policy: its sources send dead letters to it, or cease to."""
-        arn = self._lookup.arn(target.queue)
-        for queue in (yield from self._lookup.sources_of(target.queue)):
-            name, source = queue.queue, queue.settings
-            allowed = attributes.allows(target.settings, self._lookup.arn(name))
-            if name == target.queue or allowed == (source.dead_letter is not None):
-                continue
-            policy = attributes.redrive_shown(source, arn)
-            kept, dropped = attributes.WITHHELD, attributes.REDRIVE
-            settings: dict[str, Any] = dict(attributes.NO_REDRIVE)
-            if allowed:
-                kept, dropped = dropped, kept
-                receives_max = attributes.receives_max_of(policy)
-                settings = {"dead_letter": target.queue, "max_receives": receives_max}
-            settings["annotations"] = {**source.annotations, kept: policy}
-            settings["annotations"].pop(dropped, None)
-            yield ConfigureQueue(name, settings)
+        sources = yield from self._lookup.sources_of(target.queue)
+        for number, source in enumerate(sources, 1):
+            if number % _SLICE == 0:
+                yield PAUSE
+            # Read again: what is written replaces the annotations that it has now.
+            queue = yield from self._lookup.find_inside(source.queue)
+            if queue is not None and self._lookup.is_source(queue, target.queue):
+                yield from self._allow_source(target, queue)
+
+    def _allow_source(self, target: QueueInfo, queue: QueueInfo) -> Steps[None]:
+        name, source = queue.queue, queue.settings
+        allowed = attributes.allows(target.settings, self._lookup.arn(name))
+        if name == target.queue or allowed == (source.dead_letter is not None):
+            return
+        policy = attributes.redrive_shown(source, self._lookup.arn(target.queue))
+        kept, dropped = attributes.WITHHELD, attributes.REDRIVE
+        settings: dict[str, Any] = dict(attributes.NO_REDRIVE)
+        if allowed:
+            kept, dropped = dropped, kept
+            receives_max = attributes.receives_max_of(policy)
+            settings = {"dead_letter": target.queue, "max_receives": receives_max}
+        settings["annotations"] = {**source.annotations, kept: policy}
+        settings["annotations"].pop(dropped, None)
+        yield ConfigureQueue(name, settings)
 
     def url(self, request: model.GetQueueUrlRequest, caller: Caller) -> Steps[model.QueueUrlResult]:
         """GetQueueUrl."""
@@ -185,6 +197,7 @@ class QueueActions:
             if len(found) < RESULTS_MAX:
                 break
             after = found[-1]
+            yield PAUSE
         page, token = _page_end(names, request.max_results, prefix)
         return model.QueueUrlsResult([self._lookup.url(caller, name) for name in page], token)
 

@@ -244,7 +244,7 @@ class ClaimContract(Contract):
         self.push_all(queue, "a")
         assert self.claim(queue, attempt_id="early").body == b"a"
 
-    @behaviour("attempts", "timeout")
+    @behaviour("attempts", "timeout", "head")
     def test_an_attempt_whose_claims_ran_out_says_so_and_gives_none(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")

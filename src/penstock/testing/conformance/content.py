@@ -127,7 +127,7 @@ class ContentContract(Contract):
         self.pass_time(2)
         assert self.drain(queue) == ["later"]
 
-    @behaviour("delay")
+    @behaviour("delay", "delay place")
     def test_a_message_whose_delay_ended_takes_the_place_of_its_arrival(self) -> None:
         queue = self.queue()
         self.store.push(queue, "early but delayed", delay=self.seconds(10))

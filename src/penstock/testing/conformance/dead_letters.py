@@ -105,7 +105,7 @@ class DeadLetterContract(Contract):
         self.store.release(self.claim(queue))
         assert self.drain(dead) == ["a"]
 
-    @behaviour("dead letters", "queue settings", "release")
+    @behaviour("dead letters", "queue settings", "release", "head")
     def test_a_limit_lowered_below_what_a_message_had_moves_it_when_its_turn_comes(self) -> None:
         queue, dead = self.poison(5)
         self.push_all(queue, "a", "b")
@@ -115,7 +115,7 @@ class DeadLetterContract(Contract):
         assert self.claim(queue).body == b"b"
         assert self.drain(dead) == ["a"]
 
-    @behaviour("redrive", "dead letters")
+    @behaviour("redrive", "dead letters", "dead-letter id")
     def test_redriving_sends_dead_letters_back_where_they_came_from(self) -> None:
         dead = self.queue()
         one = self.queue(dead_letter=dead, max_receives=1)

@@ -45,6 +45,7 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "dedup": "the same dedup_id within the window gives the first message's id, and no message",
     "dedup window": "after five minutes a dedup_id counts as new",
     "delay": "a message can be pushed now and become visible later",
+    "delay place": "a message whose delay ended takes the place of its arrival",
     "queue delay": "a queue can have a delay for all its messages",
     "ttl": "a message can be given a time to live",
     "retention": "a queue ends the messages that nobody took in time",
@@ -110,6 +111,8 @@ class Contract:
     SCALE: ClassVar[float] = 0.2
     # The shortest retention a queue of this backend may have, in real seconds.
     RETENTION_MIN: ClassVar[float] = 0
+    # How late the backend's timers may be, in real seconds.
+    LATE_S: ClassVar[float] = 0.02
     LACKS: ClassVar[Mapping[str, str]] = {}
 
     store: Queues
@@ -199,7 +202,7 @@ class Contract:
         if self._clock is not None:
             self._clock.advance(seconds=count)
         else:
-            real_s = self.seconds(count) + 0.02
+            real_s = self.seconds(count) + self.LATE_S
             self._slept_s += real_s
             time.sleep(real_s)
 

@@ -167,7 +167,7 @@ class WaitingContract(Contract):
         assert claim is not None
         assert claim.body == b"a2"
 
-    @behaviour("long poll", "dead letters", "release")
+    @behaviour("long poll", "dead letters", "release", "dead-letter id")
     def test_a_pull_waiting_on_a_dead_letter_queue_wakes_when_a_message_is_moved(self) -> None:
         dead = self.queue()
         queue = self.queue(dead_letter=dead, max_receives=1)

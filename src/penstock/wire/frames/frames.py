@@ -100,6 +100,7 @@ COMMANDS_KNOWN_MIN: Final = 16
 PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
+HISTORY: Final = KIND_OF[History]
 BATCH: Final = KIND_OF[Batch]
 
 Body = bytes | memoryview

@@ -1,0 +1,290 @@
+"""Queues in Redis beside the raw limit and beside dyno-queues' way: `make bench NAME=redis`.
+
+All contestants use one redis-server, redis-py and hiredis, and send batches of a hundred messages:
+
+- penstock: `redis://`, one script call for a batch; every delivery rule, a ledger at the end.
+- raw limit: redis-py's pipeline, one EVALSHA a message of a script that returns its argument. A
+  push is one such call; a pull and a delete are two, the first with the body, the second with an
+  id.
+- three commands a step: the recipe of dyno-queues and Milau in one pipeline: a sorted set, a hash
+  and an un-ack set, without a script, and so without epochs, groups, dedup or atomic steps.
+
+The cost of an operation is measured with 1,000 and with 1,000,000 messages queued.
+"""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import redis.asyncio
+
+import penstock.aio
+from benchmarks.harness import (
+    Child,
+    Target,
+    check_deletes,
+    check_ledger,
+    count_for,
+    finish,
+    interleave,
+    is_quick,
+    machine,
+    print_table,
+    ratio,
+    run_benchmark,
+)
+from penstock.service import Batch, Delete, Pull, PushMany
+
+BODY = b"x" * 256
+BATCH = 100
+ROUNDS = 7
+ROUND_S = 0.5
+BACKLOGS = (1_000, 1_000_000)
+RAW = "return ARGV[1]"
+OURS, LIMIT, STEPS = "penstock", "raw limit", "three commands a step"
+CONTESTANTS = (OURS, LIMIT, STEPS)
+STEPS_NAMES = ("push", "pull + delete")
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """A server of its own, which keeps nothing on disk."""
+    program = shutil.which("redis-server")
+    if program is None:
+        sys.exit("benchmark: there is no redis-server: make services")
+    directory = tempfile.mkdtemp(prefix="penstock-bench-")
+    port = _free_port()
+    server = subprocess.Popen(
+        [program, "--port", str(port), "--save", "", "--dir", directory],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _until_it_answers(url: str) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    give_up_s = time.monotonic() + 10
+    while True:
+        try:
+            await client.ping()
+            break
+        except redis.exceptions.ConnectionError:
+            if time.monotonic() > give_up_s:
+                raise
+            await asyncio.sleep(0.05)
+    await client.aclose()
+
+
+# In the child processes: each step of a contestant, for so many messages, in seconds. The ids that
+# were pushed are kept for the ledger of the pulls that follow.
+_pushed: list[str] = []
+
+
+def run_step(url: str, name: str, step: str, count: int) -> float:
+    """Runs one step of one contestant; returns the seconds it took."""
+    return asyncio.run(_run_step(url, name, step, count))
+
+
+async def _run_step(url: str, name: str, step: str, count: int) -> float:
+    if name == OURS:
+        return await _ours(url, step, count)
+    client = redis.asyncio.Redis.from_url(url)
+    try:
+        if name == LIMIT:
+            return await _limit(client, step, count)
+        return await _steps(client, step, count)
+    finally:
+        await client.aclose()
+
+
+async def _ours(url: str, step: str, count: int) -> float:
+    queues = await penstock.aio.connect(url)
+    try:
+        await queues.create("bench")
+        execute = queues.service.execute
+        began_s = time.perf_counter()
+        if step == "push":
+            made = [await execute(PushMany("bench", [BODY] * BATCH)) for _ in range(count // BATCH)]
+            took_s = time.perf_counter() - began_s
+            _pushed.extend(each.id for batch in made for each in batch)
+            return took_s
+        pulled: list[str] = []
+        answers: list[Any] = []
+        for _ in range(count // BATCH):
+            claims = await execute(Pull("bench", BATCH))
+            pulled += [claim.id for claim in claims]
+            answers += await execute(Batch([Delete("bench", claim.proof) for claim in claims]))
+        took_s = time.perf_counter() - began_s
+        check_ledger(_pushed, pulled)
+        check_deletes(answers)
+        _pushed.clear()
+        return took_s
+    finally:
+        await queues.close()
+
+
+async def _limit(client: Any, step: str, count: int) -> float:
+    sha = await client.script_load(RAW)
+    began_s = time.perf_counter()
+    for at in range(0, count, BATCH):
+        pipe = client.pipeline(transaction=False)
+        for _ in range(BATCH):
+            pipe.evalsha(sha, 1, "raw", BODY)
+        await pipe.execute()
+        if step != "push":
+            pipe = client.pipeline(transaction=False)
+            for number in range(BATCH):
+                pipe.evalsha(sha, 1, "raw", at + number)
+            await pipe.execute()
+    return time.perf_counter() - began_s
+
+
+async def _steps(client: Any, step: str, count: int) -> float:
+    began_s = time.perf_counter()
+    for at in range(0, count, BATCH):
+        if step == "push":
+            pipe = client.pipeline(transaction=False)
+            for number in range(at, at + BATCH):
+                pipe.hset("steps:messages", str(number), BODY)
+                pipe.zadd("steps:queued", {str(number): time.time()})
+            await pipe.execute()
+            continue
+        ids = await client.zrangebyscore("steps:queued", 0, time.time(), 0, BATCH)
+        pipe = client.pipeline(transaction=False)
+        for each in ids:
+            pipe.zadd("steps:unacked", {each: time.time() + 30})
+            pipe.zrem("steps:queued", each)
+            pipe.hget("steps:messages", each)
+        await pipe.execute()
+        pipe = client.pipeline(transaction=False)
+        for each in ids:
+            pipe.zrem("steps:unacked", each)
+            pipe.hdel("steps:messages", each)
+        await pipe.execute()
+    return time.perf_counter() - began_s
+
+
+def cycles(url: str, count: int) -> float:
+    """Seconds of `count` messages pushed, pulled and deleted, in batches, behind a backlog."""
+    return asyncio.run(_cycles(url, count))
+
+
+async def _cycles(url: str, count: int) -> float:
+    queues = await penstock.aio.connect(url)
+    execute = queues.service.execute
+    began_s = time.perf_counter()
+    for _ in range(count // BATCH):
+        await execute(PushMany("backlog", [BODY] * BATCH))
+        claims = await execute(Pull("backlog", BATCH))
+        check_deletes(await execute(Batch([Delete("backlog", each.proof) for each in claims])))
+    took_s = time.perf_counter() - began_s
+    await queues.close()
+    return took_s
+
+
+def fill(url: str, count: int) -> None:
+    """Makes the backlog as long as that."""
+    asyncio.run(_fill(url, count))
+
+
+async def _fill(url: str, count: int) -> None:
+    queues = await penstock.aio.connect(url)
+    await queues.create("backlog")
+    there = (await queues.stats("backlog")).messages
+    for _ in range((count - there) // 1_000):
+        await queues.service.execute(PushMany("backlog", [BODY] * 1_000))
+    await queues.close()
+
+
+def main() -> None:
+    """Runs the race, prints the tables and the targets."""
+    with redis_server() as url:
+        asyncio.run(_until_it_answers(url))
+        children = {name: Child() for name in CONTESTANTS}
+        try:
+            rates = _race(url, children)
+            flat = _flatness(url, children[OURS])
+        finally:
+            for child in children.values():
+                child.close()
+    rows = [
+        (step, name, f"{median(rates[step][name]):,.0f}", f"{shown:.2f} ×")
+        for step in STEPS_NAMES
+        for name in CONTESTANTS
+        for shown in [ratio(rates[step][name], rates[step][LIMIT])]
+    ]
+    print_table(
+        f"messages a second, batches of {BATCH}, 256 bytes ({machine()})",
+        ("step", "contestant", "messages/s", "of the raw limit"),
+        rows,
+    )
+    targets = [
+        Target(f"{step} against the raw limit", ratio(rates[step][OURS], rates[step][LIMIT]), 0.6)
+        for step in STEPS_NAMES
+    ]
+    targets.append(Target("cost behind the long backlog, × the short one", flat, 1.3, False))
+    figures = {step: {n: round(median(r)) for n, r in rates[step].items()} for step in STEPS_NAMES}
+    finish("redis", targets, {"messages_per_s": figures})
+
+
+def _race(url: str, children: dict[str, Child]) -> dict[str, dict[str, list[float]]]:
+    def whole(count: int) -> int:
+        return max(1, count // BATCH) * BATCH
+
+    def calibrate(count: int) -> float:
+        took_s = children[OURS].call(run_step, url, OURS, "push", whole(count))
+        children[OURS].call(run_step, url, OURS, "pull + delete", whole(count))
+        return took_s
+
+    count = whole(count_for(ROUND_S, calibrate, 2 * BATCH))
+    rates: dict[str, dict[str, list[float]]] = {
+        step: {name: [] for name in CONTESTANTS} for step in STEPS_NAMES
+    }
+
+    def turn(name: str) -> float:
+        for step in STEPS_NAMES:
+            rates[step][name].append(count / children[name].call(run_step, url, name, step, count))
+        return 0.0
+
+    interleave(ROUNDS, {name: lambda name=name: turn(name) for name in CONTESTANTS})  # type: ignore[misc]
+    return rates
+
+
+def _flatness(url: str, child: Child) -> float:
+    """The cost of a message with a million queued, divided by that with a thousand."""
+    short, long = (1_000, 10_000) if is_quick() else BACKLOGS
+    count = 1_000 if is_quick() else 20_000
+    rounds = 1 if is_quick() else ROUNDS
+    child.call(fill, url, short)
+    before = median(child.call(cycles, url, count) for _ in range(rounds))
+    child.call(fill, url, long)
+    after = median(child.call(cycles, url, count) for _ in range(rounds))
+    rows = [
+        (f"{short:,}", f"{before / count * 1e6:.1f}"),
+        (f"{long:,}", f"{after / count * 1e6:.1f}"),
+    ]
+    print_table("a push, a pull and a delete", ("queued", "µs a message"), rows)
+    return after / before
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

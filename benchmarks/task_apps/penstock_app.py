@@ -1,0 +1,52 @@
+"""Penstock: sync tasks run in threads, async ones in a loop."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from benchmarks.task_apps.ledger import opened, redis_url
+from penstock.tasks import TaskApp
+
+app = TaskApp(redis_url())
+ledger = opened()
+
+
+@app.task
+def nothing(number: int) -> None:
+    """Does nothing but count."""
+    ledger.note(number)
+
+
+@app.task(queue="dozing")
+async def doze(number: int) -> None:
+    """Sleeps for 10 ms."""
+    await asyncio.sleep(0.01)
+    ledger.note(number)
+
+
+@app.task(queue="timed")
+def arrive(due_ms: int) -> None:
+    """Counts in the ledger how many milliseconds after it was due it runs."""
+    ledger.note(min(ledger.size - 1, max(0, time.time_ns() // 1_000_000 - due_ms)))
+
+
+TASKS = {"nothing": nothing, "doze": doze}
+
+
+def enqueue(task: str, numbers: Sequence[int]) -> None:
+    """Pushes one call after the other."""
+    push = TASKS[task].push
+    for number in numbers:
+        push(number)
+
+
+def enqueue_many(task: str, numbers: Sequence[int]) -> None:
+    """Pushes all calls at once."""
+    TASKS[task].push_many([(number,) for number in numbers])
+
+
+def enqueue_timed(count: int, first_s: float, spread_s: float) -> None:
+    """Pushes calls that are due one after the other."""
+    for number in range(count):
+        delay_s = first_s + spread_s * number / count
+        arrive.push_in(delay_s, time.time_ns() // 1_000_000 + round(delay_s * 1_000))

@@ -1,0 +1,53 @@
+"""Schedules: by cron in a time zone, and every so many seconds; once, however many workers run.
+
+    penstock worker schedule:app --processes 3
+    python schedule.py
+
+It prints:
+
+    nightly: 30 3 * * mon-fri Europe/Berlin
+    pulse: every 1 s
+    no pulse came twice
+"""
+
+import time
+from pathlib import Path
+
+from penstock.tasks import TaskApp
+
+app = TaskApp(name="clockwork")
+PULSES = Path("pulses.txt")
+
+
+@app.task
+def report(kind: str) -> None:
+    """What is made every night."""
+
+
+@app.task(ttl=30)
+def pulse() -> None:
+    """Adds a line to a file."""
+    with PULSES.open("a") as file:
+        file.write("pulse\n")
+
+
+app.schedule("nightly", "30 3 * * mon-fri", report.prepare("sales"), timezone="Europe/Berlin")
+app.schedule("pulse", 1, pulse, missed="skip")
+
+
+def main() -> None:
+    """Shows the schedules, and counts the pulses of some seconds."""
+    for name, schedule in app.schedules.items():
+        print(f"{name}: {schedule.shown}")
+    PULSES.write_text("")
+    began_s = time.time()
+    while (count := len(PULSES.read_text().splitlines())) < 3:
+        time.sleep(0.1)
+    seconds = int(time.time()) - int(began_s)
+    # One that was due just before may still be among them.
+    is_once = count <= seconds + 1
+    print("no pulse came twice" if is_once else f"{count} pulses in {seconds} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""Follows the journal of a store, and does on a mirror what it says.
+
+The first time, the messages that are in the store are copied: its state is restored from a snapshot
+and the journal, beside the process that holds the store. From there on events are read as they
+become durable. The store is not locked, asked or slowed: only its files are read. A named reader
+keeps them from being dropped before they were read.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
+from penstock.backends.mirror.state import MirrorFile, MirrorState, wall_clock_ms
+from penstock.backends.mirror.target import ITEMS_MAX, MirrorTarget
+from penstock.core.delivery import IN_FLIGHT, Delivery, position_of
+from penstock.core.events import (
+    AnyEvent,
+    Moved,
+    Pushed,
+    QueueConfigured,
+    QueueCreated,
+    QueuePurged,
+    QueueRemoved,
+)
+from penstock.core.shard import ShardState
+from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
+from penstock.journal import codec, readers
+from penstock.journal.reader import JournalReader
+from penstock.journal.restore import Recovery, newest_snapshot
+from penstock.journal.store import open_reader, store_of
+from penstock.service import QueueService
+
+_IDLE_S: Final = 0.02
+_SAVE_S: Final = 1.0
+_SEEK_S: Final = 10.0
+# How often messages that were not found are looked for.
+_SEEKS_MAX: Final = 30
+
+
+class MirrorProgress(NamedTuple):
+    """How far a mirror has come.
+
+    `behind_bytes` is what was durable in the journal and not done when it was last read;
+    `behind_ms` is how old the oldest of it is, and `late_ms` how old the last events that were done
+    were at that moment.
+    """
+
+    position: int
+    behind_bytes: int
+    behind_ms: int
+    late_ms: int
+    pushed: int
+    deleted: int
+    refused: int
+    unmatched: int
+    error: str | None
+
+
+class MirrorFollower:
+    """A mirror of one store. Not thread-safe, except for `progress`."""
+
+    def __init__(
+        self,
+        path: str,
+        service: QueueService,
+        name: str = "mirror",
+        pause: Callable[[float], None] = time.sleep,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """Raises StoreUnusable, StoreInUse or InvalidField; then the service is closed.
+
+        `pause` is called while there is nothing to do; it may raise to end the mirror. `now_ms` is
+        the primary's clock.
+        """
+        with ExitStack() as undo:
+            undo.callback(service.close)
+            store = store_of(path)
+            if store is None:
+                raise StoreUnusable(f"{path}: is not a Penstock store")
+            self._store: Path = store
+            self._file = MirrorFile(store, name)
+            undo.callback(self._file.close)
+            self._reader: JournalReader = open_reader(path)
+            undo.callback(self._reader.close)
+            journal = self._reader.identity.hex()
+            self._state = self._file.read(journal) or MirrorState(journal, 0)
+            undo.pop_all()
+        self._pause = pause
+        self._now_ms = now_ms
+        self._target = MirrorTarget(service, self._state, pause, now_ms)
+        # Pushes up to here may have been done by a process that was killed.
+        self._uncertain_end = 0
+        # Where the next step begins to read, if not where the last one ended.
+        self._start_offset: int | None = None
+        self._is_amid_step = False
+        # When the oldest event of the step under way happened, 0 between steps.
+        self._step_event_ms = 0
+        self._late_ms = 0
+        self._saved_s = 0.0
+        self._seek_at_s = 0.0
+        self._seeks = 0
+        self.is_started = False
+
+    # Beginning.
+
+    def start(self) -> None:
+        """Copies what is there, the first time; later resumes. Raises PenstockError."""
+        state = self._state
+        if state.is_complete:
+            self._resume()
+        else:
+            self._copy_all()
+        self._target.uncertain |= set() if state.is_clean else set(state.queues.values())
+        self._save()
+        self.is_started = True
+
+    def _resume(self) -> None:
+        position = self._state.position
+        if not self._reader.first_offset <= position <= self._reader.durable_offset:
+            raise StoreUnusable(
+                f"{self._store}: its journal no longer has what follows {position}, where the "
+                "mirror stopped; the reader was removed. Remove the mirror's queues and "
+                f"mirrors/{self._file.name}.json to begin anew"
+            )
+        if not self._state.is_clean:
+            self._uncertain_end = self._reader.durable_offset
+        self._start_offset = position
+
+    def _copy_all(self) -> None:
+        """Makes the primary's queues on the mirror, with the messages that they have now."""
+        target, state, file = self._target, self._state, self._file
+        # Before the state is restored: nothing that it needs may be dropped meanwhile.
+        readers.register(self._store, file.name, self._reader.first_offset, wall_clock_ms())
+        for name in state.queues.values():
+            # A copy that was interrupted begins again.
+            target.remove(name)
+        shard = self._restore()
+        state.queues = {}
+        for queue in shard.queues.values():
+            if not target.is_empty(queue.name):
+                raise InvalidField(
+                    f"mirror: its queue {queue.name!r} has messages already; purge or remove it "
+                    "there, or mirror to another place"
+                )
+        state.queues = {queue.number: queue.name for queue in shard.queues.values()}
+        file.save(state)
+        for queue in shard.queues.values():
+            target.create(queue.name, queue.settings)
+            ordered = sorted(queue.deliveries.values(), key=lambda each: each.rank)
+            for some in _sliced(ordered, ITEMS_MAX):
+                target.push(queue.name, list(self._contents(some)))
+            lent = [each.number for each in ordered if each.state == IN_FLIGHT]
+            for numbers in _sliced(lent, ITEMS_MAX):
+                target.hide(queue.name, numbers, 60_000)
+        state.position = self._reader.position
+        state.is_complete = True
+        state.is_clean = True
+
+    def _restore(self) -> ShardState:
+        """The state of the store at the watermark, where the reader then stands."""
+        reader = self._reader
+        reader.refresh()
+        taken = newest_snapshot(self._store, reader.first_offset, reader.durable_offset)
+        recovery = Recovery(taken)
+        start = reader.first_offset if taken is None else taken.outline.offset
+        for entry in reader.entries(start):
+            if entry.version == codec.VERSION:
+                recovery.apply_entry(entry)
+        return recovery.finish()
+
+    def _contents(self, deliveries: Iterable[Delivery]) -> Iterator[Pushed]:
+        for delivery in deliveries:
+            content = delivery.content
+            if isinstance(content, int):
+                try:
+                    content = self._load(content)
+                except CorruptEntry:
+                    continue
+            yield Pushed(
+                content.at_ms,
+                delivery.queue,
+                delivery.number,
+                content.body,
+                content.attributes,
+                delivery.priority,
+                delivery.group,
+                None,
+                # A message that waits for its delay, and not for the end of a claim.
+                delivery.due_at_ms if delivery.due_at_ms and delivery.state != IN_FLIGHT else 0,
+                0,
+                content.context,
+                content.size_bytes,
+            )
+
+    def _load(self, place: int) -> Pushed:
+        """The content of a message. Raises CorruptEntry."""
+        offset = position_of(place)
+        fields = codec.read_header(self._reader.read(offset, codec.EVENT_BYTES))
+        payload = self._reader.read(offset + fields.payload_at, fields.payload_bytes)
+        return codec.read_pushed(fields, payload, offset)
+
+    # Following.
+
+    def step(self) -> bool:
+        """Does the next events that are durable; returns False if there are none."""
+        reader = self._reader
+        reader.refresh()
+        self._is_amid_step = True
+        batch = EventBatch()
+        moves: _Moves | None = None
+        any_entry = False
+        for entry in reader.entries(self._start_offset):
+            any_entry = True
+            for journaled in reader.decoded(entry):
+                event = journaled.event
+                self._step_event_ms = self._step_event_ms or event.at_ms
+                if type(event) is not Moved and moves is not None:
+                    self._move(moves)
+                    moves = None
+                if type(event) in MESSAGE_EVENTS:
+                    batch.add(event)
+                    continue
+                batch = self._apply(batch)
+                if type(event) is Moved:
+                    moves = self._add_move(moves, event)
+                else:
+                    self._apply_queue_event(event)
+            if batch.is_full:
+                break
+        self._start_offset = None
+        if moves is not None:
+            self._move(moves)
+        self._apply(batch)
+        if reader.position >= self._uncertain_end:
+            self._uncertain_end = 0
+            self._target.trust()
+        self._state.position = reader.position
+        self._is_amid_step = False
+        if self._step_event_ms:
+            self._late_ms = max(0, self._now_ms() - self._step_event_ms)
+            self._step_event_ms = 0
+        self._keep_house()
+        return any_entry
+
+    def _apply(self, batch: EventBatch) -> EventBatch:
+        """Does what a batch says; returns the next batch."""
+        for number, queue in batch.queues.items():
+            name = self._state.queues.get(number)
+            if name is not None:
+                self._target.apply(name, queue)
+        return batch if not batch.queues else EventBatch()
+
+    def _apply_queue_event(self, event: AnyEvent) -> None:
+        queues, target = self._state.queues, self._target
+        if isinstance(event, QueueCreated):
+            queues[event.queue] = event.name
+            target.create(event.name, event.settings)
+        elif isinstance(event, QueueConfigured | QueuePurged | QueueRemoved):
+            name = queues.get(event.queue)
+            if name is None:
+                return
+            if isinstance(event, QueuePurged):
+                target.purge(name)
+            elif isinstance(event, QueueRemoved):
+                del queues[event.queue]
+                target.remove(name)
+
+    def _add_move(self, moves: "_Moves | None", event: Moved) -> "_Moves":
+        if moves is not None and (moves.source, moves.to) != (event.queue, event.to):
+            self._move(moves)
+            moves = None
+        moves = moves or _Moves(event.queue, event.to, {})
+        moves.ranks[event.number] = event.rank
+        return moves
+
+    def _move(self, moves: "_Moves") -> None:
+        names = self._state.queues
+        if moves.source in names and moves.to in names:
+            self._target.move(names[moves.source], names[moves.to], moves.ranks)
+
+    def _keep_house(self) -> None:
+        """Saves the state, and looks for messages that were not found, each from time to time."""
+        now_s = time.monotonic()
+        if now_s - self._saved_s > _SAVE_S:
+            self._save()
+        if not self._state.missing:
+            self._seeks = 0
+            self._seek_at_s = now_s + _SEEK_S
+        elif now_s > self._seek_at_s:
+            self._seeks += 1
+            self._seek_at_s = now_s + _SEEK_S
+            self._target.seek_missing(forget=self._seeks >= _SEEKS_MAX)
+
+    def catch_up(self) -> None:
+        """Does everything that is durable now."""
+        while self.step():
+            pass
+
+    def run(self) -> None:
+        """Follows the journal until `pause` raises."""
+        while True:
+            self._pause(0 if self.step() else _IDLE_S)
+
+    # Watching, and the end.
+
+    @property
+    def progress(self) -> MirrorProgress:
+        """How far the mirror has come."""
+        counts = self._target.counts
+        position = self._state.position
+        behind = max(0, self._reader.durable_offset - position)
+        oldest_ms = self._step_event_ms
+        behind_ms = max(0, self._now_ms() - oldest_ms) if oldest_ms else 0
+        error = counts.last_error
+        return MirrorProgress(
+            position,
+            behind,
+            behind_ms,
+            self._late_ms,
+            counts.pushed,
+            counts.deleted,
+            counts.refused,
+            counts.unmatched,
+            None if error is None else f"{type(error).__name__}: {error}",
+        )
+
+    def _save(self, is_clean: bool = False) -> None:
+        self._state.held = self._target.held()
+        self._file.save(self._state, is_clean=is_clean)
+        self._saved_s = time.monotonic()
+
+    def close(self) -> None:
+        """Saves the state and closes everything, the mirror's service too."""
+        try:
+            if self.is_started:
+                self._save(is_clean=not self._is_amid_step)
+        finally:
+            self._reader.close()
+            self._file.close()
+            self._target.close()
+
+
+class _Moves(NamedTuple):
+    """Messages that moved from one queue to another, one after the other."""
+
+    source: int
+    to: int
+    ranks: dict[int, int]
+
+
+def _sliced(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

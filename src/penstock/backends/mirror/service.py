@@ -1,0 +1,176 @@
+"""`mirror:?primary=file:PATH&mirror=URL`: a store, and a thread that mirrors it to another service.
+
+Commands are the primary's: the mirror is behind it by what the journal still holds. `name=NAME`
+is the mirror's name, if a store has several. A URL with a `&` of its own is written with `%26`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import ClassVar, Final, TypeVar
+
+from penstock.backends.mirror.follow import MirrorFollower, MirrorProgress
+from penstock.backends.mirror.state import check_primary
+from penstock.clock import Clock
+from penstock.errors import InvalidField, PenstockError, UnavailableError
+from penstock.journal.readers import check_reader_name
+from penstock.service import AsyncQueueService, Command, QueueService
+from penstock.url import BackendUrl, load_backend, read_url
+
+R = TypeVar("R")
+NAME: Final = "mirror"
+_REOPEN_S: Final = 1.0
+
+
+class MirrorStopped(Exception):
+    """The mirror is to end."""
+
+
+class MirrorThread:
+    """A thread that mirrors a store until it is stopped.
+
+    It waits for a mirror that cannot be reached, and ends with `failure` if it cannot go on.
+    """
+
+    def __init__(self, path: str, mirror: BackendUrl, name: str = NAME) -> None:
+        self.failure: PenstockError | None = None
+        self._path = path
+        self._mirror = mirror
+        self._name = name
+        self._stopping = threading.Event()
+        self._follower: MirrorFollower | None = None
+        self._waiting_for: PenstockError | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-mirror", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        follower: MirrorFollower | None = None
+        try:
+            follower = MirrorFollower(self._path, self._open(), self._name, self.pause)
+            follower.start()
+            self._follower = follower
+            follower.run()
+        except MirrorStopped:
+            pass
+        except PenstockError as error:
+            self.failure = error
+        finally:
+            if follower is not None:
+                follower.close()
+
+    def _open(self) -> QueueService:
+        while True:
+            try:
+                service: QueueService = load_backend(self._mirror).open_service(self._mirror, None)
+            except UnavailableError as error:
+                self._waiting_for = error
+                self.pause(_REOPEN_S)
+            else:
+                self._waiting_for = None
+                return service
+
+    def pause(self, seconds: float) -> None:
+        """Waits. Raises MirrorStopped if the mirror is to end."""
+        if self._stopping.wait(seconds):
+            raise MirrorStopped
+
+    @property
+    def progress(self) -> MirrorProgress | None:
+        """How far the mirror has come; None while it copies, or waits for the other service."""
+        follower = self._follower
+        if follower is None:
+            return None
+        progress = follower.progress
+        return progress if self.failure is None else progress._replace(error=str(self.failure))
+
+    @property
+    def error(self) -> PenstockError | None:
+        """Why the mirror does not go on, if it does not."""
+        return self.failure or self._waiting_for
+
+    def stop(self) -> None:
+        """Ends the mirror after the step it is at."""
+        self._stopping.set()
+        self._thread.join()
+
+
+class MirrorService:
+    """The primary's `QueueService`, with a mirror beside it."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, primary: QueueService, mirror: MirrorThread) -> None:
+        vars(self)["LACKS"] = primary.LACKS
+        self.redrive_max = primary.redrive_max
+        self.mirror = mirror
+        self._primary = primary
+
+    def execute(self, command: Command[R]) -> R:
+        """Executes the command on the primary."""
+        return self._primary.execute(command)
+
+    def close(self) -> None:
+        """Stops the mirror, whose backlog stays in the journal, and closes the primary."""
+        self.mirror.stop()
+        self._primary.close()
+
+
+class AsyncMirrorService:
+    """The same for asyncio callers."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, primary: AsyncQueueService, mirror: MirrorThread) -> None:
+        vars(self)["LACKS"] = primary.LACKS
+        self.redrive_max = primary.redrive_max
+        self.mirror = mirror
+        self._primary = primary
+
+    async def execute(self, command: Command[R]) -> R:
+        """Executes the command on the primary."""
+        return await self._primary.execute(command)
+
+    async def close(self) -> None:
+        """Stops the mirror, whose backlog stays in the journal, and closes the primary."""
+        await asyncio.get_running_loop().run_in_executor(None, self.mirror.stop)
+        await self._primary.close()
+
+
+def read_mirror(url: BackendUrl) -> tuple[BackendUrl, BackendUrl, str]:
+    """The primary, the mirror and its name. Raises InvalidField or MissingExtra."""
+    url.check_options({"primary", "mirror", "name"})
+    if url.rest or not {"primary", "mirror"} <= url.options.keys():
+        raise InvalidField(
+            f"url: {url.text!r} is not of the form mirror:?primary=file:PATH&mirror=URL"
+        )
+    check_primary(url.options["primary"])
+    primary, mirror = read_url(url.options["primary"]), read_url(url.options["mirror"])
+    check_mirror(primary, mirror)
+    name = url.options.get("name", NAME)
+    check_reader_name(name)
+    return primary, mirror, name
+
+
+def check_mirror(primary: BackendUrl, mirror: BackendUrl) -> None:
+    """Refuses a mirror that cannot be one. Raises InvalidField or MissingExtra."""
+    if mirror.scheme == "mirror":
+        raise InvalidField(
+            f"mirror: {mirror.text!r} is a mirror itself; name the service behind it"
+        )
+    if mirror.scheme == "file" and mirror.path == primary.path:
+        raise InvalidField(f"mirror: {mirror.text!r} is the primary itself")
+    load_backend(mirror)
+
+
+def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
+    """The primary with its mirror. Raises InvalidField, or why the primary cannot be opened."""
+    primary, mirror, name = read_mirror(url)
+    opened: QueueService = load_backend(primary).open_service(primary, clock)
+    return MirrorService(opened, MirrorThread(primary.path, mirror, name))
+
+
+async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
+    """The same for asyncio."""
+    primary, mirror, name = read_mirror(url)
+    opened: AsyncQueueService = await load_backend(primary).open_async_service(primary, clock)
+    return AsyncMirrorService(opened, MirrorThread(primary.path, mirror, name))

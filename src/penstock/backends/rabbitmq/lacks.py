@@ -1,0 +1,69 @@
+"""What RabbitMQ cannot do, and what it does less exactly than the contract says.
+
+docs/rabbitmq.md prints these tables; a test compares them.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.backends.rabbitmq.target import Kind
+
+_NO_DEDUP: Final = "RabbitMQ does not recognise a message that it was sent before"
+_NO_GROUPS: Final = "RabbitMQ has no groups of messages; use a queue for each"
+_SHOWN_BY_DELIVERY: Final = "RabbitMQ shows a message only by delivering it, and then counts that"
+_READY_ONLY: Final = "RabbitMQ limits what is ready, and does not count what is in flight"
+_UNTOLD: Final = "AMQP does not tell it; RabbitMQ's management plugin does"
+
+# Behaviours of the contract, by the names the conformance suite has for them.
+COMMON: Final[Mapping[str, str]] = {
+    "fair groups": _NO_GROUPS,
+    "peek": _SHOWN_BY_DELIVERY,
+    "peek states": _SHOWN_BY_DELIVERY,
+    "delay place": "a message arrives in its queue when its delay ends, and takes its place then",
+    "in-flight limit": "AMQP does not tell how many messages of a queue others hold",
+    "dedup": _NO_DEDUP,
+    "dedup window": _NO_DEDUP,
+    "dedup by content": _NO_DEDUP,
+    "dedup per group": _NO_DEDUP,
+    "fifo": _NO_GROUPS,
+    "fifo dedup": _NO_DEDUP,
+    "fifo attempts": _NO_GROUPS,
+    "fifo delay": _NO_GROUPS,
+    "capacity by messages": _READY_ONLY,
+    "capacity by bytes": _READY_ONLY,
+    "stored bytes": _UNTOLD,
+    "oldest age": _UNTOLD,
+    "history": "RabbitMQ does not keep what happened to its messages",
+}
+QUORUM_ONLY: Final[Mapping[str, str]] = {
+    "priority order": "a quorum queue has no priorities; make classic queues, or a queue for each",
+    "head": "a quorum queue puts a message that comes back behind those that are ready",
+}
+LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "classic": COMMON,
+    "quorum": {**COMMON, **QUORUM_ONLY},
+}
+
+# Behaviours that the adapter has, with these reservations.
+WEAKER: Final[Mapping[str, str]] = {
+    "receipts": "a claim belongs to the connection that pulled: another process cannot use its "
+    "receipt, and if the connection or the process ends, the message is visible at once",
+    "timeout": "kept by the process that pulled; no claim can be held for longer than hold "
+    "(1,500 s), because RabbitMQ takes back what is held beyond its consumer_timeout",
+    "attempts": "known to the connection that pulled, and to no other",
+    "dead letters": "moved by the process that held the message last, or by the next one that "
+    "pulls it: published, confirmed, then removed, so that a crash between the two leaves it in "
+    "both queues. After a crash a classic queue knows only that a message was pulled before, and "
+    "not how often; a quorum queue counts",
+    "release delay": "the message stays with the process for the delay, and is visible at once if "
+    "that ends; a delay beyond hold is kept by the broker, and the message then comes last",
+    "delay": "kept by the broker, to a few milliseconds, and for at most 49 days",
+    "ttl": "a message that has ended is counted until it reaches the head of its queue, or until "
+    "its delay has ended",
+    "retention": "a longer one holds for later pushes only",
+    "depth": "in flight are the claims of this connection only; a quorum queue counts what it "
+    "takes back a moment later",
+    "purge": "what other connections hold in flight stays",
+    "receipts after a crash of the broker": "a delete is answered when the broker has it; RabbitMQ "
+    "does not wait for its disk, so that a message may come back if the broker is killed",
+}

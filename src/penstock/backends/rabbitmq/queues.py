@@ -1,0 +1,217 @@
+"""Queues made, changed, removed, counted and emptied at the broker, with the registry beside.
+
+A queue is declared at the broker before its entry is in the registry, and removed there before its
+entry is: whatever happens in between, doing the same again completes it.
+"""
+
+from typing import Any, Final
+
+from penstock.backends.rabbitmq.delays import level_names
+from penstock.backends.rabbitmq.lacks import COMMON
+from penstock.backends.rabbitmq.link import NOT_FOUND, Link, RefusedByBroker
+from penstock.backends.rabbitmq.registry import (
+    QueueAdded,
+    QueueDropped,
+    RabbitQueue,
+    Registry,
+    SettingsChanged,
+    new_token,
+)
+from penstock.backends.rabbitmq.target import Kind
+from penstock.clock import Clock
+from penstock.errors import (
+    InvalidField,
+    QueueExists,
+    QueueNotFound,
+    RequestError,
+    UnsupportedOperation,
+)
+from penstock.service import (
+    PRIORITY_MAX,
+    ConfigureQueue,
+    CreateQueue,
+    DeleteQueue,
+    QueueInfo,
+    QueueSettings,
+    changed_settings,
+    check_name,
+    check_unused,
+)
+
+# Settings of what RabbitMQ cannot do, and the behaviour that a queue would need for each.
+_UNSUPPORTED: Final = {
+    "messages_max": "capacity by messages",
+    "bytes_max": "capacity by bytes",
+    "in_flight_max": "in-flight limit",
+    "fifo": "fifo",
+    "dedup_by_content": "dedup by content",
+    "dedup_per_group": "dedup per group",
+}
+
+
+def queue_arguments(kind: Kind) -> dict[str, Any]:
+    """What a queue is declared with."""
+    if kind == "quorum":
+        return {"x-queue-type": "quorum"}
+    return {"x-max-priority": PRIORITY_MAX}
+
+
+class RabbitQueues:
+    """The queues of one vhost."""
+
+    def __init__(self, puller: Link, registry: Registry, clock: Clock) -> None:
+        self._puller = puller
+        self._registry = registry
+        self._clock = clock
+
+    async def find(self, name: str) -> RabbitQueue:
+        """The queue of this name. Raises InvalidField, QueueNotFound or BackendLost."""
+        if self._puller.session is None:
+            await self._puller.ready()
+        try:
+            return self._registry.queues[name]
+        except (KeyError, TypeError):
+            check_name(name)
+        # Another process may have made it just now, and then the broker has it.
+        if await self._is_declared(name):
+            await self._registry.catch_up()
+            known = self._registry.queues.get(name)
+            if known is not None:
+                return known
+            raise QueueNotFound(
+                f"queue: there is no queue {name!r} here, only one of RabbitMQ's that was made "
+                "otherwise; create it to use it"
+            )
+        raise QueueNotFound(f"queue: there is no queue {name!r}; create it first")
+
+    async def _is_declared(self, name: str) -> bool:
+        try:
+            await self._declare(name, passive=True)
+        except RefusedByBroker as refused:
+            if refused.code == NOT_FOUND:
+                return False
+        return True
+
+    async def _declare(self, name: str, **how: Any) -> int:
+        session = await self._puller.ready()
+        answer = await session.control(lambda channel: channel.queue_declare(name, **how))
+        return answer.message_count or 0
+
+    async def count(self, name: str) -> int:
+        """How many messages are ready in a queue of the broker. Raises QueueNotFound."""
+        try:
+            return await self._declare(name, passive=True)
+        except RefusedByBroker as refused:
+            raise self._missing(name, refused) from None
+
+    async def purge(self, name: str) -> int:
+        """Empties a queue of the broker. Raises QueueNotFound."""
+        session = await self._puller.ready()
+        try:
+            answer = await session.control(lambda channel: channel.queue_purge(name))
+        except RefusedByBroker as refused:
+            raise self._missing(name, refused) from None
+        return answer.message_count or 0
+
+    def _missing(self, name: str, refused: RefusedByBroker) -> RequestError:
+        if refused.code != NOT_FOUND:
+            return refused
+        return QueueNotFound(f"queue: RabbitMQ has no queue {name!r} any more; create it again")
+
+    def _check(self, name: str, settings: QueueSettings) -> None:
+        if name.startswith("amq."):
+            raise InvalidField(f"queue: {name!r} begins with amq., which RabbitMQ keeps for itself")
+        for field, lacking in _UNSUPPORTED.items():
+            if getattr(settings, field):
+                raise UnsupportedOperation(f"{field}: {COMMON[lacking]}")
+        hold_ms = self._puller.target.hold_ms
+        if settings.visibility_ms > hold_ms:
+            raise InvalidField(
+                f"visibility_timeout: RabbitMQ takes back a message that is held for longer than "
+                f"its consumer_timeout; ask for at most {hold_ms // 1_000} s, or raise that and "
+                "hold in the URL"
+            )
+        if settings.dead_letter == name:
+            raise InvalidField(f"dead_letter: {name!r} cannot be its own dead-letter queue")
+
+    async def create(self, command: CreateQueue) -> QueueInfo:
+        """Makes a queue, and its dead-letter queue if there is none."""
+        name = check_name(command.queue)
+        await self._puller.ready()
+        known = self._registry.queues.get(name)
+        settings = changed_settings(QueueSettings(), command.settings)
+        self._check(name, settings)
+        if known is not None:
+            self._check_same(known, command.settings)
+        made = await self._create_dead_letter(settings) if known is None else []
+        kind = self._puller.target.kind if known is None else known.kind
+        await self._declare_as(name, kind)
+        if known is None:
+            entry = QueueAdded(new_token(), self._clock.now_ms(), name, kind, settings)
+            # Another process may have been faster.
+            known = await self._registry.add(entry)
+            self._check_same(known, command.settings)
+        info = known.info
+        return QueueInfo(info.queue, info.settings, info.created_at_ms, info.configured_at_ms, made)
+
+    async def _declare_as(self, name: str, kind: Kind) -> None:
+        try:
+            await self._declare(name, durable=True, arguments=queue_arguments(kind))
+        except RefusedByBroker as refused:
+            reason = str(refused).rpartition(" - ")[2]
+            raise QueueExists(
+                f"queue: RabbitMQ has a queue {name!r} that was made with other arguments "
+                f"({reason}); use another name, or delete it there"
+            ) from None
+
+    def _check_same(self, known: RabbitQueue, asked: dict[str, Any]) -> None:
+        settings = changed_settings(known.settings, asked)
+        if settings != known.settings:
+            fields = QueueSettings.__struct_fields__
+            different = ", ".join(
+                f"{field} is {getattr(known.settings, field)!r}, "
+                f"asked for {getattr(settings, field)!r}"
+                for field in fields
+                if getattr(known.settings, field) != getattr(settings, field)
+            )
+            raise QueueExists(
+                f"queue: {known.name!r} exists with other settings ({different}); "
+                "configure it instead"
+            )
+
+    async def _create_dead_letter(self, settings: QueueSettings) -> list[str]:
+        name = settings.dead_letter
+        if name is None or name in self._registry.queues:
+            return []
+        await self.create(CreateQueue(name))
+        return [name]
+
+    async def configure(self, command: ConfigureQueue) -> QueueInfo:
+        """Changes some settings of a queue."""
+        queue = await self.find(command.queue)
+        settings = changed_settings(queue.settings, command.settings)
+        self._check(queue.name, settings)
+        made = await self._create_dead_letter(settings)
+        if settings != queue.settings:
+            await self._registry.append(
+                SettingsChanged(
+                    new_token(), self._clock.now_ms(), queue.name, queue.number, command.settings
+                )
+            )
+        info = queue.info
+        return QueueInfo(info.queue, info.settings, info.created_at_ms, info.configured_at_ms, made)
+
+    async def remove(self, command: DeleteQueue) -> None:
+        """Removes a queue, its delay queues and its messages."""
+        queue = await self.find(command.queue)
+        if not command.force:
+            sources = [
+                each.name
+                for each in self._registry.queues.values()
+                if each.settings.dead_letter == queue.name and each is not queue
+            ]
+            check_unused(queue.name, sources)
+        session = await self._puller.ready()
+        for name in (queue.name, *level_names(queue)):
+            await session.control(lambda channel, name=name: channel.queue_delete(name))  # type: ignore[misc]
+        await self._registry.append(QueueDropped(new_token(), queue.name, queue.number))

@@ -1,0 +1,287 @@
+"""Which queues there are and how they are set: a stream at the broker that every process follows.
+
+AMQP can neither list queues nor keep settings with them. So each change is an entry in the stream
+`penstock/registry`: the broker gives the entries one order, every process folds them by the same
+rules, and a change is answered once its own entry was read back. Reading settings costs nothing.
+
+A stream is never rewritten. So that opening stays quick, a process that has read a thousand entries
+since the last snapshot publishes one: the one message of the queue `penstock/registry/snapshot`.
+If that message is missing, or in another reader's hands, the stream is read from its beginning.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from pamqp.commands import Basic
+
+from penstock.backends.rabbitmq.link import NOT_FOUND, AmqpSession, Link, RefusedByBroker
+from penstock.backends.rabbitmq.target import Kind
+from penstock.errors import BackendLost, PenstockError, RequestError
+from penstock.service import QueueInfo, QueueSettings, changed_settings
+
+STREAM: Final = "penstock/registry"
+SNAPSHOT: Final = "penstock/registry/snapshot"
+SNAPSHOT_AFTER: Final = 1_000
+_PREFETCH: Final = 500
+# A broker that has just started may need a while until a stream can be read.
+_RETRY_S: Final = 0.1
+_STREAM_ARGUMENTS: Final = {"x-queue-type": "stream"}
+_SNAPSHOT_ARGUMENTS: Final = {"x-max-length": 1}
+
+
+class RabbitQueue(msgspec.Struct):
+    """A queue of the registry; `levels` has a bit for each delay queue that it has."""
+
+    name: str
+    number: int
+    kind: Kind
+    settings: QueueSettings
+    created_at_ms: int
+    configured_at_ms: int
+    levels: int = 0
+
+    @property
+    def info(self) -> QueueInfo:
+        """The queue as its users see it."""
+        return QueueInfo(self.name, self.settings, self.created_at_ms, self.configured_at_ms)
+
+
+class _Entry(msgspec.Struct, frozen=True, tag_field="entry"):
+    token: str
+
+
+class QueueAdded(_Entry, frozen=True, tag="added"):
+    """A queue was made, unless there is one of this name."""
+
+    at_ms: int
+    queue: str
+    kind: Kind
+    settings: QueueSettings
+
+
+class SettingsChanged(_Entry, frozen=True, tag="changed"):
+    """Some settings of a queue were changed."""
+
+    at_ms: int
+    queue: str
+    number: int
+    changes: dict[str, Any]
+
+
+class LevelsAdded(_Entry, frozen=True, tag="levels"):
+    """A queue has more delay queues."""
+
+    queue: str
+    number: int
+    levels: int
+
+
+class QueueDropped(_Entry, frozen=True, tag="dropped"):
+    """A queue was removed."""
+
+    queue: str
+    number: int
+
+
+class Mark(_Entry, frozen=True, tag="mark"):
+    """Nothing: whoever appended it has read the stream so far once it comes back."""
+
+
+Entry = QueueAdded | SettingsChanged | LevelsAdded | QueueDropped | Mark
+
+
+class RegistrySnapshot(msgspec.Struct):
+    """All queues after the entry of this offset."""
+
+    offset: int
+    queues: list[RabbitQueue]
+
+
+def new_token() -> str:
+    """The name of an entry, by which its writer knows it again."""
+    return secrets.token_hex(8)
+
+
+def fold(queues: dict[str, RabbitQueue], entry: Entry, offset: int) -> RabbitQueue | None:
+    """Makes an entry true; returns the queue that it is about, as it is then or was last."""
+    if isinstance(entry, Mark):
+        return None
+    known = queues.get(entry.queue)
+    if isinstance(entry, QueueAdded):
+        if known is None:
+            at_ms = entry.at_ms
+            known = RabbitQueue(entry.queue, offset, entry.kind, entry.settings, at_ms, at_ms)
+            queues[entry.queue] = known
+        return known
+    if known is None or known.number != entry.number:
+        # Of a queue that was removed, and perhaps made again.
+        return None
+    if isinstance(entry, QueueDropped):
+        del queues[entry.queue]
+    elif isinstance(entry, LevelsAdded):
+        known.levels |= entry.levels
+    else:
+        settings = changed_settings(known.settings, entry.changes)
+        if _without_notes(settings) != _without_notes(known.settings):
+            known.configured_at_ms = entry.at_ms
+        known.settings = settings
+    return known
+
+
+def _without_notes(settings: QueueSettings) -> QueueSettings:
+    kept = {name: text for name, text in settings.annotations.items() if not name.startswith(".")}
+    return msgspec.structs.replace(settings, annotations=kept)
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Entry).decode
+_decode_snapshot: Final = msgspec.json.Decoder(RegistrySnapshot).decode
+
+
+class Registry:
+    """The queues of a vhost, as far as the stream was read."""
+
+    def __init__(self, puller: Link, pusher: Link) -> None:
+        self.queues: dict[str, RabbitQueue] = {}
+        self.on_dropped: Callable[[RabbitQueue], None] | None = None
+        self._puller = puller
+        self._pusher = pusher
+        self._next_offset = -1
+        self._snapshot_offset = -1
+        self._pending: dict[str, asyncio.Future[RabbitQueue | None]] = {}
+        self._writes: set[asyncio.Task[None]] = set()
+
+    async def follow(self, session: AmqpSession) -> None:
+        """Reads the stream to its end, and goes on reading it. Raises PenstockError.
+
+        A broker that has just started refuses a stream for a moment.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._puller.target.timeout_s
+        while True:
+            try:
+                if self._next_offset < 0:
+                    await self._load(session)
+                await self._consume(session)
+                break
+            except RefusedByBroker as refused:
+                if refused.code != NOT_FOUND:
+                    raise RequestError(f"{STREAM}: {refused}") from None
+                if loop.time() > give_up_s:
+                    shown = self._puller.target.shown
+                    raise BackendLost(f"{shown}: {STREAM} cannot be read: {refused}") from None
+                await asyncio.sleep(_RETRY_S)
+        await self.append(Mark(new_token()), session)
+
+    async def _load(self, session: AmqpSession) -> None:
+        """Declares the stream, and begins with the snapshot if there is one."""
+        for name, arguments in ((STREAM, _STREAM_ARGUMENTS), (SNAPSHOT, _SNAPSHOT_ARGUMENTS)):
+            await session.control(
+                lambda channel, name=name, arguments=arguments: (  # type: ignore[misc]
+                    channel.queue_declare(name, durable=True, arguments=arguments)
+                )
+            )
+        shown = await session.control(lambda channel: channel.basic_get(SNAPSHOT))
+        offset = -1
+        if shown.delivery_tag:
+            await session.control(
+                lambda channel: channel.basic_nack(shown.delivery_tag, requeue=True)
+            )
+            try:
+                snapshot = _decode_snapshot(shown.body)
+            except (msgspec.MsgspecError, ValueError):
+                # Of a newer version: the stream has everything.
+                snapshot = RegistrySnapshot(-1, [])
+            self.queues = {queue.name: queue for queue in snapshot.queues}
+            offset = snapshot.offset
+        self._next_offset = offset + 1
+        self._snapshot_offset = offset
+
+    async def _consume(self, session: AmqpSession) -> None:
+        """Has every further entry delivered."""
+        channel = await session.channel()
+        await session.call(channel.basic_qos(prefetch_count=_PREFETCH))
+
+        async def deliver(message: Any) -> None:
+            self._deliver(message)
+            await channel.basic_ack(message.delivery_tag, wait=False)
+
+        arguments = {"x-stream-offset": self._next_offset}
+        await session.call(channel.basic_consume(STREAM, deliver, arguments=arguments))
+
+    def _deliver(self, message: Any) -> None:
+        offset = message.header.properties.headers["x-stream-offset"]
+        if offset < self._next_offset:
+            # A stream is delivered in chunks, from the beginning of one.
+            return
+        self._next_offset = offset + 1
+        try:
+            entry = _decode(message.body)
+            queue = fold(self.queues, entry, offset)
+        except (msgspec.MsgspecError, ValueError, PenstockError):
+            # Not an entry, or one that a newer version has written.
+            return
+        if isinstance(entry, QueueDropped) and queue is not None and self.on_dropped is not None:
+            self.on_dropped(queue)
+        pending = self._pending.pop(entry.token, None)
+        if pending is not None and not pending.done():
+            pending.set_result(queue)
+
+    async def append(
+        self, entry: Entry, following: AmqpSession | None = None
+    ) -> RabbitQueue | None:
+        """Appends an entry; returns the queue it is about, once it was folded here.
+
+        `following` is the session that reads the stream. Raises PenstockError.
+        """
+        following = following or await self._puller.ready()
+        session = await self._pusher.ready()
+        folded: asyncio.Future[RabbitQueue | None] = asyncio.get_running_loop().create_future()
+        self._pending[entry.token] = folded
+        try:
+            properties = Basic.Properties(message_id=entry.token, delivery_mode=2)
+            await session.publish("", STREAM, _encode(entry), properties)
+            if following.loss is not None:
+                raise following.loss
+            async with asyncio.timeout(self._puller.target.timeout_s):
+                queue = await folded
+        except TimeoutError:
+            raise following.drop("the registry cannot be read") from None
+        finally:
+            self._pending.pop(entry.token, None)
+        if self._next_offset - self._snapshot_offset > SNAPSHOT_AFTER:
+            self._snapshot_offset = self._next_offset - 1
+            write = asyncio.ensure_future(self._write_snapshot(session))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+        return queue
+
+    async def _write_snapshot(self, session: AmqpSession) -> None:
+        snapshot = RegistrySnapshot(self._next_offset - 1, list(self.queues.values()))
+        properties = Basic.Properties(message_id=new_token(), delivery_mode=2)
+        try:
+            await session.publish("", SNAPSHOT, _encode(snapshot), properties)
+        except PenstockError:
+            # The next one who appends tries again after another thousand entries.
+            return
+
+    def lost(self, error: PenstockError) -> None:
+        """Fails everyone who waits for an entry to come back."""
+        pending, self._pending = self._pending, {}
+        for folded in pending.values():
+            if not folded.done():
+                folded.set_exception(error)
+
+    async def catch_up(self) -> None:
+        """Reads all entries that were appended before this call."""
+        await self.append(Mark(new_token()))
+
+    async def add(self, entry: QueueAdded) -> RabbitQueue:
+        """Adds a queue, or returns the one that has its name."""
+        queue = await self.append(entry)
+        if queue is None:
+            raise RequestError(f"queue: {entry.queue!r} was removed while it was made")
+        return queue

@@ -1,0 +1,95 @@
+"""An `amqp:` or `amqps:` URL taken apart.
+
+    amqp://USER:PASSWORD@HOST:PORT/VHOST
+    amqps://HOST/VHOST?ca_file=FILE     TLS; the certificates to trust, if not the system's
+      ?queues=quorum                    what kind of queue is made: classic (default) or quorum
+      ?timeout=SECONDS                  how long the broker may take for an answer (30)
+      ?hold=SECONDS                     how long a message may be held at most (1,500)
+
+Errors never show the password.
+"""
+
+import ssl
+from typing import Final, Literal, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from penstock.errors import InvalidField
+from penstock.url import BackendUrl
+
+TIMEOUT_S: Final = 30
+# RabbitMQ closes a channel that holds a message for longer than its consumer_timeout, which is
+# 30 minutes unless set; it looks once a minute.
+HOLD_S: Final = 1_500
+PORTS: Final = {"amqp": 5672, "amqps": 5671}
+Kind = Literal["classic", "quorum"]
+KINDS: Final[tuple[Kind, ...]] = ("classic", "quorum")
+
+
+class RabbitTarget(NamedTuple):
+    """Where the broker is, who asks, and the options of the URL."""
+
+    scheme: str
+    host: str
+    port: int
+    user: str
+    password: str
+    vhost: str
+    kind: Kind
+    timeout_s: float
+    hold_ms: int
+    ca_file: str | None
+
+    @property
+    def shown(self) -> str:
+        """The address as errors name it: without the password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    def url(self, name: str) -> str:
+        """The URL for the AMQP client, of a connection of this name."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        who = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
+        where = f"{host}:{self.port}/{quote(self.vhost, safe='')}"
+        return f"{self.scheme}://{who}@{where}?heartbeat=30&name={name}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What an `amqps:` connection is encrypted with. Raises InvalidField."""
+        if self.scheme != "amqps":
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise InvalidField(f"url: ca_file={self.ca_file!r} cannot be read: {error}") from None
+
+
+def read_target(url: BackendUrl) -> RabbitTarget:
+    """Reads an `amqp:` or `amqps:` URL. Raises InvalidField."""
+    form = f"{url.scheme}://USER:PASSWORD@HOST:PORT/VHOST"
+    try:
+        parts = urlsplit(f"{url.scheme}:{url.rest}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidField(f"url: {error}; use {form}") from None
+    if not url.rest.startswith("//") or not host or port == 0:
+        raise InvalidField(f"url: it names no host and port; use {form}")
+    # From here on the URL is quoted in errors, and must be so without the password.
+    shown = url._replace(text=f"{url.scheme}://{host}:{port or PORTS[url.scheme]}")
+    shown.check_options({"queues", "timeout", "hold", "ca_file"})
+    kind = url.options.get("queues", KINDS[0])
+    if kind not in KINDS:
+        raise InvalidField(f"url: queues={kind!r} is neither {' nor '.join(KINDS)}")
+    ca_file = url.options.get("ca_file")
+    if ca_file is not None and url.scheme != "amqps":
+        raise InvalidField("url: ca_file is for amqps:// only")
+    return RabbitTarget(
+        url.scheme,
+        host,
+        port or PORTS[url.scheme],
+        unquote(parts.username or "guest"),
+        unquote(parts.password or "guest"),
+        unquote(parts.path[1:]) or "/",
+        kind,
+        float(shown.whole_number("timeout", TIMEOUT_S) or 1),
+        shown.whole_number("hold", HOLD_S) * 1_000 or 1_000,
+        ca_file,
+    )

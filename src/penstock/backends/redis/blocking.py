@@ -1,0 +1,220 @@
+"""The blocking service of Redis: single commands go straight to the socket, others to a portal.
+
+Through a portal a push costs two hand-overs between threads and some turns of an event loop, which
+is more than the push itself (decision 020). So a caller that finds the connection free sends its
+command and reads the reply itself. It runs the same coroutines as the asyncio service, over a link
+whose `send` never waits for a loop, so that they come to their end at the first step. Whoever finds
+the connection in use goes through the portal, where commands that come together share a pipeline.
+"""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final, TypeVar, cast
+
+import hiredis
+from redis import exceptions as faults
+from redis._parsers import BaseParser
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.retry import Retry
+
+from penstock.backends.portal import Portal
+from penstock.backends.redis.address import HostPort, RedisTarget
+from penstock.backends.redis.link import RedisCommand, is_passing, pack
+from penstock.backends.redis.messages import RedisMessages
+from penstock.backends.redis.moves import RedisMoves
+from penstock.backends.redis.queues import RedisQueues
+from penstock.clock import Clock
+from penstock.errors import BackendLost
+from penstock.service import Command, Delete, Extend, Push, PushMany, Release
+
+R = TypeVar("R")
+_RECEIVE_BYTES: Final = 65_536
+
+
+class NothingSent(Exception):
+    """The direct connection could not be used, and nothing was done: the portal may try."""
+
+
+class DirectLink:
+    """A `RedisLink` to one server whose coroutines do not suspend: the thread itself waits.
+
+    redis-py connects; then replies are parsed by hiredis, on a socket whose timeouts are
+    the kernel's, because Python's own cost a poll before each call.
+    """
+
+    def __init__(self, target: RedisTarget) -> None:
+        self._target = target
+        self._socket: socket.socket | None = None
+        # Keeps the socket open, and knows how to close it.
+        self._connection: Any = None
+        self._reader: Any = None
+        # Whether a script has been run for the command at hand, which may not be repeated then.
+        self._has_changed = False
+
+    def begin(self) -> None:
+        """Another command begins."""
+        self._has_changed = False
+
+    async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
+        """The replies; see RedisLink. Raises NothingSent or BackendLost."""
+        link = self._checked()
+        try:
+            link.sendall(b"".join(map(pack, commands)))
+            replies = self._receive(link, len(commands))
+        except (OSError, hiredis.HiredisError) as error:
+            self.forget()
+            raise BackendLost(f"{self._target.shown}: {self._reason(error)}") from None
+        except BaseException:
+            # An interrupt: the reply may still come, and must not be taken for another one's.
+            self.forget()
+            raise
+        if all(isinstance(reply, Exception) and is_passing(reply) for reply in replies):
+            # The scripts are missing or the server cannot answer yet; the portal is patient.
+            raise self._unusable("it cannot answer yet")
+        # All but the reading of a queue's settings are calls of scripts.
+        self._has_changed = self._has_changed or any(each[0] != "HMGET" for each in commands)
+        return replies
+
+    def _unusable(self, reason: str) -> Exception:
+        """NothingSent, or BackendLost if the command has taken some effect already."""
+        if self._has_changed:
+            return BackendLost(f"{self._target.shown}: {reason}")
+        return NothingSent()
+
+    def _receive(self, link: socket.socket, count: int) -> list[Any]:
+        reader, replies = self._reader, []
+        while True:
+            reply = reader.gets()
+            if reply is not False:
+                replies.append(reply)
+                if len(replies) == count:
+                    return replies
+                continue
+            part = link.recv(_RECEIVE_BYTES)
+            if not part:
+                raise ConnectionResetError("the server has closed the connection")
+            reader.feed(part)
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, BlockingIOError):
+            return f"no answer within {self._target.timeout_s:g} s"
+        return " ".join(str(error).split()) or type(error).__name__
+
+    def _checked(self) -> socket.socket:
+        """The socket, which the server has not closed. Raises NothingSent."""
+        link = self._socket
+        if link is None:
+            return self._connect()
+        try:
+            link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return link
+        except OSError:
+            pass
+        # Nobody has asked for anything: it is the end of the connection.
+        self.forget()
+        raise self._unusable("the server has closed the connection")
+
+    def _connect(self) -> socket.socket:
+        host, port = self._target.hosts[0]
+        make: Any = Connection
+        connection = make(
+            host=host,
+            port=port,
+            db=self._target.database,
+            client_name="penstock",
+            socket_keepalive=True,
+            socket_timeout=self._target.timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            **self._target.credentials,
+        )
+        try:
+            connection.connect()
+        except (faults.RedisError, OSError) as error:
+            raise self._unusable(self._reason(error)) from None
+        link: socket.socket = connection._sock
+        link.settimeout(None)
+        seconds = int(self._target.timeout_s)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+        self._connection, self._socket = connection, link
+        self._reader = hiredis.Reader(replyError=BaseParser.parse_error)
+        return link
+
+    def forget(self) -> None:
+        """Ends the connection; the next command opens another."""
+        connection, self._connection, self._socket = self._connection, None, None
+        if connection is not None:
+            with suppress(faults.RedisError, OSError):
+                connection.disconnect()
+
+    async def find(self, key: str) -> HostPort:
+        """The address of the server."""
+        return self._target.hosts[0]
+
+    async def listen(self, key: str) -> Any:
+        """Not available: what waits goes through the portal."""
+        raise NothingSent
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        self.forget()
+
+
+class BlockingRedis:
+    """A `QueueService` of queues in Redis, safe for many threads."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(
+        self, open_async: Callable[[], Any], target: RedisTarget, clock: Clock | None
+    ) -> None:
+        """Opens the service. Raises what opening it raises."""
+        self._portal = Portal(open_async)
+        vars(self)["LACKS"] = self._portal.LACKS
+        self.redrive_max = self._portal.redrive_max
+        self._link = DirectLink(target)
+        queues = RedisQueues(self._link, target, clock)
+        messages = RedisMessages(queues, RedisMoves(queues))
+        self._lock = threading.Lock()
+        self._run: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+            Push: messages.push,
+            PushMany: messages.push_many,
+            Delete: messages.delete,
+            Extend: messages.extend,
+            Release: messages.release,
+        }
+
+    def execute(self, command: Command[R]) -> R:
+        """Does what the command says."""
+        run = self._run.get(type(command))
+        if run is None or self._portal.is_unusable or not self._lock.acquire(blocking=False):
+            return self._portal.execute(command)
+        self._link.begin()
+        try:
+            return cast(R, _finished(run(command)))
+        except NothingSent:
+            pass
+        finally:
+            self._lock.release()
+        return self._portal.execute(command)
+
+    def close(self) -> None:
+        """Closes the service and ends its thread."""
+        with self._lock:
+            self._link.forget()
+        self._portal.close()
+
+
+def _finished(coroutine: Coroutine[Any, Any, R]) -> R:
+    """What a coroutine returns that does not suspend."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return cast(R, stop.value)
+    coroutine.close()
+    raise AssertionError("a coroutine over a DirectLink does not suspend")

@@ -1,0 +1,154 @@
+"""A Redis Cluster: which server has which slot, learned from any node and from redirections."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from redis import exceptions as faults
+from redis.crc import key_slot
+
+from penstock.backends.redis.address import HostPort, RedisTarget
+from penstock.backends.redis.link import (
+    RedisCommand,
+    RedisConnection,
+    Server,
+    is_passing,
+    load_scripts,
+    send_patiently,
+)
+from penstock.errors import BackendLost, UnavailableError
+
+_REDIRECTIONS_MAX: Final = 16
+_PAUSE_S: Final = 0.05
+
+
+class ClusterLink:
+    """The servers of a cluster by address, and the address that has each slot."""
+
+    def __init__(self, target: RedisTarget) -> None:
+        self._target = target
+        self._servers: dict[HostPort, Server] = {}
+        self._slots: dict[int, HostPort] = {}
+        self._learning: asyncio.Task[None] | None = None
+
+    async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
+        """The replies; see RedisLink. All keys of the commands must be in one slot."""
+        slot = key_slot(key.encode())
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._target.timeout_s
+        if slot not in self._slots:
+            await self._learn()
+        replies = await self._send(slot, commands)
+        while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
+            # A slot that is being moved answers no script: its keys are in two places.
+            if loop.time() + _PAUSE_S >= give_up_s:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            fresh = await self._send(slot, [commands[place] for place in again])
+            for place, reply in zip(again, fresh, strict=True):
+                replies[place] = reply
+        return replies
+
+    async def _send(self, slot: int, commands: Sequence[RedisCommand]) -> list[Any]:
+        try:
+            replies = await send_patiently(self._target, lambda: self._server_of(slot), commands)
+        except UnavailableError:
+            # Its server may be gone, and another have taken its slots.
+            self._slots.clear()
+            raise
+        return await self._redirected(slot, commands, replies)
+
+    async def _redirected(
+        self, slot: int, commands: Sequence[RedisCommand], replies: list[Any]
+    ) -> list[Any]:
+        """Sends those commands again whose slot is elsewhere: nothing was done for them yet."""
+        for _ in range(_REDIRECTIONS_MAX):
+            moved = [place for place, reply in enumerate(replies) if _redirection(reply)]
+            if not moved:
+                break
+            kind, where = _redirection(replies[moved[0]]) or ("", self._target.hosts[0])
+            again = [commands[place] for place in moved]
+            if kind == "ASK":
+                server = self._server(where)
+                asked = [each for command in again for each in (("ASKING",), command)]
+                fresh = (await server.send(asked))[1::2]
+                if any(isinstance(reply, faults.NoScriptError) for reply in fresh):
+                    await load_scripts(server)
+                    fresh = (await server.send(asked))[1::2]
+            else:
+                self._slots[slot] = where
+                fresh = await send_patiently(self._target, lambda: self._server_of(slot), again)
+            for place, reply in zip(moved, fresh, strict=True):
+                replies[place] = reply
+        return replies
+
+    async def find(self, key: str) -> HostPort:
+        """The address of the server that has this key; see RedisLink."""
+        slot = key_slot(key.encode())
+        if slot not in self._slots:
+            await self._learn()
+        return self._slots.get(slot, self._target.hosts[0])
+
+    async def listen(self, key: str) -> RedisConnection:
+        """A connection of its own to the server that has this key; see RedisLink."""
+        return await self._server(await self.find(key)).connect()
+
+    def _server_of(self, slot: int) -> Server:
+        return self._server(self._slots.get(slot, self._target.hosts[0]))
+
+    def _server(self, address: HostPort) -> Server:
+        server = self._servers.get(address)
+        if server is None:
+
+            async def find() -> HostPort:
+                return address
+
+            server = self._servers[address] = Server(self._target, find)
+        return server
+
+    async def _learn(self) -> None:
+        """Asks for the slots; those who need them at the same time share one question."""
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.get_running_loop().create_task(self._ask_slots())
+        await asyncio.shield(self._learning)
+
+    async def _ask_slots(self) -> None:
+        error: Exception = BackendLost(f"{self._target.shown}: no node of the cluster answers")
+        for address in dict.fromkeys([*self._target.hosts, *self._servers]):
+            try:
+                (reply,) = await self._server(address).send([("CLUSTER", "SLOTS")])
+            except UnavailableError as lost:
+                error = lost
+                continue
+            if isinstance(reply, faults.RedisError):
+                error = BackendLost(f"{self._target.shown}: {reply}")
+                continue
+            for low, high, (host, port, *_), *_ in reply:
+                # An empty host stands for the one that was asked.
+                where = (host.decode() if host else address[0], int(port))
+                self._slots.update(dict.fromkeys(range(low, high + 1), where))
+            return
+        raise error
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
+        for server in self._servers.values():
+            await server.close()
+
+
+def _redirection(reply: Any) -> tuple[str, HostPort] | None:
+    if not isinstance(reply, faults.ResponseError):
+        return None
+    # In the order of their classes: to redis-py, a slot that has moved is a kind of ASK.
+    if isinstance(reply, faults.MovedError):
+        return "MOVED", (reply.host, int(reply.port))
+    if isinstance(reply, faults.AskError):
+        return "ASK", (reply.host, int(reply.port))
+    words = str(reply).split()
+    if len(words) != 3 or words[0] not in ("MOVED", "ASK"):
+        return None
+    host, _, port = words[2].rpartition(":")
+    return words[0], (host, int(port))

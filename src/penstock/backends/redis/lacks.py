@@ -1,0 +1,9 @@
+"""What queues in Redis cannot do. docs/redis.md prints this table; a test compares them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+# Behaviours of the contract, by the names the conformance suite has for them.
+LACKS: Final[Mapping[str, str]] = {
+    "history": "without ?history=N in the URL, what happened to a message is not kept",
+}

@@ -1,0 +1,230 @@
+"""The keys of a queue, and a message's bytes in Redis. `lua/queue.lua` says what each key holds.
+
+A message is a header that the scripts read, then the group and the source, then its content:
+
+    arrived (8) · expires (8) · size (4) · priority (1) · group length (2) · source length (2)
+
+Numbers are big-endian, instants are doubles in milliseconds. The content is a MessagePack array:
+body, attributes, dedup id, context, id, pushed at; those at its end that are None are left out. The
+last two are of messages that came from another queue. The source is the name and the number of the
+queue that a message was dead-lettered from, with a zero byte between.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.core.receipts import MessageIds, Receipts, Ticket
+from penstock.service import Attributes, Claim, Message, Push, QueueInfo
+
+KEYS: Final = (
+    "meta",
+    "messages",
+    "state",
+    "queued",
+    "grouped",
+    "lines",
+    "heads",
+    "groups",
+    "unacked",
+    "arrivals",
+    "overdue",
+    "expiries",
+    "dedups",
+    "dedup_order",
+    "attempts",
+    "attempt_order",
+    "outbox",
+    "owed",
+    "waiters",
+    "woken",
+    "alive",
+    "history",
+)
+QUEUE_BITS: Final = 56
+_HEADER: Final = struct.Struct(">ddIBHH")
+# The beginning of a state: epoch, epoch on arrival, size, first claimed.
+_STATE: Final = struct.Struct(">IIId")
+_PUSHED: Final = struct.Struct(">IBddHHI")
+_ARRIVING: Final = struct.Struct(">IBIdHHH")
+_CLAIM: Final = struct.Struct(">cddddB")
+_ABSENT: Final = [None] * 6
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def keys_of(prefix: str, queue: str) -> tuple[str, ...]:
+    """The keys of a queue, in the order in which every script takes them."""
+    return tuple(f"{prefix}:{{{queue}}}:{key}" for key in KEYS)
+
+
+class RedisQueue(NamedTuple):
+    """A queue as it was when it was last read; `identity` is its number and settings version."""
+
+    info: QueueInfo
+    keys: tuple[str, ...]
+    identity: bytes
+    number: int
+    receipts: Receipts
+    ids: MessageIds
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.info.queue
+
+    @property
+    def source(self) -> bytes:
+        """How this queue is named as the source of a message."""
+        return f"{self.info.queue}\0{self.number}".encode()
+
+
+def redis_queue(
+    info: QueueInfo, keys: tuple[str, ...], number: int, version: int, secret: bytes
+) -> RedisQueue:
+    """A queue that was read."""
+    identity = f"{number}:{version}".encode()
+    ids = MessageIds(number.to_bytes(QUEUE_BITS // 8, "big"))
+    return RedisQueue(info, keys, identity, number, Receipts(secret), ids)
+
+
+def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
+    """A message as `push.lua` takes it."""
+    group = b"" if command.group is None else command.group.encode()
+    dedup = b"" if dedup_id is None else dedup_id.encode()
+    content = _content(
+        command.body, command.attributes or None, dedup_id, command.context, None, None
+    )
+    head = _PUSHED.pack(
+        size,
+        command.priority,
+        -1 if command.delay_ms is None else command.delay_ms,
+        -1 if command.ttl_ms is None else command.ttl_ms,
+        len(group),
+        len(dedup),
+        len(content),
+    )
+    return b"".join((head, group, dedup, content))
+
+
+def encode_plain(body: bytes) -> bytes:
+    """A message with nothing but its body; what `encode_push` makes of it."""
+    content = _encode((body,))
+    return _PUSHED.pack(len(body), 0, -1, -1, 0, 0, len(content)) + content
+
+
+def _content(
+    body: bytes,
+    attributes: Attributes | None,
+    dedup_id: str | None,
+    context: dict[str, str] | None,
+    message_id: str | None,
+    pushed_at_ms: int | None,
+) -> bytes:
+    fields: list[Any] = [body, attributes, dedup_id, context, message_id, pushed_at_ms]
+    while fields[-1] is None:
+        fields.pop()
+    return _encode(fields)
+
+
+def encode_claim(verb: bytes, ticket: Ticket, ms: int, held_ms_max: int, late: bool) -> bytes:
+    """A delete, extend or release as `receipts.lua` takes it."""
+    return _CLAIM.pack(verb, ticket.number, ticket.epoch, ms, held_ms_max, late)
+
+
+class _Stored(NamedTuple):
+    arrived_at_ms: int
+    size: int
+    priority: int
+    group: str | None
+    source: bytes
+    content: list[Any]
+
+
+def _read(stored: bytes) -> _Stored:
+    arrived, _, size, priority, group_bytes, source_bytes = _HEADER.unpack_from(stored)
+    at = _HEADER.size
+    group = stored[at : at + group_bytes].decode() if group_bytes else None
+    at += group_bytes
+    source = stored[at : at + source_bytes]
+    content = _decode(memoryview(stored)[at + source_bytes :])
+    content += _ABSENT[len(content) :]
+    return _Stored(int(arrived), size, priority, group, source, content)
+
+
+def decode_message(queue: RedisQueue, number: bytes, stored: bytes, state: bytes | None) -> Message:
+    """A message that was shown."""
+    if state is None:
+        return Message(*_fields(queue, int(number), stored, 0, 0, 0))
+    epoch, arrival_epoch, _, first_ms = _STATE.unpack_from(state)
+    return Message(*_fields(queue, int(number), stored, epoch, arrival_epoch, first_ms))
+
+
+def decode_claim(
+    queue: RedisQueue, number: bytes, stored: bytes, state: bytes, deadline_ms: int
+) -> Claim:
+    """A message that was claimed."""
+    epoch, arrival_epoch, _, first_ms = _STATE.unpack_from(state)
+    local = int(number)
+    shown = _fields(queue, local, stored, epoch, arrival_epoch, first_ms)
+    ticket = Ticket(queue.number, local, epoch, queue.receipts)
+    return Claim(*(*shown, ticket, epoch, deadline_ms))
+
+
+def _fields(
+    queue: RedisQueue, number: int, stored: bytes, epoch: int, arrival_epoch: int, first_ms: float
+) -> tuple[Any, ...]:
+    kept = _read(stored)
+    body, attributes, dedup_id, context, message_id, pushed_at_ms = kept.content
+    return (
+        message_id or queue.ids.show(number),
+        queue.info.queue,
+        body,
+        attributes or {},
+        kept.priority,
+        kept.group,
+        dedup_id,
+        kept.arrived_at_ms if pushed_at_ms is None else pushed_at_ms,
+        number,
+        epoch - arrival_epoch,
+        int(first_ms) or None,
+        kept.source.partition(b"\0")[0].decode() if kept.source else None,
+        context,
+    )
+
+
+class OwedMessage(NamedTuple):
+    """A message that left its queue for another one, and has not arrived there."""
+
+    number: bytes
+    to: str
+    item: bytes
+
+
+def read_owed(queue: RedisQueue, fields: Sequence[Any]) -> OwedMessage:
+    """A message in the outbox, of the four fields that `owed.lua` shows, as `arrive.lua` takes it.
+
+    Its identity is the same however often it is sent.
+    """
+    number, stored, state, destination = fields
+    epoch, _, _, first_ms = _STATE.unpack_from(state)
+    kept = _read(stored)
+    body, attributes, dedup_id, context, message_id, pushed_at_ms = kept.content
+    group = b"" if kept.group is None else kept.group.encode()
+    source = queue.source if destination.startswith(b"1") else b""
+    identity = f"{queue.number}:{int(number)}".encode()
+    head = _ARRIVING.pack(
+        kept.size, kept.priority, epoch, first_ms, len(group), len(source), len(identity)
+    )
+    content = _content(
+        body,
+        attributes,
+        dedup_id,
+        context,
+        message_id or queue.ids.show(int(number)),
+        kept.arrived_at_ms if pushed_at_ms is None else pushed_at_ms,
+    )
+    to = destination[1:].decode()
+    return OwedMessage(number, to, b"".join((head, group, source, identity, content)))

@@ -1,0 +1,91 @@
+#!lua flags=allow-oom
+-- Puts visible messages into the outbox, for a named queue or for the queues they came from. Keys: as
+-- in queue.lua.
+--
+-- ARGV 4: limit; 5: the queue they go to, or ""; from 6 on: the sources to which messages may go back,
+-- each a name, \0 and a queue number; or "?" alone, to be told which sources there are.
+-- Reply: queue number, time, owed, how many were moved, how many were looked at and stay; or for "?"
+-- the sources of the messages that would be moved.
+
+local KEPT_MAX = 10000
+
+if not open() then return false end
+settle()
+local limit, to, asks = tonumber(ARGV[4]), ARGV[5], ARGV[6] == '?'
+local back, blocked, sources = {}, {}, {}
+for place = 6, #ARGV do back[ARGV[place]] = string.match(ARGV[place], '^[^%z]*') end
+local moved, kept = 0, 0
+local results = {q.identity, digits(now), 0}
+
+local function source_of(payload)
+  local _, _, _, _, group_bytes, source_bytes, at = unpack_bytes(HEADER, payload)
+  at = at + group_bytes
+  return sub(payload, at, at + source_bytes - 1)
+end
+
+local function is_blocked(s)
+  if not q.fifo then return false end
+  if blocked[s.group] == nil then blocked[s.group] = call('HEXISTS', GROUPS, s.group) == 0 end
+  return blocked[s.group]
+end
+
+local function consider(number)
+  local payload = call('HGET', MESSAGES, number)
+  local text = call('HGET', STATE, number)
+  local s = text and read_state(text) or new_state(payload)
+  if is_blocked(s) then return end
+  local source = source_of(payload)
+  if asks then
+    if source ~= '' then sources[source] = true end
+    moved = moved + 1
+    return
+  end
+  local target = to ~= '' and to or back[source]
+  if not target then
+    kept = kept + 1
+    if q.fifo then blocked[s.group] = true end
+    return
+  end
+  leave_order(number, s)
+  depart(number, s, target, false)
+  moved = moved + 1
+end
+
+-- Some visible messages of a set, those that stay passed over: the list, and where it begins.
+local function more_of(key, top, stay)
+  return {
+    list = call('ZRANGEBYSCORE', key, '-inf', top, 'WITHSCORES', 'LIMIT', stay, CHUNK), at = 1,
+    stay = stay,
+  }
+end
+
+-- Goes through the visible messages in order, which are in two sets; false once there are no more.
+local function go_on(plain, grouped)
+  plain = more_of(QUEUED, '(' .. digits(DELAYED), plain.stay)
+  grouped = more_of(GROUPED, '+inf', grouped.stay)
+  local plain_cut, grouped_cut = #plain.list == 2 * CHUNK, #grouped.list == 2 * CHUNK
+  while moved < limit and kept < KEPT_MAX do
+    local one, other = tonumber(plain.list[plain.at + 1]), tonumber(grouped.list[grouped.at + 1])
+    if not one and not other then break end
+    -- Where one list was cut off, nothing is known of what comes after it.
+    if (plain_cut and not one) or (grouped_cut and not other) then break end
+    local next_of = (not other or (one and one < other)) and plain or grouped
+    local before = moved
+    consider(next_of.list[next_of.at])
+    next_of.at = next_of.at + 2
+    if asks or moved == before then next_of.stay = next_of.stay + 1 end
+  end
+  return plain_cut or grouped_cut, plain, grouped
+end
+
+local goes_on, plain, grouped = true, {stay = 0}, {stay = 0}
+while goes_on and moved < limit and kept < KEPT_MAX do
+  goes_on, plain, grouped = go_on(plain, grouped)
+end
+results[3] = close()
+if asks then
+  for source in pairs(sources) do results[#results + 1] = source end
+else
+  results[4], results[5] = moved, kept
+end
+return results

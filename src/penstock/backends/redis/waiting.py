@@ -1,0 +1,301 @@
+"""Pulls that wait: they stand in a line in Redis, across processes, and nobody polls.
+
+    pull.lua finds nothing → the pull joins the line → a script that makes a message visible takes
+    the first out of the line and publishes to its process → that pull is tried again
+
+The line belongs to the queue, so whoever waited first is served first, whichever process it is in.
+A message is kept for a second for the waiter that was woken for it. A process that has gone is
+noticed because nothing can be published to it. Everything else that can go wrong, such as a lost
+message of Redis, is set right by a tick: every few seconds each process says which of its pulls
+wait, does what is due, and learns which of them were woken. What is due in between, the end of a
+delay or of a claim, is watched by the process of the first in line, with a timer.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from penstock.backends.redis.address import HostPort
+from penstock.backends.redis.layout import RedisQueue
+from penstock.backends.redis.link import RedisLink
+from penstock.backends.redis.listener import Listener
+from penstock.backends.redis.moves import RedisMoves
+from penstock.backends.redis.queues import RedisQueues
+from penstock.clock import Clock
+from penstock.errors import (
+    EngineClosed,
+    PenstockError,
+    QueueDeleted,
+    RequestError,
+    UnavailableError,
+)
+
+TICK_S: Final = 5.0
+# A timer never fires early by rounding.
+_MORE_S: Final = 0.001
+
+
+class WaitingPull:
+    """A pull of this process that may wait; `address` names it before it has a place in line."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.id: bytes | None = None
+        self.deadline_ms = 0
+        self.is_over = False
+        self.error: PenstockError | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._signal = asyncio.Event()
+
+    def wake(self) -> None:
+        """Has the pull tried again."""
+        self._signal.set()
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """Has the pull tried for the last time, or fail."""
+        self.is_over = True
+        self.error = error
+        self._signal.set()
+
+    async def woken(self) -> None:
+        """Returns when it is to be tried again. Raises the error it fails with."""
+        await self._signal.wait()
+        self._signal.clear()
+        if self.error is not None:
+            raise self.error
+
+
+class _Line:
+    """The pulls of this process that wait on one queue."""
+
+    def __init__(self, queue: RedisQueue) -> None:
+        self.queue = queue
+        self.pulls: dict[str, WaitingPull] = {}
+        self.leaving: list[bytes] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.tick: asyncio.Task[None] | None = None
+        self.is_tick_wanted = False
+
+
+class RedisWaits:
+    """All waiting pulls of one service."""
+
+    def __init__(
+        self, link: RedisLink, queues: RedisQueues, moves: RedisMoves, clock: Clock | None
+    ) -> None:
+        self._link = link
+        self._queues = queues
+        self._moves = moves
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._process = secrets.token_hex(8)
+        self._counter = itertools.count(1)
+        self._listeners: dict[HostPort, Listener] = {}
+        self._lines: dict[bytes, _Line] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+        self._closed = False
+        queues.gone = self._queue_gone
+
+    async def begin(self, queue: RedisQueue) -> WaitingPull:
+        """A pull that may join the line of a queue: wake-ups for it are received from now on."""
+        await self._listen(queue)
+        if self._closed:
+            raise EngineClosed("this service was closed")
+        waiting = WaitingPull(f"{self._process}:{next(self._counter)}")
+        number = _number(queue)
+        line = self._lines.get(number)
+        if line is None:
+            line = self._lines[number] = _Line(queue)
+        line.pulls[waiting.address] = waiting
+        if self._ticker is None or self._ticker.done():
+            self._ticker = self.start(self._tick_now_and_then())
+        return waiting
+
+    def joined(self, waiting: WaitingPull, waiter: bytes, wait_ms: int, due_ms: int) -> None:
+        """A pull has its place in line; its time begins with the first."""
+        is_first = waiting.id is None
+        waiting.id = waiter
+        clock = self._clock
+        if clock is None:
+            if is_first:
+                waiting.timer = self._loop.call_later(wait_ms / 1_000 + _MORE_S, waiting.end)
+            return
+        if is_first:
+            waiting.deadline_ms = clock.now_ms() + wait_ms
+        until_ms = min(waiting.deadline_ms, due_ms or waiting.deadline_ms)
+        timeout_s = clock.waiter_timeout_s(until_ms, blocks_thread=False)
+        if timeout_s is not None:
+            self._loop.call_later(timeout_s, self._clock_moved)
+
+    def left(self, queue: RedisQueue, waiting: WaitingPull, *, served: bool) -> None:
+        """A pull no longer waits; if it was not served, it may still have a place in line."""
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        line = self._lines.get(_number(queue))
+        if line is None or line.pulls.pop(waiting.address, None) is None:
+            return
+        if not served and waiting.id is not None:
+            line.leaving.append(waiting.id)
+            self._tick_soon(line)
+        elif not line.pulls:
+            self._drop(line)
+
+    def clock_moved(self) -> None:
+        """Time was set forward, in any thread: what is due is done."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._clock_moved)
+
+    def _clock_moved(self) -> None:
+        if self._clock is None or self._closed:
+            return
+        now_ms = self._clock.now_ms()
+        for line in list(self._lines.values()):
+            for waiting in line.pulls.values():
+                if waiting.id is not None and waiting.deadline_ms <= now_ms:
+                    waiting.end()
+            self._tick_soon(line)
+
+    # Messages of Redis.
+
+    async def _listen(self, queue: RedisQueue) -> None:
+        where = await self._link.find(queue.keys[0])
+        listener = self._listeners.get(where)
+        if listener is None:
+            listener = self._listeners[where] = Listener(
+                self._link,
+                queue.keys[0],
+                self._queues.channel + self._process,
+                self._heard,
+                self._tick_all,
+                self._queues.target.timeout_s,
+            )
+        await listener.wait_until_it_listens()
+
+    def _heard(self, message: bytes) -> None:
+        kind, number, text = message.split(b"\n", 2)
+        line = self._lines.get(number)
+        if line is None:
+            return
+        if kind == b"W":
+            waiting = line.pulls.get(text.partition(b":")[2].decode())
+            if waiting is not None:
+                waiting.wake()
+            else:
+                # It left just then: the message is for the next in line.
+                line.leaving.append(text)
+                self._tick_soon(line)
+        elif kind == b"T":
+            self._set_timer(line, int(text))
+        elif kind == b"D":
+            self._end_line(line, QueueDeleted(_deleted(line.queue)))
+
+    def _set_timer(self, line: _Line, delay_ms: int) -> None:
+        if self._clock is not None:
+            return
+        if line.timer is not None:
+            line.timer.cancel()
+        line.timer = self._loop.call_later(delay_ms / 1_000 + _MORE_S, self._tick_soon, line)
+
+    # Ticks.
+
+    async def _tick_now_and_then(self) -> None:
+        while self._lines:
+            await asyncio.sleep(TICK_S)
+            self._tick_all()
+
+    def _tick_all(self) -> None:
+        for line in list(self._lines.values()):
+            self._tick_soon(line)
+
+    def _tick_soon(self, line: _Line) -> None:
+        line.is_tick_wanted = True
+        if line.tick is None or line.tick.done():
+            line.tick = self.start(self._tick(line))
+
+    async def _tick(self, line: _Line) -> None:
+        failures = 0
+        while line.is_tick_wanted and not self._closed:
+            line.is_tick_wanted = False
+            leaving, line.leaving = line.leaving, []
+            staying = [each.id for each in line.pulls.values() if each.id is not None]
+            try:
+                reply = await self._queues.run(
+                    "tick", line.queue.keys, len(leaving), *leaving, *staying
+                )
+            except UnavailableError as error:
+                # The first failure may be only that the connection was lost; it is made anew.
+                failures += 1
+                line.leaving += leaving
+                if failures > 1:
+                    self._end_line(line, error)
+                    return
+                line.is_tick_wanted = True
+                continue
+            except RequestError as error:
+                self._end_line(line, error)
+                return
+            failures = 0
+            if reply is None or reply[0].partition(b":")[0] != _number(line.queue):
+                self._end_line(line, QueueDeleted(_deleted(line.queue)))
+                return
+            woken = set(reply[4:])
+            for waiting in list(line.pulls.values()):
+                if waiting.id in woken:
+                    waiting.wake()
+            line.is_tick_wanted = line.is_tick_wanted or bool(reply[3])
+            await self._moves.carry_owed(line.queue, reply)
+        if not line.pulls and not line.leaving:
+            self._drop(line)
+
+    def _queue_gone(self, queue: RedisQueue) -> None:
+        line = self._lines.get(_number(queue))
+        if line is not None:
+            self._end_line(line, QueueDeleted(_deleted(queue)))
+
+    def _end_line(self, line: _Line, error: PenstockError) -> None:
+        for waiting in list(line.pulls.values()):
+            waiting.end(error)
+        line.pulls.clear()
+        self._drop(line)
+
+    def _drop(self, line: _Line) -> None:
+        if line.timer is not None:
+            line.timer.cancel()
+        if self._lines.get(_number(line.queue)) is line and not line.leaving:
+            del self._lines[_number(line.queue)]
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Runs it in a task that lives until it is done, or until this service is closed."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Retrieved, or asyncio logs it if nobody awaits this task.
+            task.exception()
+
+    async def close(self) -> None:
+        """Ends every wait with EngineClosed."""
+        self._closed = True
+        for line in list(self._lines.values()):
+            self._end_line(line, EngineClosed("this service was closed while this waited"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listener in self._listeners.values():
+            await listener.close()
+
+
+def _number(queue: RedisQueue) -> bytes:
+    return queue.identity.partition(b":")[0]
+
+
+def _deleted(queue: RedisQueue) -> str:
+    return f"queue: {queue.name!r} was deleted during the wait"

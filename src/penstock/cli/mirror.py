@@ -1,0 +1,134 @@
+"""`penstock mirror --from file:PATH --to URL`: mirrors a store to another service.
+
+It runs beside the process that holds the store, reads the store's journal, and does to the queues
+of the other service what happened to the store's: queues are made and removed, messages pushed,
+hidden while they are claimed, and deleted. What it has not done yet stays in the journal.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.backends.mirror.follow import MirrorFollower, MirrorProgress
+from penstock.backends.mirror.service import (
+    NAME,
+    MirrorThread,
+    check_mirror,
+)
+from penstock.backends.mirror.state import check_primary, read_state
+from penstock.cli.session import Session, UsageError
+from penstock.cli.values import show_size
+from penstock.journal.store import open_reader
+from penstock.url import load_backend, read_url
+
+_NICE: Final = 10
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument(
+        "--from", dest="primary", required=True, metavar="file:PATH", help="the store to mirror"
+    )
+    parser.add_argument("--to", metavar="URL", help="where: any URL, such as amqp://localhost")
+    parser.add_argument(
+        "--name", default=NAME, metavar="NAME", help="one for each mirror of a store (%(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="end when everything has been done")
+    parser.add_argument("--status", action="store_true", help="show how far the mirror has come")
+    parser.add_argument(
+        "--every", type=float, default=10.0, metavar="SECONDS", help="between two lines of figures"
+    )
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Mirrors until stopped."""
+    check_primary(arguments.primary)
+    primary = read_url(arguments.primary)
+    if arguments.status:
+        return _show_status(session, arguments, primary.path)
+    if arguments.to is None:
+        raise UsageError("give --to URL, where to mirror to (see penstock mirror --help)")
+    mirror = read_url(arguments.to)
+    check_mirror(primary, mirror)
+    if arguments.once:
+        follower = MirrorFollower(
+            primary.path, load_backend(mirror).open_service(mirror, None), arguments.name
+        )
+        try:
+            follower.start()
+            follower.catch_up()
+            _show(session, arguments, follower.progress)
+        finally:
+            follower.close()
+        return 0
+    if session.in_shell:
+        raise UsageError("within a shell a mirror needs --once")
+    return _run_until_stopped(
+        session, arguments, MirrorThread(primary.path, mirror, arguments.name)
+    )
+
+
+def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
+    # The store comes first: what the mirror does can wait, in the journal.
+    os.nice(_NICE)
+    stop_requested = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop_requested.set())
+    shown_s = time.monotonic() - arguments.every
+    try:
+        while not stop_requested.wait(0.2) and thread.failure is None:
+            if time.monotonic() - shown_s >= arguments.every:
+                shown_s = time.monotonic()
+                progress = thread.progress
+                if progress is not None:
+                    _show(session, arguments, progress)
+                elif thread.error is not None:
+                    print(f"penstock: waiting: {thread.error}", flush=True)
+    finally:
+        thread.stop()
+    if thread.progress is not None:
+        _show(session, arguments, thread.progress)
+    if thread.failure is not None:
+        raise thread.failure
+    return 0
+
+
+def _show(session: Session, arguments: Namespace, progress: MirrorProgress) -> None:
+    figures: dict[str, Any] = progress._asdict()
+    text = (
+        f"{show_size(progress.behind_bytes)} behind ({progress.behind_ms / 1_000:.1f} s), "
+        f"{progress.pushed} pushed, {progress.deleted} deleted, {progress.refused} refused, "
+        f"{progress.unmatched} not found"
+    )
+    if progress.error is not None:
+        text += f"; {progress.error}"
+    session.print_result(arguments, figures, text)
+    sys.stdout.flush()
+
+
+def _show_status(session: Session, arguments: Namespace, path: str) -> int:
+    """Prints the state that the mirror saved last; returns 1 if there is none."""
+    with open_reader(path) as reader:
+        durable = reader.durable_offset
+    state = read_state(Path(path), arguments.name)
+    if state is None:
+        return 1
+    behind_bytes = max(0, durable - state.position)
+    figures = {
+        "name": arguments.name,
+        "position": state.position,
+        "behind_bytes": behind_bytes,
+        "is_complete": state.is_complete,
+        "queues": len(state.queues),
+        "missing": sum(map(len, state.missing.values())),
+    }
+    copied = "" if state.is_complete else ", and the first copy is not finished"
+    session.print_result(
+        arguments, figures, f"{arguments.name}: {show_size(behind_bytes)} behind{copied}"
+    )
+    return 0

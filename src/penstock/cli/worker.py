@@ -1,0 +1,244 @@
+"""`penstock worker MODULE:APP`: run the tasks of an app in worker processes."""
+
+import asyncio
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.session import Session, UsageError
+from penstock.cli.values import read_count, read_duration
+from penstock.errors import AddressInUse
+from penstock.service import check_number
+
+if TYPE_CHECKING:
+    from penstock.tasks.app import TaskApp
+    from penstock.tasks.worker.supervisor import Supervisor
+
+_METRICS_HOST: Final = "127.0.0.1"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    add_app(parser)
+    numbers = (
+        ("--processes", 1, "worker processes"),
+        ("--threads", 8, "sync tasks at a time, in each process"),
+        ("--coroutines", 100, "async tasks at a time, in each process"),
+    )
+    for flag, default, what in numbers:
+        parser.add_argument(
+            flag, type=read_count, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
+    parser.add_argument(
+        "--queues", metavar="A,B", help="work on these queues only (default: those of the tasks)"
+    )
+    parser.add_argument(
+        "--visibility",
+        type=read_duration,
+        default=30.0,
+        metavar="DURATION",
+        help="if a process dies, its tasks run elsewhere after this (default: 30s)",
+    )
+    parser.add_argument(
+        "--max-tasks", type=read_count, metavar="N", help="replace a process after so many tasks"
+    )
+    parser.add_argument(
+        "--burst", action="store_true", help="end when no task is waiting; delayed ones stay"
+    )
+    parser.add_argument(
+        "--reload", action="store_true", help="start anew when a .py file below here changes"
+    )
+    parser.add_argument(
+        "--metrics",
+        type=read_count,
+        metavar="PORT",
+        help=f"serve figures for Prometheus on {_METRICS_HOST}:PORT",
+    )
+
+
+def add_app(parser: ArgumentParser) -> None:
+    """Adds the argument that names an app."""
+    parser.add_argument("app", metavar="MODULE:APP", help="such as shop.tasks:app")
+
+
+def run(session: Session, arguments: Namespace) -> int:
+    """Works until SIGTERM or Ctrl-C. Raises UsageError, TaskError and the errors of the store."""
+    # Imported here: other commands need none of it.
+    from penstock.tasks.worker.options import (
+        PROCESSES_MAX,
+        WorkerOptions,
+        check_abilities,
+        check_reachable,
+        load_app,
+        queues_of,
+    )
+    from penstock.tasks.worker.supervisor import Supervisor
+
+    if session.in_shell:
+        raise UsageError("a worker cannot be started within a shell")
+    options = WorkerOptions(
+        arguments.app,
+        arguments.url,
+        tuple(name for name in (arguments.queues or "").split(",") if name),
+        arguments.threads,
+        arguments.coroutines,
+        round(arguments.visibility * 1_000),
+        arguments.max_tasks,
+        arguments.burst,
+    )
+    options.check()
+    if options.burst and (options.max_tasks is not None or arguments.reload):
+        raise UsageError("--burst ends by itself: it goes with neither --max-tasks nor --reload")
+    check_number("processes", arguments.processes, 1, PROCESSES_MAX)
+    app = load_app(arguments.app)
+    use_url(app, arguments)
+    check_reachable(app)
+    queues = queues_of(app, options)
+    # Once, so that a store that cannot be reached is one line and not one for each process.
+    check_abilities(app)
+    app.run_steps(_ask(queues[0]))
+    app.close()
+    watched = Path.cwd() if arguments.reload else None
+    supervisor = Supervisor(options, arguments.processes, _report, watched)
+    if arguments.metrics is not None:
+        _serve_metrics(supervisor, arguments.metrics)
+    _show_start(app, arguments, queues)
+    line = _StatusLine(supervisor, arguments.app)
+    asyncio.run(supervisor.run(line.show))
+    line.end()
+    return 0
+
+
+def use_url(app: "TaskApp", arguments: Namespace) -> None:
+    """Has the app use the store of --url, if one is given."""
+    if arguments.url is not None:
+        app.use_url(arguments.url)
+
+
+def _ask(queue: str) -> Any:
+    from penstock.tasks.names import TASK_QUEUE
+    from penstock.tasks.steps import ensure_queue
+
+    return ensure_queue(queue, TASK_QUEUE)
+
+
+def _report(text: str) -> None:
+    """Prints one line on stderr."""
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{clear}penstock worker: {text}", file=sys.stderr, flush=True)
+
+
+def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -> None:
+    count = _counted(arguments.processes, "process", "es")
+    tasks = _counted(len(app.tasks), "task", "s")
+    _report(
+        f"{arguments.app} on {shown_url(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
+        f"{arguments.threads} threads; stop it with Ctrl-C"
+    )
+
+
+def _counted(count: int, noun: str, plural: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"
+
+
+def shown_url(url: str) -> str:
+    """The URL without a password."""
+    start, at, rest = url.rpartition("@")
+    scheme, slashes, _ = start.partition("//")
+    return f"{scheme}{slashes}…@{rest}" if at and slashes else url
+
+
+class _StatusLine:
+    """A line on stderr that is kept up to date, if stderr is a terminal."""
+
+    def __init__(self, supervisor: "Supervisor", name: str) -> None:
+        self._supervisor = supervisor
+        self._name = name
+        self._is_shown = sys.stderr.isatty()
+        self._before: tuple[float, int] = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    def show(self) -> None:
+        """Writes the line anew."""
+        if not self._is_shown:
+            return
+        counts = [*self._supervisor.tasks.values()]
+        done = sum(each.done for each in counts)
+        failed = sum(each.failed for each in counts)
+        retried = sum(each.retried for each in counts)
+        running, waiting = self._supervisor.held
+        now_s, (then_s, then_done) = time.monotonic(), self._before
+        if now_s - then_s >= 1:
+            self._rate = (done - then_done) / (now_s - then_s)
+            self._before = (now_s, done)
+        text = (
+            f"{self._name} · {_counted(self._supervisor.processes, 'process', 'es')} · "
+            f"{running:,} running · {waiting:,} waiting · {done:,} done · {retried:,} retried · "
+            f"{failed:,} failed · {self._rate:,.0f}/s"
+        )
+        # A line that wraps could not be written over.
+        width = get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{text[:width]}")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Prints the last numbers as a line of their own."""
+        counts = [*self._supervisor.tasks.values()]
+        _report(
+            f"stopped after {sum(each.done for each in counts):,} done, "
+            f"{sum(each.retried for each in counts):,} retried, "
+            f"{sum(each.failed for each in counts):,} failed"
+        )
+
+
+def _serve_metrics(supervisor: "Supervisor", port: int) -> None:
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    check_number("metrics", port, 1, 65_535)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(WorkerMetrics(supervisor))  # type: ignore[arg-type]
+    try:
+        start_http_server(port, _METRICS_HOST, registry)
+    except OSError as error:
+        raise AddressInUse(
+            f"metrics: cannot listen on {_METRICS_HOST}:{port}: {error.strerror}"
+        ) from None
+
+
+class WorkerMetrics:
+    """A collector of the figures of all processes of a worker."""
+
+    def __init__(self, supervisor: "Supervisor") -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterator[object]:
+        """The figures, one family after another; called by the registry."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        attempts = CounterMetricFamily(
+            "penstock_task_attempts", "Attempts, by how they ended.", labels=["task", "outcome"]
+        )
+        seconds = CounterMetricFamily(
+            "penstock_task_seconds", "Time that attempts took.", labels=["task"]
+        )
+        for name, counts in sorted(self._supervisor.tasks.items()):
+            for outcome in ("done", "failed", "retried", "cancelled"):
+                attempts.add_metric([name, outcome], getattr(counts, outcome))
+            seconds.add_metric([name], counts.seconds)
+        held = GaugeMetricFamily(
+            "penstock_worker_tasks", "Tasks held by the worker, by state.", labels=["state"]
+        )
+        running, waiting = self._supervisor.held
+        held.add_metric(["running"], running)
+        held.add_metric(["waiting"], waiting)
+        processes = GaugeMetricFamily("penstock_worker_processes", "Worker processes that run.")
+        processes.add_metric([], self._supervisor.processes)
+        restarts = CounterMetricFamily(
+            "penstock_worker_restarts", "Worker processes that ended by themselves."
+        )
+        restarts.add_metric([], self._supervisor.restarts)
+        yield from (attempts, seconds, held, processes, restarts)

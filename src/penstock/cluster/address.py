@@ -1,0 +1,110 @@
+"""A cluster's URL: `cluster:nats://USER:PASSWORD@HOST:PORT,HOST:PORT?name=…`.
+
+    nats:// or tls://   the NATS servers, separated by commas; user and password, or a token,
+                        may stand in the first of them or in each
+    name=penstock       what the streams and subjects of this cluster begin with
+    shards=16           how many shards a new cluster is made with; fixed from then on
+    replicas=3          by how many NATS servers each stream of a new cluster is kept
+    credentials=PATH    a NATS credentials file, in place of user and password
+    ca=PATH             the certificate authority of the servers, for tls://
+    node=NAME           what a node is called, for penstock serve; made up if absent
+    insecure=1          allow servers off this machine without TLS or without credentials
+
+Whoever can publish on the subjects can do everything: NATS authenticates the nodes, so off
+loopback a URL without credentials or TLS is refused.
+"""
+
+import ipaddress
+import re
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.errors import InvalidField
+from penstock.url import BackendUrl
+
+OPTIONS: Final = {"name", "node", "shards", "replicas", "credentials", "ca", "insecure"}
+SHARDS_MAX: Final = 4_096
+_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,40}", re.ASCII)
+
+
+class ClusterAddress(NamedTuple):
+    """Where a cluster's NATS servers are, and what its streams are called."""
+
+    servers: tuple[str, ...]
+    shown: str
+    name: str
+    shards: int
+    replicas: int
+    uses_tls: bool
+    credentials_file: str | None
+    ca_file: str | None
+
+
+def read_address(url: BackendUrl) -> ClusterAddress:
+    """The address in a `cluster:` URL. Raises InvalidField, which never shows a password."""
+    url.check_options(OPTIONS)
+    scheme, separator, hosts = url.rest.partition("://")
+    if scheme not in ("nats", "tls") or not separator or not hosts.strip("/"):
+        raise InvalidField("url: a cluster is reached by cluster:nats://HOST:PORT,HOST:PORT")
+    user = ""
+    servers: list[str] = []
+    shown: list[str] = []
+    for text in hosts.rstrip("/").split(","):
+        own, at, place = text.rpartition("@")
+        user = own if at else user
+        host = _check_place(place)
+        servers.append(f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}")
+        shown.append(place)
+        is_guarded = scheme == "tls" and (user or "credentials" in url.options)
+        if not (is_guarded or is_loopback(host) or url.is_on("insecure")):
+            raise InvalidField(
+                f"url: {host} is not this machine: use tls:// and credentials, "
+                "or insecure=1 on a network that you trust"
+            )
+    name = url.options.get("name", "penstock")
+    if not _NAME.fullmatch(name):
+        raise InvalidField(f"url: name={name!r} is not 1 to 40 letters, digits and hyphens")
+    shards = url.whole_number("shards", 16)
+    replicas = url.whole_number("replicas", 3)
+    if not 1 <= shards <= SHARDS_MAX:
+        raise InvalidField(f"url: shards={shards} is outside 1 to {SHARDS_MAX}")
+    if not 1 <= replicas <= 5:
+        raise InvalidField(f"url: replicas={replicas} is outside 1 to 5")
+    return ClusterAddress(
+        tuple(servers),
+        f"cluster:{scheme}://{','.join(shown)}",
+        name,
+        shards,
+        replicas,
+        scheme == "tls",
+        url.options.get("credentials"),
+        url.options.get("ca"),
+    )
+
+
+def read_node_name(url: BackendUrl) -> str | None:
+    """The name of a node in its URL, if it has one. Raises InvalidField."""
+    name = url.options.get("node")
+    if name is not None and not _NAME.fullmatch(name):
+        raise InvalidField(f"url: node={name!r} is not 1 to 40 letters, digits and hyphens")
+    return name
+
+
+def _check_place(place: str) -> str:
+    """The host in HOST:PORT. Raises InvalidField."""
+    try:
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port is None:
+        raise InvalidField(f"url: {place!r} is not HOST:PORT")
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and cannot be reached from another."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

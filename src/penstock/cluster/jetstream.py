@@ -1,0 +1,365 @@
+"""The replicated log on NATS JetStream: one stream a shard, one of registers, one of chunks.
+
+    stream           subjects          holds
+    NAME_shard_N     NAME.shard.N      the slots of shard N; a slot is a message's sequence
+    NAME_registers   NAME.register.>   the last message of each subject; a revision is its sequence
+    NAME_chunks      NAME.chunk.>      parts of snapshots: NAME.chunk.SHARD.SNAPSHOT.INDEX
+
+All are kept in files by three servers, and have no limits: a full stream must refuse, and never
+discard its oldest messages. The servers must run with `sync_interval: always`, or a power cut can
+cost what was answered.
+
+Appends are fenced by `Nats-Expected-Last-Sequence`. The header that expects a message id is not
+used: one mismatch halts a replicated stream (2.14.6, 2.15.1).
+"""
+
+import asyncio
+import base64
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from penstock.cluster.address import ClusterAddress
+from penstock.cluster.log import (
+    Append,
+    Bounds,
+    Demote,
+    DropChunks,
+    LogRequest,
+    LogSlot,
+    LogSteps,
+    Look,
+    LookAll,
+    Mismatch,
+    Pause,
+    PurgeSlots,
+    PutChunk,
+    ReadChunk,
+    ReadSlots,
+    Register,
+    SlotBounds,
+    Swap,
+    Unanswered,
+)
+from penstock.errors import BackendLost, StoreUnusable
+
+T = TypeVar("T")
+_WRONG_LAST: Final = 10071
+_NOT_FOUND: Final = 404
+# A request whose answer takes longer was lost, most likely when the stream's leader changed.
+_TIMEOUT_S: Final = 2.0
+# An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
+_APPEND_S: Final = 0.5
+_CREATE_S: Final = 60.0
+_RETRY_S: Final = 0.2
+_READ_BYTES_MAX: Final = 16 * 1024 * 1024
+# How long reads are answered by the leader of the stream after a replica was found damaged.
+_BY_LEADER_S: Final = 10.0
+_NO_LIMITS: Final = {
+    "max_msgs": -1,
+    "max_bytes": -1,
+    "max_age": 0,
+    "max_consumers": -1,
+    "retention": "limits",
+    "storage": "file",
+    "discard": "new",
+    "allow_direct": True,
+}
+_encode_json = msgspec.json.encode
+_decode_json = msgspec.json.decode
+
+
+async def open_client(address: ClusterAddress, name: str) -> Client:
+    """A connection to the NATS servers that is opened again whenever it breaks.
+
+    Raises BackendLost if there is none of them now.
+    """
+    options: dict[str, Any] = {}
+    if address.uses_tls:
+        options["tls"] = ssl.create_default_context(cafile=address.ca_file)
+    if address.credentials_file:
+        options["user_credentials"] = address.credentials_file
+    last: list[Exception] = []
+
+    async def note_error(error: Exception) -> None:
+        last[:] = [error]
+
+    client = Client()
+    try:
+        await client.connect(
+            list(address.servers),
+            name=name,
+            connect_timeout=2,
+            reconnect_time_wait=0.05,  # type: ignore[arg-type]
+            # Here it counts for the first connection, which would be tried for ever.
+            max_reconnect_attempts=2,
+            ping_interval=2,
+            max_outstanding_pings=2,
+            error_cb=note_error,
+            allow_reconnect=True,
+            pending_size=64 * 1024 * 1024,
+            **options,
+        )
+    except (TimeoutError, OSError, nats.errors.Error) as error:
+        shown = last[0] if last else error
+        cause = " ".join(str(shown).split()) or type(shown).__name__
+        raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
+    client.options["max_reconnect_attempts"] = -1
+    return client
+
+
+class JetStream:
+    """A `ReplicatedLog` on JetStream streams whose names begin with `name`."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._by_leader_until: dict[int, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+            Append: self._append,
+            ReadSlots: self._read_slots,
+            Bounds: self._bounds,
+            PurgeSlots: self._purge,
+            Demote: self._demote,
+            Look: self._look,
+            LookAll: self._look_all,
+            Swap: self._swap,
+            PutChunk: self._put_chunk,
+            ReadChunk: self._read_chunk,
+            DropChunks: self._drop_chunks,
+            Pause: self._pause,
+        }
+
+    async def execute(self, request: LogRequest[T]) -> T:
+        """Carries the request out. Raises Mismatch or Unanswered."""
+        try:
+            return cast(T, await self._answers[type(request)](request))
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            raise Unanswered(f"{type(request).__name__}: {error or 'no answer'}") from error
+
+    async def run(self, steps: LogSteps[T]) -> T:
+        """Runs steps to their end. Raises what they raise."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    reply = await self.execute(request)
+                except (Mismatch, Unanswered) as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(reply)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        finally:
+            steps.close()
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._client.close()
+
+    # Streams.
+
+    async def prepare(self, shards: int, replicas: int) -> None:
+        """Makes the streams of shards and chunks; those that exist stay. Raises StoreUnusable."""
+        await self._create("chunks", "chunk.>", replicas, max_msgs_per_subject=1, discard="old")
+        for shard in range(shards):
+            await self._create(f"shard_{shard}", f"shard.{shard}", replicas)
+
+    async def prepare_registers(self, replicas: int) -> None:
+        """Makes the stream of registers."""
+        # With one message a subject, discarding the old one is what replaces a value.
+        await self._create(
+            "registers", "register.>", replicas, max_msgs_per_subject=1, discard="old"
+        )
+
+    async def _create(self, kind: str, subject: str, replicas: int, **more: Any) -> None:
+        stream = f"{self._name}_{kind}"
+        config = {
+            "name": stream,
+            "subjects": [f"{self._name}.{subject}"],
+            "num_replicas": replicas,
+            **_NO_LIMITS,
+            **more,
+        }
+        give_up = self._loop.time() + _CREATE_S
+        while True:
+            try:
+                reply = await self._api(f"STREAM.CREATE.{stream}", config)
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                reply = {"error": {"code": 503, "description": str(error) or "no answer"}}
+            refused = reply.get("error")
+            # 10058: it exists with other settings, which somebody may have chosen on purpose.
+            if refused is None or refused.get("err_code") == 10058:
+                return
+            if self._loop.time() > give_up:
+                raise StoreUnusable(
+                    f"the stream {stream} with {replicas} replicas cannot be made: "
+                    f"{refused.get('description')}"
+                )
+            await asyncio.sleep(_RETRY_S)
+
+    async def _api(self, subject: str, body: Any = None) -> dict[str, Any]:
+        payload = b"" if body is None else _encode_json(body)
+        answer = await self._client.request(f"$JS.API.{subject}", payload, timeout=_TIMEOUT_S)
+        return cast("dict[str, Any]", _decode_json(answer.data))
+
+    async def _checked_api(self, subject: str, body: Any = None) -> dict[str, Any]:
+        reply = await self._api(subject, body)
+        if "error" in reply:
+            raise Unanswered(f"{subject}: {reply['error'].get('description')}")
+        return reply
+
+    async def prefer_here(self, shard: int) -> None:
+        """Has the server lead the shard's stream to which this process is connected, if it can."""
+        stream = f"{self._name}_shard_{shard}"
+        here = self._client._server_info.get("server_name")
+        try:
+            info = await self._checked_api(f"STREAM.INFO.{stream}")
+            cluster = info.get("cluster") or {}
+            followers = [each["name"] for each in cluster.get("replicas") or ()]
+            if here in followers:
+                wish = {"placement": {"preferred": here}}
+                await self._api(f"STREAM.LEADER.STEPDOWN.{stream}", wish)
+        except (TimeoutError, Unanswered, nats.errors.Error, OSError):
+            # Only a matter of speed: an append takes one hop more.
+            return
+
+    # Publishing.
+
+    async def _publish(
+        self, subject: str, data: bytes, headers: dict[str, str], timeout_s: float = _TIMEOUT_S
+    ) -> int:
+        answer = await self._client.request(
+            f"{self._name}.{subject}", data, timeout=timeout_s, headers=headers
+        )
+        reply = _decode_json(answer.data)
+        error = reply.get("error")
+        if error is None:
+            return int(reply["seq"])
+        if error.get("err_code") == _WRONG_LAST:
+            raise Mismatch
+        raise Unanswered(f"{subject}: {error.get('description')}")
+
+    async def _append(self, request: Append) -> int:
+        headers = {"Nats-Expected-Last-Sequence": str(request.after)}
+        return await self._publish(f"shard.{request.shard}", request.extent, headers, _APPEND_S)
+
+    async def _swap(self, request: Swap) -> int:
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(request.revision)}
+        return await self._publish(f"register.{request.key}", request.value, headers)
+
+    async def _put_chunk(self, request: PutChunk) -> None:
+        subject = f"chunk.{request.shard}.{request.snapshot}.{request.index}"
+        await self._publish(subject, request.data, {})
+
+    # Reading.
+
+    async def _gather(self, stream: str, body: Any) -> AsyncIterator[Msg]:
+        """The messages that a direct get of several brings."""
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox)
+        try:
+            await self._client.publish(
+                f"$JS.API.DIRECT.GET.{stream}", _encode_json(body), reply=inbox
+            )
+            while True:
+                message = await subscription.next_msg(_TIMEOUT_S)
+                status = (message.headers or {}).get("Status")
+                if status == "503":
+                    raise Unanswered(f"{stream}: nobody answers")
+                if status is not None:
+                    return
+                yield message
+        finally:
+            await subscription.unsubscribe()
+
+    async def _read_slots(self, request: ReadSlots) -> list[LogSlot]:
+        stream = f"{self._name}_shard_{request.shard}"
+        if self._by_leader_until.get(request.shard, 0) > self._loop.time():
+            return await self._read_by_leader(stream, request)
+        body = {"seq": request.first, "batch": request.limit, "max_bytes": _READ_BYTES_MAX}
+        return [
+            LogSlot(_sequence(message), message.data)
+            async for message in self._gather(stream, body)
+        ]
+
+    async def _read_by_leader(self, stream: str, request: ReadSlots) -> list[LogSlot]:
+        slots: list[LogSlot] = []
+        for number in range(request.first, request.first + min(request.limit, 50)):
+            reply = await self._api(f"STREAM.MSG.GET.{stream}", {"seq": number})
+            message = reply.get("message")
+            if message is None:
+                if reply["error"].get("code") != _NOT_FOUND:
+                    raise Unanswered(f"{stream}: {reply['error'].get('description')}")
+                break
+            slots.append(LogSlot(number, base64.b64decode(message.get("data", ""))))
+        return slots
+
+    async def _bounds(self, request: Bounds) -> SlotBounds:
+        info = await self._checked_api(f"STREAM.INFO.{self._name}_shard_{request.shard}")
+        state = info["state"]
+        return SlotBounds(max(1, state["first_seq"]), state["last_seq"])
+
+    async def _purge(self, request: PurgeSlots) -> None:
+        # The server keeps the message of this very sequence, and would jump ahead for a later one.
+        stream = f"{self._name}_shard_{request.shard}"
+        await self._checked_api(f"STREAM.PURGE.{stream}", {"seq": request.before})
+
+    async def _demote(self, request: Demote) -> None:
+        stream = f"{self._name}_shard_{request.shard}"
+        self._by_leader_until[request.shard] = self._loop.time() + _BY_LEADER_S
+        await self._api(f"STREAM.LEADER.STEPDOWN.{stream}")
+
+    async def _look(self, request: Look) -> Register | None:
+        subject = f"{self._name}.register.{request.key}"
+        message = await self._direct_last(f"{self._name}_registers", subject)
+        if message is None:
+            return None
+        return Register(request.key, message.data, _sequence(message))
+
+    async def _look_all(self, request: LookAll) -> list[Register]:
+        start = f"{self._name}.register."
+        body = {"multi_last": [f"{start}{request.prefix}>"]}
+        return sorted(
+            [
+                Register(
+                    (message.headers or {})["Nats-Subject"].removeprefix(start),
+                    message.data,
+                    _sequence(message),
+                )
+                async for message in self._gather(f"{self._name}_registers", body)
+            ]
+        )
+
+    async def _read_chunk(self, request: ReadChunk) -> bytes | None:
+        subject = f"{self._name}.chunk.{request.shard}.{request.snapshot}.{request.index}"
+        message = await self._direct_last(f"{self._name}_chunks", subject)
+        return None if message is None else message.data
+
+    async def _direct_last(self, stream: str, subject: str) -> Msg | None:
+        """The last message of a subject; None if there is none."""
+        message = await self._client.request(
+            f"$JS.API.DIRECT.GET.{stream}.{subject}", timeout=_TIMEOUT_S
+        )
+        status = (message.headers or {}).get("Status")
+        if status is not None and int(status) != _NOT_FOUND:
+            raise Unanswered(f"{stream}: status {status}")
+        return message if status is None else None
+
+    async def _drop_chunks(self, request: DropChunks) -> None:
+        subject = f"{self._name}.chunk.{request.shard}.{request.snapshot}.*"
+        await self._checked_api(f"STREAM.PURGE.{self._name}_chunks", {"filter": subject})
+
+    async def _pause(self, request: Pause) -> None:
+        await asyncio.sleep(request.ms / 1_000)
+
+
+def _sequence(message: Msg) -> int:
+    return int((message.headers or {})["Nats-Sequence"])

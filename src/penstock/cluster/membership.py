@@ -1,0 +1,96 @@
+"""What the cluster's registers say: its settings, its nodes, and who is pinned where.
+
+cluster      the number of shards, the key of its receipts, the identity in its message ids
+node.NAME    a node that has been started, and whether it takes shards
+owner.N      the owner of shard N (`owner`)
+pin.N        the node that shard N was moved to by hand
+snapshots.N  the snapshots of shard N (`snapshots`)
+"""
+
+import secrets
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.cluster.log import (
+    RETRY_MS,
+    LogSteps,
+    Look,
+    Mismatch,
+    Pause,
+    Register,
+    Swap,
+    Unanswered,
+    insist,
+)
+from penstock.cluster.placement import IDENTITY_BYTES
+from penstock.core.receipts import KEY_BYTES
+from penstock.errors import StoreUnusable
+
+FORMAT: Final = 1
+NodeState = Literal["up", "draining", "left"]
+
+
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """What was decided when the cluster was made, for good."""
+
+    shards: int
+    replicas: int
+    key: bytes
+    identity: bytes
+    format: int = FORMAT
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """A node as its register has it."""
+
+    state: NodeState
+    endpoint: str = ""
+
+
+_decode_settings = msgspec.json.Decoder(ClusterSettings).decode
+_decode_node = msgspec.json.Decoder(NodeInfo).decode
+
+
+def read_cluster_settings(register: Register) -> ClusterSettings:
+    """The settings of a cluster. Raises StoreUnusable if they are of a later format."""
+    settings = _decode_settings(register.value)
+    if settings.format != FORMAT:
+        raise StoreUnusable(
+            f"the cluster is of format {settings.format}; this version of Penstock knows {FORMAT}"
+        )
+    return settings
+
+
+def read_node(register: Register) -> NodeInfo:
+    """A node's register."""
+    return _decode_node(register.value)
+
+
+def found_cluster(shards: int, replicas: int) -> LogSteps[ClusterSettings]:
+    """The settings of the cluster, which is made if there is none yet."""
+    settings = ClusterSettings(
+        shards, replicas, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(IDENTITY_BYTES)
+    )
+    while True:
+        found: Register | None = yield from insist(Look("cluster"))
+        if found is not None:
+            return read_cluster_settings(found)
+        try:
+            yield Swap("cluster", msgspec.json.encode(settings), 0)
+        except (Mismatch, Unanswered):
+            yield Pause(RETRY_MS)
+            continue
+        return settings
+
+
+def set_register(key: str, value: bytes) -> LogSteps[int]:
+    """Sets a register whatever it was; its revision."""
+    while True:
+        found: Register | None = yield from insist(Look(key))
+        if found is not None and found.value == value:
+            return found.revision
+        try:
+            return (yield Swap(key, value, 0 if found is None else found.revision))  # type: ignore[no-any-return]
+        except (Mismatch, Unanswered):
+            yield Pause(RETRY_MS)

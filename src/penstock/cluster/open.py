@@ -1,0 +1,131 @@
+"""Opens `cluster:nats://…`: a router to the owners, or a node that is one of them.
+
+`penstock.connect` opens a router: it owns nothing and can come and go. `penstock serve` opens a
+node, which owns some of the shards, with a router beside it for whatever it is asked.
+"""
+
+import asyncio
+import secrets
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
+
+from penstock.backends.portal import Portal
+from penstock.clock import Clock
+from penstock.cluster.address import ClusterAddress, read_address, read_node_name
+from penstock.cluster.jetstream import JetStream, open_client
+from penstock.cluster.log import Look, Unanswered
+from penstock.cluster.membership import found_cluster, read_cluster_settings
+from penstock.cluster.node import ClusterNode
+from penstock.cluster.router import Router
+from penstock.errors import BackendLost, InvalidField
+from penstock.service import REDRIVE_MAX, AsyncQueueService, Command, QueueService
+from penstock.url import BackendUrl
+
+R = TypeVar("R")
+# How long a router waits for the first node of a new cluster.
+_FOUNDED_S: Final = 10.0
+
+
+def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
+    """The blocking service. Raises InvalidField or BackendLost."""
+    _refuse_clock(clock)
+    address = read_address(url)
+    return Portal(lambda: open_router(address))
+
+
+async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
+    """The asyncio service. Raises InvalidField or BackendLost."""
+    _refuse_clock(clock)
+    return await open_router(read_address(url))
+
+
+def _refuse_clock(clock: Clock | None) -> None:
+    if clock is not None:
+        raise InvalidField("clock: the nodes of a cluster read their own")
+
+
+async def open_router(address: ClusterAddress) -> Router:
+    """A router to a cluster that has been started. Raises BackendLost."""
+    client = await open_client(address, "penstock router")
+    replicated = JetStream(client, address.name)
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _FOUNDED_S
+    try:
+        while True:
+            try:
+                found = await replicated.execute(Look("cluster"))
+            except Unanswered:
+                found = None
+            if found is not None:
+                settings = read_cluster_settings(found)
+                return await Router.open(replicated, client, address.name, settings)
+            if loop.time() > give_up:
+                raise BackendLost(
+                    f"{address.shown}: no node of the cluster {address.name!r} has been started; "
+                    "penstock serve --store with this URL starts one"
+                )
+            await asyncio.sleep(0.1)
+    except BaseException:
+        await client.close()
+        raise
+
+
+class NodeService:
+    """An `AsyncQueueService` in a process that owns shards, too."""
+
+    LACKS: ClassVar[Mapping[str, str]] = Router.LACKS
+    redrive_max: int = REDRIVE_MAX
+
+    def __init__(self, node: ClusterNode, router: Router) -> None:
+        self.node = node
+        self.router = router
+        vars(self)["LACKS"] = router.LACKS
+
+    async def execute(self, command: Command[R]) -> R:
+        """Executes the command wherever its shard is."""
+        return await self.router.execute(command)
+
+    async def announce(self, endpoint: str) -> None:
+        """Says in the cluster's registers where this process answers."""
+        await self.node.announce(endpoint)
+
+    async def close(self) -> None:
+        """Hands the shards over and leaves the cluster."""
+        await self.node.stop()
+        await self.router.close()
+
+
+async def open_serving_node(url: BackendUrl) -> NodeService:
+    """The node that `penstock serve --store URL` is. Raises PenstockError."""
+    return await open_node(read_address(url), node=read_node_name(url))
+
+
+async def open_node(
+    address: ClusterAddress,
+    *,
+    node: str | None = None,
+    directory: Path | None = None,
+    clock: Clock | None = None,
+) -> NodeService:
+    """A node of the cluster, which is made if there is none. Raises BackendLost or StoreUnusable.
+
+    `directory` is for the local copies of shards; what lies in it is removed.
+    """
+    name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
+    client = await open_client(address, f"penstock node {name}")
+    replicated = JetStream(client, address.name)
+    try:
+        await replicated.prepare_registers(address.replicas)
+        settings = await replicated.run(found_cluster(address.shards, address.replicas))
+        await replicated.prepare(settings.shards, settings.replicas)
+        router = await Router.open(replicated, client, address.name, settings)
+        path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
+        member = ClusterNode(name, replicated, client, address.name, settings, path, clock)
+        await member.start(router)
+    except BaseException:
+        await client.close()
+        raise
+    return NodeService(member, router)

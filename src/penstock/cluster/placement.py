@@ -1,0 +1,90 @@
+"""Where things belong: queues to shards, shards to nodes. Pure functions of names and numbers.
+
+A queue's shard is a hash of its name; a hot queue is spread over the next `k` shards, and then a
+push goes to the shard of its group, or of its dedup id, or to the next in turn. A shard's nodes are
+ranked by a hash of both (rendezvous): when a node comes or goes, only its own shards move.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+IDENTITY_BYTES: Final = 5
+
+
+def _hash(*parts: str) -> int:
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def first_shard(queue: str, shards: int) -> int:
+    """The shard of a queue that is not spread, and the first one of a queue that is."""
+    return _hash("queue", queue) % shards
+
+
+def shards_of(queue: str, shards: int, spread: int = 1) -> list[int]:
+    """The shards of a queue that is spread over so many."""
+    first = first_shard(queue, shards)
+    return [(first + step) % shards for step in range(min(spread, shards))]
+
+
+def shard_for(key: str, places: list[int]) -> int:
+    """Which of a queue's shards has this group, or this dedup id."""
+    return places[_hash("key", key) % len(places)]
+
+
+def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> list[str]:
+    """The nodes in the order in which they should own the shard; the second is its standby."""
+    order = sorted(nodes, key=lambda node: _hash("node", str(shard), node))
+    if pinned in nodes and pinned is not None:
+        order.remove(pinned)
+        order.insert(0, pinned)
+    return order
+
+
+class Elsewhere(Mapping[str, int]):
+    """The shards of all queues that are not in this one, by name: every name is somewhere."""
+
+    def __init__(self, shard: int, shards: int) -> None:
+        self._shard = shard
+        self._shards = shards
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and first_shard(name, self._shards) != self._shard
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self:
+            raise KeyError(name)
+        return first_shard(name, self._shards)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+# A message id is the cluster's identity, the shard and the message's number (`core.receipts`).
+
+
+def shard_identity(identity: bytes, shard: int) -> bytes:
+    """What the ids of messages of this shard begin with."""
+    return identity[:IDENTITY_BYTES] + shard.to_bytes(2, "big")
+
+
+def shard_of_id(message_id: object, identity: bytes) -> int | None:
+    """The shard whose message this is; None if the id is none of this cluster."""
+    if not isinstance(message_id, str) or len(message_id) != 36:
+        return None
+    digits = message_id[:8] + message_id[9:13] + message_id[15:17]
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    is_ours = found[:IDENTITY_BYTES] == identity[:IDENTITY_BYTES]
+    return int.from_bytes(found[IDENTITY_BYTES:], "big") if is_ours else None
+
+
+def shard_key(key: bytes, shard: int) -> bytes:
+    """The key of a shard's receipts: one of another shard is not valid there."""
+    return hashlib.blake2b(b"penstock shard %d" % shard, key=key, digest_size=32).digest()

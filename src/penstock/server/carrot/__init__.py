@@ -1,0 +1,1 @@
+"""The Carrot broker: the Carrot protocol in front of any queue service."""

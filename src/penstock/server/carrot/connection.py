@@ -1,0 +1,359 @@
+"""One connection of the Carrot broker, from its first byte to its end.
+
+    START ─ TOKEN ─→ START
+      │  WRITE, READ, ADD, REMOVE: a single request, whose answer is the last
+      ├────────────→ TAKEN ─ a message was found ─→ SENT ─ ACK, NACK, timeout, hang-up ─→ ended
+      │                └──── any other answer ──────────────────────────────────────────→ ended
+      │  PUT … REMOVE of the extension
+      └────────────→ SESSION: any number of requests ─ hang-up ─────────────────────────→ ended
+
+Whatever the end, claims that the client has not acknowledged are released, and their messages
+return to the front of their queues.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from functools import partial
+from hmac import compare_digest
+from typing import Any, Final
+
+from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
+from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
+from penstock.server.carrot.sessions import TAKE
+from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
+from penstock.server.stream import StreamConnection
+from penstock.service import Claim, Command, Delete, DeleteQueue, Pull, Release
+from penstock.wire.carrot.reasons import DENIED, EMPTY, REMOVED, STOPPING, TIMEOUT
+from penstock.wire.carrot.session import (
+    REQUEST_LIMITS,
+    SessionDecoder,
+    SessionRequest,
+    encode_session_answer,
+)
+from penstock.wire.carrot.single import (
+    ACK,
+    ADD,
+    ERROR,
+    MESSAGE_BYTES_MAX,
+    NACK,
+    READ,
+    SUCCESS,
+    TOKEN,
+    WRITE,
+    SingleRequest,
+    encode_answer,
+    encode_message,
+    read_request,
+    read_token,
+)
+
+# Requests of one connection that are taken in one turn of the event loop.
+_TURN_MAX: Final = 256
+# How long requests that were read wait while answers are not durable, or are not read.
+_BEHIND_S: Final = 0.002
+# The tag of the claim of a single read.
+_SINGLE: Final = 0
+
+
+class CarrotConnection(StreamConnection):
+    """One client of the broker."""
+
+    def __init__(self, server: CarrotServer) -> None:
+        super().__init__(server)
+        # The claims whose messages were sent, by tag.
+        self.held: dict[int, HeldClaim] = {}
+        self.last_tag = 0
+        self._server = server
+        self._buffer = bytearray()
+        self._is_admitted = False
+        self._single: SingleRequest | None = None
+        self._verdict: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._session: SessionDecoder | None = None
+        self._backlog: deque[SessionRequest] = deque()
+        self._last_key = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        prepare_tcp(transport)
+        super().connection_made(transport)
+        error = self._server.enter(self)
+        if error is not None:
+            self.transport.write(encode_answer(ERROR, self._server.reason(error)))
+            self.end()
+
+    def next_key(self) -> int:
+        """A key for something that is pending."""
+        self._last_key += 1
+        return self._last_key
+
+    # Bytes.
+
+    def data_received(self, data: bytes) -> None:
+        if self.ending or self.is_deaf:
+            return
+        if self._session is not None:
+            self._take_session(self._session, data)
+        elif self._single is None:
+            self._buffer += data
+            try:
+                self._take_start()
+            except ProtocolError as error:
+                self._end_single(ERROR, self._server.reason(error))
+        elif self._verdict is None and self._single.opcode == READ:
+            self._take_verdict(data[0])
+        self._server.flush()
+
+    def _take_start(self) -> None:
+        """Takes the token, and the first request or the part of it that is there."""
+        buffer = self._buffer
+        if not self._is_admitted:
+            if buffer[0] == TOKEN:
+                found = read_token(buffer)
+                if found is None:
+                    return
+                token, end = found
+                del buffer[:end]
+            else:
+                token = b""
+            wanted = self._server.token
+            if wanted is not None and not compare_digest(token, wanted):
+                reason = "the broker wants a token, and the client's was missing or wrong"
+                self._end_single(ERROR, self._server.refusal(DENIED, reason))
+                return
+            self._is_admitted = True
+        if not buffer:
+            return
+        if buffer[0] in REQUEST_LIMITS:
+            self._session = SessionDecoder()
+            data, self._buffer = bytes(buffer), bytearray()
+            self._take_session(self._session, data)
+            return
+        self._single = read_request(buffer)
+        if self._single is not None:
+            rest = buffer[len(self._single.queue) + 2 :]
+            self._buffer = bytearray()
+            self._server.requests_seen += 1
+            self._server.requests[self._single.opcode] += 1
+            if self._single.opcode == READ and rest:
+                self._verdict = rest[0]
+            self._begin_single(self._single)
+
+    # A single request.
+
+    def _begin_single(self, request: SingleRequest) -> None:
+        opcode, queue, message = request
+        command: Command[Any]
+        if opcode == WRITE:
+            name, group = self._server.name_of(queue.encode("latin-1"))
+            command = make_push(name, group, message)
+        elif opcode == READ:
+            command = Pull(queue)
+        elif opcode == ADD:
+            command = make_create(queue, {})
+        else:
+            command = DeleteQueue(queue)
+        self._server.execute(self, command, self._finish_single, self._refuse_single)
+
+    def _finish_single(self, reply: Any) -> None:
+        assert self._single is not None
+        opcode, queue, _ = self._single
+        if opcode == READ:
+            self._send_message(reply)
+            return
+        text = reply.id.encode() if opcode == WRITE else b""
+        self._end_single(SUCCESS, text)
+        if opcode not in (WRITE, ADD):
+            self._server.removed(queue)
+
+    def _refuse_single(self, error: PenstockError) -> None:
+        self._end_single(ERROR, self._server.reason(error))
+
+    def _send_message(self, claims: list[Claim]) -> None:
+        server = self._server
+        if not claims:
+            self._end_single(ERROR, server.refusal(EMPTY, "the queue has no message to read"))
+            return
+        (claim,) = claims
+        if len(claim.body) > MESSAGE_BYTES_MAX:
+            server.service.abandon(claims)
+            error = MessageTooLarge(
+                f"the next message has {len(claim.body)} bytes; a READ gives at most "
+                f"{MESSAGE_BYTES_MAX}: use GET"
+            )
+            self._end_single(ERROR, server.reason(error))
+            return
+        self.held[_SINGLE] = HeldClaim(claim.queue, claim.proof, claim.deadline_ms)
+        server.await_verdict(self, claim.queue)
+        self.send(encode_message(claim.body))
+        if self._verdict is not None:
+            self._take_verdict(self._verdict)
+        else:
+            self._set_timer(claim.deadline_ms)
+
+    def _set_timer(self, deadline_ms: int) -> None:
+        left_ms = deadline_ms - self._server.service.now_ms()
+        self._timer = self._server.loop.call_later(max(0, left_ms) / 1_000, self._check_timer)
+
+    def _check_timer(self) -> None:
+        held = self.held.get(_SINGLE)
+        if held is None or self.ending:
+            return
+        if self._server.service.now_ms() < held.deadline_ms:
+            self._set_timer(held.deadline_ms)
+            return
+        reason = "no acknowledgement came in time; the message is at the front of its queue again"
+        self._end_single(ERROR, self._server.refusal(TIMEOUT, reason))
+        self._server.flush()
+
+    def cancel_read(self) -> None:
+        """Ends a read whose queue was removed before the verdict on its message came."""
+        reason = "the queue was removed before the message was acknowledged"
+        self._end_single(ERROR, self._server.refusal(REMOVED, reason))
+        self._server.plan_flush()
+
+    def _take_verdict(self, verdict: int) -> None:
+        """Deletes the message or puts it back. Before it is sent, the verdict is kept for it."""
+        self._verdict = verdict
+        held = self.held.get(_SINGLE)
+        if held is None:
+            return
+        if verdict not in (ACK, NACK):
+            error = ProtocolError(f"{verdict:#04x} is neither ACK nor NACK; the message is back")
+            self._end_single(ERROR, self._server.reason(error))
+            return
+        del self.held[_SINGLE]
+        self._server.forget_verdict(self, held.queue)
+        command: Command[Any] = (Delete if verdict == ACK else Release)(held.queue, held.proof)
+        text = b"" if verdict == ACK else b"the message is at the front of its queue again"
+        server = self._server
+        server.execute(
+            self,
+            command,
+            lambda _: self._end_single(SUCCESS, text),
+            lambda error: self._end_single(ERROR, server.settle_reason(error)),
+        )
+
+    def _end_single(self, status: int, text: bytes) -> None:
+        """Sends the last answer of a single request, and closes the connection."""
+        if not self.ending:
+            self.send(encode_answer(status, text))
+            self.end()
+
+    # A session.
+
+    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
+        requests = session.feed(data)
+        self._server.requests_seen += len(requests)
+        if self._backlog:
+            # Its next turn is planned already.
+            self._backlog.extend(requests)
+        elif len(requests) > _TURN_MAX:
+            self._backlog.extend(requests)
+            self._take_backlog()
+        else:
+            self._take_all(requests)
+        if session.error is not None and not self._backlog:
+            self._refuse_session(session.error)
+        if session.frame_bytes or self.has_reserved:
+            self._check_room(session.frame_bytes)
+        self.pause_if_behind()
+
+    def _take_all(self, requests: list[SessionRequest]) -> None:
+        server, counts = self._server, self._server.requests
+        for opcode, count, number, queue, body in requests:
+            counts[opcode] += 1
+            TAKE[opcode](server, self, count, number, queue, body)
+
+    def _take_backlog(self) -> None:
+        """Takes some requests, and the others in later turns: other connections have theirs."""
+        backlog = self._backlog
+        if self.ending:
+            return
+        pause_s = 0.0
+        if self.deferred > self._server.limits.deferred_max or self.writing_paused:
+            pause_s = _BEHIND_S
+        else:
+            self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
+        self._server.flush()
+        if backlog:
+            self.pause_reading()
+            self._server.loop.call_later(pause_s, self._take_backlog)
+        elif self._session is not None and self._session.error is not None:
+            self._refuse_session(self._session.error)
+            self._server.flush()
+        else:
+            self.resume_if_able()
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._backlog)
+
+    def _check_room(self, frame_bytes: int) -> None:
+        if not self.reserve(frame_bytes) and not self.ending:
+            reason = f"no room for {frame_bytes} bytes: others are being received; try again"
+            self._refuse_session(Overloaded(reason))
+
+    def _refuse_session(self, error: PenstockError) -> None:
+        """Ends the session with an answer about the connection, which has number 0."""
+        if not self.ending:
+            self.send(encode_session_answer(ERROR, 0, self._server.reason(error)))
+            self.end()
+
+    def refuse(self, number: int, error: PenstockError) -> None:
+        """Queues the ERROR by which a request of a session is answered."""
+        self.send(encode_session_answer(ERROR, number, self._server.reason(error)))
+
+    # The end.
+
+    def eof_received(self) -> bool:
+        """A client that sends no more may still read the answer to its single request."""
+        can_be_half_open = self.transport.get_extra_info("sslcontext") is None
+        request = self._single
+        is_answered_yet = request is not None and (
+            request.opcode != READ or self._verdict is not None
+        )
+        return can_be_half_open and is_answered_yet and not self.ending
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        held, self.held = self.held, {}
+        if self._single is not None and _SINGLE in held:
+            self._server.forget_verdict(self, held[_SINGLE].queue)
+        self._backlog.clear()
+        super().connection_lost(error)
+        if held:
+            self._server.release(list(held.values()))
+
+    def send_failure(self, error: PenstockError) -> None:
+        self._send_last(self._server.reason(error))
+
+    def send_goodbye(self, reason: str) -> None:
+        if not self.ending:
+            self._send_last(self._server.refusal(STOPPING, reason))
+
+    def _send_last(self, reason: bytes) -> None:
+        if self._session is None:
+            self.send(encode_answer(ERROR, reason))
+        else:
+            self.send(encode_session_answer(ERROR, 0, reason))
+
+    def check_progress(self, now_s: float) -> None:
+        """Closes the connection if its first request is overdue, or answers are not read."""
+        session = self._session
+        if session is not None:
+            # A large message on a slow line goes on moving; a mebibyte in the time is enough.
+            seen = (session.requests_seen, session.missing_bytes >> 20)
+            self.check_standstill(now_s, session.is_amid_frame, seen)
+        elif self._single is not None:
+            self.check_standstill(now_s, False, (0, 0))
+        elif now_s - self.since_s > self._server.limits.hello_s_max:
+            self.abort()
+
+
+async def listen_carrot(
+    server: CarrotServer, address: TcpAddress, tls: ssl.SSLContext | None = None
+) -> asyncio.Server:
+    """Listens for the broker's clients. Raises AddressInUse or InvalidField."""
+    return await open_listener(partial(CarrotConnection, server), address, tls)

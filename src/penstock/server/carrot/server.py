@@ -1,0 +1,259 @@
+"""The Carrot broker: it submits the requests of every connection to one service.
+
+    bytes → SessionDecoder, or read_request → LoopService.submit → the answer, at once or later
+
+An answer that can be shown at once is made within the call that brought the request's bytes. Any
+other is a `Pending` of the service: it waits for the disk, or for a message. Waiting reads are the
+service's own waiting pulls, so the first that waits is the first that is served.
+
+`connection` has the life of one connection, `sessions` the requests of the extension.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from penstock.backends.loop import LoopService, Pending
+from penstock.errors import InvalidReceipt, PenstockError, QueueNotFound, StaleReceipt
+from penstock.server.faults import Faults
+from penstock.server.metrics import MetricFamily
+from penstock.server.stream import Limits, StreamServer
+from penstock.service import Claim, Command, CreateQueue, Pull, Push
+from penstock.wire.carrot import OPCODE_NAMES
+from penstock.wire.carrot.reasons import REMOVED, make_reason, read_reason, reason_of
+
+if TYPE_CHECKING:
+    from penstock.server.carrot.connection import CarrotConnection
+
+# Claims that a connection may hold unacknowledged.
+HELD_MAX: Final = 10_000
+# Claims of a lost connection that are released in one turn of the event loop.
+_RELEASED_MAX: Final = 200
+_NAMES_MAX: Final = 10_000
+# A message written to a FIFO queue is in this group: the protocol has no word for one.
+GROUP: Final = "carrot"
+_FIFO: Final = ".fifo"
+
+Finish = Callable[[Any], None]
+Refuse = Callable[[PenstockError], None]
+
+
+class HeldClaim(NamedTuple):
+    """A claim whose message was sent, and that the client has not answered yet."""
+
+    queue: str
+    proof: Any
+    deadline_ms: int
+
+
+class CarrotServer(StreamServer):
+    """The broker: who is connected, and which claims they hold."""
+
+    def __init__(
+        self,
+        service: LoopService,
+        *,
+        token: str | None = None,
+        limits: Limits | None = None,
+        failed: Callable[[PenstockError], None] | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        super().__init__(service, limits, failed, faults)
+        self.token = None if token is None else token.encode()
+        self.submit = service.submit
+        # Requests by opcode, and refusals by the first word of their reasons.
+        self.requests = [0] * 256
+        self.refused: Counter[str] = Counter()
+        # The name and the group of a queue by the bytes a session names it by.
+        self._names: dict[bytes, tuple[str, str | None]] = {}
+        # Single reads whose message was sent and not answered, by queue.
+        self._unanswered: defaultdict[str, set[CarrotConnection]] = defaultdict(set)
+        self._released: deque[HeldClaim] = deque()
+
+    # Commands.
+
+    def name_of(self, raw: bytes) -> tuple[str, str | None]:
+        """The name of a queue, and the group of what is written to it."""
+        found = self._names.get(raw)
+        if found is None:
+            name = raw.decode("latin-1")
+            found = (name, GROUP if name.endswith(_FIFO) else None)
+            if len(self._names) >= _NAMES_MAX:
+                self._names.clear()
+            self._names[raw] = found
+        return found
+
+    def execute(
+        self,
+        connection: "CarrotConnection",
+        command: Command[Any],
+        finish: Finish,
+        refuse: Refuse,
+    ) -> None:
+        """Submits a command, and calls `finish` with the reply or `refuse` with the error.
+
+        They are called at once or later; later only if the connection is still there.
+        """
+        try:
+            reply = self.submit(command)
+        except PenstockError as error:
+            refuse(error)
+        except Exception as fault:
+            self.give_up(fault)
+        else:
+            if isinstance(reply, Pending):
+                self.defer(connection, reply, finish, refuse, type(command) is Pull)
+            else:
+                finish(reply)
+
+    def defer(
+        self,
+        connection: "CarrotConnection",
+        pending: Pending,
+        finish: Finish,
+        refuse: Refuse,
+        is_pull: bool = False,
+    ) -> None:
+        """Answers when the reply is there, or the wait for a message has ended."""
+        waits = pending.waits
+        key = connection.next_key() if is_pull else 0
+        if waits:
+            connection.waits[key] = pending
+        else:
+            connection.deferred += 1
+            self.deferred += 1
+            # Only what may give claims is cancelled if the connection breaks.
+            if is_pull:
+                connection.claiming[key] = pending
+        pending.then(partial(self._finish_later, connection, key, waits, finish, refuse))
+
+    def _finish_later(
+        self,
+        connection: "CarrotConnection",
+        key: int,
+        waited: bool,
+        finish: Finish,
+        refuse: Refuse,
+        reply: Any,
+        error: Exception | None,
+    ) -> None:
+        if waited:
+            connection.waits.pop(key, None)
+        else:
+            connection.deferred -= 1
+            self.deferred -= 1
+            connection.claiming.pop(key, None)
+        if error is None:
+            finish(reply)
+        elif self.broken is None:
+            # A service that failed has said so to everyone already, and the connection ends.
+            refuse(self.shown_error(error))
+        self.plan_flush()
+
+    def reason(self, error: PenstockError) -> bytes:
+        """The reason for a refusal, which is counted."""
+        return self._counted(reason_of(error))
+
+    def settle_reason(self, error: PenstockError) -> bytes:
+        """The same for a claim: a queue that is not found was there when the message was read."""
+        if isinstance(error, QueueNotFound) or (
+            isinstance(error, InvalidReceipt) and not isinstance(error, StaleReceipt)
+        ):
+            reason = "the queue was removed, and its messages with it"
+            return self._counted(make_reason(REMOVED, reason))
+        return self.reason(error)
+
+    def refusal(self, word: str, text: str) -> bytes:
+        """A reason of the broker's own, which is counted."""
+        return self._counted(make_reason(word, text))
+
+    def _counted(self, reason: bytes) -> bytes:
+        self.refused[read_reason(reason)[0]] += 1
+        return reason
+
+    # Claims.
+
+    def await_verdict(self, connection: "CarrotConnection", queue: str) -> None:
+        """Notes a single read whose message was sent."""
+        self._unanswered[queue].add(connection)
+
+    def forget_verdict(self, connection: "CarrotConnection", queue: str) -> None:
+        """Notes that a single read has ended."""
+        waiting = self._unanswered.get(queue)
+        if waiting is not None:
+            waiting.discard(connection)
+            if not waiting:
+                del self._unanswered[queue]
+
+    def removed(self, queue: str) -> None:
+        """Ends the single reads that wait for a verdict on a message of this queue."""
+        for connection in list(self._unanswered.get(queue, ())):
+            connection.cancel_read()
+
+    def release(self, claims: Sequence[HeldClaim]) -> None:
+        """Puts the messages of a lost connection back, some in each turn of the event loop."""
+        was_idle = not self._released
+        self._released.extend(claims)
+        if was_idle:
+            self._release_some()
+
+    def _release_some(self) -> None:
+        released = self._released
+        some = [released.popleft() for _ in range(min(len(released), _RELEASED_MAX))]
+        # A claim is released by its queue and its receipt.
+        self.service.abandon(cast("list[Claim]", some))
+        if released:
+            self.loop.call_soon(self._release_some)
+
+    async def stop(self, reason: str, patience_s: float = 10.0) -> None:
+        """Answers what was taken, ends the connections, and puts back what they held."""
+        await super().stop(reason, patience_s)
+        while self._released:
+            self._release_some()
+
+    # Figures.
+
+    def families(self) -> Iterator[MetricFamily]:
+        """The broker's figures for the page of metrics."""
+        connections = MetricFamily(
+            "penstock_carrot_connections", "gauge", "Connections to the broker."
+        )
+        connections.add(len(self.connections))
+        yield connections
+        seen = MetricFamily(
+            "penstock_carrot_connections_accepted_total",
+            "counter",
+            "Connections the broker has accepted.",
+        )
+        seen.add(self.connections_seen)
+        yield seen
+        held = MetricFamily(
+            "penstock_carrot_unacknowledged",
+            "gauge",
+            "Messages that were sent and not acknowledged yet.",
+        )
+        held.add(sum(len(each.held) for each in self.connections))
+        yield held
+        requests = MetricFamily(
+            "penstock_carrot_requests_total", "counter", "Requests to the broker, by opcode."
+        )
+        for opcode, name in OPCODE_NAMES.items():
+            requests.add(self.requests[opcode], request=name)
+        yield requests
+        refused = MetricFamily(
+            "penstock_carrot_refused_total", "counter", "Requests that the broker refused."
+        )
+        for word, count in sorted(self.refused.items()):
+            refused.add(count, reason=word)
+        yield refused
+
+
+def make_push(name: str, group: str | None, message: bytes) -> Push:
+    """The command of a WRITE or PUT."""
+    return Push(name, message) if group is None else Push(name, message, group=group)
+
+
+def make_create(name: str, settings: dict[str, Any]) -> CreateQueue:
+    """The command of an ADD; a name that ends in .fifo makes a FIFO queue."""
+    return CreateQueue(name, {**settings, "fifo": True} if name.endswith(_FIFO) else settings)

@@ -1,0 +1,346 @@
+"""Connections of a server of many requests each: what they wait for, hold and have to be sent.
+
+The frame server and the Carrot broker have a protocol each and this in common. All answers that are
+made within one callback of the event loop leave a connection in one write. A connection pauses
+reading while its peer does not read answers, or while too many of its requests wait for the disk.
+It is closed if it makes no progress for too long. When it breaks, what is pending for it is
+cancelled: waits end, and claims that were made for it return to their places.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, cast
+
+from penstock.backends.engine.loop import engine_fault
+from penstock.backends.loop import LoopService, Pending
+from penstock.errors import PenstockError, UnavailableError
+from penstock.server.faults import Faults
+
+# An incomplete frame up to this size is not counted: it is part of a connection's own cost.
+SMALL_BYTES: Final = 64 * 1024
+
+
+class Limits(NamedTuple):
+    """How much a client may ask of the server, and how long it may take over it."""
+
+    frame_bytes_max: int = 65 * 1024 * 1024
+    connections_max: int = 10_000
+    waits_max: int = 1_024
+    deferred_max: int = 4_096
+    unsent_bytes_max: int = 1024 * 1024
+    # Memory for large frames that are incomplete, on all connections together.
+    unfinished_bytes_max: int = 512 * 1024 * 1024
+    hello_s_max: float = 10.0
+    # How long an incomplete frame, or answers that are not read, may make no progress.
+    stall_s_max: float = 30.0
+
+
+class StreamServer:
+    """The connections of one server, in front of one service.
+
+    `failed` is called once if the service has to stop; the owner of the server should end it then.
+    The service stays open when the server stops: it may have other users.
+    """
+
+    def __init__(
+        self,
+        service: LoopService,
+        limits: Limits | None = None,
+        failed: Callable[[PenstockError], None] | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.connections: set[Any] = set()
+        self.connections_seen = 0
+        self.requests_seen = 0
+        self.unfinished_bytes = 0
+        # Connections with something to send.
+        self.dirty: list[Any] = []
+        self.failed = failed
+        self.faults = faults or Faults()
+        self.service = service
+        self.loop = asyncio.get_running_loop()
+        self.started_s = self.loop.time()
+        self.idle_since_s = self.started_s
+        # Answers that are not durable yet, or come from elsewhere.
+        self.deferred = 0
+        self.stopping = False
+        self.broken: PenstockError | None = None
+        self._flush_is_planned = False
+        self._drained = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._sweep_s = min(self.limits.hello_s_max, self.limits.stall_s_max) / 4
+        self._sweep_timer = self.loop.call_later(self._sweep_s, self._sweep)
+        service.on_failure(self.fail)
+
+    # Sending.
+
+    def plan_flush(self) -> None:
+        """Has what callbacks gather in this turn of the event loop sent in one write each."""
+        if not self._flush_is_planned:
+            self._flush_is_planned = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Sends what has gathered; to be called at the end of whatever made answers."""
+        self._flush_is_planned = False
+        if self.dirty:
+            dirty, self.dirty = self.dirty, []
+            for connection in dirty:
+                connection.flush()
+        if self.stopping:
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        if not self.deferred and not any(each.waits for each in self.connections):
+            self._drained.set()
+
+    def give_up(self, fault: Exception) -> None:
+        """Ends everything: after a fault within it, the service may be half-way anywhere."""
+        self.faults.report("the engine", fault)
+        self.fail(engine_fault(fault))
+
+    def fail(self, error: PenstockError) -> None:
+        """Tells every client that the service has stopped, and ends the connections."""
+        if self.broken is not None:
+            return
+        self.broken = error
+        for connection in list(self.connections):
+            connection.send_failure(error)
+            connection.end()
+        self.plan_flush()
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            failed(error)
+
+    def shown_error(self, error: Exception, what: str = "a request") -> PenstockError:
+        """The error for a client; one that no code expected is reported and not shown."""
+        if isinstance(error, PenstockError):
+            return error
+        self.faults.report(what, error)
+        return UnavailableError("the request could not be served")
+
+    # Connections.
+
+    def enter(self, connection: "StreamConnection") -> PenstockError | None:
+        """Notes a new connection, or says why there is no room for it."""
+        if self.broken is not None:
+            return self.broken
+        if len(self.connections) >= self.limits.connections_max:
+            return UnavailableError(f"the server has {len(self.connections)} connections already")
+        self.connections.add(connection)
+        self.connections_seen += 1
+        return None
+
+    def leave(self, connection: "StreamConnection") -> None:
+        """Forgets a connection: its waits end, and claims that it was not sent return."""
+        for pending in list(connection.waits.values()):
+            pending.cancel()
+        for pending in list(connection.claiming.values()):
+            pending.cancel()
+            self.deferred -= 1
+        connection.waits.clear()
+        connection.claiming.clear()
+        self.connections.discard(connection)
+        if not self.connections:
+            self.idle_since_s = self.loop.time()
+            if self.stopping:
+                self._emptied.set()
+        self.flush()
+
+    def _sweep(self) -> None:
+        """Closes connections that make no progress; one timer serves all of them."""
+        now_s = self.loop.time()
+        for connection in list(self.connections):
+            connection.check_progress(now_s)
+        self._sweep_timer = self.loop.call_later(self._sweep_s, self._sweep)
+
+    async def stop(self, reason: str, patience_s: float = 10.0) -> None:
+        """Answers what was taken, says goodbye, and closes every connection."""
+        self.stopping = True
+        for connection in list(self.connections):
+            connection.is_deaf = True
+            for request, pending in list(connection.waits.items()):
+                if pending.waits:
+                    pending.cancel()
+                    del connection.waits[request]
+                    connection.send_wait_ended(request, reason)
+        self.flush()
+        if not self._drained.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), patience_s)
+        for connection in list(self.connections):
+            connection.send_goodbye(reason)
+            connection.end()
+        self.flush()
+        if self.connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), patience_s)
+        for connection in list(self.connections):
+            connection.abort()
+        self._sweep_timer.cancel()
+
+
+class StreamConnection(asyncio.Protocol):
+    """One client: its requests are taken by the server, its answers sent in one write a turn.
+
+    A protocol adds `data_received` and says what is sent when a wait, or the connection, ends.
+    """
+
+    def __init__(self, server: StreamServer) -> None:
+        # By request: pulls that wait for a message, and pulls whose claims are not durable yet.
+        self.waits: dict[int, Pending] = {}
+        self.claiming: dict[int, Pending] = {}
+        # Requests whose answers come later, pulls that wait for a message aside.
+        self.deferred = 0
+        self.is_gone = False
+        # Set when the server stops: what arrives now is not done.
+        self.is_deaf = False
+        self.since_s = 0.0
+        self.ending = False
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.writing_paused = False
+        self._stream = server
+        self._out: list[bytes] = []
+        self._unfinished_bytes = 0
+        self._reading_paused = False
+        # What the last sweep saw, and when it first saw that.
+        self._standstill: tuple[int, int] | None = None
+        self._standstill_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=self._stream.limits.unsent_bytes_max)
+        self.since_s = self._stream.loop.time()
+
+    # What a protocol says.
+
+    def send_failure(self, error: PenstockError) -> None:
+        """Queues the answer to a service that has failed."""
+        raise NotImplementedError
+
+    def send_goodbye(self, reason: str) -> None:
+        """Queues the last bytes before the server stops."""
+
+    def send_wait_ended(self, request: int, reason: str) -> None:
+        """Queues the answer to a pull whose wait ends because the server stops."""
+
+    # Sending.
+
+    def send(self, answer: bytes) -> None:
+        """Queues an answer for the next flush."""
+        if not self._out:
+            self._stream.dirty.append(self)
+        self._out.append(answer)
+
+    def flush(self) -> None:
+        """Writes all queued answers to the transport at once."""
+        out = self._out
+        if not out or self.is_gone:
+            return
+        self._out = []
+        self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self.ending:
+            self.transport.close()
+        elif self._reading_paused:
+            self.resume_if_able()
+
+    def _is_behind(self) -> bool:
+        return self.deferred > self._stream.limits.deferred_max // 2
+
+    def end(self) -> None:
+        """Closes the connection once everything has been sent."""
+        self.ending = True
+        if self.is_gone:
+            return
+        self.pause_reading()
+        if self._out:
+            self._stream.dirty.append(self)
+        else:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.ending = True
+        self.transport.abort()
+
+    # Limits.
+
+    def reserve(self, frame_bytes: int) -> bool:
+        """Counts the incomplete frame against the limit of all connections; False if over it."""
+        stream = self._stream
+        wanted = frame_bytes if frame_bytes > SMALL_BYTES else 0
+        stream.unfinished_bytes += wanted - self._unfinished_bytes
+        self._unfinished_bytes = wanted
+        return stream.unfinished_bytes <= stream.limits.unfinished_bytes_max
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether an incomplete frame of this connection is counted."""
+        return bool(self._unfinished_bytes)
+
+    def pause_if_behind(self) -> None:
+        """Pauses reading while too many requests wait for the disk."""
+        if self.deferred > self._stream.limits.deferred_max:
+            self.pause_reading()
+
+    def pause_reading(self) -> None:
+        """Stops reading until what has to be sent was sent."""
+        if not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_if_able(self) -> None:
+        """Reads on, unless there is still too much to be sent or taken first."""
+        if (
+            self._reading_paused
+            and not self.ending
+            and not self.writing_paused
+            and not self._is_behind()
+            and not self.has_backlog
+        ):
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether requests were read that are yet to be taken."""
+        return False
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+        self.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        self.resume_if_able()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_gone = True
+        self.ending = True
+        self._out = []
+        self.reserve(0)
+        self._stream.leave(self)
+
+    def check_standstill(self, now_s: float, is_amid_frame: bool, seen: tuple[int, int]) -> None:
+        """Closes the connection if a frame does not arrive, or answers are not read.
+
+        `seen` changes while the frame arrives.
+        """
+        if not (is_amid_frame or self.writing_paused):
+            self._standstill = None
+            return
+        if self.writing_paused:
+            seen = (-1, self.transport.get_write_buffer_size())
+        if seen != self._standstill:
+            self._standstill, self._standstill_s = seen, now_s
+        elif now_s - self._standstill_s > self._stream.limits.stall_s_max:
+            self.abort()
+
+
+def ignore_reply(reply: Any, error: Exception | None) -> None:
+    """The callback of a pull that is cancelled at once."""

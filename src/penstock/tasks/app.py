@@ -1,0 +1,220 @@
+"""TaskApp: the tasks and schedules of a program, and the store through which workers get them."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from penstock.backends import open_service
+from penstock.backends.loop import Steps
+from penstock.client import check_results
+from penstock.clock import Clock, SystemClock
+from penstock.errors import InvalidField, QueueNotFound
+from penstock.service import Batch, Push, PushMany, PushReply, QueueService
+from penstock.settings import URL_VARIABLE
+from penstock.tasks.errors import TaskError
+from penstock.tasks.inline import run_until_empty
+from penstock.tasks.middleware import Middleware
+from penstock.tasks.names import TASK_QUEUE
+from penstock.tasks.options import read_options
+from penstock.tasks.schedule import Schedule, read_schedule
+from penstock.tasks.steps import ensure_queue, push_creating, run_steps
+from penstock.tasks.task import PreparedTask, Task
+from penstock.url import read_url
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
+
+
+class TaskApp:
+    """Registered tasks and schedules on one store; any URL of Penstock, Redis if none is given.
+
+    Without a URL, the variable PENSTOCK_URL names the store, or else it is a Redis server on this
+    machine. The app connects when it is first used, and anew in a forked child. `name` begins the
+    names of the queues for results, groups, schedules and limits: apps with different names do
+    not meet there. The other options are the defaults of every task.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str = "tasks",
+        middleware: Iterable[Middleware] = (),
+        clock: Clock | None = None,
+        **defaults: Any,
+    ) -> None:
+        _check_name("name", name)
+        if url is not None:
+            read_url(url)
+        self._url = url
+        self.name = name
+        self.middleware: list[Middleware] = list(middleware)
+        for each in self.middleware:
+            if not isinstance(each, Middleware):
+                raise TaskError(f"middleware: {each!r} is not an instance of Middleware")
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self._defaults = read_options({"queue": name, **defaults})
+        self._has_own_clock = clock is not None
+        self.clock: Clock = clock or SystemClock()
+        self._service: QueueService | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def url(self) -> str:
+        """The URL of the store."""
+        return self._url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+    def use_url(self, url: str) -> None:
+        """Uses another store from now on. Raises InvalidField."""
+        read_url(url)
+        self.close()
+        self._url = url
+
+    @property
+    def service(self) -> QueueService:
+        """The connection of this process. Raises what opening it raises."""
+        if self._pid != os.getpid():
+            # A forked child: the connection is its parent's, and so may be the lock.
+            self._service, self._lock, self._pid = None, threading.Lock(), os.getpid()
+        service = self._service
+        if service is None:
+            with self._lock:
+                service = self._service
+                if service is None:
+                    clock = self.clock if self._has_own_clock else None
+                    service = self._service = open_service(self.url, clock)
+        return service
+
+    def now_ms(self) -> int:
+        """The wall clock, by which tasks are due and expire; or the clock that was given."""
+        return self.clock.now_ms() if self._has_own_clock else time.time_ns() // 1_000_000
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues of the registered tasks, the app's default queue first if it is used."""
+        return list(dict.fromkeys(task.options.queue for task in self.tasks.values()))
+
+    def close(self) -> None:
+        """Closes the connection; the next use opens another."""
+        service, self._service = self._service, None
+        if service is not None and self._pid == os.getpid():
+            service.close()
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, /, *, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Registers a function, sync or async, as a task: `@app.task` or `@app.task(retries=5)`.
+
+        Options: queue, priority (0 to 9), retries, backoff (seconds or a Backoff), timeout, ttl,
+        result_ttl (seconds), unique (true or names of arguments), rate ("100/m"), concurrency.
+        Raises TaskError for a name that is taken, a wrong option, or a parameter whose type JSON
+        cannot hold.
+        """
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            if isinstance(function, Task) or not hasattr(function, "__name__"):
+                raise TaskError(f"task: expected a function, got {type(function).__name__}")
+            return self._register(function, name or function.__name__, options)
+
+        return register if function is None else register(function)
+
+    def _register(
+        self, function: Callable[..., Any], name: str, options: dict[str, Any]
+    ) -> Task[..., Any]:
+        _check_name("task", name)
+        if name in self.tasks:
+            raise TaskError(f"task: there is a task {name!r} already; give this one name=…")
+        try:
+            read = read_options(options, self._defaults)
+        except InvalidField as error:
+            raise TaskError(f"task {name!r}: {error}") from None
+        task = self.tasks[name] = Task(self, name, function, read)
+        return task
+
+    def schedule(
+        self,
+        name: str,
+        when: str | float,
+        call: PreparedTask | Task[..., Any],
+        *,
+        timezone: str = "UTC",
+        missed: str = "once",
+    ) -> Schedule:
+        """Has a task pushed whenever it is due, once, however many workers run.
+
+        `when` is a cron expression of five fields, or six with seconds first, read in `timezone`;
+        or a number of seconds. What became due while no worker ran is pushed once, the latest of
+        it (`missed="once"`), or not at all (`"skip"`). Raises TaskError.
+        """
+        _check_name("schedule", name)
+        if name in self.schedules:
+            raise TaskError(f"schedule: there is a schedule {name!r} already")
+        if isinstance(call, Task):
+            call = call.prepare()
+        schedule = self.schedules[name] = read_schedule(name, when, call, timezone, missed)
+        return schedule
+
+    def push(self, command: Push) -> PushReply:
+        """Executes a push; the queue is created if it does not exist."""
+        try:
+            return self.service.execute(command)
+        except QueueNotFound:
+            return run_steps(self.service, push_creating(command, TASK_QUEUE))
+
+    def push_many(self, command: PushMany) -> Sequence[PushReply]:
+        """Executes many pushes to one queue. Raises BatchRefused if some are refused."""
+        try:
+            replies = self.service.execute(command)
+        except QueueNotFound:
+            replies = [QueueNotFound()]
+        if replies and isinstance(replies[0], QueueNotFound):
+            self.run_steps(ensure_queue(command.queue, TASK_QUEUE))
+            replies = self.service.execute(command)
+        return check_results(replies, False)
+
+    def push_batch(self, pushes: Sequence[Push]) -> None:
+        """Executes pushes to any queues. Raises BatchRefused if some are refused."""
+        for queue in {push.queue for push in pushes}:
+            self.run_steps(ensure_queue(queue, TASK_QUEUE))
+        check_results(self.service.execute(Batch(list(pushes))), False)
+
+    def run_steps(self, steps: Steps[R]) -> R:
+        """Executes a sequence of commands on the app's connection."""
+        return run_steps(self.service, steps)
+
+    def run_until_empty(self, *queues: str) -> int:
+        """Runs tasks in this thread until none is left to run; returns how many attempts ran.
+
+        It is for tests and scripts, on `memory:` for example. Schedules that are due are pushed
+        first. With a `ManualClock(auto_advance=True)` time moves to the next delayed task or
+        retry, so that nothing is left; with a plain ManualClock what is not due stays; with the
+        system's clock this waits for it. Timeouts are checked when a task returns; limits of rate
+        and concurrency are not applied.
+        """
+        return run_until_empty(self, queues or tuple(self.queues))
+
+
+def _check_name(field: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TaskError(
+            f"{field}: {name!r} is no name; use 1 to 40 of A-Z a-z 0-9 _ . - (name=… names a task)"
+        )

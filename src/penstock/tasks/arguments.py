@@ -1,0 +1,150 @@
+"""A function's parameters as a type: arguments are checked and become JSON before they are pushed.
+
+The arguments are an object by parameter name. They are encoded and then decoded as the function's
+annotations say, so what passes here is what the worker will be able to read.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final, get_type_hints
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from penstock.tasks.errors import TaskError
+
+_encode: Final = msgspec.json.Encoder().encode
+_EMPTY: Final = inspect.Parameter.empty
+
+
+class Arguments:
+    """How the arguments of one function are checked, encoded, decoded and given to it."""
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        """Reads the signature. Raises TaskError for a type that JSON cannot hold."""
+        self._task = task
+        self._signature = inspect.signature(function)
+        self._parameters = list(self._signature.parameters.values())
+        self.names = tuple(self._signature.parameters)
+        kinds = {parameter.kind for parameter in self._parameters}
+        self._is_plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        try:
+            hints = get_type_hints(function, include_extras=True)
+            self._decode = self._decoder(hints, ())
+            # Of a task within a chain: the result of the task before becomes the first argument.
+            self._decode_rest = self._decoder(hints, self.names[:1])
+            returned = hints.get("return", Any)
+            self.result = msgspec.json.Decoder(Any if returned is None else returned)
+        except (TypeError, NameError) as error:
+            raise TaskError(
+                f"task {task!r}: its parameters cannot be checked: {error}; annotate them with "
+                "types that JSON can hold, such as int, str, list[int], datetime or a dataclass"
+            ) from None
+
+    def _decoder(self, hints: dict[str, Any], without: tuple[str, ...]) -> Callable[[Any], Any]:
+        fields: list[Any] = []
+        for parameter in self._parameters:
+            kind: Any = hints.get(parameter.name, Any)
+            if parameter.name in without:
+                continue
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                fields.append((parameter.name, list[kind], []))
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                fields.append((parameter.name, dict[str, kind], {}))
+            elif parameter.default is _EMPTY:
+                fields.append((parameter.name, kind))
+            else:
+                fields.append(
+                    (parameter.name, kind | UnsetType if kind is not Any else kind, UNSET)
+                )
+        struct = msgspec.defstruct(
+            f"{self._task}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        return msgspec.json.Decoder(struct).decode
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The arguments of a call as JSON. Raises TaskError, naming the argument."""
+        if self._is_plain and not kwargs and len(args) == len(self.names):
+            named = dict(zip(self.names, args, strict=True))
+        else:
+            named = self._named(self._signature, args, kwargs)
+        return self._checked(named, self._decode)
+
+    def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The same for a call whose first argument is yet to come. Raises TaskError."""
+        if not self._parameters or self._parameters[0].kind is not (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ):
+            raise TaskError(
+                f"{self._task}: takes no first argument by name, so it cannot be given the result "
+                "of the task before it"
+            )
+        signature = self._signature.replace(parameters=self._parameters[1:])
+        return self._checked(self._named(signature, args, kwargs), self._decode_rest)
+
+    def _named(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        try:
+            return signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TaskError(f"{self._task}: {error}") from None
+
+    def _checked(self, named: dict[str, Any], decode: Callable[[bytes], Any]) -> bytes:
+        try:
+            encoded = _encode(named)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise TaskError(f"{self._task}: an argument cannot become JSON: {error}") from None
+        try:
+            decode(encoded)
+        except msgspec.ValidationError as error:
+            raise TaskError(f"{self._task}: {_plain(error)}") from None
+        return encoded
+
+    def decode(self, encoded: msgspec.Raw | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with. Raises TaskError."""
+        try:
+            found = self._decode(encoded)
+        except msgspec.MsgspecError as error:
+            raise TaskError(f"{self._task}: {_plain(error)}") from None
+        values = msgspec.structs.astuple(found)
+        if self._is_plain and UNSET not in values:
+            return values, {}
+        return self._spread(values)
+
+    def _spread(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_name = False
+        for parameter, value in zip(self._parameters, values, strict=True):
+            if value is UNSET:
+                # The function's own default; what follows can only be given by name.
+                by_name = True
+                continue
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args += value
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                kwargs |= value
+            elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                args.append(value)
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY or by_name:
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
+
+
+def with_first(rest: msgspec.Raw, name: str, first: bytes) -> msgspec.Raw:
+    """The arguments of a call that has got its first one, whose name and JSON are given."""
+    start = b"{" + _encode(name) + b":" + first
+    body = bytes(rest)
+    return msgspec.Raw(start + (b"}" if body == b"{}" else b"," + body[1:]))
+
+
+def _plain(error: Exception) -> str:
+    """What msgspec says, with the argument's name in front."""
+    what, at, path = str(error).partition(" - at `$.")
+    what = what.replace("`", "")
+    if at:
+        return f"argument {path.rstrip('`')}: {what[0].lower()}{what[1:]}"
+    return what[0].lower() + what[1:] if what else str(error)

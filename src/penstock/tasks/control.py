@@ -1,0 +1,181 @@
+"""Failed and waiting tasks, for people who look after them: find, retry, cancel.
+
+Each is a sequence of commands on any service. A failed task is a message in the queue
+`QUEUE.failed`, with its arguments and its traceback; a cancelled one is an id in a queue that every
+worker reads once a second.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import msgspec
+
+from penstock.backends.loop import Steps
+from penstock.errors import ProtocolError, QueueNotFound, RequestError
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    PEEK_LIMIT_MAX,
+    Batch,
+    BatchItem,
+    Claim,
+    Delete,
+    Message,
+    Peek,
+    Pull,
+    Push,
+    Release,
+    State,
+    check_id,
+)
+from penstock.tasks.envelope import Envelope, StoredResult, decode_envelope, encode
+from penstock.tasks.names import (
+    CANCELLED_QUEUE,
+    CANCELLED_TTL_MS,
+    TASK_QUEUE,
+    cancelled_queue,
+    failed_queue,
+)
+from penstock.tasks.results import find_result
+from penstock.tasks.running import TaskOutcome
+from penstock.tasks.steps import push_creating
+
+if TYPE_CHECKING:
+    from penstock.tasks.app import TaskApp
+
+_PULL_MAX: Final = 1_000
+_STATES: Final[tuple[State, ...]] = ("in_flight", "visible", "delayed")
+
+
+class FoundTask(NamedTuple):
+    """A task as it stands: its state, the queue it is in, its message and what that holds."""
+
+    id: str
+    state: str
+    queue: str
+    message: Message | None
+    envelope: Envelope | None
+    result: StoredResult | None = None
+
+
+class CancelledIds:
+    """The ids of the cancelled tasks, as one process knows them."""
+
+    OUTCOME: ClassVar[TaskOutcome] = TaskOutcome(is_cancelled=True)
+
+    def __init__(self, app: str) -> None:
+        self._queue = cancelled_queue(app)
+        self._ids: frozenset[str] = frozenset()
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._ids
+
+    def __iter__(self) -> Any:
+        return iter(self._ids)
+
+    def refresh(self) -> Steps[None]:
+        """Reads them anew."""
+        try:
+            messages = yield Peek(self._queue, PEEK_LIMIT_MAX)
+        except RequestError:
+            # There is no such queue before the first cancel; some services cannot peek.
+            messages = []
+        self._ids = frozenset(message.body.decode(errors="replace") for message in messages)
+
+
+def cancel(app: "TaskApp", task_id: str) -> Steps[None]:
+    """Has workers drop a task when they get it, and end it if they can while it runs.
+
+    Raises QueueFull after 1,000 cancels within a week.
+    """
+    check_id("id", task_id)
+    push = Push(
+        cancelled_queue(app.name), task_id.encode(), ttl_ms=CANCELLED_TTL_MS, dedup_id=task_id
+    )
+    yield from push_creating(push, CANCELLED_QUEUE)
+
+
+def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[list[FoundTask]]:
+    """The failed tasks of queues, up to `limit` of each."""
+    found: list[FoundTask] = []
+    for queue in queues:
+        try:
+            messages = yield Peek(failed_queue(queue), min(limit, PEEK_LIMIT_MAX))
+        except QueueNotFound:
+            continue
+        found += [_found(queue, "failed", message) for message in messages]
+    return found
+
+
+def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[list[str]]:
+    """Pushes failed tasks to their queues again, with all their attempts; returns their ids.
+
+    Without `ids`, all of them. Each is deleted from the failed ones after its push.
+    """
+    retried: list[str] = []
+    for queue in queues:
+        source = failed_queue(queue)
+        kept: dict[str, Claim] = {}
+        while True:
+            try:
+                claims: list[Claim] = yield Pull(source, _PULL_MAX, wait_ms=0)
+            except QueueNotFound:
+                break
+            # One that was seen before has run out: this has gone through all of them.
+            claims = [claim for claim in claims if claim.id not in kept]
+            if not claims:
+                break
+            for claim in claims:
+                task = _found(queue, "failed", claim)
+                wanted = ids is None or task.id in ids
+                if not wanted or task.envelope is None or not task.envelope.task:
+                    kept[claim.id] = claim
+                    continue
+                envelope = msgspec.structs.replace(
+                    task.envelope, failures=0, failure=None, expires_at_ms=None
+                )
+                push = Push(queue, encode(envelope), priority=claim.priority)
+                yield from push_creating(push, TASK_QUEUE)
+                yield Delete(source, claim.proof)
+                retried.append(task.id)
+            if ids is not None and ids <= set(retried):
+                break
+        releases: list[BatchItem] = [Release(source, claim.proof) for claim in kept.values()]
+        for at in range(0, len(releases), BATCH_ITEMS_MAX):
+            yield Batch(releases[at : at + BATCH_ITEMS_MAX])
+    return retried
+
+
+def find_task(app: "TaskApp", queues: Iterable[str], task_id: str) -> Steps[FoundTask | None]:
+    """A task by its id: its result, else the failed one, else among the first of each queue."""
+    result = yield from find_result(app.name, task_id)
+    for queue in queues:
+        for state in _STATES:
+            try:
+                messages = yield Peek(queue, PEEK_LIMIT_MAX, state)
+            except QueueNotFound:
+                break
+            for message in messages:
+                task = _found(queue, _SHOWN[state], message)
+                if task.id == task_id:
+                    return task._replace(result=result)
+        for task in (yield from failed_tasks([queue])):
+            if task.id == task_id:
+                return task._replace(result=result)
+    if result is None:
+        return None
+    return FoundTask(task_id, result.state, "", None, None, result)
+
+
+_SHOWN: Final[dict[State, str]] = {
+    "in_flight": "running",
+    "visible": "waiting",
+    "delayed": "delayed",
+}
+
+
+def _found(queue: str, state: str, message: Message) -> FoundTask:
+    try:
+        envelope = decode_envelope(message.body)
+    except ProtocolError:
+        return FoundTask(message.id, state, queue, message, None)
+    return FoundTask(envelope.id or message.id, state, queue, message, envelope)

@@ -1,0 +1,24 @@
+"""The one place to extend what happens around a task: before, after, and when it fails."""
+
+from typing import Any
+
+from penstock.tasks.context import TaskContext
+
+
+class Middleware:
+    """Subclass it, and give an instance to `TaskApp(middleware=[…])`.
+
+    The methods run where the task runs: in its thread, its process, or the event loop of async
+    tasks, so they should not block there. They run in the order of the list, `after` and `failed`
+    in the opposite one. What `before` raises fails the attempt, and the task is not called; what
+    `after` and `failed` raise is reported to `logging` and changes nothing.
+    """
+
+    def before(self, context: TaskContext) -> None:
+        """Called before each attempt."""
+
+    def after(self, context: TaskContext, result: Any) -> None:
+        """Called after an attempt that succeeded."""
+
+    def failed(self, context: TaskContext, error: BaseException, is_final: bool) -> None:
+        """Called after an attempt that failed; `is_final` if it was the last."""

@@ -1,0 +1,308 @@
+"""What follows from the outcomes of tasks, as commands: results, next tasks, retries, deletes.
+
+Whatever an outcome leads to is pushed first, and the message of the task deleted last. A worker
+that dies in between leaves the message, so that the task is run again; the dedup ids of the pushes
+are made of the message's id, so that what it pushed is not pushed twice.
+"""
+
+import logging
+import random
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.backends.loop import Steps
+from penstock.errors import ProtocolError, QueueNotFound, RequestError
+from penstock.service import (
+    PEEK_LIMIT_MAX,
+    Batch,
+    Delete,
+    DeleteQueue,
+    Peek,
+    Push,
+    Release,
+    Stats,
+)
+from penstock.tasks.arguments import with_first
+from penstock.tasks.envelope import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    Envelope,
+    Failure,
+    GroupPlace,
+    Step,
+    StoredResult,
+    decode_result,
+    encode,
+)
+from penstock.tasks.names import (
+    FAILED_QUEUE,
+    RESULT_QUEUE,
+    RESULTS_NEED,
+    TASK_QUEUE,
+    failed_queue,
+    group_queue,
+    result_queue,
+)
+from penstock.tasks.running import HeldTask, TaskOutcome
+from penstock.tasks.steps import push_creating
+from penstock.tasks.tracing import kept_attributes
+
+if TYPE_CHECKING:
+    from penstock.tasks.app import TaskApp
+
+_logger: Final = logging.getLogger("penstock.tasks")
+# Of a task whose outcome cannot be pushed, because a queue is full for example.
+_REFUSED_DELAY_MS: Final = 10_000
+
+
+class _Owed(NamedTuple):
+    """A push that an outcome leads to, and the settings with which its queue is created."""
+
+    held: HeldTask
+    push: Push
+    settings: dict[str, Any] | None
+
+
+class Settler:
+    """Settles the tasks of one app; pure but for the jitter and the clock of the app."""
+
+    def __init__(self, app: "TaskApp", lacks: Container[str]) -> None:
+        """`lacks` names what the service cannot do."""
+        self._app = app
+        self._has_dedup = "dedup" not in lacks
+        self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
+
+    def settle(self, tasks: Sequence[HeldTask]) -> Steps[None]:
+        """Settles tasks that have outcomes. Raises UnavailableError, and may then be repeated."""
+        kept = yield from self._push_all(tasks, self._owed_by)
+        # A result or a next task that cannot be pushed fails its task.
+        kept = yield from self._push_all(kept, self._owed_by)
+        for held in kept:
+            _logger.error("the outcome of task %s cannot be stored; it is tried again", held.id)
+        ended = [held for held in tasks if held not in kept] if kept else tasks
+        for place in _completed_groups(ended):
+            yield from self._finish_group(place)
+        items: list[Any] = [Delete(held.claim.queue, held.claim.proof) for held in ended]
+        items += [Release(held.claim.queue, held.claim.proof, _REFUSED_DELAY_MS) for held in kept]
+        items += [Release(held.slot.queue, held.slot.proof) for held in tasks if held.slot]
+        # An item that is refused had lost its claim: somebody else runs that task.
+        yield Batch(items)
+
+    def _push_all(self, tasks: Iterable[HeldTask], owed_by: Any) -> Steps[list[HeldTask]]:
+        """Pushes what the tasks lead to; returns those of which a push was refused."""
+        owed: list[_Owed] = [each for held in tasks for each in owed_by(held)]
+        if not owed:
+            return []
+        replies: list[Any] = yield Batch([each.push for each in owed])
+        refused: dict[int, HeldTask] = {}
+        for each, reply in zip(owed, replies, strict=True):
+            error = reply if isinstance(reply, RequestError) else None
+            if isinstance(error, QueueNotFound) and each.settings is not None:
+                try:
+                    yield from push_creating(each.push, each.settings)
+                    error = None
+                except RequestError as second:
+                    error = second
+            if error is None or (isinstance(error, QueueNotFound) and each.settings is None):
+                continue
+            refused[id(each.held)] = each.held
+            reason = f"its outcome cannot be pushed to {each.push.queue!r}: {error}"
+            each.held.outcome = TaskOutcome(failure=Failure(reason, is_final=True))
+        return list(refused.values())
+
+    def _owed_by(self, held: HeldTask) -> Iterable[_Owed]:
+        outcome = held.outcome
+        assert outcome is not None
+        if outcome.failure is not None:
+            return self._owed_by_failure(held, outcome.failure)
+        if not held.needs_value and not outcome.is_cancelled:
+            return ()
+        return self._owed_by_end(held, outcome)
+
+    def _owed_by_end(self, held: HeldTask, outcome: TaskOutcome) -> Iterable[_Owed]:
+        envelope = held.envelope
+        if outcome.is_cancelled:
+            yield from self._results_of(held, CANCELLED, Failure("it was cancelled"))
+            return
+        value = msgspec.Raw(outcome.value)
+        ttl_ms = held.task.options.result_ttl_ms if held.task is not None else None
+        if ttl_ms is not None and self._keeps_results:
+            yield self._result(held, StoredResult(held.id, DONE, value), ttl_ms)
+        if envelope.then:
+            yield _Owed(held, self._next(held, envelope.then, envelope.group, value), TASK_QUEUE)
+        elif envelope.group is not None:
+            place = envelope.group
+            result = StoredResult(held.id, DONE, value, index=place.index)
+            push = Push(
+                group_queue(self._app.name, place.id),
+                encode(result),
+                dedup_id=self._dedup_id(f"{place.id}/{place.index}"),
+            )
+            # Without settings: the queue of a group that has ended is not created again.
+            yield _Owed(held, push, None)
+
+    def _owed_by_failure(self, held: HeldTask, failure: Failure) -> Iterable[_Owed]:
+        claim, now_ms = held.claim, self._app.now_ms()
+        failure = msgspec.structs.replace(failure, at_ms=now_ms, queue=claim.queue)
+        delay_ms = self._retry_delay_ms(held, failure)
+        left_ms = _ttl_left_ms(held.envelope, now_ms)
+        if delay_ms is None or (left_ms is not None and left_ms <= delay_ms):
+            yield from self._results_of(held, FAILED, failure)
+            body = self._failed_body(held, failure)
+            push = Push(
+                failed_queue(claim.queue),
+                body,
+                priority=claim.priority,
+                dedup_id=self._dedup_id(f"{claim.id}/failed"),
+            )
+            yield _Owed(held, push, FAILED_QUEUE)
+            return
+        short = msgspec.structs.replace(failure, traceback="")
+        envelope = msgspec.structs.replace(
+            held.envelope, id=held.id, failures=held.failures, failure=short
+        )
+        push = Push(
+            claim.queue,
+            encode(envelope),
+            delay_ms=delay_ms,
+            priority=claim.priority,
+            ttl_ms=left_ms,
+            dedup_id=self._dedup_id(f"{claim.id}/retry"),
+            attributes=kept_attributes(claim.attributes),
+        )
+        yield _Owed(held, push, TASK_QUEUE)
+
+    def _retry_delay_ms(self, held: HeldTask, failure: Failure) -> int | None:
+        """How long the task waits for its next attempt; None if it has none left."""
+        if held.task is None or held.is_final_failure:
+            return None
+        if failure.retry_ms is not None:
+            return failure.retry_ms
+        return held.task.options.backoff.delay_ms(held.failures, random.random())
+
+    def _failed_body(self, held: HeldTask, failure: Failure) -> bytes:
+        if held.envelope.task:
+            envelope = msgspec.structs.replace(
+                held.envelope, id=held.id, failures=held.failures, failure=failure
+            )
+        else:
+            # Not a task at all: what it was is kept as text, so that somebody can look at it.
+            shown = held.claim.body[:10_000].decode(errors="replace")
+            envelope = Envelope("", msgspec.Raw(encode({"body": shown})), held.id, failure=failure)
+        return encode(envelope)
+
+    def _results_of(self, held: HeldTask, state: str, failure: Failure) -> Iterable[_Owed]:
+        """The end of a task, and of those after it that will not be pushed now."""
+        envelope = held.envelope
+        ended = [(held.id, envelope.task)]
+        last = envelope.then[-1] if envelope.then else None
+        final = envelope.group.final if envelope.group is not None else None
+        ended += [(step.id, step.task) for step in (last, final) if step is not None and step.id]
+        for task_id, name in ended:
+            task = self._app.tasks.get(name)
+            ttl_ms = task.options.result_ttl_ms if task is not None else None
+            if ttl_ms is not None and self._keeps_results:
+                result = StoredResult(task_id, state, failure=failure)
+                yield self._result(held, result, ttl_ms)
+
+    def _result(self, held: HeldTask, result: StoredResult, ttl_ms: int) -> _Owed:
+        queue = result_queue(self._app.name, result.id)
+        return _Owed(held, Push(queue, encode(result), ttl_ms=ttl_ms), RESULT_QUEUE)
+
+    def _next(
+        self, held: HeldTask, then: list[Step], group: GroupPlace | None, value: msgspec.Raw
+    ) -> Push:
+        step = then[0]
+        args = with_first(step.args, step.first, bytes(value))
+        return self._step_push(
+            step, args, f"{held.claim.id}/next", then[1:], group, held.claim.attributes
+        )
+
+    def _step_push(
+        self,
+        step: Step,
+        args: msgspec.Raw,
+        dedup_id: str,
+        then: list[Step],
+        group: GroupPlace | None,
+        attributes: Any,
+    ) -> Push:
+        now_ms = self._app.now_ms()
+        expires_at_ms = None if step.ttl_ms is None else now_ms + step.ttl_ms
+        envelope = Envelope(step.task, args, step.id, 0, expires_at_ms, then, group)
+        return Push(
+            step.queue,
+            encode(envelope),
+            priority=step.priority,
+            ttl_ms=step.ttl_ms,
+            dedup_id=self._dedup_id(dedup_id),
+            attributes=kept_attributes(attributes),
+        )
+
+    def _finish_group(self, place: GroupPlace) -> Steps[None]:
+        """Pushes the final task if every member has its result, and removes the group's queue."""
+        queue = group_queue(self._app.name, place.id)
+        try:
+            stats = yield Stats(queue)
+            if stats.messages < place.size:
+                return
+            messages = yield Peek(queue, PEEK_LIMIT_MAX)
+            results = [decode_result(message.body) for message in messages]
+        except QueueNotFound:
+            return
+        except (RequestError, ProtocolError) as error:
+            _logger.error("the group %s cannot be ended: %s", place.id, error)
+            return
+        # A member that ran twice has two results.
+        values = {result.index: bytes(result.value) for result in results}
+        if place.size > PEEK_LIMIT_MAX or any(index not in values for index in range(place.size)):
+            return
+        if place.final is not None:
+            every = b"[" + b",".join(values[index] for index in range(place.size)) + b"]"
+            yield from self._push_final(place.id, place.final, every)
+        try:
+            yield DeleteQueue(queue)
+        except QueueNotFound:
+            return
+
+    def _push_final(self, group_id: str, final: Step, every: bytes) -> Steps[None]:
+        args = with_first(final.args, final.first, every)
+        push = self._step_push(final, args, f"{group_id}/final", [], None, {})
+        try:
+            yield from push_creating(push, TASK_QUEUE)
+        except RequestError as error:
+            # Most likely the results are larger, together, than a message may be.
+            reason = f"the results of its group cannot be pushed to {final.queue!r}: {error}"
+            failure = Failure(reason, "", self._app.now_ms(), final.queue, True)
+            envelope = Envelope(final.task, final.args, final.id, failure=failure)
+            push = Push(
+                failed_queue(final.queue),
+                encode(envelope),
+                dedup_id=self._dedup_id(f"{group_id}/failed"),
+            )
+            yield from push_creating(push, FAILED_QUEUE)
+
+    def _dedup_id(self, text: str) -> str | None:
+        return text if self._has_dedup else None
+
+
+def _completed_groups(tasks: Iterable[HeldTask]) -> list[GroupPlace]:
+    """The groups of which a member has just succeeded."""
+    places: dict[str, GroupPlace] = {}
+    for held in tasks:
+        place, outcome = held.envelope.group, held.outcome
+        assert outcome is not None
+        if place is None or held.envelope.then or outcome.failure or outcome.is_cancelled:
+            continue
+        places[place.id] = place
+    return list(places.values())
+
+
+def _ttl_left_ms(envelope: Envelope, now_ms: int) -> int | None:
+    """How long a task that is tried again may still wait to be started."""
+    if envelope.expires_at_ms is None:
+        return None
+    return max(1, envelope.expires_at_ms - now_ms)

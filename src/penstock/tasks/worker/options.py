@@ -1,0 +1,116 @@
+"""What a worker was asked for, as it travels from the supervisor to its processes."""
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Final
+
+import msgspec
+
+from penstock.client import to_ms
+from penstock.errors import PenstockError
+from penstock.service import check_name, check_number
+from penstock.tasks.app import TaskApp
+from penstock.tasks.errors import TaskError
+from penstock.url import read_url
+
+PROCESSES_MAX: Final = 256
+THREADS_MAX: Final = 1_000
+COROUTINES_MAX: Final = 100_000
+
+
+class WorkerOptions(msgspec.Struct, frozen=True):
+    """Everything that `penstock worker` can be told about its processes."""
+
+    app: str
+    url: str | None = None
+    queues: tuple[str, ...] = ()
+    threads: int = 8
+    coroutines: int = 100
+    visibility_ms: int = 30_000
+    max_tasks: int | None = None
+    burst: bool = False
+    status_fd: int | None = None
+
+    def check(self) -> None:
+        """Raises InvalidField or TaskError."""
+        check_number("threads", self.threads, 1, THREADS_MAX)
+        check_number("coroutines", self.coroutines, 1, COROUTINES_MAX)
+        to_ms("visibility", self.visibility_ms / 1_000)
+        if self.visibility_ms < 1_000:
+            raise TaskError("visibility: a worker needs claims that last at least 1 s")
+        if self.max_tasks is not None:
+            check_number("max_tasks", self.max_tasks, 1, 2**63 - 1)
+        for queue in self.queues:
+            check_name(queue, "queues")
+
+
+def load_app(target: str) -> TaskApp:
+    """The app at MODULE:NAME, imported from the current directory or the installed packages.
+
+    Raises TaskError: one sentence, for whatever is wrong with the module.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute or module_name.endswith(".py"):
+        raise TaskError(
+            f"app: {target!r} is not of the form MODULE:NAME, such as shop.tasks:app for the "
+            "variable app in shop/tasks.py"
+        )
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise TaskError(
+                f"app: there is no module {error.name!r} in {directory} or among the installed "
+                "packages"
+            ) from None
+        raise TaskError(f"app: {module_name!r} needs the module {error.name!r}") from None
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"app: importing {module_name!r} failed: {_shown(error)}") from None
+    found = getattr(module, attribute, None)
+    if not isinstance(found, TaskApp):
+        apps = [name for name, value in vars(module).items() if isinstance(value, TaskApp)]
+        there = f"there is {', '.join(apps)}" if apps else "it has no TaskApp"
+        raise TaskError(f"app: {attribute!r} in {module_name!r} is no TaskApp; {there}")
+    return found
+
+
+def _shown(error: BaseException) -> str:
+    """An exception in one line, with the place where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, PenstockError):
+        return f"{error}{place}"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def check_reachable(app: TaskApp) -> None:
+    """Refuses a store that only the process which opens it can use. Raises TaskError."""
+    if read_url(app.url).is_in_this_process:
+        raise TaskError(
+            f"url: {app.url!r} is within one process, where a worker's processes do not see it; "
+            "use redis:, file:PATH or another store, or app.run_until_empty() in a test"
+        )
+
+
+def check_abilities(app: TaskApp) -> None:
+    """Refuses limits on a store that cannot hold a number of tokens. Raises TaskError."""
+    lacks = app.service.LACKS
+    limited = [task.name for task in app.tasks.values() if task.options.is_limited]
+    if limited and "capacity by messages" in lacks:
+        raise TaskError(
+            f"task {limited[0]!r}: its rate or concurrency cannot be kept on this store: "
+            f"{lacks['capacity by messages']}"
+        )
+
+
+def queues_of(app: TaskApp, options: WorkerOptions) -> tuple[str, ...]:
+    """The queues to pull from. Raises TaskError if there are none."""
+    queues = options.queues or tuple(app.queues)
+    if not queues:
+        raise TaskError(f"app: {options.app!r} has no tasks, so there is no queue to work on")
+    return queues

@@ -1,0 +1,491 @@
+"""One worker process: pulls tasks in batches, runs them, extends their claims, settles outcomes.
+
+The main thread has an event loop that only talks to the store: tasks run in threads, children and a
+loop of their own, so that none of them delays the extending of claims. How many tasks are pulled
+ahead depends on how fast they end: as many as take about a fifth of a second.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from penstock.backends import open_async_service
+from penstock.consumer.options import EXTENSIONS_PER_VISIBILITY
+from penstock.errors import PenstockError, QueueNotFound, RequestError
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    AsyncQueueService,
+    Batch,
+    Claim,
+    Extend,
+    Pull,
+    Release,
+)
+from penstock.tasks.app import TaskApp
+from penstock.tasks.control import CancelledIds
+from penstock.tasks.names import TASK_QUEUE
+from penstock.tasks.running import HeldTask, fail, hold, run_here
+from penstock.tasks.schedule import ScheduleClock
+from penstock.tasks.settling import Settler
+from penstock.tasks.steps import await_steps, ensure_queue
+from penstock.tasks.worker.children import TaskChild
+from penstock.tasks.worker.counts import WorkerStatus
+from penstock.tasks.worker.limits import LimitGate
+from penstock.tasks.worker.loop import LoopRunner
+from penstock.tasks.worker.options import WorkerOptions, load_app, queues_of
+from penstock.tasks.worker.threads import ThreadRunner
+
+PULL_MAX: Final = 1_000
+AHEAD_MAX: Final = 1_000
+AHEAD_S: Final = 0.2
+WAIT_MS: Final = 5_000
+STATUS_S: Final = 0.5
+CANCELLED_S: Final = 1.0
+SCHEDULE_S_MAX: Final = 10.0
+RETRY_S_MAX: Final = 5.0
+BURST_PAUSE_S: Final = 0.05
+# A task that was received so often may be what ended its workers: it is run in a child.
+SUSPECT_RECEIVES: Final = 5
+# Of a task that has to wait for a token, and for which there is no room.
+GATE_DELAY_MS: Final = 2_000
+_logger: Final = logging.getLogger("penstock.tasks")
+
+
+class WorkerProcess:
+    """The tasks that one process holds, from their pull to their delete."""
+
+    def __init__(self, app: TaskApp, service: AsyncQueueService, options: WorkerOptions) -> None:
+        self._app = app
+        self._service = service
+        self._options = options
+        self._queues = queues_of(app, options)
+        self._loop = asyncio.get_running_loop()
+        self._settler = Settler(app, service.LACKS)
+        self._cancelled = CancelledIds(app.name)
+        self._threads = ThreadRunner(options.threads, self._run_sync, self._end)
+        self._coroutines = LoopRunner(options.coroutines, app.middleware, self._end)
+        self._gates = {
+            task.name: LimitGate(app, task, service, options.visibility_ms, self._start)
+            for task in app.tasks.values()
+            if task.options.is_limited
+        }
+        self._children = threading.local()
+        self._busy_children: dict[HeldTask, TaskChild] = {}
+        self._held: set[HeldTask] = set()
+        # Ended and not settled; appended to by other threads.
+        self._ended: deque[HeldTask] = deque()
+        self._is_collecting = False
+        self._has_ended = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_emptied = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._rate_per_s = 0.0
+        self._settled = 0
+        # The queues in which a burst has found nothing since it last found something.
+        self._empty: set[str] = set()
+        self.status = WorkerStatus(pid=os.getpid())
+
+    def stop(self) -> None:
+        """Has `run` end when the tasks that run now have ended; the others are given back."""
+        self._stop_requested.set()
+        self.status.is_draining = True
+
+    async def run(self) -> None:
+        """Works until `stop` is called. Raises PenstockError if the store cannot be used."""
+        for queue in self._queues:
+            await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+        pulling = [self._again(self._pull_from(queue)) for queue in self._queues]
+        pulling += [self._again(gate.run_once) for gate in self._gates.values()]
+        if self._app.schedules:
+            pulling.append(self._run_schedules())
+        settling = [
+            self._again(self._settle_ended),
+            self._again(self._extend_held),
+            self._again(self._read_cancelled),
+            self._measure(),
+        ]
+        first = [self._loop.create_task(each) for each in pulling]
+        second = [self._loop.create_task(each) for each in settling]
+        try:
+            await self._stop_requested.wait()
+            await _cancel(first)
+            await self._give_back(self._take_waiting())
+            while self._held:
+                self._has_emptied.clear()
+                await self._has_emptied.wait()
+        finally:
+            await _cancel([*first, *second])
+            self._threads.close()
+            self._coroutines.close()
+
+    async def give_back(self) -> None:
+        """Releases every claim at once; the process must end then, because tasks still run."""
+        for child in list(self._busy_children.values()):
+            child.kill()
+        self._take_waiting()
+        await self._give_back(list(self._held))
+
+    async def _again(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeats a step for ever; one that fails is repeated ever more slowly."""
+        pause_s = 0.0
+        while True:
+            try:
+                await step()
+                pause_s = 0.0
+            except PenstockError as error:
+                pause_s = min(max(0.05, pause_s * 2), RETRY_S_MAX)
+                _logger.warning("%s; trying again in %.2g s", error, pause_s)
+                await asyncio.sleep(pause_s)
+
+    def _pull_from(self, queue: str) -> Callable[[], Awaitable[None]]:
+        visibility_ms = self._options.visibility_ms
+        wait_ms = 0
+
+        async def pull() -> None:
+            nonlocal wait_ms
+            room = self._room(queue)
+            if room <= 0:
+                self._has_room.clear()
+                await self._has_room.wait()
+                return
+            # One that waits takes fewer: others may fill the room before it ends.
+            limit = min(room, PULL_MAX if not wait_ms else self._options.threads)
+            try:
+                claims = await self._service.execute(Pull(queue, limit, visibility_ms, wait_ms))
+            except QueueNotFound:
+                await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+                return
+            wait_ms = 0 if claims or self._options.burst else WAIT_MS
+            if claims:
+                self._empty.discard(queue)
+                self._take(claims)
+            elif self._options.burst:
+                await self._end_burst(queue)
+
+        return pull
+
+    async def _end_burst(self, queue: str) -> None:
+        """Stops when every queue was found empty and nothing runs; tasks may push others."""
+        self._empty.add(queue)
+        if len(self._empty) == len(self._queues) and not self._held:
+            self.stop()
+        await asyncio.sleep(BURST_PAUSE_S)
+
+    def _room(self, queue: str) -> int:
+        """How many tasks to pull: what the scarcer kind of runner can take soon."""
+        ahead = min(AHEAD_MAX, round(self._rate_per_s * AHEAD_S))
+        kinds = {task.is_async for task in self._app.tasks.values() if task.options.queue == queue}
+        runners: list[LoopRunner | ThreadRunner] = []
+        if True in kinds:
+            runners.append(self._coroutines)
+        if False in kinds or not kinds:
+            runners.append(self._threads)
+        return ahead + min(each.limit - len(each.running) - each.waiting for each in runners)
+
+    def _take(self, claims: Sequence[Claim]) -> None:
+        app, cancelled = self._app, self._cancelled
+        limited: dict[str, list[HeldTask]] = {}
+        ready: list[HeldTask] = []
+        for claim in claims:
+            held = hold(app, claim)
+            self._held.add(held)
+            if held.id in cancelled:
+                held.outcome = cancelled.OUTCOME
+            if held.outcome is not None:
+                self._end(held)
+            elif held.envelope.task in self._gates:
+                limited.setdefault(held.envelope.task, []).append(held)
+            else:
+                ready.append(held)
+        self._start(ready)
+        for name, tasks in limited.items():
+            surplus = self._gates[name].add(tasks)
+            if surplus:
+                self._loop.create_task(self._give_back(surplus, GATE_DELAY_MS))
+
+    def _start(self, tasks: Iterable[HeldTask]) -> None:
+        in_threads: list[HeldTask] = []
+        in_loop: list[HeldTask] = []
+        for held in tasks:
+            assert held.task is not None
+            is_apart = self._needs_child(held) and held.task.options.timeout_ms is None
+            (in_loop if held.task.is_async and not is_apart else in_threads).append(held)
+        if in_threads:
+            self._threads.submit(in_threads)
+        if in_loop:
+            self._coroutines.submit(in_loop)
+
+    def _needs_child(self, held: HeldTask) -> bool:
+        assert held.task is not None
+        options = held.task.options
+        if options.timeout_ms is not None and not held.task.is_async:
+            return True
+        return held.claim.receives > SUSPECT_RECEIVES and not options.is_limited
+
+    def _run_sync(self, held: HeldTask) -> None:
+        """Runs a task in a thread of its runner, or has the thread's child run it."""
+        task, context = held.call
+        if held.is_lost or held.outcome is not None:
+            return
+        if not self._needs_child(held):
+            context.start(None)
+            run_here(held, self._app.middleware)
+            return
+        timeout_ms = task.options.timeout_ms
+        began_s = self._loop.time()
+        child: TaskChild | None = None
+        try:
+            child = self._child()
+            self._busy_children[held] = child
+            held.outcome = child.run(held, timeout_ms)
+        except Exception as error:
+            if held.outcome is None:
+                fail(held, error, self._app.middleware)
+        finally:
+            held.took_s = self._loop.time() - began_s
+            self._busy_children.pop(held, None)
+            if child is not None and child.is_over:
+                child.close()
+                self._children.child = None
+
+    def _child(self) -> TaskChild:
+        """The child of this thread, started if it has none."""
+        child: TaskChild | None = getattr(self._children, "child", None)
+        if child is None:
+            child = self._children.child = TaskChild(self._options.app, self._app.url)
+        return child
+
+    def _end(self, held: HeldTask) -> None:
+        """Called in any thread when a task has ended: the loop is woken once for many of them."""
+        self._ended.append(held)
+        if not self._is_collecting:
+            self._is_collecting = True
+            self._loop.call_soon_threadsafe(self._has_ended.set)
+
+    async def _settle_ended(self) -> None:
+        await self._has_ended.wait()
+        self._has_ended.clear()
+        # Before the tasks are taken: one that ends from now on wakes the loop again.
+        self._is_collecting = False
+        tasks: list[HeldTask] = []
+        while self._ended and len(tasks) < BATCH_ITEMS_MAX // 4:
+            tasks.append(self._ended.popleft())
+        if self._ended:
+            self._has_ended.set()
+        if not tasks:
+            return
+        self._has_room.set()
+        ours = [held for held in tasks if not held.is_lost and held.outcome is not None]
+        try:
+            if ours:
+                await await_steps(self._service, self._settler.settle(ours))
+        except PenstockError:
+            self._ended.extend(ours)
+            self._has_ended.set()
+            raise
+        except Exception:
+            # A mistake in this program: the claims run out, and the tasks are run again.
+            _logger.exception("the outcomes of %d tasks cannot be settled", len(ours))
+            self._forget(tasks)
+            return
+        self._empty.clear()
+        self.status.count(ours)
+        _report_failures(ours)
+        self._forget(tasks)
+        self._settled += len(tasks)
+        if self._options.max_tasks is not None and self._settled >= self._options.max_tasks:
+            self.stop()
+
+    def _forget(self, tasks: Iterable[HeldTask]) -> None:
+        self._held.difference_update(tasks)
+        self._has_room.set()
+        if not self._held:
+            self._has_emptied.set()
+
+    async def _extend_held(self) -> None:
+        visibility_ms = self._options.visibility_ms
+        await asyncio.sleep(visibility_ms / 1_000 / EXTENSIONS_PER_VISIBILITY)
+        tasks = list(self._held)
+        claims = [(held, held.claim) for held in tasks]
+        claims += [(held, held.slot) for held in tasks if held.slot is not None]
+        for at in range(0, len(claims), BATCH_ITEMS_MAX):
+            part = claims[at : at + BATCH_ITEMS_MAX]
+            replies = await self._service.execute(
+                Batch([Extend(claim.queue, claim.proof, visibility_ms) for _, claim in part])
+            )
+            for (held, claim), reply in zip(part, replies, strict=True):
+                if isinstance(reply, RequestError) and claim is held.claim:
+                    held.is_lost = held in self._held
+
+    async def _read_cancelled(self) -> None:
+        await asyncio.sleep(CANCELLED_S)
+        await await_steps(self._service, self._cancelled.refresh())
+        ids = set(self._cancelled)
+        for held in [each for each in self._held if each.id in ids] if ids else ():
+            if held in self._busy_children:
+                held.outcome = self._cancelled.OUTCOME
+                self._busy_children[held].kill()
+            elif held in self._coroutines.running:
+                held.outcome = self._cancelled.OUTCOME
+                self._coroutines.cancel(held)
+            elif held not in self._threads.running and held.outcome is None:
+                # It waits here, and its runner passes over it.
+                held.outcome = self._cancelled.OUTCOME
+
+    async def _run_schedules(self) -> None:
+        if "dedup" in self._service.LACKS:
+            _logger.error("schedules are not run: this store cannot tell a push from its repeat")
+            return
+        schedules = ScheduleClock(self._app)
+        step: Callable[[], Any] = schedules.begin
+        while True:
+            try:
+                await await_steps(self._service, step())
+                step = schedules.push_due
+            except PenstockError as error:
+                _logger.warning("a schedule was not pushed: %s; trying again", error)
+                await asyncio.sleep(1)
+                continue
+            due_ms = schedules.next_due_ms()
+            assert due_ms is not None
+            # Not for long: the wall clock may be set meanwhile.
+            left_s = (due_ms - self._app.now_ms()) / 1_000
+            await asyncio.sleep(min(max(0.001, left_s), SCHEDULE_S_MAX))
+
+    async def _measure(self) -> None:
+        """Keeps the rate at which tasks end, and writes the status."""
+        before, written_s = 0, 0.0
+        while True:
+            began_s = self._loop.time()
+            await asyncio.sleep(0.05)
+            now_s = self._loop.time()
+            rate = (self._settled - before) / (now_s - began_s)
+            before = self._settled
+            # Rises at once and falls slowly: a pause between two batches is not the end of them.
+            self._rate_per_s = max(rate, self._rate_per_s * 0.9)
+            self._has_room.set()
+            if now_s - written_s >= STATUS_S:
+                written_s = now_s
+                self.write_status()
+
+    def write_status(self) -> None:
+        """Writes one line of JSON for the supervisor."""
+        self.status.running = len(self._threads.running) + len(self._coroutines.running)
+        self.status.waiting = len(self._held) - self.status.running
+        fd = self._options.status_fd
+        if fd is not None:
+            with suppress(OSError):
+                os.write(fd, msgspec.json.encode(self.status) + b"\n")
+
+    def _take_waiting(self) -> list[HeldTask]:
+        taken = self._threads.take_waiting() + self._coroutines.take_waiting()
+        for gate in self._gates.values():
+            taken += gate.take_waiting()
+        return taken
+
+    async def _give_back(self, tasks: list[HeldTask], delay_ms: int = 0) -> None:
+        """Releases claims; those that cannot be released run out."""
+        items: list[Any] = [Release(h.claim.queue, h.claim.proof, delay_ms) for h in tasks]
+        items += [Release(h.slot.queue, h.slot.proof) for h in tasks if h.slot is not None]
+        with suppress(PenstockError):
+            for at in range(0, len(items), BATCH_ITEMS_MAX):
+                await self._service.execute(Batch(items[at : at + BATCH_ITEMS_MAX]))
+        self._forget(tasks)
+
+
+def _report_failures(tasks: Iterable[HeldTask]) -> None:
+    for held in tasks:
+        failure = held.outcome.failure if held.outcome is not None else None
+        if failure is None:
+            continue
+        name, attempt = held.envelope.task or "(not a task)", held.failures
+        if held.is_final_failure:
+            text = "task %s %s failed for the last time, attempt %d: %s"
+            _logger.error(text, name, held.id, attempt, failure.error)
+        else:
+            text = "task %s %s failed, attempt %d, and is tried again: %s"
+            _logger.warning(text, name, held.id, attempt, failure.error)
+
+
+async def _cancel(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def run(app: TaskApp, options: WorkerOptions) -> int:
+    """Works until SIGTERM, or until the supervisor has ended; a second SIGTERM gives tasks back."""
+    service = await open_async_service(app.url)
+    process = WorkerProcess(app, service, options)
+    loop = asyncio.get_running_loop()
+    given_up: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if process.status.is_draining and not given_up.done():
+            given_up.set_result(None)
+        process.stop()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    # A Ctrl-C in the terminal reaches every process of the group; the supervisor passes it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _watch_supervisor(loop, process.stop)
+    work = loop.create_task(process.run())
+    either: list[Coroutine[Any, Any, Any] | asyncio.Future[Any]] = [work, given_up]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+    if given_up.done() and not work.done():
+        await process.give_back()
+        process.write_status()
+        await service.close()
+        # Threads may go on for as long as they like: nothing waits for them.
+        os._exit(0)
+    await work
+    process.write_status()
+    await service.close()
+    return 0
+
+
+def _watch_supervisor(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Stops this process when the other end of its stdin has gone."""
+
+    def read() -> None:
+        if not os.read(0, 1):
+            loop.remove_reader(0)
+            stop()
+
+    with suppress(OSError, ValueError, PermissionError):
+        loop.add_reader(0, read)
+
+
+def main() -> int:
+    """The entry of the process: its options are one argument of JSON."""
+    import uvloop
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
+    if options.status_fd is not None:
+        # A supervisor that stands still must not hold this process up.
+        os.set_blocking(options.status_fd, False)
+    try:
+        app = load_app(options.app)
+        if options.url is not None:
+            app.use_url(options.url)
+        return uvloop.run(run(app, options))
+    except PenstockError as error:
+        sys.stderr.write(f"penstock worker: {error}\n")
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

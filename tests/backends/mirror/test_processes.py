@@ -1,0 +1,190 @@
+"""Mirrors between processes: beside a daemon, to a server that goes away, and the command line."""
+
+import asyncio
+import json
+import subprocess
+import urllib.request
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import aio
+from penstock.backends.mirror.service import MirrorService
+from penstock.cli import main
+from penstock.journal import readers
+from tests.ports import lasting_port
+from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
+from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
+
+connect: Any = penstock.connect
+MIRROR_SERVICE: Any = MirrorService
+
+
+@pytest.fixture
+def store(quick_path):
+    yield quick_path / "store"
+    end_daemon(quick_path / "store")
+
+
+@pytest.fixture
+def other(quick_path):
+    yield quick_path / "other"
+    end_daemon(quick_path / "other")
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; give what it printed."""
+
+    def run(*words, status=0):
+        found = main(list(words))
+        printed = capsys.readouterr()
+        assert found == status, printed.err
+        return printed.out or printed.err
+
+    return run
+
+
+def has_caught_up(queues):
+    progress = queues.service.mirror.progress
+    return progress is not None and progress.behind_bytes == 0
+
+
+def test_a_mirror_url_is_the_primary_and_the_mirror_follows(store, other):
+    with connect(f"mirror:?primary=file:{store}&mirror=file:{other}") as queues:
+        assert type(queues.service) is MIRROR_SERVICE
+        queues.create("orders")
+        queues.push_many("orders", [b"%d" % i for i in range(100)])
+        queues.delete(queues.pull("orders"))
+        with connect(f"file:{other}") as mirrored:
+            until(lambda: mirrored.names() == ["orders"])
+            until(lambda: mirrored.stats("orders").visible == 99)
+            until(lambda: has_caught_up(queues))
+            bodies = [each.body for each in mirrored.peek("orders", 100)]
+        assert bodies == [b"%d" % i for i in range(1, 100)]
+    with connect(f"mirror:?primary=file:{store}&mirror=file:{other}") as queues:
+        queues.push("orders", b"after a restart")
+        with connect(f"file:{other}") as mirrored:
+            until(lambda: mirrored.stats("orders").visible == 100)
+
+
+async def use_awaited(url):
+    opened: Any = await aio.connect(url)
+    async with opened as queues:
+        await queues.create("orders")
+        await queues.push("orders", b"x")
+        until(lambda: queues.service.mirror.progress is not None)
+        until(lambda: queues.service.mirror.progress.pushed == 1)
+
+
+def test_the_awaited_methods_have_the_mirror_too(store, other):
+    asyncio.run(use_awaited(f"mirror:?primary=file:{store}&mirror=file:{other}"))
+    with connect(f"file:{other}") as mirrored:
+        assert mirrored.stats("orders").visible == 1
+
+
+def test_a_mirror_that_is_killed_and_started_again_misses_and_doubles_nothing(store, other):
+    """Row 12: the other service goes away in the middle of a load, and comes back."""
+    port = lasting_port()
+    words = ("--listen", f"127.0.0.1:{port}")
+    server = DaemonProcess(other, *words)
+    try:
+        url = f"mirror:?primary=file:{store}&mirror=penstock://127.0.0.1:{port}"
+        with connect(url) as queues:
+            queues.create("orders")
+            for turn in range(30):
+                queues.push_many("orders", [b"%d.%d" % (turn, i) for i in range(100)])
+                for claim in queues.pull_many("orders", 30):
+                    queues.delete(claim)
+                if turn in (10, 20):
+                    server.process.kill()
+                    server.stop()
+                if turn in (13, 23):
+                    server = DaemonProcess(other, *words)
+            expected = [each.body for each in queues.peek("orders", 1_000)]
+            remaining = queues.stats("orders").visible
+            until(lambda: has_caught_up(queues))
+            with connect(f"file:{other}") as mirrored:
+                until(lambda: mirrored.stats("orders").messages == remaining)
+                assert [each.body for each in mirrored.peek("orders", 1_000)] == expected
+            assert queues.service.mirror.failure is None
+    finally:
+        server.stop()
+
+
+def test_a_mirror_that_is_not_there_yet_holds_up_nobody(store, other):
+    port = lasting_port()
+    url = f"mirror:?primary=file:{store}&mirror=penstock://127.0.0.1:{port}?timeout=1"
+    with connect(url) as queues:
+        queues.create("orders")
+        queues.push("orders", b"x")
+        until(lambda: queues.service.mirror.error is not None)
+        assert queues.service.mirror.progress is None
+        server = DaemonProcess(other, "--listen", f"127.0.0.1:{port}")
+        try:
+            with connect(f"file:{other}") as mirrored:
+                until(lambda: mirrored.names() == ["orders"])
+                until(lambda: mirrored.stats("orders").visible == 1)
+        finally:
+            server.stop()
+
+
+def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, run):
+    with serve("--data", str(store)) as server:
+        with connect(f"file:{store}") as queues:
+            queues.create("orders")
+            queues.push("orders", b"before")
+            said = run("mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once")
+            assert said.startswith("0 B behind")
+            assert "1 pushed" in said
+            queues.push_many("orders", [bytes(1_000)] * 50)
+        with urllib.request.urlopen(f"{server.url}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        (behind,) = [line for line in lines if line.startswith("penstock_reader_behind_bytes{")]
+        assert behind.startswith('penstock_reader_behind_bytes{reader="mirror"} ')
+        assert float(behind.split()[-1]) > 50_000
+        shown = run("stats", "--url", f"file:{store}")
+        assert "reader mirror: " in shown
+        status = json.loads(run("mirror", "--from", f"file:{store}", "--status", "--json"))
+        assert status["behind_bytes"] > 50_000
+        assert status["is_complete"] is True
+        process = subprocess.Popen(
+            [PENSTOCK, "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+        )
+        try:
+            with connect(f"file:{other}") as mirrored:
+                until(lambda: mirrored.stats("orders").visible == 51)
+            refused = run(
+                "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=8
+            )
+            assert "another process mirrors it as 'mirror'" in refused
+        finally:
+            process.terminate()
+            out, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, errors
+        assert json.loads(out.splitlines()[0])["refused"] == 0
+    (reader,) = readers.registered(store)
+    assert reader.name == "mirror"
+
+
+def test_what_cannot_be_mirrored_is_refused_in_words(store, other, run):
+    assert "no journal that can be followed" in run(
+        "mirror", "--from", "memory:", "--to", "memory:", status=3
+    )
+    assert "give --to URL" in run("mirror", "--from", f"file:{store}", status=2)
+    assert "is not a Penstock store" in run(
+        "mirror", "--from", f"file:{store}", "--to", "memory:", "--once", status=6
+    )
+    run("mirror", "--from", f"file:{store}", "--status", status=6)
+    with connect(f"file:{store}") as queues:
+        queues.create("orders")
+    run("mirror", "--from", f"file:{store}", "--status", status=1)
+    with connect(f"file:{other}") as queues:
+        queues.create("orders")
+        queues.push("orders", b"x")
+    said = run("mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=3)
+    assert "its queue 'orders' has messages already" in said

@@ -1,0 +1,174 @@
+"""The direct connection of the blocking service, when the server or the caller stops."""
+
+import threading
+
+import pytest
+import redis
+
+import penstock
+from penstock import BackendLost
+from penstock.backends.redis.address import read_target
+from penstock.backends.redis.blocking import BlockingRedis, DirectLink, NothingSent
+from penstock.url import read_url
+from tests.backends.redis.servers import RedisServer, until
+
+pytestmark = pytest.mark.service("redis-server")
+
+
+@pytest.fixture
+def server():
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server):
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
+@pytest.fixture
+def queues(server, client):
+    with penstock.connect(f"{server.url}?timeout=1") as queues:
+        queues.create("orders")
+        assert isinstance(queues.service, BlockingRedis)
+        yield queues
+
+
+def connections(client):
+    """The connections of Penstock: that of the portal, and the direct one once it was used."""
+    return [each for each in client.client_list() if each["name"] == "penstock"]
+
+
+def bodies(queues):
+    return [message.body for message in queues.peek("orders", 1_000)]
+
+
+def test_a_push_needs_no_thread_but_the_callers(queues, client):
+    before = len(connections(client))
+    queues.push("orders", b"one")
+    assert len(connections(client)) == before + 1
+    # The loop of the portal stands still, and pushes are answered nonetheless.
+    release = threading.Event()
+    queues.service._portal._loop.call_soon_threadsafe(release.wait)
+    try:
+        queues.push("orders", b"two")
+    finally:
+        release.set()
+    assert bodies(queues) == [b"one", b"two"]
+
+
+def test_a_connection_that_the_server_closed_is_made_anew_and_nothing_fails(queues, client):
+    queues.push("orders", b"one")
+    for each in connections(client):
+        client.client_kill_filter(_id=each["id"])
+    queues.push("orders", b"two")
+    queues.push("orders", b"three")
+    assert bodies(queues) == [b"one", b"two", b"three"]
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again(queues, client):
+    queues.push("orders", b"one")
+    client.script_flush()
+    queues.push("orders", b"two")
+    assert bodies(queues) == [b"one", b"two"]
+
+
+def test_a_restarted_server_is_found_again(queues, server):
+    queues.push("orders", b"one")
+    server.kill()
+    server.start()
+    until(lambda: pushes(queues, b"two"))
+    assert set(bodies(queues)) == {b"one", b"two"}
+
+
+def pushes(queues, body):
+    try:
+        queues.push("orders", body)
+    except BackendLost:
+        return False
+    return True
+
+
+def test_a_server_that_stands_still_is_an_error_in_time_and_no_reply_is_mistaken(queues, server):
+    queues.push("orders", b"one")
+    with server.stalled(), pytest.raises(BackendLost, match="no answer within 1 s"):
+        queues.push("orders", b"two")
+    first = queues.push("orders", b"three")
+    assert {message.body: message.id for message in queues.peek("orders", 10)}[b"three"] == first
+
+
+def test_a_queue_that_was_removed_and_made_again_is_noticed(queues, client, server):
+    queues.push("orders", b"one")
+    with penstock.connect(server.url) as others:
+        others.remove("orders")
+        with pytest.raises(penstock.QueueNotFound):
+            queues.push("orders", b"two")
+        others.create("orders")
+    pushed = queues.push("orders", b"three")
+    assert [message.id for message in queues.peek("orders", 10)] == [pushed]
+
+
+def test_many_threads_push_side_by_side(queues):
+    def push(number):
+        for step in range(50):
+            queues.push("orders", f"{number}/{step}")
+
+    threads = [threading.Thread(target=push, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(bodies(queues))) == 400
+
+
+def test_an_interrupted_push_leaves_no_reply_for_the_next(queues, monkeypatch):
+    queues.push("orders", b"one")
+    link = queues.service._link
+    receive = link._receive
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link, "_receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queues.push("orders", b"two")
+    monkeypatch.setattr(link, "_receive", receive)
+    pushed = queues.push("orders", b"three")
+    assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
+
+
+def test_a_command_that_has_taken_effect_is_not_given_to_the_portal_again(server, client):
+    # A test before may have had the server started again.
+    until(lambda: not client.info("persistence")["loading"])
+    link = DirectLink(read_target(read_url(server.url)))
+    sha = client.script_load("return redis.call('INCR', KEYS[1])")
+
+    def send(*words):
+        with pytest.raises(StopIteration) as stop:
+            link.send("", [words]).send(None)
+        return stop.value.value
+
+    def lose_connection():
+        for each in connections(client):
+            client.client_kill_filter(_id=each["id"])
+
+    def refusal_of(*words):
+        with pytest.raises((NothingSent, BackendLost)) as refused:
+            link.send("", [words]).send(None)
+        return refused.type
+
+    link.begin()
+    assert send("HMGET", "nowhere", "x") == [[None]]
+    lose_connection()
+    # Reading changes nothing, so the whole command may be tried elsewhere.
+    assert refusal_of("EVALSHA", sha, 1, "count") is NothingSent
+    assert refusal_of("EVALSHA", "0" * 40, 1, "count") is NothingSent
+    link.begin()
+    assert send("EVALSHA", sha, 1, "count") == [1]
+    lose_connection()
+    assert refusal_of("EVALSHA", sha, 1, "count") is BackendLost
+    link.begin()
+    assert send("EVALSHA", sha, 1, "count") == [2]
+    link.forget()

@@ -1,0 +1,45 @@
+"""A blocking command that goes straight to the socket is never done twice."""
+
+import pytest
+
+import penstock
+from tests.backends.redis.servers import RedisServer
+
+pytestmark = pytest.mark.service("redis-server")
+
+
+@pytest.fixture
+def queues(own_redis):
+    with penstock.connect(own_redis.url) as queues:
+        queues.create("orders", dead_letter="orders-dead", max_receives=1)
+        queues.push("orders", "x")
+        yield queues
+
+
+def test_a_release_that_was_done_is_not_repeated_when_its_dead_letter_cannot_be_carried(
+    queues, own_redis: RedisServer
+):
+    claim = queues.pull("orders")
+    link = queues.service._link
+    sent = link.send
+
+    async def send(key, commands):
+        replies = await sent(key, commands)
+        # Between the release and the steps after it the connection is lost.
+        own_redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return replies
+
+    link.send = send
+    queues.release(claim)
+    link.send = sent
+    assert queues.stats("orders").messages == 0
+    assert queues.stats("orders-dead").messages == 1
+
+
+def test_forgotten_scripts_and_lost_connections_are_no_errors_of_a_push(queues, own_redis):
+    for _ in range(3):
+        own_redis.ask("SCRIPT", "FLUSH")
+        queues.push("orders", "x")
+        own_redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        queues.push("orders", "x")
+    assert queues.stats("orders").messages == 7

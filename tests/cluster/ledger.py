@@ -1,0 +1,92 @@
+"""Clients with a ledger: what was answered must be true, whatever happens to the cluster."""
+
+import asyncio
+import itertools
+from contextlib import suppress
+
+from penstock.errors import BackendLost, RequestError
+
+
+class Ledger:
+    """Pushes, pulls and deletes on some queues, and keeps account of every answer."""
+
+    def __init__(self, queues, names):
+        self.queues = queues
+        self.names = names
+        self.pushed = set()
+        self.pulled = set()
+        self.deleted = set()
+        self.claims = set()
+        self.wrong = []
+        self.answers = 0
+        self.answered = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._numbers = itertools.count()
+        self._tasks = []
+
+    async def begin(self, **settings):
+        for name in self.names:
+            await self.queues.create(name, visibility_timeout=600, **settings)
+        for name in self.names:
+            self._tasks.append(asyncio.create_task(self._push(name)))
+            self._tasks.append(asyncio.create_task(self._pull(name)))
+
+    def _count(self):
+        self.answers += 1
+        self.answered.set()
+
+    async def next_answers(self, count):
+        """Waits for so many further answers."""
+        wanted = self.answers + count
+        while self.answers < wanted:
+            self.answered.clear()
+            await self.answered.wait()
+
+    async def _push(self, name):
+        while not self._stop.is_set():
+            number = next(self._numbers)
+            with suppress(BackendLost):
+                await self.queues.push(name, b"%d" % number, dedup_id=str(number))
+                self.pushed.add(number)
+                self._count()
+
+    async def _pull(self, name):
+        while not self._stop.is_set():
+            with suppress(BackendLost):
+                claim = await self.queues.pull(name, wait=1)
+                if claim is not None:
+                    self._note(claim)
+                    await self._delete(claim)
+
+    def _note(self, claim):
+        number = int(claim.body)
+        if (number, claim.epoch) in self.claims:
+            self.wrong.append(f"{number} was claimed twice under epoch {claim.epoch}")
+        if number in self.deleted:
+            self.wrong.append(f"{number} came back after its delete was answered")
+        self.claims.add((number, claim.epoch))
+        self.pulled.add(number)
+        self._count()
+
+    async def _delete(self, claim):
+        with suppress(RequestError):
+            await self.queues.delete(claim)
+            self.deleted.add(int(claim.body))
+            self._count()
+
+    async def end(self):
+        """Ends the work, takes what is left, and says what is wrong."""
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+        for name in self.names:
+            while claims := await self.queues.pull_many(name, 100):
+                for claim in claims:
+                    self._note(claim)
+        held = 0
+        for name in self.names:
+            held += (await self.queues.stats(name)).in_flight
+        lost = self.pushed - self.pulled
+        # A claim whose answer was lost holds its message until it runs out: that is no loss.
+        if len(lost) > held:
+            self.wrong.append(f"{len(lost)} answered pushes are gone, {held} are in flight")
+        return self.wrong

@@ -1,0 +1,185 @@
+"""The replicated log on three real NATS servers keeps the rules of `cluster.log`."""
+
+import asyncio
+import subprocess
+
+import pytest
+
+from penstock.cluster.address import read_address
+from penstock.cluster.jetstream import JetStream, open_client
+from penstock.cluster.log import (
+    Append,
+    Bounds,
+    Demote,
+    DropChunks,
+    Look,
+    LookAll,
+    Mismatch,
+    PurgeSlots,
+    PutChunk,
+    ReadChunk,
+    ReadSlots,
+    Swap,
+)
+from penstock.cluster.nats_servers import find_program
+from penstock.errors import BackendLost
+from penstock.url import read_url
+from tests.ports import deaf_port
+
+
+@pytest.fixture
+def on_log(cluster_url):
+    """Runs a coroutine function of a fresh log."""
+
+    async def run(work):
+        address = read_address(read_url(cluster_url))
+        log = JetStream(await open_client(address, "test"), address.name)
+        try:
+            await log.prepare_registers(address.replicas)
+            await log.prepare(address.shards, address.replicas)
+            return await work(log)
+        finally:
+            await log.close()
+
+    return lambda work: asyncio.run(run(work))
+
+
+async def read_until(log, first, last):
+    """The slots from first to last; replicas may be behind for a moment."""
+    while True:
+        found = await log.execute(ReadSlots(0, first))
+        if found and found[-1].number >= last:
+            return found
+
+
+def test_slots_are_taken_in_order_and_only_after_the_last(on_log):
+    async def work(log):
+        assert await log.execute(Bounds(0)) == (1, 0)
+        assert await log.execute(Append(0, 0, b"one")) == 1
+        for after in (0, 2, 9):
+            with pytest.raises(Mismatch):
+                await log.execute(Append(0, after, b"no"))
+        assert await log.execute(Append(0, 1, b"two")) == 2
+        assert await log.execute(Bounds(0)) == (1, 2)
+        assert await read_until(log, 1, 2) == [(1, b"one"), (2, b"two")]
+        assert await log.execute(ReadSlots(0, 3)) == []
+        assert await log.execute(ReadSlots(1, 1)) == []
+
+    on_log(work)
+
+
+def test_of_many_appends_with_one_expectation_one_is_taken(on_log):
+    async def work(log):
+        tries = [log.execute(Append(0, 0, b"%d" % n)) for n in range(20)]
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
+        assert sum(outcome == 1 for outcome in outcomes) == 1
+        assert sum(isinstance(outcome, Mismatch) for outcome in outcomes) == 19
+
+    on_log(work)
+
+
+def test_purged_slots_are_gone_and_the_others_keep_their_numbers(on_log):
+    async def work(log):
+        for after in range(5):
+            await log.execute(Append(0, after, b"%d" % after))
+        await log.execute(PurgeSlots(0, 4))
+        await log.execute(PurgeSlots(0, 4))
+        assert await log.execute(Bounds(0)) == (4, 5)
+        assert await log.execute(Append(0, 5, b"six")) == 6
+        while (found := await read_until(log, 1, 6))[0].number < 4:
+            pass
+        assert [number for number, _ in found] == [4, 5, 6]
+
+    on_log(work)
+
+
+def test_after_a_demotion_the_log_goes_on_and_has_all_slots(on_log):
+    async def work(log):
+        for after in range(3):
+            await log.execute(Append(0, after, b"%d" % after))
+        await log.execute(Demote(0))
+        slot = 3
+        while slot == 3:
+            try:
+                slot = await log.execute(Append(0, 3, b"3"))
+            except Exception as error:
+                if isinstance(error, Mismatch):
+                    slot = 4
+        assert await read_until(log, 1, 4) == [(n + 1, b"%d" % n) for n in range(4)]
+
+    on_log(work)
+
+
+def test_registers_are_swapped_by_revision(on_log):
+    async def work(log):
+        first = await log.execute(Swap("owner.1", b"a", 0))
+        with pytest.raises(Mismatch):
+            await log.execute(Swap("owner.1", b"b", 0))
+        other = await log.execute(Swap("owner.2", b"c", 0))
+        second = await log.execute(Swap("owner.1", b"b", first))
+        assert first < other < second
+        while (found := await log.execute(Look("owner.1"))).revision < second:
+            pass
+        assert found == ("owner.1", b"b", second)
+        assert await log.execute(Look("owner.3")) is None
+        assert await log.execute(Swap("other", b"d", 0)) > second
+        while len(every := await log.execute(LookAll("owner."))) < 2:
+            pass
+        assert every == [("owner.1", b"b", second), ("owner.2", b"c", other)]
+        assert await log.execute(LookAll("nothing.")) == []
+
+    on_log(work)
+
+
+def test_chunks_are_kept_until_they_are_dropped(on_log):
+    async def work(log):
+        big = b"z" * 900_000
+        await log.execute(PutChunk(1, "s1", 0, big))
+        await log.execute(PutChunk(1, "s1", 0, big))
+        await log.execute(PutChunk(1, "s2", 0, b"other"))
+        while await log.execute(ReadChunk(1, "s1", 0)) != big:
+            pass
+        await log.execute(DropChunks(1, "s1"))
+        while await log.execute(ReadChunk(1, "s1", 0)) is not None:
+            pass
+        assert await log.execute(ReadChunk(1, "s2", 0)) == b"other"
+
+    on_log(work)
+
+
+def test_streams_that_exist_are_used_as_they_are(on_log):
+    async def work(log):
+        await log.execute(Append(0, 0, b"kept"))
+        await log.prepare(2, 3)
+        assert await log.execute(Bounds(0)) == (1, 1)
+
+    on_log(work)
+
+
+def test_the_leader_of_a_stream_can_be_moved_to_this_connection(on_log):
+    async def work(log):
+        for _ in range(3):
+            await log.prefer_here(0)
+            await log.prefer_here(1)
+        assert await log.execute(Bounds(0)) == (1, 0)
+
+    on_log(work)
+
+
+def test_servers_that_are_not_there_are_named_in_one_sentence():
+    with deaf_port() as port:
+        address = read_address(read_url(f"cluster:nats://me:secret@127.0.0.1:{port}"))
+        with pytest.raises(BackendLost, match=f"127.0.0.1:{port}: cannot be reached") as caught:
+            asyncio.run(open_client(address, "test"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_password_is_refused(nats_servers):
+    url = nats_servers.url.replace(nats_servers.password, "guess")
+    with pytest.raises(BackendLost, match=r"cannot be reached: .*(?i:authorization)"):
+        asyncio.run(open_client(read_address(read_url(url)), "test"))
+
+
+def test_the_servers_program_comes_with_its_package():
+    shown = subprocess.run([find_program(), "-v"], capture_output=True, text=True, check=True)
+    assert "nats-server" in shown.stdout

@@ -1,0 +1,232 @@
+"""Nodes in one process on three real NATS servers: routing, takeover, moves, dead letters."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.aio import AsyncQueues
+from penstock.cluster.address import read_address
+from penstock.cluster.open import open_node, open_router
+from penstock.errors import StoreInUse
+from penstock.service import CreateQueue
+from penstock.url import read_url
+
+PATIENCE_S = 30
+
+
+class Cluster:
+    """Some nodes, each with a connection of its own, and a router without shards."""
+
+    def __init__(self, url, path):
+        self.address = read_address(read_url(url))
+        self.path = path
+        self.nodes = {}
+        self.undo = AsyncExitStack()
+
+    async def add(self, *names):
+        for name in names:
+            service = await open_node(self.address, node=name, directory=self.path / name)
+            self.nodes[name] = service
+            self.undo.push_async_callback(self.end, name)
+
+    async def end(self, name):
+        service = self.nodes.pop(name, None)
+        if service is not None:
+            await service.close()
+
+    async def crash(self, name):
+        """Ends a node as a kill would: nothing is handed over, and its connection is gone."""
+        service = self.nodes.pop(name)
+        await service.node._client.close()
+        await service.node.abandon()
+
+    async def connect(self):
+        router = await open_router(self.address)
+        self.undo.push_async_callback(router.close)
+        return AsyncQueues(router)
+
+    async def until(self, is_so):
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    def owners(self):
+        return {shard: name for name, service in self.nodes.items() for shard in service.node.owned}
+
+    async def until_owned(self, *names):
+        """Waits until all shards are owned, and each of these nodes has some."""
+        await self.until(
+            lambda: (
+                len(self.owners()) == self.address.shards
+                and set(names) <= set(self.owners().values())
+            )
+        )
+
+
+@pytest.fixture
+def on_cluster(cluster_url, quick_path):
+    def run(work, shards=4):
+        async def within():
+            cluster = Cluster(cluster_url.replace("shards=2", f"shards={shards}"), quick_path)
+            async with cluster.undo:
+                await work(cluster)
+
+        asyncio.run(within())
+
+    return run
+
+
+def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        pushed = await queues.push("orders", b"hello")
+        claim = await queues.pull("orders", wait=5)
+        assert (claim.body, claim.id) == (b"hello", pushed)
+        await queues.extend(claim, 60)
+        assert await queues.delete(claim)
+        assert (await queues.stats("orders")).messages == 0
+
+    on_cluster(work)
+
+
+def test_an_owner_that_crashes_is_replaced_and_nothing_answered_is_lost(on_cluster):
+    async def work(cluster):
+        await cluster.add("a", "b")
+        await cluster.until_owned("a", "b")
+        queues = await cluster.connect()
+        names = [f"q{n}" for n in range(12)]
+        for name in names:
+            await queues.create(name)
+            await queues.push(name, name.encode())
+        held = {name: await queues.pull(name) for name in names[:4]}
+        await cluster.crash("a")
+        await cluster.until_owned("b")
+        for name, claim in held.items():
+            # In flight there, in flight here: the claims are in the log, too.
+            assert await queues.pull(name) is None
+            assert await queues.delete(claim)
+        for name in names[4:]:
+            assert (await queues.pull(name)).body == name.encode()
+
+    on_cluster(work)
+
+
+def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        names = [f"q{n}" for n in range(8)]
+        for name in names:
+            await queues.create(name)
+        stop = asyncio.Event()
+        answered = 0
+
+        async def use(name):
+            nonlocal answered
+            while not stop.is_set():
+                await queues.push(name, b"x")
+                await queues.delete(await queues.pull(name, wait=10))
+                answered += 1
+
+        workers = [asyncio.create_task(use(name)) for name in names]
+        await cluster.add("b")
+        await cluster.until_owned("a", "b")
+        await cluster.end("a")
+        await cluster.until_owned("b")
+        before = answered
+        await cluster.until(lambda: answered > before + 10)
+        stop.set()
+        await asyncio.gather(*workers)
+        assert not any([(await queues.stats(name)).messages for name in names])
+
+    on_cluster(work)
+
+
+def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
+    """Row 10: the old owner resumes after another has taken its shard."""
+
+    async def work(cluster):
+        await cluster.add("a")
+        await cluster.until_owned("a")
+        queues = await cluster.connect()
+        await queues.create("q")
+        # Another node's takeover, while the first has noticed nothing.
+        await cluster.add("b")
+        old = cluster.nodes["a"].node.owned[0]
+        taken = cluster.nodes["b"].node
+        await taken._end_standby(0)
+        await taken._take(0, old.term)
+        await cluster.until(lambda: 0 in taken.owned)
+        old.service.submit(CreateQueue("stale"))
+        await cluster.until(lambda: cluster.nodes["a"].node.owned.get(0) is not old)
+        assert old.journal.failure is not None
+        assert "stale" not in await queues.names()
+
+    on_cluster(work, shards=1)
+
+
+def test_a_waiting_pull_is_answered_after_its_owner_has_crashed(on_cluster):
+    async def work(cluster):
+        await cluster.add("a", "b")
+        await cluster.until_owned("a", "b")
+        queues = await cluster.connect()
+        names = [f"q{n}" for n in range(6)]
+        for name in names:
+            await queues.create(name)
+        waits = [asyncio.create_task(queues.pull(name, wait=60)) for name in names]
+        await asyncio.sleep(0)
+        await cluster.crash("b")
+        await cluster.until_owned("a")
+        for name in names:
+            await queues.push(name, name.encode(), dedup_id="1")
+        claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
+        assert [claim.body.decode() for claim in claims] == names
+
+    on_cluster(work)
+
+
+def test_dead_letters_reach_a_queue_in_another_shard_and_come_back(on_cluster):
+    async def work(cluster):
+        await cluster.add("a", "b")
+        queues = await cluster.connect()
+        shards = {cluster.nodes["a"].router.shard_of(f"dead{n}"): f"dead{n}" for n in range(50)}
+        home = cluster.nodes["a"].router.shard_of("work")
+        dead = next(name for shard, name in shards.items() if shard != home)
+        info = await queues.create("work", dead_letter=dead, max_receives=1)
+        assert info.also_created == [dead]
+        await queues.push("work", b"poison", attributes={"kind": "test"})
+        await queues.release(await queues.pull("work"))
+        found = await queues.pull(dead, wait=20)
+        assert (found.body, found.source, found.attributes) == (b"poison", "work", {"kind": "test"})
+        assert found.receives == 1
+        await queues.release(found)
+        assert await queues.redrive(dead) == 1
+        assert (await queues.pull("work")).body == b"poison"
+        assert (await queues.stats(dead)).messages == 0
+
+    on_cluster(work)
+
+
+def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("large", max_body_bytes=8_000_000)
+        body = bytes(range(256)) * 12_000
+        await queues.push("large", body)
+        assert (await queues.pull("large")).body == body
+
+    on_cluster(work, shards=1)
+
+
+def test_two_nodes_of_one_name_are_refused(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        with pytest.raises(StoreInUse, match="'a' runs already"):
+            await open_node(cluster.address, node="a", directory=cluster.path / "twin")
+        await cluster.until_owned("a")
+
+    on_cluster(work, shards=1)

@@ -1,0 +1,199 @@
+"""A cluster of real processes, as `penstock cluster up` starts it, killed, stopped and resumed."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import boto3
+import botocore.config
+import pytest
+
+import penstock.aio
+from penstock.cluster.address import read_address
+from penstock.cluster.operations import operate
+from penstock.url import read_url
+from tests.cluster.ledger import Ledger
+from tests.conftest import FULL
+
+STOPS = 50 if FULL else 3
+KILLS = 20 if FULL else 2
+PATIENCE_S = 60
+_names = (f"queue{n}" for n in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def local_cluster(tmp_path_factory):
+    root = tmp_path_factory.mktemp("local")
+    up = penstock_cluster("up", root, "--json", "--port", "0", "--shards", "4")
+    cluster = LocalCluster(root, json.loads(up))
+    yield cluster
+    cluster.end_restarted()
+    penstock_cluster("down", root)
+
+
+def penstock_cluster(action, root, *more):
+    """What the command prints."""
+    command = [sys.executable, "-m", "penstock", "cluster", action, "--directory", str(root)]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class LocalCluster:
+    """The processes of a cluster, by what they are."""
+
+    def __init__(self, root, state):
+        self.root = root
+        self.url = state["url"]
+        self.nodes = {node["name"]: node for node in state["nodes"]}
+        self.nats = [each["pid"] for each in state["nats"]]
+        self.restarted = []
+
+    async def status(self):
+        return await operate(read_address(read_url(self.url)), lambda each: each.status())
+
+    async def owner(self, shard):
+        return (await self.status()).shards[shard].owner
+
+    async def until_served(self):
+        """Waits until every shard has an owner that answers, and a standby."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                status = await self.status()
+                if all(each.is_live and each.standby for each in status.shards):
+                    return
+
+    def signal(self, node, number):
+        os.kill(self.nodes[node]["pid"], number)
+
+    def start_again(self, node):
+        """Starts a node that was killed."""
+        environment = {**os.environ, "PENSTOCK_STORE": f"{self.url}&node={node}"}
+        environment.pop("PENSTOCK_URL", None)
+        with open(self.root / f"{node}.out", "ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", "serve", "--port", "0"],
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.nodes[node]["pid"] = process.pid
+        self.restarted.append(process)
+
+    def end_restarted(self):
+        for process in self.restarted:
+            process.terminate()
+        for process in self.restarted:
+            process.wait(PATIENCE_S)
+
+
+def with_ledger(cluster, disturb, queues=4):
+    """Runs a ledger's clients while something happens to the cluster; what is wrong then."""
+
+    async def work():
+        await cluster.until_served()
+        async with await penstock.aio.connect(cluster.url) as connected:
+            ledger = Ledger(connected, [next(_names) for _ in range(queues)])
+            await ledger.begin()
+            await ledger.next_answers(50)
+            await disturb(ledger)
+            await ledger.next_answers(50)
+            return await ledger.end(), ledger
+
+    wrong, ledger = asyncio.run(work())
+    assert ledger.pushed
+    return wrong
+
+
+def test_killing_owners_loses_nothing_that_was_answered(local_cluster):
+    async def kill(ledger):
+        for _ in range(KILLS):
+            await local_cluster.until_served()
+            victim = await local_cluster.owner(0)
+            local_cluster.signal(victim, signal.SIGKILL)
+            await local_cluster.until_served()
+            await ledger.next_answers(100)
+            local_cluster.start_again(victim)
+
+    assert with_ledger(local_cluster, kill) == []
+
+
+def test_an_owner_that_is_stopped_and_resumed_answers_nothing_stale(local_cluster):
+    """Row 10: SIGSTOP of a shard's owner, then resume; the failover takes less than 10 s."""
+
+    async def stop(ledger):
+        for _ in range(STOPS):
+            await local_cluster.until_served()
+            victim = await local_cluster.owner(0)
+            local_cluster.signal(victim, signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            try:
+                while await local_cluster.owner(0) == victim:
+                    assert time.monotonic() - stopped_s < 10
+                await ledger.next_answers(100)
+                if FULL:
+                    await asyncio.sleep(30)
+            finally:
+                local_cluster.signal(victim, signal.SIGCONT)
+            await ledger.next_answers(50)
+
+    assert with_ledger(local_cluster, stop) == []
+
+
+def test_without_a_majority_nothing_is_answered_and_it_heals(local_cluster):
+    """Row 11: two of three NATS servers are stopped; nothing that was answered is lost."""
+
+    async def lose_majority(ledger):
+        for pid in local_cluster.nats[:2]:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(3):
+                    # What was on its way may still come; then there is silence.
+                    await ledger.next_answers(100_000)
+            before = len(ledger.pushed)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2):
+                    await ledger.next_answers(100_000)
+            assert len(ledger.pushed) == before
+        finally:
+            for pid in local_cluster.nats[:2]:
+                os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_S):
+            await ledger.next_answers(50)
+
+    assert with_ledger(local_cluster, lose_majority) == []
+
+
+def test_boto3_uses_any_of_the_three_endpoints(local_cluster):
+    nodes = asyncio.run(local_cluster.status()).nodes
+    assert len(nodes) == 3
+    clients = [
+        boto3.client(
+            "sqs",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            config=botocore.config.Config(retries={"max_attempts": 0}),
+        )
+        for endpoint in [node.endpoint for node in nodes]
+    ]
+    name = next(_names)
+    one, two, three = clients
+    one.create_queue(QueueName=name)
+    url = two.get_queue_url(QueueName=name)["QueueUrl"]
+    sent = two.send_message(QueueUrl=url, MessageBody="hello")["MessageId"]
+    url = three.get_queue_url(QueueName=name)["QueueUrl"]
+    (found,) = three.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+    assert (found["Body"], found["MessageId"]) == ("hello", sent)
+    url = one.get_queue_url(QueueName=name)["QueueUrl"]
+    one.delete_message(QueueUrl=url, ReceiptHandle=found["ReceiptHandle"])
+    entries = [{"Id": str(n), "MessageBody": str(n)} for n in range(10)]
+    assert len(one.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == 10

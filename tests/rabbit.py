@@ -1,0 +1,184 @@
+"""A RabbitMQ broker of the tests' own: on free ports, with a node name and directories of its own.
+
+One broker serves every test of a run (the fixture `rabbit`), because starting one takes seconds.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.ports import lasting_port
+
+PATIENCE_S = 90
+# Never set: between two looks at a server that starts or ends.
+PAUSE = threading.Event()
+# Debian's script, without the part that wants to be root or the user rabbitmq.
+PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+# Plugins that no test uses: the broker reads the description of each of them as it starts.
+UNUSED = ("accept", "amqp10", "base64url", "cow", "eetcd", "gun", "jose", "jsx", "prom", "quantile")
+CONFIGURATION = """
+listeners.tcp.1 = 127.0.0.1:{port}
+log.file.level = error
+vm_memory_high_watermark.absolute = 1GB
+disk_free_limit.absolute = 10MB
+"""
+TLS = """
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.cacertfile = {directory}/cert.pem
+ssl_options.certfile = {directory}/cert.pem
+ssl_options.keyfile = {directory}/key.pem
+ssl_options.verify = verify_none
+"""
+CERTIFICATE = [
+    *("openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+    *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+]
+
+
+def free_ports(count):
+    """Ports that nobody listens at, and nobody is given by chance."""
+    with ExitStack() as taken:
+        ports = []
+        for _ in range(count):
+            ports.append(lasting_port())
+            taken.enter_context(socket.create_server(("127.0.0.1", ports[-1])))
+        return ports
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Broker:
+    """A RabbitMQ that can be stopped, killed, stalled and started again at the same port."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.port, self.tls_port, self._dist_port, self._epmd_port = free_ports(4)
+        self._process: Any = None
+        (self.directory / "home").mkdir()
+        (self.directory / "enabled_plugins").write_text("[].\n")
+        configuration = CONFIGURATION.format(port=self.port)
+        if shutil.which("openssl"):
+            made = ["-keyout", self.directory / "key.pem", "-out", self.certificate]
+            subprocess.run([*CERTIFICATE, *made], check=True, capture_output=True)
+            configuration += TLS.format(port=self.tls_port, directory=self.directory)
+        (self.directory / "rabbitmq.conf").write_text(configuration)
+        self._link_plugins()
+
+    def _link_plugins(self):
+        (self.directory / "plugins").mkdir()
+        for plugin in PROGRAM.parent.parent.glob("lib/*/plugins/*"):
+            is_extra = plugin.name.startswith(("rabbitmq_", *UNUSED))
+            if not is_extra or plugin.name.startswith("rabbitmq_prelaunch"):
+                (self.directory / "plugins" / plugin.name).symlink_to(plugin)
+
+    @property
+    def certificate(self):
+        """What to trust for TLS; there is none if openssl is not installed."""
+        return self.directory / "cert.pem"
+
+    @property
+    def url(self):
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    def start(self):
+        """Starts it, and waits until it takes connections."""
+        where = self.directory
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(where / "home"),
+            "LANG": "C.UTF-8",
+            "RABBITMQ_NODENAME": f"penstock{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": str(where / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(where / "log"),
+            "RABBITMQ_CONFIG_FILE": str(where / "rabbitmq"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(where / "enabled_plugins"),
+            "RABBITMQ_PLUGINS_DIR": str(where / "plugins"),
+            "RABBITMQ_PID_FILE": str(where / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+        }
+        self._environment = environment
+        with (where / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                [PROGRAM], env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        give_up_s = time.monotonic() + PATIENCE_S
+        while not _listens(self.port):
+            told = (where / "output").read_text(errors="replace")
+            assert self._process.poll() is None, f"RabbitMQ did not start: {told}"
+            assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {told}"
+            PAUSE.wait(0.02)
+        return self
+
+    def send(self, which):
+        """Sends a signal to all its processes; SIGSTOP has taken effect when this returns."""
+        os.killpg(self._process.pid, which)
+        if which == signal.SIGSTOP:
+            while any(state not in "TZ" for state in self._states()):
+                PAUSE.wait(0.01)
+
+    def _states(self):
+        """The state of each thread of its processes, as /proc has it."""
+        for path in Path("/proc").glob("[0-9]*/task/*/stat"):
+            with suppress(OSError):
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self._process.pid:
+                    yield state
+
+    def stop(self, how=signal.SIGTERM):
+        """Ends it, by asking or at once; its messages stay on the disk."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            self.send(how)
+            self.send(signal.SIGCONT)
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            with suppress(ProcessLookupError):
+                self.send(signal.SIGKILL)
+            self._process = None
+        # The script has ended; the machine that it ran may take longer.
+        give_up_s = time.monotonic() + PATIENCE_S
+        while any(map(_listens, (self.port, self._dist_port))):
+            assert time.monotonic() < give_up_s, "RabbitMQ does not end"
+            PAUSE.wait(0.02)
+
+    def end(self):
+        """Ends it for good, with the port mapper that it started."""
+        self.stop(signal.SIGKILL)
+        give_up_s = time.monotonic() + PATIENCE_S
+        # It refuses for as long as it believes that the broker lives.
+        while time.monotonic() < give_up_s:
+            ended = subprocess.run(
+                ["epmd", "-kill"], env=self._environment, capture_output=True, check=False
+            )
+            if b"Killed" in ended.stdout:
+                return
+            PAUSE.wait(0.05)
+
+
+@contextmanager
+def shared_broker():
+    """A broker with a directory of its own, until the end."""
+    directory = tempfile.mkdtemp(prefix="penstock-rabbit-")
+    broker = Broker(directory)
+    try:
+        yield broker.start()
+    finally:
+        broker.end()
+        shutil.rmtree(directory, ignore_errors=True)

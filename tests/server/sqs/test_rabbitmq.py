@@ -1,0 +1,122 @@
+"""boto3 against `penstock serve --store amqp://…`: SQS clients on the queues of a RabbitMQ."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from urllib.request import urlopen
+
+import pytest
+
+import penstock
+from tests.server.sqs.asking import arn, bodies, make, receive, redrive, refused, send, shown
+from tests.server.sqs.conftest import PATIENCE_S, serve
+
+pytestmark = pytest.mark.service("rabbitmq-server")
+
+
+@pytest.fixture(scope="module")
+def server(rabbit):
+    with serve("--store", rabbit.url) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sqs(server):
+    return server.client()
+
+
+def test_the_password_is_not_printed(server, rabbit):
+    assert f"in amqp://…@127.0.0.1:{rabbit.port}/" in server.output
+    assert "guest" not in server.output
+
+
+def test_a_message_is_sent_received_and_deleted(sqs, rabbit, queue_name):
+    url = make(sqs, queue_name, VisibilityTimeout="300")
+    attributes = {
+        "text": {"DataType": "String", "StringValue": "ü"},
+        "number": {"DataType": "Number", "StringValue": "5"},
+        "bytes": {"DataType": "Binary", "BinaryValue": b"\x00\xff"},
+    }
+    sent = sqs.send_message(QueueUrl=url, MessageBody="grüße", MessageAttributes=attributes)
+    (message,) = receive(
+        sqs, url, MessageAttributeNames=["All"], MessageSystemAttributeNames=["All"]
+    )
+    assert (message["Body"], message["MessageId"]) == ("grüße", sent["MessageId"])
+    assert message["MessageAttributes"] == attributes
+    assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+    assert shown(sqs, url)["ApproximateNumberOfMessagesNotVisible"] == "1"
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert shown(sqs, url)["ApproximateNumberOfMessagesNotVisible"] == "0"
+    with penstock.connect(rabbit.url) as queues:
+        assert queues.stats(queue_name).messages == 0
+
+
+def test_batches_succeed_and_fail_entry_by_entry(sqs, queue_name):
+    url = make(sqs, queue_name)
+    entries = [{"Id": str(n), "MessageBody": f"m{n}"} for n in range(10)]
+    assert len(sqs.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == 10
+    received = receive(sqs, url, MaxNumberOfMessages=10)
+    assert [message["Body"] for message in received] == [f"m{n}" for n in range(10)]
+    entries = [
+        {"Id": message["MessageId"], "ReceiptHandle": message["ReceiptHandle"]}
+        for message in received
+    ]
+    entries.append({"Id": "forged", "ReceiptHandle": "nonsense"})
+    with pytest.raises(sqs.exceptions.ClientError):
+        sqs.delete_message_batch(QueueUrl=url, Entries=entries)
+    deleted = sqs.delete_message_batch(QueueUrl=url, Entries=entries[1:])
+    assert len(deleted["Successful"]) == 9
+    assert deleted["Failed"][0]["Code"] == "ReceiptHandleIsInvalid"
+
+
+def test_visibility_delays_and_long_polls_work(sqs, queue_name):
+    url = make(sqs, queue_name)
+    send(sqs, url, "later", DelaySeconds=1)
+    send(sqs, url, "now")
+    assert shown(sqs, url)["ApproximateNumberOfMessagesDelayed"] == "1"
+    (message,) = receive(sqs, url)
+    assert message["Body"] == "now"
+    sqs.change_message_visibility(
+        QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+    )
+    assert bodies(sqs, url, WaitTimeSeconds=20) == ["now"]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(bodies, sqs, url, WaitTimeSeconds=20)
+        assert received.result(PATIENCE_S) == ["later"]
+
+
+def test_dead_letters_move_and_are_moved_back(sqs, queue_name):
+    dead = make(sqs, f"{queue_name}-dead")
+    source = make(sqs, queue_name, RedrivePolicy=redrive(arn(sqs, dead)))
+    assert json.loads(shown(sqs, source)["RedrivePolicy"])["maxReceiveCount"] == 1
+    send(sqs, source, "x")
+    (message,) = receive(sqs, source)
+    sqs.change_message_visibility(
+        QueueUrl=source, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+    )
+    assert bodies(sqs, source) == []
+    assert bodies(sqs, dead, VisibilityTimeout=0) == ["x"]
+    sqs.start_message_move_task(SourceArn=arn(sqs, dead))
+    assert bodies(sqs, source, WaitTimeSeconds=20) == ["x"]
+
+
+def test_what_rabbitmq_cannot_do_is_an_unsupported_operation(sqs, queue_name):
+    code, text = refused(
+        sqs.create_queue, QueueName=f"{queue_name}.fifo", Attributes={"FifoQueue": "true"}
+    )
+    assert code == "AWS.SimpleQueueService.UnsupportedOperation"
+    assert "RabbitMQ has no groups" in text
+
+
+def test_queues_are_listed_tagged_purged_and_deleted(sqs, server, queue_name):
+    url = make(sqs, queue_name)
+    assert sqs.list_queues(QueueNamePrefix=queue_name)["QueueUrls"] == [url]
+    sqs.tag_queue(QueueUrl=url, Tags={"team": "blue"})
+    assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"team": "blue"}
+    send(sqs, url, "x")
+    with urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        assert f'queue="{queue_name}",state="visible"}} 1.0' in answer.read().decode()
+    sqs.purge_queue(QueueUrl=url)
+    assert bodies(sqs, url) == []
+    sqs.delete_queue(QueueUrl=url)
+    code, _ = refused(sqs.get_queue_url, QueueName=queue_name)
+    assert code == "AWS.SimpleQueueService.NonExistentQueue"

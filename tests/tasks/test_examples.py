@@ -1,0 +1,80 @@
+"""Every example runs as its docstring says, and prints what stands there."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.conftest import EXECUTABLE, PATIENCE_S
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
+
+
+class Stage:
+    """A directory with the examples, and a store that their apps find in the environment."""
+
+    def __init__(self, directory, url):
+        self.directory = directory
+        self.environment = {**os.environ, "PENSTOCK_URL": url}
+        shutil.copytree(EXAMPLES, directory, dirs_exist_ok=True)
+
+    def expected(self, name, after):
+        docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))
+        assert docstring is not None
+        return textwrap.dedent(docstring.partition(f"{after}:\n\n")[2]).strip()
+
+    def run(self, *command):
+        done = subprocess.run(
+            command,
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def worker(self, name, *options):
+        return subprocess.Popen(
+            [EXECUTABLE, "worker", f"{name}:app", *options],
+            cwd=self.directory,
+            env=self.environment,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def stage(tmp_path, file_url):
+    return Stage(tmp_path, file_url)
+
+
+@pytest.mark.parametrize("name", ["mail", "schedule", "fan_out"])
+def test_an_example_prints_what_its_docstring_says(stage, name):
+    worker = stage.worker(name, "--processes", "2")
+    try:
+        assert stage.run(sys.executable, f"{name}.py") == stage.expected(name, "It prints")
+    finally:
+        worker.terminate()
+        assert worker.wait(PATIENCE_S) == 0
+
+
+def test_the_worker_of_the_priority_example_prints_in_order_of_priority(stage):
+    stage.run(sys.executable, "priorities.py")
+    out = stage.run(EXECUTABLE, "worker", "priorities:app", "--threads", "1", "--burst")
+    assert out == stage.expected("priorities", "The worker prints")
+
+
+def test_every_example_is_run_by_a_test():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "mail",
+        "schedule",
+        "priorities",
+        "fan_out",
+    }

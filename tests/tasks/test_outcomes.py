@@ -1,0 +1,479 @@
+"""What becomes of a task: retries, dead letters, results, middleware, the context, the trace."""
+
+import ast
+import asyncio
+import logging
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock.tasks
+from penstock import ManualClock
+from penstock.service import Peek, Push, Stats
+from penstock.tasks import (
+    Backoff,
+    GiveUp,
+    Middleware,
+    ResultTimeout,
+    RetryLater,
+    TaskApp,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    current,
+)
+from penstock.tasks.control import cancel, failed_tasks, find_task, retry_failed
+from penstock.tasks.envelope import body_start, decode_envelope, encode
+
+
+def test_a_failed_task_is_tried_again_after_ever_longer_waits(app, clock):
+    starts_ms = []
+
+    @app.task(retries=4, backoff=Backoff(first=2, longest=10, jitter=0))
+    def work() -> None:
+        starts_ms.append(clock.now_ms())
+        raise ValueError("no")
+
+    work.push()
+    assert app.run_until_empty() == 5
+    steps_s = [(b - a) / 1_000 for a, b in pairwise(starts_ms)]
+    assert steps_s == [2, 4, 8, 10]
+
+
+def test_jitter_shortens_a_wait_by_a_part_of_it_at_most():
+    backoff = Backoff(first=8, longest=100, jitter=0.5)
+    delays_ms = {backoff.delay_ms(1, random.Random(seed).random()) for seed in range(100)}
+    assert len(delays_ms) > 50
+    assert min(delays_ms) >= 4_000
+    assert max(delays_ms) <= 8_000
+    assert Backoff().delay_ms(10_000, 0) == 600_000
+
+
+def test_after_its_last_attempt_a_task_is_kept_with_its_traceback(app):
+    @app.task(retries=1, queue="mail", priority=3)
+    def work(name: str) -> None:
+        raise ValueError(f"no {name}\nreally")
+
+    pushed = work.push("anna")
+    app.run_until_empty()
+    (found,) = app.run_steps(failed_tasks(["mail"]))
+    assert found.id == pushed.id
+    assert found.envelope.failures == 2
+    assert found.envelope.failure.error == "ValueError: no anna really"
+    assert 'raise ValueError(f"no {name}' in found.envelope.failure.traceback
+    assert found.envelope.failure.at_ms == app.now_ms()
+    assert bytes(found.envelope.args) == b'{"name":"anna"}'
+    assert found.message.priority == 3
+    assert app.service.execute(Stats("mail")).messages == 0
+
+
+def test_a_retried_task_has_its_id_and_all_its_attempts_again(app):
+    attempts = []
+    is_broken = [True]
+
+    @app.task(retries=1, result_ttl=600)
+    def work(name: str) -> str:
+        attempts.append((name, current().attempt))
+        if is_broken[0]:
+            raise ValueError
+        return f"done {name}"
+
+    pushed, other = work.push("a"), work.push("b")
+    app.run_until_empty()
+    assert app.run_steps(retry_failed(["tasks"], {pushed.id, "nobody"})) == [pushed.id]
+    assert [task.id for task in app.run_steps(failed_tasks(["tasks"]))] == [other.id]
+    is_broken[0] = False
+    app.run_until_empty()
+    assert pushed.get(0) == "done a"
+    assert attempts[-1] == ("a", 1)
+    assert app.run_steps(retry_failed(["tasks"])) == [other.id]
+    app.run_until_empty()
+    assert other.get(0) == "done b"
+    assert app.run_steps(failed_tasks(["tasks"])) == []
+
+
+def test_a_task_may_say_when_it_is_to_be_tried_again_or_never(app, clock):
+    starts_ms = []
+
+    @app.task(retries=5)
+    def later() -> None:
+        starts_ms.append(clock.now_ms())
+        if len(starts_ms) == 1:
+            raise RetryLater(77)
+
+    @app.task(retries=5)
+    def never() -> None:
+        raise GiveUp("wrong address")
+
+    later.push()
+    never.push()
+    app.run_until_empty()
+    assert starts_ms[1] - starts_ms[0] == 77_000
+    (found,) = app.run_steps(failed_tasks(["tasks"]))
+    assert (found.envelope.task, found.envelope.failures) == ("never", 1)
+
+
+def test_a_task_whose_retry_would_outlive_its_ttl_fails_at_once(app):
+    @app.task(retries=5, ttl=5, backoff=Backoff(first=60, jitter=0))
+    def work() -> None:
+        raise ValueError
+
+    work.push()
+    assert app.run_until_empty() == 1
+    assert len(app.run_steps(failed_tasks(["tasks"]))) == 1
+
+
+def test_a_result_is_kept_for_its_ttl_and_read_by_anybody():
+    clock = ManualClock()
+    app = TaskApp("memory:", clock=clock)
+
+    @app.task(result_ttl=60)
+    def add(a: int, b: int) -> dict[str, int]:
+        return {"sum": a + b}
+
+    pushed = add.push(1, 2)
+    with pytest.raises(ResultTimeout, match="has no result after 0 s"):
+        pushed.get(0)
+    app.run_until_empty()
+    assert pushed.get(0) == pushed.get(0) == {"sum": 3}
+    clock.advance(seconds=61)
+    with pytest.raises(ResultTimeout):
+        pushed.get(0)
+
+
+def test_a_result_can_be_awaited_and_comes_as_the_type_that_the_task_returns(app):
+    @app.task(result_ttl=60)
+    async def add(a: int) -> set[int]:
+        await asyncio.sleep(0)
+        return {a, a + 1}
+
+    pushed = add.push(1)
+    app.run_until_empty()
+
+    async def ask():
+        return await pushed, await pushed.wait(timeout=1)
+
+    assert asyncio.run(ask()) == ({1, 2}, {1, 2})
+
+
+def test_the_result_of_a_failed_task_raises_with_the_traceback(app):
+    @app.task(result_ttl=60, retries=0)
+    def work() -> None:
+        raise ZeroDivisionError("by nought")
+
+    pushed = work.push()
+    app.run_until_empty()
+    with pytest.raises(TaskFailed, match="task 'work' failed: ZeroDivisionError: by nought") as got:
+        pushed.get(0)
+    assert "raise ZeroDivisionError" in got.value.traceback
+
+
+def test_a_task_that_keeps_no_results_says_so(app):
+    @app.task
+    def work() -> int:
+        return 1
+
+    pushed = work.push()
+    app.run_until_empty()
+    with pytest.raises(TaskError, match="work: keeps no results; declare it with result_ttl"):
+        pushed.get(0)
+
+
+def test_a_result_that_is_no_json_fails_the_task(app):
+    @app.task(result_ttl=60, retries=3)
+    def work() -> object:
+        return object()
+
+    pushed = work.push()
+    assert app.run_until_empty() == 1
+    with pytest.raises(TaskFailed, match="the result cannot become JSON"):
+        pushed.get(0)
+
+
+def test_a_result_too_large_for_a_message_fails_the_task_and_says_so(app):
+    @app.task(result_ttl=60)
+    def work() -> str:
+        return "x" * 2_000_000
+
+    pushed = work.push()
+    assert app.run_until_empty() == 1
+    with pytest.raises(TaskFailed, match="its outcome cannot be pushed to"):
+        pushed.get(0)
+    assert len(app.run_steps(failed_tasks(["tasks"]))) == 1
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_like_any_other(app):
+    class Rude(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    @app.task(retries=0)
+    def work() -> None:
+        raise Rude
+
+    work.push()
+    app.run_until_empty()
+    (found,) = app.run_steps(failed_tasks(["tasks"]))
+    assert found.envelope.failure.error == "Rude: its text cannot be shown"
+
+
+def test_results_of_many_tasks_do_not_mix(app):
+    @app.task(result_ttl=60)
+    def same(a: int) -> int:
+        return a
+
+    pushed = same.push_many([(number,) for number in range(500)])
+    app.run_until_empty()
+    assert [each.get(0) for each in pushed] == list(range(500))
+
+
+def test_middleware_sees_every_attempt_in_order(app):
+    seen: list[Any] = []
+
+    class Watch(Middleware):
+        def __init__(self, name):
+            self.name = name
+
+        def before(self, context):
+            seen.append((self.name, "before", context.task, context.attempt))
+
+        def after(self, context, result):
+            seen.append((self.name, "after", result))
+
+        def failed(self, context, error, is_final):
+            seen.append((self.name, "failed", type(error).__name__, is_final))
+
+    app.middleware += [Watch("a"), Watch("b")]
+
+    @app.task(retries=1)
+    def work() -> int:
+        if current().attempt == 1:
+            raise KeyError("x")
+        return 5
+
+    work.push()
+    app.run_until_empty()
+    assert seen == [
+        ("a", "before", "work", 1),
+        ("b", "before", "work", 1),
+        ("b", "failed", "KeyError", False),
+        ("a", "failed", "KeyError", False),
+        ("a", "before", "work", 2),
+        ("b", "before", "work", 2),
+        ("b", "after", 5),
+        ("a", "after", 5),
+    ]
+
+
+def test_middleware_that_raises_before_fails_the_attempt_and_after_changes_nothing(app, caplog):
+    class Strict(Middleware):
+        def before(self, context):
+            if context.attempt == 1:
+                raise PermissionError("not yet")
+
+        def after(self, context, result):
+            raise RuntimeError("too late")
+
+    app.middleware.append(Strict())
+    ran = []
+
+    @app.task(retries=1)
+    def work() -> None:
+        ran.append(current().attempt)
+
+    work.push()
+    with caplog.at_level(logging.ERROR, "penstock.tasks"):
+        app.run_until_empty()
+    assert ran == [2]
+    assert "Strict.after raised" in caplog.text
+    assert app.run_steps(failed_tasks(["tasks"])) == []
+
+
+def test_what_is_no_middleware_is_refused():
+    with pytest.raises(TaskError, match="middleware: 5 is not an instance of Middleware"):
+        TaskApp("memory:", middleware=[5])  # type: ignore[list-item]
+
+
+def test_the_context_says_which_attempt_runs_and_until_when(app, clock, caplog):
+    seen = []
+
+    @app.task(timeout=10, retries=1, queue="mail")
+    def work() -> None:
+        context = current()
+        assert context.deadline is not None
+        left_s = context.deadline.timestamp() - clock.now_ms() / 1_000
+        seen.append((context.task, context.queue, context.attempt, round(left_s)))
+        clock.advance(seconds=8)
+        context.extend(20)
+        clock.advance(seconds=8 if context.attempt == 2 else 21)
+        context.logger.warning("halfway")
+
+    pushed = work.push()
+    with caplog.at_level(logging.WARNING, "penstock.tasks.work"):
+        app.run_until_empty()
+    assert seen == [("work", "mail", 1, 10), ("work", "mail", 2, 10)]
+    entry = caplog.records[-1]
+    assert (entry.task_id, entry.attempt) == (pushed.id, 2)
+    # The first attempt ran beyond even the extended deadline.
+    assert app.run_steps(failed_tasks(["mail"])) == []
+
+
+def test_outside_a_task_there_is_no_context():
+    with pytest.raises(TaskError, match="current: no task runs here"):
+        current()
+
+
+def test_a_cancelled_task_is_dropped_and_its_result_says_so(app):
+    ran = []
+
+    @app.task(result_ttl=60)
+    def work(name: str) -> None:
+        ran.append(name)
+
+    kept, dropped = work.push("kept"), work.push_in(5, "dropped")
+    app.run_steps(cancel(app, dropped.id))
+    app.run_until_empty()
+    assert ran == ["kept"]
+    assert kept.get(0) is None
+    with pytest.raises(TaskCancelled, match="task 'work' cancelled"):
+        dropped.get(0)
+
+
+def test_a_task_is_found_in_every_state(app):
+    @app.task(result_ttl=7_200, retries=0)
+    def work(good: bool) -> int:
+        if not good:
+            raise ValueError("bad")
+        return 7
+
+    def state_of(task_id):
+        found = app.run_steps(find_task(app, app.queues, task_id))
+        return None if found is None else found.state
+
+    delayed = work.push_in(3600, True)
+    waiting = work.push(True)
+    assert (state_of(delayed.id), state_of(waiting.id)) == ("delayed", "waiting")
+    bad = work.push(False)
+    app.run_until_empty()
+    found = app.run_steps(find_task(app, app.queues, waiting.id))
+    assert (found.state, bytes(found.result.value)) == ("done", b"7")
+    assert state_of(bad.id) == "failed"
+    assert state_of("nobody") is None
+
+
+def test_the_trace_of_the_pusher_is_the_parent_of_the_task(app):
+    from opentelemetry import trace
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+
+    seen = []
+
+    @app.task(retries=1)
+    def work() -> None:
+        seen.append(trace.get_current_span().get_span_context().trace_id)
+        if len(seen) == 1:
+            raise ValueError
+
+    span = NonRecordingSpan(SpanContext(0xABC, 0xDEF, False, TraceFlags(1)))
+    with use_span(span):
+        work.push()
+    work.push()
+    (traced, plain) = app.service.execute(Peek("tasks", 2))
+    assert traced.attributes["traceparent"].startswith(f"00-{0xABC:032x}-{0xDEF:016x}")
+    assert plain.attributes == {}
+    app.run_until_empty()
+    # The second attempt belongs to the same trace.
+    assert sorted(seen) == [0, 0xABC, 0xABC]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"group": {"id": "../x", "index": 0, "size": 1}',
+        '"group": {"id": "x", "index": 7, "size": 1}',
+        '"group": {"id": "x", "index": 0, "size": 1000000000}',
+        '"then": [{"task": "nobody", "args": {}, "queue": "a b", "first": "x"}]',
+        '"then": [{"task": "nobody", "args": {}, "queue": "tasks", "first": "x", "priority": 99}]',
+        '"failures": 99999999999999999',
+        '"id": "' + "x" * 10_000 + '"',
+    ],
+)
+def test_an_envelope_that_lies_about_what_follows_harms_no_other_task(app, more):
+    """Row 25: whatever a message says, the tasks beside it run and it comes to an end."""
+    ran = []
+
+    @app.task
+    def work(name: str) -> None:
+        ran.append(name)
+
+    body = f'{{"task": "work", "args": {{"name": "odd"}}, {more}}}'
+    work.push("before")
+    app.service.execute(Push("tasks", body.encode()))
+    work.push("after")
+    app.run_until_empty()
+    assert ran == ["before", "odd", "after"]
+    assert app.service.execute(Stats("tasks")).messages == 0
+
+
+def test_a_plain_envelope_is_the_same_by_either_way():
+    plain = body_start("add") + b'{"a":1}' + b"}"
+    assert plain == b'{"task":"add","args":{"a":1}}'
+    assert encode(decode_envelope(plain)) == plain
+
+
+HOSTILE = [
+    b"",
+    b"cos\nsystem\n(S'touch x'\ntR.",
+    b"\x80\x04\x95",
+    b"[1, 2",
+    b'{"task": "os.system", "args": {"command": "touch x"}}',
+    b'{"task": "builtins.eval", "args": {"source": "1"}}',
+    b'{"task": "__import__", "args": {}}',
+    b'{"task": "work", "args": {"__class__": "x"}}',
+    b'{"task": "work", "args": {"name": {"py/object": "os.system"}}}',
+    b'{"task": "work", "args": ["x"]}',
+    b'{"task": ["work"], "args": {}}',
+    b'{"task": "work"}',
+    b'{"task": "work", "args": ' + b"[" * 100_000,
+    b'{"task": "work", "args": {"name": "\xff"}}',
+    b'{"task": "work", "args": {"name": 1e999}}',
+    b'{"task": "work", "args": {"name": "x"}, "expires_at_ms": "soon"}',
+    b'{"task": "work", "args": {}, "then": [{"task": "os.system"}]}',
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_message_that_names_code_runs_nothing_and_harms_no_other(app, body):
+    """Row 25: a message names a registered task or fails; it is never imported or evaluated."""
+    ran = []
+
+    @app.task
+    def work(name: str) -> None:
+        ran.append(name)
+
+    work.push("good")
+    app.service.execute(Push("tasks", body))
+    app.run_until_empty()
+    assert ran == ["good"]
+    (failed,) = app.run_steps(failed_tasks(["tasks"]))
+    assert failed.envelope.failure.error
+    assert app.service.execute(Stats("tasks")).messages == 0
+
+
+def test_only_the_loading_of_an_app_imports_what_a_name_says():
+    """Row 25: no code of tasks imports or looks up what a message could name."""
+    package = Path(penstock.tasks.__file__).parent
+    importing, computed = set(), set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                if "importlib" in names:
+                    importing.add(path.name)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+                computed |= set() if isinstance(node.args[1], ast.Constant) else {path.name}
+    # By the name that is given to `penstock worker`, and by names of options in the code itself.
+    assert importing == {"options.py"}
+    assert computed == {"options.py"}

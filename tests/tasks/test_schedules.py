@@ -1,0 +1,172 @@
+"""Schedules: when they are due, that they are pushed once, and what becomes of missed ones."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from penstock import ManualClock
+from penstock.service import Stats
+from penstock.tasks import TaskApp, TaskError
+from penstock.tasks.schedule import LATE_MS_MAX, ScheduleClock
+
+
+def ms(year, month, day, hour, minute=0, second=0):
+    return round(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp() * 1_000)
+
+
+NOON_MS = ms(2030, 6, 1, 12)
+
+
+class Nights:
+    """An app with one schedule, on a store that it may share with others."""
+
+    def __init__(self, start_ms=NOON_MS, when="0 3 * * *", **options):
+        self.clock = ManualClock(start_ms)
+        self.app = TaskApp("memory:", clock=self.clock)
+        self.ran: list[Any] = []
+
+        @self.app.task
+        def report(kind: str) -> None:
+            self.ran.append((kind, self.clock.now_ms()))
+
+        self.app.schedule("nightly", when, report.prepare("short"), **options)
+
+    def worker(self):
+        """What one worker process knows of the schedules, from its start on."""
+        known = ScheduleClock(self.app)
+        self.app.run_steps(known.begin())
+        return known
+
+    def waiting(self):
+        try:
+            return self.app.service.execute(Stats("tasks")).messages
+        except LookupError:
+            return 0
+
+
+@pytest.fixture
+def nights():
+    return Nights()
+
+
+def test_a_schedule_is_pushed_when_it_is_due_and_not_before(nights):
+    assert nights.app.run_until_empty() == 0
+    nights.clock.advance(ms=ms(2030, 6, 2, 2, 59, 59) - nights.clock.now_ms())
+    assert nights.app.run_until_empty() == 0
+    nights.clock.advance(seconds=1)
+    assert nights.app.run_until_empty() == 1
+    assert nights.ran == [("short", ms(2030, 6, 2, 3))]
+    assert nights.app.run_until_empty() == 0
+
+
+def test_many_workers_push_a_schedule_once(nights):
+    workers = [nights.worker() for _ in range(5)]
+    for day in range(2, 12):
+        nights.clock.advance(ms=ms(2030, 6, day, 3) - nights.clock.now_ms())
+        for worker in workers:
+            assert worker.next_due_ms() == nights.clock.now_ms()
+            nights.app.run_steps(worker.push_due())
+            nights.app.run_steps(worker.push_due())
+    nights.app.schedules.clear()
+    assert nights.app.run_until_empty() == 10
+
+
+def test_a_worker_that_stood_still_pushes_nothing_that_another_has_pushed(nights):
+    quick, slow = nights.worker(), nights.worker()
+    nights.clock.advance(ms=ms(2030, 6, 2, 3) - nights.clock.now_ms())
+    nights.app.run_steps(quick.push_due())
+    # Beyond the window in which the store knows a dedup id.
+    nights.clock.advance(seconds=3_600)
+    nights.app.run_steps(slow.push_due())
+    assert nights.waiting() == 1
+
+
+@pytest.mark.parametrize(("missed", "count"), [("once", 1), ("skip", 0)])
+def test_what_was_missed_while_no_worker_ran_is_pushed_once_or_not_at_all(missed, count):
+    nights = Nights(missed=missed)
+    nights.worker()
+    nights.clock.advance(seconds=5 * 86_400)
+    nights.worker()
+    nights.worker()
+    nights.app.schedules.clear()
+    assert nights.app.run_until_empty() == count
+    nights = Nights(missed=missed)
+    nights.worker()
+    # A little late is not missed: the workers were only slow.
+    nights.clock.advance(ms=ms(2030, 6, 2, 3) + LATE_MS_MAX - nights.clock.now_ms())
+    nights.worker()
+    assert nights.waiting() == 1
+
+
+def test_a_new_schedule_begins_with_its_next_due_time(nights):
+    worker = nights.worker()
+    assert worker.next_due_ms() == ms(2030, 6, 2, 3)
+    assert nights.app.run_until_empty() == 0
+
+
+def test_a_schedule_follows_the_clocks_of_its_time_zone():
+    # Summer time begins on 31 March 2030 at 01:00 UTC in Berlin.
+    nights = Nights(ms(2030, 3, 29, 12), "30 8 * * *", timezone="Europe/Berlin")
+    schedule = nights.app.schedules["nightly"]
+    due_ms = [schedule.next_due_ms(ms(2030, 3, day, 12)) for day in (28, 29, 30, 31)]
+    assert due_ms == [
+        ms(2030, 3, 29, 7, 30),
+        ms(2030, 3, 30, 7, 30),
+        ms(2030, 3, 31, 6, 30),
+        ms(2030, 4, 1, 6, 30),
+    ]
+    # 02:30 does not exist on that night, and is due when the clocks have moved.
+    skipped = Nights(ms(2030, 3, 30, 12), "30 2 * * *", timezone="Europe/Berlin")
+    assert skipped.app.schedules["nightly"].next_due_ms(ms(2030, 3, 30, 12)) == ms(2030, 3, 31, 1)
+
+
+def test_a_period_is_due_at_the_same_times_for_everybody():
+    nights = Nights(ms(2030, 6, 1, 12, 0, 7), 30)
+    schedule = nights.app.schedules["nightly"]
+    assert schedule.next_due_ms(ms(2030, 6, 1, 12, 0, 7)) == ms(2030, 6, 1, 12, 0, 30)
+    assert schedule.last_due_ms(ms(2030, 6, 1, 12, 0, 30)) == ms(2030, 6, 1, 12, 0, 30)
+    assert schedule.next_due_ms(ms(2030, 6, 1, 12, 0, 30)) == ms(2030, 6, 1, 12, 1)
+
+
+def test_the_last_due_time_of_a_cron_expression_may_be_now(nights):
+    schedule = nights.app.schedules["nightly"]
+    assert schedule.last_due_ms(ms(2030, 6, 2, 3)) == ms(2030, 6, 2, 3)
+    assert schedule.last_due_ms(ms(2030, 6, 2, 3) - 1) == ms(2030, 6, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("when", "options", "complaint"),
+    [
+        ("61 * * * *", {}, "'61 .*' is no cron expression: bad minute"),
+        ("* * *", {}, "is no cron expression: wrong number of fields"),
+        ("0 0 31 2 *", {}, "is no cron expression"),
+        ("", {}, "is no cron expression"),
+        ("* * * * *", {"timezone": "Mars/Base"}, "there is no time zone 'Mars/Base'"),
+        ("* * * * *", {"timezone": "../etc/passwd"}, "there is no time zone"),
+        ("* * * * *", {"missed": "all"}, "missed='all' is not one of once, skip"),
+        (0.5, {}, "0.5 s is outside 1 s to 366 days"),
+        (True, {}, "expected a cron expression or seconds, got True"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(app, when, options, complaint):
+    @app.task
+    def work() -> None: ...
+
+    with pytest.raises(TaskError, match=complaint) as refused:
+        app.schedule("s", when, work, **options)
+    assert "\n" not in str(refused.value)
+    assert app.schedules == {}
+
+
+def test_the_arguments_of_a_schedule_are_checked_when_it_is_declared(app):
+    @app.task
+    def work(count: int) -> None: ...
+
+    with pytest.raises(TaskError, match="work: argument count: expected int, got str"):
+        app.schedule("s", 60, work.prepare("x"))
+    with pytest.raises(TaskError, match="missing a required argument"):
+        app.schedule("s", 60, work)
+    app.schedule("s", 60, work.prepare(1))
+    with pytest.raises(TaskError, match="there is a schedule 's' already"):
+        app.schedule("s", 60, work.prepare(1))

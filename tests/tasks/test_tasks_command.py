@@ -1,0 +1,100 @@
+"""`penstock tasks …` on a store that other processes use."""
+
+import json
+
+import pytest
+
+from tests.tasks.conftest import PATIENCE_S, until
+
+SOURCE = """
+    @app.task(retries=0, queue="mail", result_ttl=600, timeout=30, rate="100/s")
+    def send(address: str) -> str:
+        if not (SEEN / "mended").exists():
+            raise ConnectionError(f"no way to {address}\\x1b[31m")
+        return "sent"
+
+    @app.task(priority=5, unique=True)
+    def other() -> None: ...
+
+    app.schedule("nightly", "0 3 * * *", other, timezone="Europe/Berlin")
+"""
+
+
+@pytest.fixture
+def shop(make_shop, file_url):
+    return make_shop(file_url, SOURCE)
+
+
+def results(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_failed_tasks_are_listed_inspected_and_retried(shop):
+    module = shop.app()
+    pushed = [module.send.push(name) for name in ("anna", "ben")]
+    assert shop.run("tasks", "failed", "shop:app")[0] == 1
+    code, out, _ = shop.run("tasks", "inspect", "shop:app", pushed[0].id)
+    assert code == 0
+    assert "state      waiting" in out
+    assert '{"address":"anna"}' in out
+    shop.start()
+    until(lambda: all(each.peek() for each in pushed))
+    code, out, _ = shop.run("tasks", "failed", "shop:app")
+    assert code == 0
+    assert "ConnectionError: no way to anna" in out
+    assert "\x1b" not in out
+    code, out, _ = shop.run("tasks", "failed", "shop:app", "--json", "--queue", "mail")
+    assert {each["id"] for each in results(out)} == {each.id for each in pushed}
+    assert "raise ConnectionError" in results(out)[0]["traceback"]
+    code, out, _ = shop.run("tasks", "inspect", "shop:app", pushed[0].id)
+    assert "state      failed" in out
+    assert "raise ConnectionError" in out
+
+    (shop.seen / "mended").touch()
+    code, out, err = shop.run("tasks", "retry", "shop:app", pushed[0].id, "nobody")
+    assert code == 2
+    assert f"retried {pushed[0].id}" in out
+    assert "no failed task has the id nobody" in err
+    until(lambda: pushed[0].peek().state == "done")
+    code, out, _ = shop.run("tasks", "inspect", "shop:app", pushed[0].id, "--json")
+    assert (results(out)[0]["state"], results(out)[0]["result"]) == ("done", "sent")
+    code, out, _ = shop.run("tasks", "retry", "shop:app", "--all", "--json")
+    assert results(out) == [{"id": pushed[1].id, "retried": True}]
+    assert pushed[1].get(PATIENCE_S) if pushed[1].peek().state == "done" else True
+    until(lambda: pushed[1].peek().state == "done")
+    assert shop.run("tasks", "retry", "shop:app", "--all")[0] == 1
+    assert shop.run("tasks", "inspect", "shop:app", "nobody")[0] == 1
+    module.app.close()
+
+
+def test_list_shows_tasks_queues_and_schedules(shop):
+    module = shop.app()
+    module.send.push("anna")
+    module.send.push_in(60, "ben")
+    code, out, _ = shop.run("tasks", "list", "shop:app")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert ["mail", "1", "1", "0", "0"] in lines
+    assert "send   mail   retries 0, timeout 30s, result_ttl 10m, rate 100/1s" in out
+    assert "other  tasks  retries 3, priority 5, unique" in out
+    assert "nightly   other  0 3 * * * Europe/Berlin  20" in out
+    shown = results(shop.run("tasks", "list", "shop:app", "--json")[1])
+    assert [each["queue"] for each in shown if "waiting" in each] == ["mail", "tasks"]
+    assert shown[-1]["schedule"] == "nightly"
+    module.app.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["failed", "nowhere:app"], 3, "there is no module 'nowhere'"),
+        (["retry", "shop:app"], 2, "name the failed tasks by their ids, or all of them by --all"),
+        (["cancel", "shop:app", ""], 3, "id: expected 1 to 128 printable characters"),
+        (["list", "shop:app", "--url", "memory:"], 3, "url: 'memory:' is within one process"),
+        (["jump", "shop:app"], 2, "invalid choice: 'jump'"),
+    ],
+)
+def test_wrong_words_are_one_clear_line(shop, words, code, complaint):
+    ended, out, err = shop.run("tasks", *words)
+    assert (ended, out, len(err.splitlines())) == (code, "", 1)
+    assert complaint in err
