@@ -35,7 +35,7 @@ from penstock.spark.seals import (
     sealed_files,
     sealed_folds,
 )
-from penstock.spark.source import SCHEMA
+from penstock.spark.selection import SCHEMA
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,

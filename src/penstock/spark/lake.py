@@ -213,6 +213,8 @@ class Table:
             return []
         rows = delta.get_add_actions(flatten=True)
         names = rows.schema.names
+        # Not through `pa.table`, which imports pandas: half a second of a command that has no work.
+        columns = [rows.column(name).to_pylist() for name in names]
         return [
             TableFile(
                 str(self.path / row["path"]),
@@ -221,7 +223,7 @@ class Table:
                 {n[4:]: row[n] for n in names if n.startswith("min.") and row[n] is not None},
                 {n[4:]: row[n] for n in names if n.startswith("max.") and row[n] is not None},
             )
-            for row in pa.table(rows).to_pylist()
+            for row in (dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True))
         ]
 
     def _commit(

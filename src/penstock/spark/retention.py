@@ -40,7 +40,7 @@ from penstock.spark.seals import (
     sealed_files,
     sealed_folds,
 )
-from penstock.spark.source import SCHEMA
+from penstock.spark.selection import SCHEMA
 from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, PART_TABLES, QUEUES
 
 # A part is split only if at least one in so many of its messages can be sealed: a split costs as
