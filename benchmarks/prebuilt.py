@@ -40,7 +40,9 @@ class Prebuilt(DataSource):
 
     def reader(self, schema: StructType) -> "Repeating":
         options = SourceOptions.of({"path": self.options["path"]})
-        return Repeating(JournalBatch(options, schema).partitions()[0].value, int(self.options["rows"]))
+        return Repeating(
+            JournalBatch(options, schema).partitions()[0].value, int(self.options["rows"])
+        )
 
 
 class Repeating(DataSourceReader):

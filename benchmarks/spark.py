@@ -454,7 +454,10 @@ def targets(run: Run) -> list[Target]:
         Target("audit of a tenth, seconds", median(audit["spark small"]), 4, False),
         Target("audit, time of all / of a tenth", grown, 11, False),
         Target(
-            "tables, time of all / of a tenth", scale * lake["tables_s"] / lake["tenth_s"], 11, False
+            "tables, time of all / of a tenth",
+            scale * lake["tables_s"] / lake["tenth_s"],
+            11,
+            False,
         ),
         Target("60,000 messages: run, seconds", commands["run"], 20, False),
         Target("60,000 messages: audit, seconds", commands["audit"], 15, False),

@@ -123,8 +123,7 @@ def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
     drop_before(no_spark, lake, T + 1_000_000)
     before = audit(no_spark, lake).counts
     dropped = sorted(
-        row[0]
-        for row in query(lake, MESSAGES, "SELECT message FROM found WHERE dropped")
+        row[0] for row in query(lake, MESSAGES, "SELECT message FROM found WHERE dropped")
     )
     again, late = dropped[0], dropped[-1]
     last = max(events["entry"].to_pylist())

@@ -94,8 +94,7 @@ def load_part(duck: Duck, part: LakePart, events: str) -> None:
     duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
     duck.table(
         "part",
-        f"SELECT {quoted(part.store)} AS store, {part.shard} AS shard, "
-        f"{part.seal > 0} AS dropped",
+        f"SELECT {quoted(part.store)} AS store, {part.shard} AS shard, {part.seal > 0} AS dropped",
     )
     duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {part.condition()}")
 

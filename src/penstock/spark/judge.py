@@ -212,7 +212,9 @@ def _load(duck: Duck, work: JudgeWork) -> None:
         """,
     )
     duck.files("sealed_folds", work.sealed, FOLDS.types)
-    load_ended(duck, "SELECT message FROM sealed_folds WHERE message IN (SELECT message FROM folds)")
+    load_ended(
+        duck, "SELECT message FROM sealed_folds WHERE message IN (SELECT message FROM folds)"
+    )
     near = [each.irregular for each in work.near if each.irregular is not None]
     duck.files("own_events", [own.irregular] if own.irregular else [], IRREGULAR_EVENTS.types)
     duck.files("near_events", near, IRREGULAR_EVENTS.types)

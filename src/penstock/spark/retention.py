@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.spark import fold
 from penstock.spark.audit import audit, is_judged
-from penstock.spark.derive import derive, files_of, is_level, table_of
+from penstock.spark.derive import files_of, is_level, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import Duck, quoted
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part, view_unsealed
@@ -123,7 +123,9 @@ class _Split:
         files = events_table(self.lake).files()
         work = [
             FoldWork(
-                LakePart(part.store, part.shard, part.nth, part.messages, next_seal(folds, part.name)),
+                LakePart(
+                    part.store, part.shard, part.nth, part.messages, next_seal(folds, part.name)
+                ),
                 tuple(files_of(files, part)),
                 str(queues),
                 str(self.lake.path),
@@ -155,14 +157,15 @@ class _Split:
                 AND findings.shard = messages.shard AND findings.message = messages.message)""",
         )
         found = duck.fetch(f"""
-            WITH held AS (SELECT store, shard, {part} AS nth, count(*) AS n FROM messages GROUP BY ALL),
-              can AS (SELECT store, shard, nth, count(*) AS n FROM old GROUP BY ALL)
-            SELECT store, shard, nth FROM can JOIN held USING (store, shard, nth)
-            WHERE {_SHARE} * can.n >= held.n ORDER BY ALL""")
+            WITH held AS (
+              SELECT store, shard, {part} AS nth, count(*) AS messages FROM messages GROUP BY ALL
+            ), sealable AS (
+              SELECT store, shard, nth, count(*) AS messages FROM old GROUP BY ALL
+            )
+            SELECT store, shard, nth FROM sealable JOIN held USING (store, shard, nth)
+            WHERE {_SHARE} * sealable.messages >= held.messages ORDER BY ALL""")
         duck.write("SELECT * FROM old", str(chosen))
-        return [
-            LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in found
-        ]
+        return [LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in found]
 
 
 def split_part(work: FoldWork, threads: int) -> SplitPart:

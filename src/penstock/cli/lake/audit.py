@@ -108,7 +108,8 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
         )
     if verdict.dropped:
         print(
-            f"judged {verdict.dropped:,} messages by what is kept of them: their events were dropped"
+            f"judged {verdict.dropped:,} messages by what is kept of them: "
+            "their events were dropped"
         )
     if verdict.is_behind:
         print("a run is making the tables: what it has not finished is not judged yet")

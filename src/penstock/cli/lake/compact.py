@@ -69,9 +69,7 @@ def _drop_events(session: Session, arguments: Namespace, lake: "Lake") -> None:
 
     before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
     bar = Bar("dropping events")
-    done = drop_before(
-        spark_opener(arguments), lake, before_ms, lambda part: bar.show(part, "")
-    )
+    done = drop_before(spark_opener(arguments), lake, before_ms, lambda part: bar.show(part, ""))
     bar.end()
     session.print_result(
         arguments,
