@@ -52,7 +52,7 @@ class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
     """No command of a service: the generator goes on after other callbacks of the event loop."""
 
 
-# Never a generator's first command, nor behind a Pull. What was read before it may have changed.
+# Never behind a Pull. What was read before it may have changed.
 PAUSE: Final = NextTurn()
 # How long the description of a queue elsewhere is used before it is asked for again.
 VIEW_S: Final = 1.0

@@ -105,6 +105,9 @@ class LoopEngine:
         try:
             reply = self._submit(command)
         except PenstockError as error:
+            if command is PAUSE:
+                # Refused by the engine, which does not know it.
+                return self._pause(steps, 0, None)
             return self._continue_steps(steps, command, None, error, 0)
         except Exception:
             self._check_failed()
