@@ -133,6 +133,7 @@ class ShardAsker:
         pause_s = 0.0
         may_be_done = False
         while True:
+            term = self._terms.get(shard)
             try:
                 reply = await self._try(shard, command, messages)
                 return cast(R, settle_repeated(command, reply) if may_be_done else reply)
@@ -153,9 +154,9 @@ class ShardAsker:
                     ) from None
             if self._loop.time() > give_up:
                 raise BackendLost(f"shard {shard}: {reason}, again and again")
-            await self._news_of(shard, pause_s)
+            if not await self._has_news(shard, term, pause_s):
+                await self._look(shard)
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
-            await self._look(shard)
             left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
             if left is not command:
                 messages = calls.write_command(left)
@@ -298,12 +299,14 @@ class ShardAsker:
             if news is not None:
                 news.set()
 
-    async def _news_of(self, shard: int, pause_s: float) -> None:
-        """Waits until a new owner of the shard says so, but not for longer than this."""
-        news = self._news.setdefault(shard, asyncio.Event())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await news.wait()
+    async def _has_news(self, shard: int, term: int | None, pause_s: float) -> bool:
+        """Waits until there is an owner after that term, but not for longer than this."""
+        if self._terms.get(shard) == term:
+            news = self._news.setdefault(shard, asyncio.Event())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await news.wait()
+        return self._terms.get(shard) != term
 
     def _leave_silent(self, shard: int) -> None:
         """Gives up calls to an owner before this one that has said nothing lately.

@@ -118,7 +118,7 @@ class OwnedShard:
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
-        await self._client.flush()
+        # NATS handles both in this order, on every server: whoever hears of it can ask.
         await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     # Requests.
