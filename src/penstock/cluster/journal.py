@@ -55,7 +55,9 @@ class ReplicatedJournal:
         self.slot = end.slot - 1
         self.failure: PenstockError | None = None
         # Called when there is something to send and nothing was before.
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], object] = _nothing
+        # Called whenever more of it is kept.
+        self.advanced: Callable[[], object] = _nothing
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
         self._contents = contents
@@ -280,6 +282,7 @@ class ReplicatedJournal:
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
         self.durable_sequence = max(self.durable_sequence, reached)
         self._call_waiting()
+        self.advanced()
 
     def fail(self, error: PenstockError) -> None:
         """Nothing more will be kept: every append, and all who wait, get this error."""

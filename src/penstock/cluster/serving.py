@@ -87,6 +87,8 @@ class OwnedShard:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
+        # In a later turn: first the next extent is sent.
+        journal.advanced = partial(self._loop.call_soon, self.service.answer_durable)
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by who asked.
         self._pending: dict[Caller, Pending] = {}
@@ -116,14 +118,14 @@ class OwnedShard:
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
-        await self._client.flush()
+        # NATS handles both in this order, on every server: whoever hears of it can ask.
         await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     # Requests.
 
     async def _take(self, message: Msg) -> None:
         back = message.reply.rpartition(".")[0] + calls.REPLIES
-        for token, data in calls.unpack(message.data):
+        async for token, data in calls.in_slices(message.data):
             self._take_item((back, token), data)
 
     def _take_item(self, caller: Caller, data: bytes) -> None:

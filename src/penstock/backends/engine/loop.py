@@ -421,13 +421,17 @@ class LoopEngine:
             except JournalError as error:
                 self.fail(error)
                 return
+        self.answer_durable()
+        if self._deferred and not self._notice_is_due:
+            self._ask_for_notice()
+
+    def answer_durable(self) -> None:
+        """Sends the deferred replies whose changes are durable by now."""
         durable = self._journal.durable_sequence
         deferred = self._deferred
         while deferred and deferred[0].sequence <= durable:
             pending = deferred.popleft()
             pending.finish(pending.reply, None)
-        if deferred and not self._notice_is_due:
-            self._ask_for_notice()
 
     # Ending.
 
