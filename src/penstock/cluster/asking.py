@@ -9,9 +9,12 @@ dedup id does, one without ends in BackendLost.
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar, cast
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -22,6 +25,7 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
+from penstock.cluster.spread import NotPlaced, SpreadChanged
 from penstock.errors import BackendLost, EngineClosed, StaleReceipt
 from penstock.service import Batch, Command, Pull, Push, PushMany
 
@@ -55,6 +59,20 @@ class _Call:
         self.answer = answer
         self.parts: list[bytes] = []
         self.at_it = True
+
+
+class OpenWait:
+    """A pull that waits, for whoever wants it to end early and have what it has got."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        # Ends the wait at the owner that was asked last.
+        self.end_there: Callable[[], None] = _nothing
+
+    def end(self) -> None:
+        """The pull is answered soon: with claims, if it has been served meanwhile."""
+        self.is_over = True
+        self.end_there()
 
 
 class ShardAsker:
@@ -100,9 +118,22 @@ class ShardAsker:
             with suppress(Exception):
                 await subscription.unsubscribe()
 
-    async def ask(self, shard: int, command: Command[R]) -> R:
-        """Has the shard's owner do it, whoever that is by then. Raises PenstockError."""
-        messages = calls.write_command(command)
+    async def ask(
+        self,
+        shard: int,
+        command: Command[R],
+        version: int = 0,
+        *,
+        looks: bool = False,
+        wait: OpenWait | None = None,
+    ) -> R:
+        """Has the shard's owner do it, whoever that is by then.
+
+        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`).
+        Raises PenstockError, SpreadChanged or NotPlaced.
+        """
+        kind = calls.LOOK if looks else calls.COMMAND
+        messages = calls.write_command(command, version, kind)
         began_s = self._loop.time()
         give_up = began_s + PATIENCE_S
         if type(command) is Pull and command.wait_ms:
@@ -111,7 +142,7 @@ class ShardAsker:
         may_be_done = False
         while True:
             try:
-                reply = await self._try(shard, command, messages)
+                reply = await self._try(shard, command, messages, wait)
                 return cast(R, settle_repeated(command, reply) if may_be_done else reply)
             except StaleReceipt as error:
                 if may_be_done and settle_repeated(command, error) is None:
@@ -134,10 +165,14 @@ class ShardAsker:
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
             await self._look(shard)
             left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
+            if wait is not None and wait.is_over:
+                left = msgspec.structs.replace(left, wait_ms=0)
             if left is not command:
-                messages = calls.write_command(left)
+                messages = calls.write_command(left, version, kind)
 
-    async def _try(self, shard: int, command: Command[R], messages: list[bytes]) -> R:
+    async def _try(
+        self, shard: int, command: Command[R], messages: list[bytes], wait: OpenWait | None
+    ) -> R:
         """Sends a command to the owner that is known. Raises _NotDone or _MayBeDone."""
         if self._closed:
             raise EngineClosed("the connection to the cluster was closed")
@@ -151,6 +186,8 @@ class ShardAsker:
         try:
             for message in messages:
                 self._sender.send(subject, token, message)
+            if wait is not None:
+                wait.end_there = partial(self._sender.send, subject, token, calls.END_WAIT)
             kind, body = await call.answer
         except asyncio.CancelledError:
             self._sender.send(subject, token, calls.CANCEL)
@@ -159,6 +196,10 @@ class ShardAsker:
             del self._calls[token]
         if kind == calls.NOT_OWNER:
             raise _NotDone("the node that was asked is not its owner")
+        if kind == calls.SPREAD_OTHERWISE:
+            raise SpreadChanged
+        if kind == calls.NOT_PLACED_HERE:
+            raise NotPlaced
         if kind == calls.LOST:
             raise _MayBeDone("its owner was replaced before it answered")
         if kind == calls.REFUSED:
@@ -238,3 +279,7 @@ class ShardAsker:
     def _note(self, shard: int, register: Register | None) -> None:
         if register is not None:
             self._terms[shard] = max(self._terms.get(shard, 0), register.revision)
+
+
+def _nothing() -> None:
+    pass
