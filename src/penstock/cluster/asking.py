@@ -12,12 +12,13 @@ costs its owner one entry and one reply. Each of them is answered, refused and r
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -28,6 +29,7 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
+from penstock.cluster.spread import NotPlaced, SpreadChanged
 from penstock.errors import BackendLost, EngineClosed, InvalidField, PenstockError, StaleReceipt
 from penstock.service import Batch, Command, Delete, Extend, Pull, Push, PushMany
 
@@ -78,6 +80,20 @@ class _Call:
         self.at_it = True
 
 
+class OpenWait:
+    """A pull that waits, for whoever wants it to end early and have what it has got."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        # Ends the wait at the owner that was asked last.
+        self.end_there: Callable[[], None] = _nothing
+
+    def end(self) -> None:
+        """The pull is answered soon: with claims, if it has been served meanwhile."""
+        self.is_over = True
+        self.end_there()
+
+
 class ShardAsker:
     """Sends commands to the owners of shards over one connection."""
 
@@ -123,9 +139,24 @@ class ShardAsker:
             with suppress(Exception):
                 await subscription.unsubscribe()
 
-    async def ask(self, shard: int, command: Command[R]) -> R:
-        """Has the shard's owner do it, whoever that is by then. Raises PenstockError."""
-        messages = [] if _may_share(command) else calls.write_command(command)
+    async def ask(
+        self,
+        shard: int,
+        command: Command[R],
+        version: int = 0,
+        *,
+        looks: bool = False,
+        wait: OpenWait | None = None,
+    ) -> R:
+        """Has the shard's owner do it, whoever that is by then.
+
+        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`).
+        Raises PenstockError, SpreadChanged or NotPlaced.
+        """
+        kind = calls.LOOK if looks else calls.COMMAND
+        messages: list[bytes] = []
+        if version or not _may_share(command):
+            messages = calls.write_command(command, version, kind)
         began_s = self._loop.time()
         give_up = began_s + PATIENCE_S
         if type(command) is Pull and command.wait_ms:
@@ -135,7 +166,7 @@ class ShardAsker:
         while True:
             term = self._terms.get(shard)
             try:
-                reply = await self._try(shard, command, messages)
+                reply = await self._try(shard, command, messages, wait)
                 return cast(R, settle_repeated(command, reply) if may_be_done else reply)
             except StaleReceipt as error:
                 if may_be_done and settle_repeated(command, error) is None:
@@ -158,14 +189,20 @@ class ShardAsker:
                 await self._look(shard)
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
             left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
+            if wait is not None and wait.is_over:
+                left = msgspec.structs.replace(left, wait_ms=0)
             if left is not command:
-                messages = calls.write_command(left)
+                messages = calls.write_command(left, version, kind)
 
-    async def _try(self, shard: int, command: Command[R], messages: list[bytes]) -> R:
+    async def _try(
+        self, shard: int, command: Command[R], messages: list[bytes], wait: OpenWait | None
+    ) -> R:
         """Sends a command to the owner that is known. Raises _NotDone or _MayBeDone."""
         if not messages:
             return cast(R, await self._share(shard, command))
         call = self._send(shard, command, messages)
+        if wait is not None:
+            wait.end_there = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
         try:
             kind, body = await call.answer
         except asyncio.CancelledError:
@@ -341,6 +378,10 @@ def _read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
     """The reply in an owner's answer. Raises _NotDone, _MayBeDone, or what refused the command."""
     if kind == calls.NOT_OWNER:
         raise _NotDone("the node that was asked is not its owner")
+    if kind == calls.SPREAD_OTHERWISE:
+        raise SpreadChanged
+    if kind == calls.NOT_PLACED_HERE:
+        raise NotPlaced
     if kind == calls.LOST:
         raise _MayBeDone("its owner was replaced before it answered")
     if kind == calls.REFUSED:
@@ -356,3 +397,7 @@ def _finish(waiting: "asyncio.Future[Any]", reply: Any) -> None:
         waiting.set_exception(reply)
     else:
         waiting.set_result(reply)
+
+
+def _nothing() -> None:
+    pass

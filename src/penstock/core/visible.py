@@ -438,6 +438,10 @@ class FifoOrder:
             group.leave()
         self._offer_group_of(delivery)
 
+    def has_group(self, name: str) -> bool:
+        """Whether a message of this group is there, whatever its state."""
+        return name in self._groups and self._groups[name].first() is not None
+
     def ahead(self, limit: int) -> list[Delivery]:
         """The visible messages in order of arrival, blocked or not; none is taken."""
         visible = (

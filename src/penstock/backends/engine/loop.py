@@ -273,6 +273,17 @@ class LoopEngine:
         pending.waits = True
         return pending
 
+    def watch(self, command: Pull) -> Pending:
+        """A Pending without claims: it ends once a pull may find a message, or in vain.
+
+        Raises RequestError.
+        """
+        self.engine.check()
+        pending = EngineReply(self)
+        pending.waiter = self.engine.watch(command, pending.wake)
+        pending.waits = True
+        return pending
+
     def woken(self, pending: "EngineReply") -> None:
         """A wait has ended; its callback is called in the next turn."""
         pending.waits = False
@@ -511,6 +522,10 @@ class EngineReply(Pending, kw_only=True):
         """Keeps the claims that must be released if the reply cannot be delivered."""
         self.pull = pull
         self.claims = claims
+
+    def waits_on(self, queue: str) -> bool:
+        """Whether this is a pull that waits on the queue."""
+        return self.waits and self.waiter is not None and self.waiter.command.queue == queue
 
     def wake(self) -> None:
         """Called by the engine, within a command: the wait is over, or the timer is to be set."""
