@@ -279,7 +279,7 @@ class LoopEngine:
         Raises RequestError.
         """
         self.engine.check()
-        pending = EngineReply(self)
+        pending = EngineReply(loop_engine=self)
         pending.waiter = self.engine.watch(command, pending.wake)
         pending.waits = True
         return pending
