@@ -50,7 +50,7 @@ def run(url, checkpoint, path, where="", batch="-1", signal=""):
     spark = make_session(master="local[2]")
     stream = spark.readStream.format("penstock").option("mode", "consume")
     stream = stream.options(url=url, queue="orders", reader="shop")
-    stream = stream.options(maxMessagesPerTrigger=300, messagesPerPartition=100)
+    stream = stream.options(maxMessagesPerTrigger=100, messagesPerPartition=50)
     frame = stream.schema("message_id string, body binary").load()
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()

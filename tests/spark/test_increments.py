@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -28,7 +30,7 @@ from penstock.spark.ingest import copy_events, events_table, ingest, last_offset
 from penstock.spark.lake import AddedFile, Lake, Table
 from penstock.spark.queries import BIN_RATIO, load_query
 from penstock.spark.schemas import arrow_rows, arrow_schema
-from penstock.spark.source import SCHEMA
+from penstock.spark.selection import SCHEMA
 from penstock.spark.stream import Stream
 from penstock.spark.tables import (
     ATTEMPTS,
@@ -320,6 +322,28 @@ def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, mo
     found = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
     assert "old" not in {row["queue"] for row in found}
     assert all(row["dead"] is not None for row in found)
+
+
+NOTHING_NEW = """
+import sys
+from penstock.cli import main
+
+store, lake = sys.argv[1:]
+status = main(["pipeline", "run", "--journal", store, "--lake", lake])
+status += main(["pipeline", "audit", "--lake", lake])
+print(status, sorted({"pandas", "pyspark"} & set(sys.modules)))
+"""
+
+
+def test_with_nothing_new_neither_spark_nor_pandas_is_even_imported(tmp_path):
+    """Each would take longer than the answer."""
+    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 9)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
+    words = [sys.executable, "-c", NOTHING_NEW, store, tmp_path / "lake"]
+    for _ in range(2):
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "judged 0 of 1 parts" in done.stdout
 
 
 def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Up to so many pieces are done in this process.
-FEW: Final = 8
+FEW: Final = 16
 _POLL_S: Final = 0.3
 
 W = TypeVar("W")

@@ -61,12 +61,16 @@ _KEY: Final = ("store", "shard", "message")
 
 @dataclass
 class Outcome:
-    """How many messages a replay matched, and what it did with them."""
+    """How many messages a replay matched, and what it did with them.
+
+    Of those without a body, `dropped` have had their events dropped by a retention.
+    """
 
     matched: int = 0
     bytes: int = 0
     sent_before: int = 0
     bodiless: int = 0
+    dropped: int = 0
     bodiless_ids: list[str] = field(default_factory=list)
     sent: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
@@ -204,6 +208,7 @@ def _ready(
             """
             SELECT count(*) AS matched, count(sent.message) AS sent_before,
               count_if(sent.message IS NULL AND body IS NULL) AS bodiless,
+              count_if(sent.message IS NULL AND body IS NULL AND dropped) AS dropped,
               coalesce(sum(octet_length(body)) FILTER (WHERE sent.message IS NULL), 0) AS bytes
             FROM {chosen} AS chosen
             LEFT JOIN {sent} AS sent USING (store, shard, message)

@@ -28,7 +28,7 @@ from penstock.spark.distribute import Progress, no_progress
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
 from penstock.spark.queries import BUCKET_MS
-from penstock.spark.tables import TABLES
+from penstock.spark.tables import QUEUE_EVENTS, TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,12 +49,12 @@ _STEPS_MS: Final = (
     *(n * HOUR_MS for n in (1, 2, 3, 6, 12)),
 )
 
-# Each stretch of time that a message spent in one queue. Few messages ever move: only theirs are
-# put in order.
+# Each stretch of time that a message spent in one queue. Few messages ever move, and only theirs
+# are put in order; a life with a move is not regular, so its events are in `irregular_events`.
 _STAYS: Final = """
     WITH moved AS (
       SELECT store, shard, message, to_queue AS queue_number, at_ms, sequence
-      FROM {events} WHERE kind = 'Moved'
+      FROM {irregular_events} WHERE kind = 'Moved'
       UNION ALL
       SELECT store, shard, message, queue_number, pushed_at_ms, -1 FROM {messages} WHERE moves > 0
     ), stays AS (
@@ -166,7 +166,7 @@ class _Tables:
     def of(cls, spark: "SparkSession", lake: Lake) -> "_Tables":
         events = events_table(lake)
         seen = events.delta()
-        frames = {"events": events.frame(spark, seen)}
+        frames = {QUEUE_EVENTS.name: table_of(lake, QUEUE_EVENTS).frame(spark)}
         behind = []
         for each in TABLES:
             table = table_of(lake, each)
@@ -177,10 +177,23 @@ class _Tables:
             if seen is not None and not is_current(table, seen):
                 behind.append(each.name)
             frames[each.name] = table.frame(spark)
+        # Not from `events`, of which some may be dropped.
         told = spark.sql(
-            "SELECT count(DISTINCT store) AS stores, count(*) AS events, min(at_ms) AS first_ms, "
-            "max(at_ms) AS to_ms FROM {events} WHERE kind <> 'Damaged'",
-            events=frames["events"],
+            """
+            SELECT count(DISTINCT store) AS stores, coalesce(sum(events), 0) AS events,
+              min(first_ms) AS first_ms, max(to_ms) AS to_ms
+            FROM (
+              SELECT store, count(*) AS events, min(at_ms) AS first_ms, max(at_ms) AS to_ms
+              FROM {queue_events} WHERE kind <> 'Damaged' GROUP BY store
+              UNION ALL
+              SELECT store, sum(events), NULL, NULL FROM {folds} GROUP BY store
+              UNION ALL
+              SELECT store, 0, min(pushed_ms), max(greatest(pushed_ms, claimed_ms, deleted_ms))
+              FROM {folds} WHERE regular GROUP BY store
+              UNION ALL
+              SELECT store, 0, min(at_ms), max(at_ms) FROM {irregular_events} GROUP BY store)
+            """,
+            **{name: frames[name] for name in ("queue_events", "folds", "irregular_events")},
         ).collect()[0]
         first_ms, to_ms = told["first_ms"] or 0, told["to_ms"] or 0
         return cls(spark, lake, frames, behind, told["stores"], told["events"], first_ms, to_ms)
@@ -219,6 +232,7 @@ class _Tables:
             "version": penstock.__version__,
             "made_at_ms": time.time_ns() // 1_000_000,
             "events": self.events,
+            "dropped": verdict.dropped,
             "behind": self.behind,
             "time": asdict(axis) | {"from_ms": axis.from_ms, "points": axis.points},
             "audit": {
@@ -253,7 +267,7 @@ class _Tables:
         told = names if len(names) <= LINES_MAX + 1 else names[:LINES_MAX]
         chosen = self.spark.createDataFrame([(name,) for name in told], "chosen string")
         inputs: dict[str, Any] = {
-            name: self.frames[name] for name in ("events", "messages", "queues")
+            name: self.frames[name] for name in ("irregular_events", "messages", "queues")
         }
         stays = self.spark.sql(_STAYS, **inputs)
         grouped = self.rows(

@@ -16,9 +16,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from penstock.errors import StoreUnusable
 from penstock.spark.blocks import COLUMNS, Block, Wanted, blocks
@@ -33,8 +30,8 @@ _ALL_DIFFERENT: Final = ("sequence", "message", "message_id", "dedup_id", "attem
 _UNRANGED: Final = ("body", "extra")
 
 
-@dataclass
-class Span(InputPartition):
+@dataclass(frozen=True)
+class Span:
     """A stretch of a journal, and what is wanted of it: all that a task needs to know.
 
     `schema` is that of the rows it gives. With `into`, the events go into a file in this directory,
@@ -51,13 +48,16 @@ class Span(InputPartition):
     bodies: bool = True
 
 
-def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_span(span: Span) -> Iterator[pa.RecordBatch]:
     """The rows of a span as Arrow batches of exactly its schema."""
-    assert isinstance(partition, Span)
-    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
-    if partition.into is not None:
-        return _write(partition, partition.into, schema)
-    return _read(partition, schema)
+    # Only a task of Spark reads spans, and has it: what writes files does not need it.
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    schema = to_arrow_schema(StructType.fromJson(json.loads(span.schema)), timezone="UTC")
+    if span.into is not None:
+        return _write(span, span.into, schema)
+    return _read(span, schema)
 
 
 def _read(span: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

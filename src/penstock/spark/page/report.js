@@ -478,5 +478,6 @@
   if (data.hot_groups.rows.length) heatMap(by("hot-groups"), data.hot_groups, "Messages of the busiest groups");
   else by("groups-section").hidden = true;
   queueTable();
-  by("made").textContent = `Made ${moment(data.made_at_ms)} UTC by Penstock ${data.version} from ${plural(data.events, "event")}. All times are UTC.`;
+  by("made").textContent = `Made ${moment(data.made_at_ms)} UTC by Penstock ${data.version} from ${plural(data.events, "event")}.${data.dropped
+    ? ` Of ${plural(data.dropped, "message")} the events were dropped; what follows from them is kept.` : ""} All times are UTC.`;
 })();
