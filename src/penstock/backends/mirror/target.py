@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.backends.mirror.batches import QueueBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, MirrorCalls, slices
-from penstock.backends.mirror.state import MirrorState
+from penstock.backends.mirror.state import HELD_SAVED_MAX, MirrorState
 from penstock.core.events import Pushed
 from penstock.errors import (
     BackendLost,
@@ -126,8 +126,10 @@ class MirrorTarget:
         self.uncertain.clear()
         self._known.clear()
 
-    def held(self) -> dict[int, tuple[str, str]]:
-        """The claims on the mirror, to be saved."""
+    def held(self, *, is_last: bool) -> dict[int, tuple[str, str]]:
+        """The claims on the mirror, to be saved; none if they are many, unless it `is_last`."""
+        if not is_last and len(self._held) > HELD_SAVED_MAX:
+            return {}
         return {number: (claim.queue, str(claim.receipt)) for number, claim in self._held.items()}
 
     # Queues.
