@@ -19,7 +19,9 @@ CONNECT: Any = penstock.connect
 FOLLOWER: Any = MirrorFollower
 
 
-@pytest.fixture(params=["file", "redis", "sqs"])
+@pytest.fixture(
+    params=["file", pytest.param("redis", marks=pytest.mark.service("redis-server")), "sqs"]
+)
 def target(request, quick_path, monkeypatch):
     """The URL of a mirror, and what of its queues can be compared."""
     if request.param == "file":

@@ -372,17 +372,17 @@ def test_a_client_that_was_interrupted_does_not_take_an_old_answer_for_a_new_one
 def answer_to_ack(broker, situation, together):
     """The answer to an ACK of one message; `together` with another, or alone."""
     with broker.link() as link:
-        link.sendall(b"".join(encode_session_request(PUT, 1, "orders", b"x") for _ in range(2)))
         tags = []
         for _ in range(2):
+            link.sendall(encode_session_request(PUT, 1, "orders", b"x"))
             receive(link)
             link.sendall(get(2))
             answer = receive(link)
             tags += [each.tag for each in read_given(answer.items, answer.body)]
         situation(broker)
-        wanted = {"unknown": [9_999], "twice": [tags[0]]}.get(situation.__name__, [tags[0]])
+        wanted = [9_999] if situation is unknown else tags[:1]
         body = [*wanted, tags[1]] if together else wanted
-        if situation.__name__ == "twice":
+        if situation is twice:
             link.sendall(encode_session_request(SESSION_ACK, 3, "", encode_tags(tags), 2))
             receive(link)
         link.sendall(encode_session_request(SESSION_ACK, 7, "", encode_tags(body), len(body)))
