@@ -9,9 +9,10 @@ import penstock
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.engine import Engine
 from penstock.backends.mirror.follow import MirrorFollower
+from penstock.backends.mirror.marks import MARK
 from penstock.clock import ManualClock
 from penstock.errors import BackendLost, PenstockError, RequestError
-from penstock.service import Batch, Pull, Release
+from penstock.service import Batch, Pull, Push, Release
 
 CONNECT: Any = penstock.connect
 FOLLOWER: Any = MirrorFollower
@@ -191,9 +192,49 @@ def test_a_connection_lost_at_any_command_costs_nothing_and_doubles_nothing(quic
     assert 20 < at < 199
 
 
-@pytest.mark.parametrize("how", ["not done", "done", "half done"])
-@pytest.mark.parametrize("kind", [BlockingEngine, WithoutDedup])
-def test_a_mirror_killed_at_any_command_loses_nothing(quick_path, how, kind):
+def test_a_service_that_forgets_while_nothing_is_asked_of_it_is_set_right(quick_path):
+    """As a broker that is killed while the mirror is idle: claims end, deletes come back."""
+    story = Story(quick_path)
+    engine = WithoutDedup(Engine(clock=story.clock))
+    service = LosesConnection(engine, 0, "not done")
+    follower = FOLLOWER(str(story.path), service, pause=no_pause, now_ms=story.clock.now_ms)
+    follower.start()
+    primary, mirrored = story.primary, penstock.Queues(engine)
+    primary.create("orders")
+    primary.push_many("orders", [b"0", b"1", b"2", b"3"])
+    follower.catch_up()
+    gone, kept = primary.pull_many("orders", 2)
+    follower.catch_up()
+    primary.delete(gone)
+    follower.catch_up()
+    # What the broker has after its restart: the deleted message, and no claims.
+    forgotten = engine.execute(Push("orders", b"0", context={MARK: "1"}, priority=9))
+    for claim in service._claims:
+        with suppress(PenstockError):
+            engine.execute(Release(claim.queue, claim.proof))
+    assert forgotten is not None
+    assert [body for body, _ in shown(mirrored, "orders")] == [b"0", b"1", b"2", b"3"]
+    follower._target.seek_missing(forget=False)
+    assert shown(mirrored, "orders") == shown(primary, "orders") == [(b"2", 0), (b"3", 0)]
+    assert mirrored.stats("orders").in_flight == 1
+    primary.delete(kept)
+    follower.catch_up()
+    assert mirrored.stats("orders").messages == 2
+    follower.close()
+    primary.close()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (WithoutDedup, "not done"),
+        (WithoutDedup, "done"),
+        (WithoutDedup, "half done"),
+        (BlockingEngine, "done"),
+    ],
+)
+def test_a_mirror_killed_at_any_command_loses_nothing(quick_path, kind, how):
     """What its claims hid is found when these have run out."""
     for at in range(1, 200):
         story = Story(quick_path / f"{at}")

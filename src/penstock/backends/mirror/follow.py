@@ -241,7 +241,7 @@ class MirrorFollower:
         A batch is done before an event that is about a queue or moves messages; after such an event
         the state is saved. Returns the batch that has not been done yet.
         """
-        events = [journaled.event for journaled in self._reader.decoded(entry)]
+        events = [event for event, _ in self._reader.plain(entry)]
         place = done_events
         while place < len(events):
             event = events[place]
@@ -348,7 +348,7 @@ class MirrorFollower:
         )
 
     def _save(self, *, is_clean: bool = False, is_floor: bool = True) -> None:
-        self._state.held = self._target.held()
+        self._state.held = self._target.held(is_last=is_clean)
         self._file.save(self._state, is_clean=is_clean, is_floor=is_floor)
         self._saved_s = time.monotonic()
 

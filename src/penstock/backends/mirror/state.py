@@ -23,8 +23,9 @@ from penstock.journal import readers
 from penstock.journal.storage import open_regular
 from penstock.journal.store import write_once
 
-# Receipts are saved so that a claim can be ended by the next process; more are not worth it.
-_HELD_SAVED_MAX: Final = 1_000
+# Receipts are saved so that a claim can be ended by the next process; while the mirror runs, more
+# than these are not worth it.
+HELD_SAVED_MAX: Final = 1_000
 
 
 class MirrorState(msgspec.Struct):
@@ -86,8 +87,7 @@ class MirrorFile:
 
     def save(self, state: MirrorState, *, is_clean: bool = False, is_floor: bool = True) -> None:
         """Writes the state durably, and then, with `is_floor`, lets the journal before it go."""
-        held = state.held if is_clean or len(state.held) <= _HELD_SAVED_MAX else {}
-        saved = msgspec.structs.replace(state, is_clean=is_clean, held=held)
+        saved = msgspec.structs.replace(state, is_clean=is_clean)
         path = self._directory / f"{self.name}.json"
         try:
             write_once(path, msgspec.json.encode(saved))

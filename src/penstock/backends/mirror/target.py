@@ -19,13 +19,14 @@ What a lost connection or a kill leaves uncertain, and how it becomes certain ag
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from penstock.backends.mirror.batches import QueueBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, MirrorCalls, slices
-from penstock.backends.mirror.state import MirrorState
+from penstock.backends.mirror.marks import MarkedPushes, mark_of
+from penstock.backends.mirror.state import HELD_SAVED_MAX, MirrorState
 from penstock.core.events import Pushed
 from penstock.errors import (
     BackendLost,
@@ -55,7 +56,6 @@ from penstock.service import (
     Stats,
 )
 
-MARK: Final = "mirror"
 # How much longer a message is hidden here than there, so that the primary's own event ends it.
 _SLACK_MS: Final = 60_000
 _HIDDEN_MS_MAX: Final = 20 * 60_000
@@ -104,12 +104,7 @@ class MirrorTarget:
             number: HiddenClaim(queue, receipt, now_ms() + _SLACK_MS)
             for number, (queue, receipt) in state.held.items()
         }
-        self._identity = state.journal[:12]
-        lacks = service.LACKS
-        self._has_dedup = "dedup" not in lacks
-        self._has_groups = "fair groups" not in lacks
-        self._has_fifo = "fifo" not in lacks
-        self._has_priorities = "priority order" not in lacks
+        self._pushes = MarkedPushes(service.LACKS, state.journal[:12])
         # Queues whose marks must be read before the next pushes, which may have been done.
         self.uncertain: set[str] = set()
         # What was found there, by queue.
@@ -126,8 +121,10 @@ class MirrorTarget:
         self.uncertain.clear()
         self._known.clear()
 
-    def held(self) -> dict[int, tuple[str, str]]:
-        """The claims on the mirror, to be saved."""
+    def held(self, *, is_last: bool) -> dict[int, tuple[str, str]]:
+        """The claims on the mirror, to be saved; none if they are many, unless it `is_last`."""
+        if not is_last and len(self._held) > HELD_SAVED_MAX:
+            return {}
         return {number: (claim.queue, str(claim.receipt)) for number, claim in self._held.items()}
 
     # Queues.
@@ -141,7 +138,7 @@ class MirrorTarget:
             if getattr(settings, field) != getattr(default, field)
         }
         wanted: dict[str, Any] = {**copied, "retention_ms": TTL_MS_MAX}
-        if settings.fifo and self._has_fifo:
+        if settings.fifo and self._pushes.has_fifo:
             wanted["fifo"] = copied["fifo"] = True
             self._state.fifo[name] = None
         for choice in (wanted, copied, {}):
@@ -247,8 +244,10 @@ class MirrorTarget:
 
     def push(self, name: str, pushed: Sequence[Pushed]) -> None:
         """Pushes messages in order, without those that are there already."""
+        make, is_fifo, now_ms = self._pushes.push, name in self._state.fifo, self._now_ms()
         for some in slices(pushed, ITEMS_MAX):
-            self._push_commands(name, {each.number: self._make_push(name, each) for each in some})
+            pushes = {each.number: make(name, is_fifo, each, now_ms) for each in some}
+            self._push_commands(name, pushes)
 
     def _push_commands(self, name: str, pushes: dict[int, Push]) -> None:
         """Pushes to one queue, by the numbers of the messages, until each is done or refused."""
@@ -295,21 +294,6 @@ class MirrorTarget:
         if is_away:
             calls.wait()
         return again
-
-    def _make_push(self, name: str, pushed: Pushed) -> Push:
-        is_fifo = name in self._state.fifo
-        delay_ms = max(0, pushed.visible_at_ms - self._now_ms()) if pushed.visible_at_ms else 0
-        return Push(
-            name,
-            pushed.body,
-            delay_ms or None,
-            pushed.priority if self._has_priorities else 0,
-            None,
-            f"{self._identity}-{pushed.number:x}" if self._has_dedup or is_fifo else None,
-            pushed.group if is_fifo or self._has_groups else None,
-            pushed.attributes,
-            {**(pushed.context or {}), MARK: f"{pushed.number:x}"},
-        )
 
     def hide(self, name: str, wanted: dict[int, int]) -> None:
         """Claims messages, each until its deadline, as far as they are found near the head."""
@@ -410,9 +394,10 @@ class MirrorTarget:
         found = self._find(source, ranks, _SLACK_MS)
         moved = [number for number in ranks if number in found]
         self._known.setdefault(source, set()).difference_update(moved)
+        self._delete_stale(to, found.keys())
+        make, is_fifo = self._pushes.move, to in self._state.fifo
         for some in slices(moved, ITEMS_MAX):
-            pushes = {n: self._make_move(to, found[n], ranks[n]) for n in some}
-            self._push_commands(to, pushes)
+            self._push_commands(to, {n: make(to, is_fifo, found[n], ranks[n]) for n in some})
         replies = self._calls.batch([Delete(source, found[number].proof) for number in moved])
         lost = zip(moved, replies, strict=True)
         self._miss(source, [n for n, reply in lost if isinstance(reply, PenstockError)])
@@ -424,21 +409,15 @@ class MirrorTarget:
             elif before is not None:
                 self._miss(before, [number])
 
-    def _make_move(self, to: str, claim: Claim, rank: int) -> Push:
-        is_fifo = to in self._state.fifo
-        # With the rank: a message may come back to a queue that knows its first dedup id.
-        dedup_id = f"{self._identity}-{(claim.context or {})[MARK]}-{rank:x}"
-        return Push(
-            to,
-            claim.body,
-            None,
-            claim.priority,
-            None,
-            dedup_id if self._has_dedup or is_fifo else None,
-            claim.group,
-            claim.attributes,
-            claim.context,
-        )
+    def _delete_stale(self, name: str, coming: Set[int]) -> None:
+        """Deletes copies that stayed in a queue of messages that come there again.
+
+        Later they could not be told from these.
+        """
+        if coming & set(self._state.missing.get(name, ())):
+            self._look_through(name, _ASIDE_MAX)
+            left = [n for n in self._state.missing.pop(name, ()) if n not in coming]
+            self._miss(name, left)
 
     def _move_later(self, source: str) -> None:
         """Moves what was not found when it was to be moved."""
@@ -455,9 +434,11 @@ class MirrorTarget:
     def seek_missing(self, forget: bool) -> None:
         """Looks again for messages to delete or move; with `forget`, those not found are given up.
 
-        Also reads the queues whose last pushes were repeated, and tries whether claims live.
+        Also reads the queues whose last pushes were repeated, and tries whether claims live and
+        deletes have held: a service that went away and came back meanwhile has told nobody.
         """
         self._check_claims()
+        self._check_deletes()
         now_s = time.monotonic()
         for name in [n for n, at_s in self._doubles_at_s.items() if at_s <= now_s]:
             self._look_through(name)
@@ -514,6 +495,17 @@ class MirrorTarget:
         for name in ended:
             self._look_through(name, _ASIDE_MAX)
         return ended
+
+    def _check_deletes(self) -> None:
+        """Looks at the first message of each queue of which some were deleted lately.
+
+        A delete that was forgotten brings its message back to the head.
+        """
+        for name in {queue for queue, _ in self._recent.values()}:
+            first = self._calls.pull(name, 1, _SLACK_MS)
+            self._calls.release(first)
+            if any(mark_of(claim) in self._recent for claim in first):
+                self._look_through(name, _ASIDE_MAX)
 
     def _renewal(self, claim: HiddenClaim) -> Extend:
         return Extend(claim.queue, claim.receipt, self._hidden_ms(claim.until_ms - _SLACK_MS))
@@ -589,12 +581,3 @@ class MirrorTarget:
     def close(self) -> None:
         """Closes the service."""
         self._calls.close()
-
-
-def mark_of(claim: Claim) -> int | None:
-    """The number on the primary of a message of the mirror; None if it is none of ours."""
-    text = (claim.context or {}).get(MARK)
-    try:
-        return None if text is None else int(text, 16)
-    except ValueError:
-        return None
