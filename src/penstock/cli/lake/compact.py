@@ -48,7 +48,7 @@ def run(session: Session, arguments: Namespace) -> int:
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
     tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
-        # Nobody else may be about to commit files there: they would count as unused.
+        # Files that another process is about to commit would count as unused.
         name = "events" if each is tables[0] else "tables"
         with locked(lake, name), locked(lake, "verdicts"):
             done = each.compact(arguments.keep_hours)
