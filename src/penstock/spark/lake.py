@@ -277,8 +277,8 @@ class Table:
         if delta is None:
             return 0
         done = delta.update(updates=dict(changes), predicate=predicate)
-        if done["num_updated_rows"]:
-            delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        # Also if no row was changed: older versions may still hold rows that were dropped.
+        delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         return int(done["num_updated_rows"])
 
     def compact(self, keep_hours: int) -> dict[str, int]:
