@@ -97,7 +97,7 @@ def _make(root: Path) -> None:
 
 @contextmanager
 def locked(lake: Lake, name: str) -> Iterator[None]:
-    """Keeps other processes from the same work; it ends with the process. Raises LakeBusy.
+    """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
     `events`, `tables` and `verdicts` are what can be locked, and are locked in this order.
     """
@@ -119,7 +119,7 @@ def locked(lake: Lake, name: str) -> Iterator[None]:
 def scratch(lake: Lake, name: str) -> Iterator[Path]:
     """A directory that executors see too, without what a killed process left there.
 
-    Whoever uses it holds the lock of that work.
+    The caller holds the lock of that work.
     """
     path = lake.path / f"_{name}"
     shutil.rmtree(path, ignore_errors=True)
@@ -277,8 +277,8 @@ class Table:
         if delta is None:
             return 0
         done = delta.update(updates=dict(changes), predicate=predicate)
-        if done["num_updated_rows"]:
-            delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        # Also if no row was changed: older versions may still hold rows that were dropped.
+        delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         return int(done["num_updated_rows"])
 
     def compact(self, keep_hours: int) -> dict[str, int]:

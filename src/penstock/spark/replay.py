@@ -1,7 +1,7 @@
 """From the lake back into a queue: each message once, however often it is repeated or killed.
 
-A replay works in slices. The messages of a slice are pushed into a staging queue, which nobody
-pulls from; then the slice is committed to the lake's table `replays`; only then are they moved from
+A replay works in slices. The messages of a slice are pushed into a staging queue without
+consumers; then the slice is committed to the lake's table `replays`; only then are they moved from
 the staging queue into the target. A move is one event, so a message is in one of the two queues and
 never in both. After a kill the next run finds the staging queue and the slice it names: a slice
 that was committed is moved on, one that was not is removed and sent again. Nothing here depends on
@@ -288,7 +288,7 @@ class _Target:
     def settle(self) -> None:
         """Completes or removes the slice of an earlier run.
 
-        Raises InvalidField if the staging queue belongs to somebody else.
+        Raises InvalidField if the staging queue was not made by a replay from this lake.
         """
         try:
             found = self._queues.describe(self._beside)
@@ -305,7 +305,7 @@ class _Target:
         if owner != self._lake_id:
             raise InvalidField(
                 f"to: the queue {self._beside!r} is needed for a replay to {self._to!r}, and is "
-                + ("used by a replay from another lake" if owner else "somebody else's")
+                + ("used by a replay from another lake" if owner else "not made by a replay")
             )
         return token
 
@@ -354,7 +354,7 @@ class _Target:
         if held != len(accepted):
             raise UnavailableError(
                 f"the queue {self._beside!r} holds {held} messages where {len(accepted)} were "
-                "pushed: somebody else uses it; nothing of this slice was sent"
+                "pushed: another process uses it; nothing of this slice was sent"
             )
         return accepted, refused
 
@@ -392,8 +392,8 @@ class _Target:
         held = self._queues.stats(self._beside).messages
         if held:
             raise UnavailableError(
-                f"{held} messages in {self._beside!r} are claimed by somebody who should not pull "
-                "from it; run the replay again when they have come back"
+                f"{held} messages in {self._beside!r} are claimed by a consumer that must not "
+                "pull from it; run the replay again when they have come back"
             )
 
     def _pace(self, step: int) -> None:

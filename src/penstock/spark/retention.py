@@ -45,7 +45,7 @@ from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, PART_TABLES, QUEUES
 
 # A part is split only if at least one in so many of its messages can be sealed: a split costs as
 # much as a fold, and leaves one more file in every table.
-_SHARE: Final = 2
+_SHARE: Final = 4
 
 
 @dataclass(frozen=True)

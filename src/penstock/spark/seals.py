@@ -2,12 +2,12 @@
 
 The messages of a range are split between its part and its sealed parts, so each message has its
 rows once, and what parts add to other tables stays the same sum. A split changes ten tables. All
-files of it are written first; then a plan that names them replaces nothing yet but is durable:
+files of it are written first, then a plan that names them:
 
     LAKE/retention.json   the split that is being committed, table by table
 
-Whoever holds the lock of the tables completes the plan before doing anything else there. The events
-are dropped last (`spark.retention`).
+Every process that locks the tables completes the plan first. The events are dropped last
+(`spark.retention`).
 """
 
 import os
@@ -63,7 +63,9 @@ def forget_plan(lake: Lake) -> None:
 def complete_tables(lake: Lake) -> None:
     """Commits what a plan still lacks in the tables. The caller holds their lock."""
     plan = pending_plan(lake)
-    for each in () if plan is None else PART_TABLES:
+    if plan is None:
+        return
+    for each in PART_TABLES:
         table = part_table(lake, each)
         if table.committed(SEAL) != plan.id:
             table.replace(plan.added[each.name], {SEAL: plan.id}, plan.parts)

@@ -1,8 +1,8 @@
 """`format("penstock")`: a journal's events as a DataFrame, in batch and as a stream.
 
-Spark finds it through the module `pyspark_penstock`. What reads is static and stateless; what it
-needs travels in a `Span`, and `spans` has what a task does with it. `consume` has the mode that
-takes messages from a queue, and `sink` what writes into one.
+Spark finds it through the module `pyspark_penstock`. `read` is static and stateless: its input is a
+`Span`, and `spans` reads it. `consume` is the mode that takes messages from a queue, `sink` writes
+into one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class PenstockSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
-    # What the other modes need is imported when it is asked for: a task that reads need not wait.
+    # The modules of other modes are imported when they are used: a task that reads starts sooner.
 
     def schema(self) -> str:
         mode = self._mode()
@@ -150,7 +150,7 @@ class JournalBatch(DataSourceReader):
 
 
 class RefusedStream(DataSourceStreamReader):
-    """A stream that cannot be: what is raised before there is a reader, Spark does not show."""
+    """A stream with invalid options: Spark shows an error only if a reader raises it."""
 
     def __init__(self, error: InvalidField) -> None:
         self._error = error

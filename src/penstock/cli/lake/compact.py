@@ -10,6 +10,7 @@ from penstock.cli.session import Session
 from penstock.cli.values import read_duration
 
 if TYPE_CHECKING:
+    from penstock.spark.distribute import OpenSpark
     from penstock.spark.lake import Lake
 
 
@@ -38,17 +39,21 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.spark.derive import derive, is_level, table_of
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake, locked
+    from penstock.spark.seals import complete_tables
     from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
 
     lake = Lake.open(arguments.lake)
     spark = spark_opener(arguments)
     if arguments.keep is not None:
-        _drop_events(session, arguments, lake)
+        _drop_events(session, arguments, lake, spark)
+    with locked(lake, "tables"), locked(lake, "verdicts"):
+        # The files of a plan would count as unused until they are committed.
+        complete_tables(lake)
     was_level = is_level(lake)
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
     tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
-        # Nobody else may be about to commit files there: they would count as unused.
+        # Files that another process is about to commit would count as unused.
         name = "events" if each is tables[0] else "tables"
         with locked(lake, name), locked(lake, "verdicts"):
             done = each.compact(arguments.keep_hours)
@@ -64,12 +69,12 @@ def run(session: Session, arguments: Namespace) -> int:
     return 0
 
 
-def _drop_events(session: Session, arguments: Namespace, lake: "Lake") -> None:
+def _drop_events(session: Session, arguments: Namespace, lake: "Lake", spark: "OpenSpark") -> None:
     from penstock.spark.retention import drop_before
 
     before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
     bar = Bar("dropping events")
-    done = drop_before(spark_opener(arguments), lake, before_ms, lambda part: bar.show(part, ""))
+    done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
     bar.end()
     session.print_result(
         arguments,
