@@ -59,7 +59,7 @@ class _MayBeDone(Exception):
 class _Call:
     """A command on its way to an owner."""
 
-    __slots__ = ("answer", "at_it", "command", "parts", "shard", "subject", "term", "token")
+    __slots__ = ("answer", "command", "parts", "shard", "subject", "sweeps", "term", "token")
 
     def __init__(
         self,
@@ -77,7 +77,13 @@ class _Call:
         self.command = command
         self.answer = answer
         self.parts: list[bytes] = []
-        self.at_it = True
+        # How many sweeps have passed since the owner was asked, or last spoke.
+        self.sweeps = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the owner has said nothing for a whole interval between sweeps."""
+        return self.sweeps >= 2
 
 
 class OpenWait:
@@ -288,9 +294,9 @@ class ShardAsker:
     def _sweep(self) -> None:
         """Looks for another owner where one has said nothing since the last sweep but one."""
         self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
-        silent = {call.shard for call in self._calls.values() if not call.at_it}
         for call in self._calls.values():
-            call.at_it = False
+            call.sweeps += 1
+        silent = {call.shard for call in self._calls.values() if call.is_silent}
         if silent and self._looking is None:
             self._looking = self._loop.create_task(self._look_for_others(silent))
 
@@ -316,7 +322,7 @@ class ShardAsker:
         if call is None or call.answer.done():
             return
         kind, body = data[:1], data[1:]
-        call.at_it = True
+        call.sweeps = 0
         if kind == calls.REPLY_PART:
             call.parts.append(body)
         elif kind == calls.REPLY_WHOLE:
@@ -355,7 +361,7 @@ class ShardAsker:
         for call in self._calls.values():
             if call.shard != shard or call.term == term or call.answer.done():
                 continue
-            if not call.at_it or is_repeatable(call.command):
+            if call.is_silent or is_repeatable(call.command):
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:

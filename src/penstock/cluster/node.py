@@ -54,7 +54,8 @@ from penstock.cluster.spread import SpreadGuard
 from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
-# A ping that was under way when a node was killed is never answered.
+# How long a look waits for the pings it has sent. A ping that was under way when a node was killed
+# is never answered; a busy node answers late, which counts as well.
 _PING_S: Final = 0.12
 # After so many refusals in a row a node is gone; one may be its connection that is opened again.
 # After the first it is asked sooner.
@@ -180,10 +181,11 @@ class ClusterNode:
         value = msgspec.json.encode(NodeInfo(state, self._endpoint))
         await self._replicated.run(set_register(f"node.{self.node}", value))
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _tend_spread_queues(self, carrier: Carrier) -> None:
         """Keeps the shards of each spread queue whose home shard is here as they should be."""
@@ -262,7 +264,9 @@ class ClusterNode:
                     self._must_look.clear()
                     await self._read_registers()
                     registers_s = now_s
-            await asyncio.gather(*(self._ping(node, peer) for node, peer in self._peers.items()))
+            pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
+            if pings:
+                await asyncio.wait(pings, timeout=_PING_S)
             self._count_live()
             self._decide()
             is_refused = any(0 < peer.refused < _REFUSED_MAX for peer in self._peers.values())
@@ -296,11 +300,12 @@ class ClusterNode:
 
     async def _ping(self, node: str, peer: _Peer) -> None:
         try:
-            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_PING_S)
+            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_SILENT_S)
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):
-            peer.refused = 0
+            # Silence is judged by when it was last heard of.
+            pass
         else:
             peer.refused = 0
             peer.seen_s = self._loop.time()

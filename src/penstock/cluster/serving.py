@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -45,8 +44,8 @@ _SNAPSHOT_LOOK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
 # How long after a takeover the leader of the stream follows: first of all the shard should answer.
 _PREFER_S: Final = 3.0
-# How often at most standbys are told that there is something to read.
-_HINT_S: Final = 0.05
+# How long after an append standbys are told that there is something to read.
+_HINT_S: Final = 0.1
 _OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # Who asked: the subject to which the reply goes, and the token of the command.
 Caller = tuple[str, int]
@@ -129,7 +128,7 @@ class OwnedShard:
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
-        self._hinted_s = 0.0
+        self._hint: asyncio.TimerHandle | None = None
         # When the stream's leader is to be moved to the server that this node is connected to.
         self._prefer_at_s = self._loop.time() + _PREFER_S
         self._has_departures = asyncio.Event()
@@ -322,17 +321,17 @@ class OwnedShard:
                 return
             if self.engine.shard.departed.deliveries:
                 self._has_departures.set()
-            now_s = self._loop.time()
-            if now_s > self._prefer_at_s:
+            if self._loop.time() > self._prefer_at_s:
                 # Between two appends: one that is under way while the leader changes is lost, and
                 # repeated only after a while.
                 self._prefer_at_s = math.inf
                 await self._replicated.prefer_here(self.shard)
-            if now_s - self._hinted_s > _HINT_S:
-                # Standbys read more than this says; what is left they read with the next hint.
-                self._hinted_s = now_s
-                with suppress(nats.errors.Error):
-                    await self._client.publish(f"{self._name}.grown.{self.shard}")
+            if self._hint is None:
+                self._hint = self._loop.call_later(_HINT_S, self._send_hint)
+
+    def _send_hint(self) -> None:
+        self._hint = None
+        self._sender.send(f"{self._name}.grown.{self.shard}", 0, b"")
 
     async def _take_snapshots(self) -> None:
         while True:
@@ -439,8 +438,9 @@ class OwnedShard:
     async def close(self) -> None:
         """Ends the tasks and discards the state."""
         self._ended = self._closing = True
-        if self._keep_alive is not None:
-            self._keep_alive.cancel()
+        for timer in (self._keep_alive, self._hint):
+            if timer is not None:
+                timer.cancel()
         await end_tasks(self._tasks)
         if self._archive is not None:
             with suppress(PenstockError):
