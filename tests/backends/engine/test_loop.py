@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import AsyncEngine, LoopEngine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
 from penstock.backends.loop import PAUSE, AwaitedService, Pending, result_of
 from penstock.clock import ManualClock
