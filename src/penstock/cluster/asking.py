@@ -28,8 +28,6 @@ from penstock.service import Batch, Command, Pull, Push, PushMany
 R = TypeVar("R")
 # How long a command is tried before it fails: a shard is without an owner for less than this.
 PATIENCE_S: Final = 25.0
-# Without a word from an owner for once or twice so long, the router looks whether there is another.
-_SILENCE_S: Final = 0.35
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
 
@@ -39,22 +37,20 @@ class _NotDone(Exception):
 
 
 class _MayBeDone(Exception):
-    """The owner was replaced before it answered, and may have fallen silent before that."""
+    """The owner was replaced before it answered, or its answer was lost."""
 
 
-class _Call:
+class _Call(calls.CallUnderWay):
     """A command on its way to an owner."""
 
-    __slots__ = ("answer", "at_it", "parts", "shard", "term")
+    __slots__ = ("answer", "parts")
 
     def __init__(
         self, shard: int, term: int, answer: "asyncio.Future[tuple[bytes, bytes]]"
     ) -> None:
-        self.shard = shard
-        self.term = term
+        super().__init__(shard, term)
         self.answer = answer
         self.parts: list[bytes] = []
-        self.at_it = True
 
 
 class ShardAsker:
@@ -75,7 +71,7 @@ class ShardAsker:
         self._subscriptions: list[Subscription] = []
         self._closed = False
         self._looking: asyncio.Task[None] | None = None
-        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
+        self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
 
     async def open(self) -> None:
         """Begins to listen for replies, and learns who owns what."""
@@ -160,17 +156,15 @@ class ShardAsker:
         if kind == calls.NOT_OWNER:
             raise _NotDone("the node that was asked is not its owner")
         if kind == calls.LOST:
-            raise _MayBeDone("its owner was replaced before it answered")
+            raise _MayBeDone("its owner was replaced before it answered, or its answer was lost")
         if kind == calls.REFUSED:
             raise calls.read_error(body)
         return cast(R, calls.read_reply(command, body))
 
     def _sweep(self) -> None:
         """Looks for another owner where one has said nothing since the last sweep but one."""
-        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
-        silent = {call.shard for call in self._calls.values() if not call.at_it}
-        for call in self._calls.values():
-            call.at_it = False
+        self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
+        silent = {call.shard for call in self._calls.values() if call.sweep()}
         if silent and self._looking is None:
             self._looking = self._loop.create_task(self._look_for_others(silent))
 
@@ -224,11 +218,10 @@ class ShardAsker:
                 await news.wait()
 
     def _leave_silent(self, shard: int) -> None:
-        """The calls to an owner before this one that has said nothing lately are asked again."""
+        """Calls of which nothing was heard are asked again, if it is likely that none will be."""
         term = self._terms.get(shard)
         for call in self._calls.values():
-            is_left = call.shard == shard and call.term != term and not call.at_it
-            if is_left and not call.answer.done():
+            if call.is_lost(shard, term) and not call.answer.done():
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:

@@ -22,7 +22,8 @@ and of a reply
     L  lost: the owner was replaced before the change was kept; it may have been done
     K  still at it: the pull waits, or the log does not answer yet
 
-A reply that takes long is announced by K again and again; silence means that the owner is gone.
+A reply that takes long is announced by K again and again; silence means that the owner is gone, or
+that the reply was lost on its way.
 """
 
 import asyncio
@@ -68,9 +69,41 @@ PART_BYTES: Final = 900 * 1024
 # How many requests may be half received; what a router that died left behind goes first.
 _HALF_RECEIVED_MAX: Final = 256
 KEEP_ALIVE_S: Final = 0.25
+# Without a word from an owner for once or twice so long, a router looks whether there is another.
+SILENCE_S: Final = 0.35
+# After so many times that span, a command to one that is still the owner is sent again.
+_SILENT_SWEEPS_MAX: Final = 10
 _ITEM: Final = struct.Struct("<QI")
 # So many messages back it is known what was in one that nobody heard.
 _SENT_MAX: Final = 4_096
+
+
+class CallUnderWay:
+    """A command that was sent to the owner of a term, and what was heard of it since.
+
+    Whoever sent it sweeps now and then. An owner that has said nothing between two sweeps may have
+    been replaced. If it was not, and is silent for much longer, the answer was lost on its way.
+    """
+
+    __slots__ = ("_silent_sweeps", "at_it", "shard", "term")
+
+    def __init__(self, shard: int, term: int) -> None:
+        self.shard = shard
+        self.term = term
+        self.at_it = True
+        self._silent_sweeps = 0
+
+    def sweep(self) -> bool:
+        """Whether the owner has said nothing since the last sweep."""
+        is_silent = not self.at_it
+        self._silent_sweeps = self._silent_sweeps + 1 if is_silent else 0
+        self.at_it = False
+        return is_silent
+
+    def is_lost(self, shard: int, term: int | None) -> bool:
+        """Whether to ask again, now that the owner of this shard is known to have this term."""
+        is_old = self.term != term or self._silent_sweeps >= _SILENT_SWEEPS_MAX
+        return self.shard == shard and is_old and not self.at_it
 
 
 class Sender:
