@@ -240,30 +240,19 @@ def send_all(answers, caller, parts):
         answers._sender.send(caller[0], caller[1], part)
 
 
-class AnswersBy(SimulatedNode):
-    """Answers by another class."""
-
-    answers_class: type[WatchedAnswers]
-
-    def make_answers(self, part):
-        watched = super().make_answers(part)
-        watched.stop()
-        return self.answers_class(part.journal, part.engine, part, self.event_loop, watched._lost)
-
-
 class UnconfirmedAnswers(WatchedAnswers):
     def _send_confirmed(self, caller, parts):
         self.made_ms[caller] = self.now_ms()
         send_all(self, caller, parts)
 
 
-class AnswersClaimsBeforeTheyAreKept(AnswersBy):
+class AnswersClaimsBeforeTheyAreKept(SimulatedNode):
     """Sends claims at once, and appends them at the same time."""
 
     answers_class = HastyAnswers
 
 
-class AnswersAreNotConfirmed(AnswersBy):
+class AnswersAreNotConfirmed(SimulatedNode):
     """Answers what changes nothing without a proof that it is still the owner."""
 
     answers_class = UnconfirmedAnswers
@@ -277,7 +266,7 @@ class ConfirmedAtOnce(WatchedAnswers):
             send_all(self, caller, parts)
 
 
-class OneProofServesAllWhoWait(AnswersBy):
+class OneProofServesAllWhoWait(SimulatedNode):
     """Takes an entry for the proof of answers that were made long after it was appended."""
 
     answers_class = ConfirmedAtOnce
@@ -289,7 +278,7 @@ class ConfirmedFromTheStart(WatchedAnswers):
         self._confirmed_s = self._loop.time()
 
 
-class ATakeoverIsAProof(AnswersBy):
+class ATakeoverIsAProof(SimulatedNode):
     """Takes the end of its takeover for the instant at which it was the owner."""
 
     answers_class = ConfirmedFromTheStart
@@ -300,7 +289,7 @@ class WaitsEndUnconfirmed(WatchedAnswers):
         send_all(self, caller, calls.write_reply(command, result))
 
 
-class WaitsEndWithoutAProof(AnswersBy):
+class WaitsEndWithoutAProof(SimulatedNode):
     """Ends a pull that waited in vain without a proof that it is still the owner."""
 
     answers_class = WaitsEndUnconfirmed

@@ -60,6 +60,7 @@ class Call(LogRequest[tuple[bytes, bytes]]):
 
     shard: int
     term: int
+    command: Command[Any]
     data: bytes
 
 
@@ -67,7 +68,7 @@ class _SimulatedCall(calls.CallUnderWay):
     __slots__ = ("process",)
 
     def __init__(self, process: Process, call: Call) -> None:
-        super().__init__(call.shard, call.term)
+        super().__init__(call.shard, call.term, call.command)
         self.process = process
 
 
@@ -218,7 +219,7 @@ class SimulatedClient(Host):
         if call is None:
             return
         kind = data[:1]
-        call.at_it = True
+        call.sweeps = 0
         if kind != calls.AT_IT:
             del self._calls[token]
             call.process.resume((kind, data[1:]), None)
@@ -235,7 +236,8 @@ class SimulatedClient(Host):
             return
         self.later(_SILENCE_MS, self._sweep)
         for call in list(self._calls.values()):
-            if call.sweep():
+            call.sweeps += 1
+            if call.is_silent:
                 self.start("look", self._look(call.shard), partial(self._looked, call.shard))
 
     def _look(self, shard: int) -> ClientSteps[None]:
@@ -251,7 +253,7 @@ class SimulatedClient(Host):
 
     def _leave_silent(self, shard: int) -> None:
         for token, call in list(self._calls.items()):
-            if call.is_lost(shard, self._terms.get(shard)):
+            if call.is_given_up(shard, self._terms.get(shard)):
                 self.take_answer(token, calls.LOST)
 
     def ask(self, shard: int, command: Command[R]) -> ClientSteps[R]:
@@ -264,7 +266,7 @@ class SimulatedClient(Host):
             term = self._terms.get(shard)
             kind, body = calls.NOT_OWNER, b""
             if term is not None:
-                kind, body = yield Call(shard, term, data)
+                kind, body = yield Call(shard, term, command, data)
             if kind == calls.REPLY_WHOLE:
                 reply = calls.read_reply(command, body)
                 return settle_repeated(command, reply) if may_be_done else reply  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
@@ -25,6 +25,7 @@ from penstock.cluster.owner import append_steps, owner_key, take_over
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import Caller, ShardAnswers
 from penstock.cluster.snapshots import keep_snapshot
+from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, NotOwner, PenstockError, StoreUnusable
 from penstock.service import Pull
 from penstock.testing.simulation.schedule import Host, Process
@@ -95,6 +96,7 @@ class OwnedPart:
         self.engine: Engine = replica.engine(
             journal, partial(NodeClock, node), identity_of(self.shard), KEY
         )
+        self.guard = SpreadGuard(self.engine.shard, node.cluster.profile.shards)
         self.upkeep = node.make_upkeep(self.engine, journal, self.directory)
         self.made_ms: dict[Caller, int] = {}
         self.appending: Process | None = None
@@ -171,6 +173,8 @@ class OwnedPart:
 class SimulatedNode(Host):
     """A process that owns shards."""
 
+    answers_class: ClassVar[type[WatchedAnswers]] = WatchedAnswers
+
     def __init__(self, cluster: "SimulatedCluster", name: str, skew_ms: int) -> None:
         super().__init__(cluster.schedule, name)
         self.cluster = cluster
@@ -200,7 +204,9 @@ class SimulatedNode(Host):
     def make_answers(self, part: OwnedPart) -> WatchedAnswers:
         """What answers for a shard."""
         lost = partial(self._lost, part)
-        return WatchedAnswers(part.journal, part.engine, part, self.event_loop, lost)
+        return self.answers_class(
+            part.journal, part.engine, part.guard, part, self.event_loop, lost
+        )
 
     def keep_snapshot(self, part: OwnedPart, name: str) -> LogSteps[bool]:
         """The steps of a snapshot."""
