@@ -30,7 +30,6 @@ DATA_BYTES_MAX: Final = EXTENT_BYTES_MAX - OVERHEAD_BYTES
 # How much may wait for the log before commands are refused: without a majority nothing leaves.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 MARK_BYTES: Final = 1024 * 1024
-_REGION_BYTES: Final = 1024 * 1024
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 
@@ -47,8 +46,12 @@ class ReplicatedJournal:
         contents: Contents,
         end: ChainPoint,
         marks: Sequence[ChainPoint] = (),
+        mark_bytes: int = MARK_BYTES,
     ) -> None:
-        """`end` is where the next extent stands; `marks` are earlier points to begin at."""
+        """`end` is where the next extent stands; `marks` are earlier points to begin at.
+
+        There is a mark every `mark_bytes`: the log is purged in parts of about that size.
+        """
         self.shard = shard
         self.term = term
         self.durable_sequence = end.sequence - 1
@@ -65,6 +68,7 @@ class ReplicatedJournal:
         self._contents = contents
         self._sequence = end.sequence
         self._marks = deque(marks)
+        self._mark_bytes = mark_bytes
         # What the log does not have: parts of the stream, each with the sequence it completes.
         self._unsent: deque[tuple[bytes, int]] = deque()
         self._unsent_bytes = 0
@@ -189,7 +193,7 @@ class ReplicatedJournal:
 
     @property
     def region_bytes(self) -> int:
-        return _REGION_BYTES
+        return self._mark_bytes
 
     def count_held_by(self, count: Callable[[], int]) -> None:
         pass
@@ -298,7 +302,7 @@ class ReplicatedJournal:
             size = DATA_BYTES_MAX
         position = self._sent_position
         if self._sent_is_whole and (
-            not self._marks or position - self._marks[-1].position >= MARK_BYTES
+            not self._marks or position - self._marks[-1].position >= self._mark_bytes
         ):
             # If void extents come to stand before it, reading begins with them and passes over.
             self._marks.append(ChainPoint(self.slot + 1, position, first, self.term))

@@ -47,7 +47,8 @@ class LoopEngine:
     LACKS: ClassVar[Mapping[str, str]] = {}
     redrive_max: int = REDRIVE_MAX
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
@@ -56,7 +57,7 @@ class LoopEngine:
         self._names = engine.shard.names
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         # Replies that wait for the disk, roughly in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
