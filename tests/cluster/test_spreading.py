@@ -111,7 +111,7 @@ def test_a_retried_push_meets_the_shard_that_knows_its_dedup_id(on_cluster):
         await cluster.add("a")
         queues = await cluster.connect()
         await queues.create("hot")
-        ids = {}
+        ids: dict[int, str] = {}
         for shards in (1, 4, 2, 3):
             await spread(cluster, "hot", shards)
             for number in range(20):
@@ -131,7 +131,8 @@ def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes
         queues = await cluster.connect()
         await queues.create("line", fifo=True, dedup_per_group=True)
         groups = [f"g{number}" for number in range(8)]
-        sent, seen = Counter(), {group: [] for group in groups}
+        sent: Counter[str] = Counter()
+        seen: dict[str, list[int]] = {group: [] for group in groups}
         stop = asyncio.Event()
 
         async def push(group):
@@ -209,7 +210,8 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
         await cluster.until_owned("a", "b", "c")
         queues = await cluster.connect()
         await queues.create("hot", visibility_timeout=600)
-        pushed, pulled = set(), Counter()
+        pushed: set[str] = set()
+        pulled: Counter[str] = Counter()
         stop = asyncio.Event()
 
         async def push(worker):
