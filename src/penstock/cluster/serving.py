@@ -230,7 +230,7 @@ class OwnedShard:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
 
         What is appended to the log is refused there if another owner has come. What only looks at
-        the state would not be: so an empty entry is appended if the last one is too long ago.
+        the state would not be: so an empty extent is appended if the last one is too long ago.
         """
         now_s = self._loop.time()
         if now_s - self._confirmed_s < _CONFIRMED_S:
@@ -240,17 +240,16 @@ class OwnedShard:
         self._unconfirmed.append((caller, parts))
         if not self._confirming or now_s - self._confirming[-1] >= _CONFIRMED_S:
             try:
-                sequence, _ = self.journal.append(())
+                self.journal.confirm(self._confirm)
             except JournalError:
                 self._refuse_unconfirmed()
                 return
             self._confirming.append(now_s)
-            self.journal.notify(sequence, partial(self._confirm, sequence))
 
-    def _confirm(self, sequence: int) -> None:
-        """The log took an entry that was appended after these answers were made, or refused it."""
+    def _confirm(self) -> None:
+        """The log took an extent that was made after these answers were, or refused it."""
         began_s = self._confirming.popleft()
-        if sequence > self.journal.durable_sequence:
+        if self.journal.failure is not None:
             self._refuse_unconfirmed()
             return
         self._confirmed_s = began_s
