@@ -107,7 +107,7 @@ class Shards:
         engine = self.engines[shard]
         if "line" in engine.shard.names:
             for claim in engine.submit(Pull("line", self.random.randint(1, 3))):
-                self.seen[claim.group].append(int(claim.body))
+                self.seen[claim.group].append(claim.body.decode())
                 engine.submit(Delete("line", claim.proof))
 
     def check_whole(self):
@@ -124,9 +124,10 @@ class Shards:
 class Sender:
     """A router that pushes the messages of a group, one after another, by what it last heard."""
 
-    def __init__(self, shards, group):
+    def __init__(self, shards, group, name):
         self.shards = shards
         self.group = group
+        self.name = name
         self.next = 0
         self.places = None
         self.offers = []
@@ -134,7 +135,11 @@ class Sender:
     def step(self):
         """Asks one shard; a push may take several steps, and others' steps come between."""
         shards = self.shards
-        push = Push("line", b"%d" % self.next, group=self.group, dedup_id=str(self.next))
+        body = f"{self.name} {self.next}"
+        push = Push("line", body.encode(), group=self.group, dedup_id=body)
+        if not self.offers and shards.random.random() < 0.1:
+            # It learns of a change before a shard refuses it.
+            self.places = places_by(shards.describe(), SHARDS)
         if not self.offers:
             self.offers = [shards.home]
             if self.places is not None:
@@ -155,7 +160,7 @@ class Sender:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_group_is_whole_and_in_order_whatever_comes_between(seed):
     shards = Shards(seed)
-    senders = [Sender(shards, group) for group in GROUPS for _ in range(1)]
+    senders = [Sender(shards, group, name) for group in GROUPS for name in "xyz"]
     for _ in range(1_500):
         if shards.random.random() < 0.7:
             shards.random.choice(senders).step()
@@ -171,8 +176,8 @@ def test_a_group_is_whole_and_in_order_whatever_comes_between(seed):
         shards.consume()
     for sender in senders:
         # The last one may have been taken, and its answer lost.
-        taken = shards.seen[sender.group]
-        assert taken == list(range(len(taken)))
+        taken = [each for each in shards.seen[sender.group] if each[0] == sender.name]
+        assert taken == [f"{sender.name} {number}" for number in range(len(taken))]
         assert sender.next <= len(taken) <= sender.next + 1
     assert sum(sender.next for sender in senders) > 100
 

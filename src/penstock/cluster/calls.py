@@ -33,7 +33,7 @@ A reply that takes long is announced by K again and again; silence means that th
 import asyncio
 import itertools
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -76,6 +76,9 @@ REPLIES: Final = ".replies"
 PART_BYTES: Final = 900 * 1024
 # How many requests may be half received; what a router that died left behind goes first.
 _HALF_RECEIVED_MAX: Final = 256
+# So much of a message is handled in one turn of the event loop. Between two turns, what the first
+# part led to is appended, or sent: so the log, owners and routers work at the same time.
+SLICE_BYTES: Final = 2_048
 KEEP_ALIVE_S: Final = 0.25
 _ITEM: Final = struct.Struct("<QI")
 # So many messages back it is known what was in one that nobody heard.
@@ -162,6 +165,17 @@ def unpack(message: bytes) -> Iterator[tuple[int, bytes]]:
         at += _ITEM.size
         yield token, message[at : at + size]
         at += size
+
+
+async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
+    """The items of a message, with a turn of the event loop between some of them."""
+    handled = 0
+    for token, data in unpack(message):
+        if handled > SLICE_BYTES:
+            handled = 0
+            await asyncio.sleep(0)
+        yield token, data
+        handled += len(data)
 
 
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:

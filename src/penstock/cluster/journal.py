@@ -57,7 +57,9 @@ class ReplicatedJournal:
         # How far the archive is durable, which keeps the rest: there is none if this is so far off.
         self.archived_position = 1 << 62
         # Called when there is something to send and nothing was before.
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], object] = _nothing
+        # Called whenever more of it is kept.
+        self.advanced: Callable[[], object] = _nothing
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
         self._contents = contents
@@ -332,6 +334,7 @@ class ReplicatedJournal:
         self.durable_sequence = max(self.durable_sequence, reached)
         self._call_waiting()
         self._call_confirmed()
+        self.advanced()
 
     def fail(self, error: PenstockError) -> None:
         """Nothing more will be kept: every append, and all who wait, get this error."""

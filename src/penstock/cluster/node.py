@@ -54,9 +54,14 @@ from penstock.cluster.spread import SpreadGuard
 from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
-_PING_S: Final = 0.25
+# How long a look waits for the pings it has sent. A ping that was under way when a node was killed
+# is never answered; a busy node answers late, which counts as well.
+_PING_S: Final = 0.12
 # After so many refusals in a row a node is gone; one may be its connection that is opened again.
+# After the first it is asked sooner.
 _REFUSED_MAX: Final = 3
+_REFUSED_S: Final = 0.06
+_NAME_TAKEN_S: Final = 0.25
 _SILENT_S: Final = 2.0
 _REGISTERS_S: Final = 1.0
 # Without a change of membership for so long, shards are moved to the nodes they belong to.
@@ -153,7 +158,7 @@ class ClusterNode:
         """
         self._carrier = carrier
         with suppress(TimeoutError, nats.errors.Error):
-            await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_PING_S)
+            await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_NAME_TAKEN_S)
             raise StoreInUse(f"node: a node {self.node!r} runs already; give this one another name")
         for subject, take in (
             (f"{self._name}.node.{self.node}.ping", self._answer_ping),
@@ -176,10 +181,11 @@ class ClusterNode:
         value = msgspec.json.encode(NodeInfo(state, self._endpoint))
         await self._replicated.run(set_register(f"node.{self.node}", value))
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _tend_spread_queues(self, carrier: Carrier) -> None:
         """Keeps the shards of each spread queue whose home shard is here as they should be."""
@@ -258,11 +264,14 @@ class ClusterNode:
                     self._must_look.clear()
                     await self._read_registers()
                     registers_s = now_s
-            await asyncio.gather(*(self._ping(node, peer) for node, peer in self._peers.items()))
+            pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
+            if pings:
+                await asyncio.wait(pings, timeout=_PING_S)
             self._count_live()
             self._decide()
+            is_refused = any(0 < peer.refused < _REFUSED_MAX for peer in self._peers.values())
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
                     await self._must_look.wait()
 
     async def _read_registers(self) -> None:
@@ -291,11 +300,12 @@ class ClusterNode:
 
     async def _ping(self, node: str, peer: _Peer) -> None:
         try:
-            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_PING_S)
+            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_SILENT_S)
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):
-            peer.refused = 0
+            # Silence is judged by when it was last heard of.
+            pass
         else:
             peer.refused = 0
             peer.seen_s = self._loop.time()
@@ -396,12 +406,13 @@ class ClusterNode:
             replica.close()
             shutil.rmtree(replica.directory, ignore_errors=True)
 
-    async def _take(self, shard: int, seen_revision: int) -> None:
+    async def _take(self, shard: int, seen_revision: int, seen_slot: int = 0) -> None:
         """Takes a shard over and serves it."""
         async with self._takeovers:
             replica = await self._end_standby(shard) or ShardReplica(shard, self._path(shard))
             try:
-                steps = take_over(replica, self.node, secrets.token_hex(8), seen_revision)
+                claim_id = secrets.token_hex(8)
+                steps = take_over(replica, self.node, claim_id, seen_revision, seen_slot)
                 journal = await self._replicated.run(steps)
             except BaseException:
                 replica.close()
@@ -475,13 +486,14 @@ class ClusterNode:
                 # It was handed over to somebody who never took it.
                 register = self._owners.get(shard)
                 await self._take(shard, 0 if register is None else register.revision)
-            elif answer.isdigit():
-                await self._take(shard, int(answer))
+            elif not answer.startswith(b"?"):
+                term, slot = map(int, answer.split())
+                await self._take(shard, term, slot)
         finally:
             self._moving = None
 
     async def _ask_to_yield(self, shard: int, owner: str) -> bytes:
-        """The owner's answer: its term, once it has ended; or why not. Empty if it is gone."""
+        """The owner's answer once it has ended: its term and its last slot; or `?` and why not."""
         asking = self._loop.create_task(
             self._client.request(
                 f"{self._name}.node.{owner}.ask", f"yield {shard}".encode(), timeout=_YIELD_S
@@ -491,10 +503,10 @@ class ClusterNode:
             while not asking.done():
                 await asyncio.wait([asking], timeout=_LOOK_S)
                 if owner not in self._live:
-                    return b""
+                    return b"? gone"
             return asking.result().data
         except (TimeoutError, nats.errors.Error):
-            return b""
+            return b"? no answer"
         finally:
             asking.cancel()
 
@@ -512,7 +524,7 @@ class ClusterNode:
             await owned.hand_over()
             self.owned.pop(shard, None)
             self._given_up.set()
-            await message.respond(str(owned.term).encode())
+            await message.respond(f"{owned.term} {owned.journal.slot}".encode())
             self._run(self._redirect(owned))
         except PenstockError as error:
             await message.respond(f"? {error}".encode())

@@ -7,6 +7,7 @@ ranked by a hash of both (rendezvous): when a node comes or goes, only its own s
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 IDENTITY_BYTES: Final = 5
@@ -19,6 +20,7 @@ def _hash(*parts: str) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
+@lru_cache(maxsize=4_096)
 def first_shard(queue: str, shards: int) -> int:
     """The shard of a queue that is not spread, and the first one of a queue that is."""
     return _hash("queue", queue) % shards

@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -45,8 +44,8 @@ _SNAPSHOT_LOOK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
 # How long after a takeover the leader of the stream follows: first of all the shard should answer.
 _PREFER_S: Final = 3.0
-# How often at most standbys are told that there is something to read.
-_HINT_S: Final = 0.05
+# How long after an append standbys are told that there is something to read.
+_HINT_S: Final = 0.1
 _OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # Who asked: the subject to which the reply goes, and the token of the command.
 Caller = tuple[str, int]
@@ -112,6 +111,8 @@ class OwnedShard:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
+        # In a later turn: first the next extent is sent.
+        journal.advanced = partial(self._loop.call_soon, self.service.answer_durable)
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by who asked.
         self._pending: dict[Caller, Pending] = {}
@@ -127,7 +128,7 @@ class OwnedShard:
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
-        self._hinted_s = 0.0
+        self._hint: asyncio.TimerHandle | None = None
         # When the stream's leader is to be moved to the server that this node is connected to.
         self._prefer_at_s = self._loop.time() + _PREFER_S
         self._has_departures = asyncio.Event()
@@ -143,14 +144,14 @@ class OwnedShard:
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
-        await self._client.flush()
+        # NATS handles both in this order, on every server: whoever hears of it can ask.
         await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     # Requests.
 
     async def _take(self, message: Msg) -> None:
         back = message.reply.rpartition(".")[0] + calls.REPLIES
-        for token, data in calls.unpack(message.data):
+        async for token, data in calls.in_slices(message.data):
             self._take_item((back, token), data)
 
     def _take_item(self, caller: Caller, data: bytes) -> None:
@@ -319,17 +320,17 @@ class OwnedShard:
                 return
             if self.engine.shard.departed.deliveries:
                 self._has_departures.set()
-            now_s = self._loop.time()
-            if now_s > self._prefer_at_s:
+            if self._loop.time() > self._prefer_at_s:
                 # Between two appends: one that is under way while the leader changes is lost, and
                 # repeated only after a while.
                 self._prefer_at_s = math.inf
                 await self._replicated.prefer_here(self.shard)
-            if now_s - self._hinted_s > _HINT_S:
-                # Standbys read more than this says; what is left they read with the next hint.
-                self._hinted_s = now_s
-                with suppress(nats.errors.Error):
-                    await self._client.publish(f"{self._name}.grown.{self.shard}")
+            if self._hint is None:
+                self._hint = self._loop.call_later(_HINT_S, self._send_hint)
+
+    def _send_hint(self) -> None:
+        self._hint = None
+        self._sender.send(f"{self._name}.grown.{self.shard}", 0, b"")
 
     async def _take_snapshots(self) -> None:
         while True:
@@ -436,8 +437,9 @@ class OwnedShard:
     async def close(self) -> None:
         """Ends the tasks and discards the state."""
         self._ended = self._closing = True
-        if self._keep_alive is not None:
-            self._keep_alive.cancel()
+        for timer in (self._keep_alive, self._hint):
+            if timer is not None:
+                timer.cancel()
         await end_tasks(self._tasks)
         if self._archive is not None:
             with suppress(PenstockError):
