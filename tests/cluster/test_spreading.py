@@ -346,3 +346,27 @@ def test_a_fifo_queue_is_spread_only_if_it_knows_dedup_ids_by_group(on_cluster):
             await spread(cluster, "none", 2)
 
     on_cluster(work)
+
+
+def test_what_is_sent_together_with_a_push_to_a_spread_queue_is_done_all_the_same(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        router = cluster.nodes["a"].router
+        home = router.shard_of("hot")
+        cold = next(f"q{n}" for n in range(100) if router.shard_of(f"q{n}") == home)
+        for name in ("hot", cold):
+            await queues.create(name)
+        await queues.push(cold, b"x")
+        claim = await queues.pull(cold)
+        await spread(cluster, "hot", 3)
+        # In one turn of the event loop, by a router that does not know of the spread.
+        works = [queues.delete(claim), *(queues.push("hot", b"%d" % n) for n in range(5))]
+        works += [queues.push(cold, b"y"), queues.push("hot", b"k", dedup_id="k")]
+        done = await asyncio.gather(*works)
+        assert done[0] is True
+        assert len(set(done[1:])) == 7
+        assert (await queues.stats("hot")).messages == 6
+        assert [each.body for each in await queues.pull_many(cold, 10)] == [b"y"]
+
+    on_cluster(work)
