@@ -269,6 +269,13 @@ class ShardAsker:
         try:
             reply = _read_answer(call.command, *answer.result())
             replies = [reply] if len(shared) == 1 else reply
+        except SpreadChanged as error:
+            if len(shared) > 1:
+                # The push of one queue is not for this shard: the others are done without it.
+                for each in shared:
+                    self._send_shared(call.shard, [each])
+                return
+            replies = [error]
         except Exception as error:
             replies = [copy(error) for _ in shared]
         for each, reply in zip(shared, replies, strict=True):
