@@ -21,10 +21,11 @@ from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
+from penstock.server.frames.parts import take_parts, with_faults
 from penstock.server.stream import Limits as Limits
 from penstock.server.stream import StreamServer, ignore_reply
-from penstock.service import Claim, Peek, Pull
-from penstock.wire.frames.bodies import DECODE, BadItem, command_fault, encode_claims, encode_reply
+from penstock.service import PULL_LIMIT_MAX, Claim, Peek, Pull
+from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
     BATCH,
@@ -42,12 +43,16 @@ from penstock.wire.frames.frames import (
     encode_error,
     encode_welcome,
 )
+from penstock.wire.frames.parts import LARGE_BYTES, parts_of
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
 
 # The largest part of a message's row in a reply that is neither its body nor its attributes.
 _ROW_BYTES: Final = 1_024
+# What one answer may take of the event loop's time: so many messages, and so many bytes of them.
+_ANSWER_MESSAGES_MAX: Final = 2_000
+_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class FrameServer(StreamServer):
@@ -101,8 +106,12 @@ class FrameServer(StreamServer):
             return
         command: Any = None
         try:
-            command = decode(body)
-            reply = self._submit_by_kind.get(kind, self._submit)(command)
+            parts = parts_of(kind, body) if len(body) > LARGE_BYTES else None
+            if parts is not None:
+                reply: Any = self.service.run(take_parts(kind, request, parts))
+            else:
+                command = decode(body)
+                reply = self._submit_by_kind.get(kind, self._submit)(command)
         except PenstockError as error:
             self._refuse(connection, kind, request, error)
             return
@@ -133,14 +142,20 @@ class FrameServer(StreamServer):
             connection.send(encode_reply(request, self.status()))
 
     def _submit_within_frame(self, command: Pull | Peek) -> Any:
-        """Bounds a pull or peek of many so that its answer fits into a frame: it gives fewer."""
+        """Bounds a pull or peek of many, so that it is short and its answer fits into a frame.
+
+        It gives fewer messages than were asked for.
+        """
         limit = command.limit
-        if type(limit) is not int or limit <= 1:
+        if type(limit) is not int or not 1 < limit <= PULL_LIMIT_MAX:
             return self._submit(command)
+        if type(command) is Pull:
+            limit = min(limit, _ANSWER_MESSAGES_MAX)
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
-        if command.bytes_max is not None:
-            room_bytes = min(room_bytes, command.bytes_max)
-        return self._submit(msgspec.structs.replace(command, bytes_max=room_bytes))
+        bytes_max = command.bytes_max
+        if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
+            bytes_max = min(room_bytes, _ANSWER_BYTES_MAX, bytes_max or room_bytes)
+        return self._submit(msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max))
 
     def _refuse(
         self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
@@ -160,11 +175,14 @@ class FrameServer(StreamServer):
             self._send_claims(connection, request, reply)
             return
         self._answered[kind] += 1
-        if kind == BULK_PUSH:
+        if type(reply) is bytes:
+            # The frame that `take_parts` made.
+            connection.send(reply)
+        elif kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
         else:
-            if kind == BATCH and BadItem in map(type, command.items):
-                reply = _with_faults(command.items, reply)
+            if kind == BATCH:
+                reply = with_faults(command, reply)
             connection.send(encode_reply(request, reply))
 
     def _send_claims(
@@ -274,9 +292,3 @@ class FrameServer(StreamServer):
             "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
-
-
-def _with_faults(items: list[Any], replies: list[Any]) -> list[Any]:
-    """The replies to a batch, with what the decoder said where that is what was wrong."""
-    pairs = zip(items, replies, strict=True)
-    return [item.error if type(item) is BadItem else reply for item, reply in pairs]

@@ -9,7 +9,8 @@ is decoded by stricter types, so that a megabyte of bytes cannot become a gigaby
 """
 
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -183,8 +184,21 @@ def _decode_batch(body: Body) -> Batch:
 
 def _decode_one_by_one(body: Body) -> list[Any]:
     """The items of a batch in which something is wrong, with a BadItem wherever it is."""
+    return decode_items(raw_items(body), 0)
+
+
+def raw_items(body: Body) -> list[msgspec.Raw]:
+    """The items of a batch, undecoded. Raises what the decoder raises."""
+    return _decode_raw_batch(body).items
+
+
+def decode_items(raws: Sequence[msgspec.Raw], first: int) -> list[Any]:
+    """Items of a batch, the first of them at place `first`, with a BadItem for one that is wrong.
+
+    Raises what the decoder raises for one that is not MessagePack.
+    """
     items: list[Any] = []
-    for place, raw in enumerate(_decode_raw_batch(body).items):
+    for place, raw in enumerate(raws, first):
         try:
             items.append(_from_large(_decode_item(raw)))
         except (msgspec.ValidationError, InvalidField) as fault:
@@ -332,6 +346,9 @@ def _with_text(command: Any) -> Any:
 # Replies.
 
 
+# MessagePack: an array of fewer than sixteen has a header of one byte, others here one of three.
+_FIXED_ARRAY_MAX: Final = 16
+_ARRAY_HEADER: Final = struct.Struct(">BH")
 _PROOF: Final = Claim.__struct_fields__.index("proof")
 _decode_wire_replies: Final = msgspec.msgpack.Decoder(
     list[PushReply | bool | int | dict[str, list[str]] | None]
@@ -342,6 +359,17 @@ def encode_reply(request: int, reply: Any) -> bytes:
     """The frame of a reply to anything but a pull."""
     body = encode_body(reply)
     return HEADER.pack(len(body), REPLY, request) + body
+
+
+def encode_rows(replies: list[Any]) -> bytes:
+    """The replies to a part of a batch, without the array around them."""
+    return encode_body(replies)[1 if len(replies) < _FIXED_ARRAY_MAX else 3 :]
+
+
+def encode_row_reply(request: int, count: int, rows: Sequence[bytes]) -> bytes:
+    """The frame of a reply to a batch of more than fifteen, whose parts are encoded already."""
+    size = _ARRAY_HEADER.size + sum(map(len, rows))
+    return HEADER.pack(size, REPLY, request) + b"".join((_ARRAY_HEADER.pack(0xDC, count), *rows))
 
 
 def encode_claims(request: int, claims: list[Claim]) -> bytes:

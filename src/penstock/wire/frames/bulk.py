@@ -9,7 +9,8 @@
              each with the numbers of the messages it refused
 
 Where a column is given, its value stands for the shared one, nil meaning the shared one after all.
-It carries a `PushMany`: one append, and each message accepted or refused alone.
+It carries a `PushMany`, each message of which is accepted or refused alone. `BulkFrame` decodes any
+range of the messages by itself: a server takes a large frame part by part (`parts`).
 """
 
 import struct
@@ -62,7 +63,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     ttls_ms: Annotated[list[int | None], _Rows] | None = None
     groups: Annotated[list[str | None], _Rows] | None = None
     dedup_ids: Annotated[list[str | None], _Rows] | None = None
-    each_attributes: Annotated[list[_Raw | None], _Rows] | None = None
+    # Undecoded, because of 10,000 messages they may be 640,000 values.
+    each_attributes: Annotated[list[msgspec.Raw], _Rows] | None = None
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -76,9 +78,14 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
+_decode_row: Final = msgspec.msgpack.Decoder(_Raw | None).decode
 _decode_reply: Final = msgspec.msgpack.Decoder(_Reply).decode
 _NUMBER_DIGITS: Final = 12
 _COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", "each_attributes")
+_NOT_PLAIN: Final = (
+    *("delay_ms", "ttl_ms", "group", "attributes"),
+    *(column for column in _COLUMNS if column != "dedup_ids"),
+)
 
 
 def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
@@ -113,59 +120,105 @@ def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES
 
 def decode_bulk(body: Body) -> PushMany:
     """The command of a bulk push. Raises InvalidField or ProtocolError."""
-    view = memoryview(body)
-    if len(view) < _SIZE_BYTES:
-        raise ProtocolError("the client sent a bulk push without a head")
-    head_end = _SIZE_BYTES + _SIZE.unpack_from(view)[0]
-    if head_end > len(view):
-        raise ProtocolError("the client sent a bulk push whose head is longer than itself")
-    try:
-        head = _decode_head(view[_SIZE_BYTES:head_end])
-    except msgspec.ValidationError as fault:
-        raise InvalidField(f"bulk: {str(fault).replace('`', '')}") from None
-    except DECODE_FAULTS as fault:
-        raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
-    bodies = _split(view[head_end:], head.count)
-    return PushMany(
-        head.queue,
-        bodies,
-        head.dedup_ids,
-        head.delay_ms,
-        head.priority,
-        head.ttl_ms,
-        head.group,
-        None if head.attributes is None else read_attributes(head.attributes),
-        head.delays_ms,
-        head.priorities,
-        head.ttls_ms,
-        head.groups,
-        _read_each(head),
-    )
+    frame = BulkFrame(body)
+    return frame.part(0, frame.count)
 
 
-def _split(view: memoryview, count: int) -> list[bytes]:
-    """The bodies, by their sizes."""
-    bodies = view[_SIZE_BYTES * count :]
-    sizes = array("I")
+class BulkFrame:
+    """The body of a bulk push, of which any range of messages can be decoded.
+
+    Raises InvalidField or ProtocolError if the head or the sizes are wrong.
+    """
+
+    __slots__ = ("_bodies", "_head", "count", "ends", "is_plain")
+
+    def __init__(self, body: Body) -> None:
+        view = memoryview(body)
+        if len(view) < _SIZE_BYTES:
+            raise ProtocolError("the client sent a bulk push without a head")
+        head_end = _SIZE_BYTES + _SIZE.unpack_from(view)[0]
+        if head_end > len(view):
+            raise ProtocolError("the client sent a bulk push whose head is longer than itself")
+        try:
+            head = _decode_head(view[_SIZE_BYTES:head_end])
+        except msgspec.ValidationError as fault:
+            raise _wrong_shape(fault) from None
+        except DECODE_FAULTS as fault:
+            raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
+        self._head = head
+        self.count = head.count
+        sizes_end = head_end + _SIZE_BYTES * head.count
+        self._bodies = view[sizes_end:]
+        # Where each body begins, and at last where all of them end.
+        self.ends = _ends(view[head_end:sizes_end], head.count, len(self._bodies))
+        # Whether the messages have nothing but bodies and dedup ids: many of them cost little.
+        self.is_plain = not head.priority and all(
+            getattr(head, name) is None for name in _NOT_PLAIN
+        )
+
+    def part(self, start: int, stop: int) -> PushMany:
+        """The pushes from one place to another. Raises InvalidField for wrong attributes."""
+        head = self._head
+        for name in _COLUMNS:
+            column = getattr(head, name)
+            if column is not None and len(column) != self.count:
+                raise InvalidField(f"{name}: {len(column)} values for {self.count} bodies")
+        ends = self.ends
+        first = ends[start]
+        # Slices of bytes are bodies already; those of a view would each have to be copied from it.
+        joined = bytes(self._bodies[first : ends[stop]])
+        return PushMany(
+            head.queue,
+            [joined[at - first : end - first] for at, end in pairwise(ends[start : stop + 1])],
+            _cut(head.dedup_ids, start, stop),
+            head.delay_ms,
+            head.priority,
+            head.ttl_ms,
+            head.group,
+            None if head.attributes is None else read_attributes(head.attributes),
+            _cut(head.delays_ms, start, stop),
+            _cut(head.priorities, start, stop),
+            _cut(head.ttls_ms, start, stop),
+            _cut(head.groups, start, stop),
+            _read_each(head.each_attributes, start, stop),
+        )
+
+
+def _ends(view: memoryview, count: int, bodies_bytes: int) -> list[int]:
     if len(view) < _SIZE_BYTES * count:
         raise ProtocolError(f"the client sent a bulk push too short for {count} sizes")
-    sizes.frombytes(view[: _SIZE_BYTES * count])
+    sizes = array("I")
+    sizes.frombytes(view)
     if _IS_BIG_ENDIAN:
         sizes.byteswap()
     ends = list(accumulate(sizes, initial=0))
-    if ends[-1] != len(bodies):
+    if ends[-1] != bodies_bytes:
         raise ProtocolError(
-            f"the client sent a bulk push of {len(bodies)} bytes whose sizes add up to {ends[-1]}"
+            f"the client sent a bulk push of {bodies_bytes} bytes whose sizes add up to {ends[-1]}"
         )
-    # Slices of bytes are bodies already; those of a view would each have to be copied from it.
-    joined = bytes(bodies)
-    return [joined[start:end] for start, end in pairwise(ends)]
+    return ends
 
 
-def _read_each(head: _Head) -> list[dict[str, Any] | None] | None:
-    if head.each_attributes is None:
+def _cut(column: list[T] | None, start: int, stop: int) -> list[T] | None:
+    return None if column is None else column[start:stop]
+
+
+def _read_each(
+    column: list[msgspec.Raw] | None, start: int, stop: int
+) -> list[dict[str, Any] | None] | None:
+    if column is None:
         return None
-    return [None if row is None else read_attributes(row) for row in head.each_attributes]
+    try:
+        rows = [_decode_row(row) for row in column[start:stop]]
+    except msgspec.ValidationError as fault:
+        raise _wrong_shape(fault) from None
+    except DECODE_FAULTS as fault:
+        raise ProtocolError(f"the client sent a bulk push with a bad head: {fault}") from None
+    return [None if row is None else read_attributes(row) for row in rows]
+
+
+def _wrong_shape(fault: msgspec.ValidationError) -> InvalidField:
+    return InvalidField(f"bulk: {str(fault).replace('`', '')}")
 
 
 def encode_bulk_reply(

@@ -1,0 +1,91 @@
+"""Large batches and bulk pushes, served part by part with other requests between the parts."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from penstock.backends.loop import PAUSE, Steps
+from penstock.errors import EngineClosed, JournalError, PenstockError
+from penstock.service import Batch, NumberedReplies, PushMany
+from penstock.wire.frames.bodies import BadItem, encode_row_reply, encode_rows
+from penstock.wire.frames.bulk import encode_bulk_reply
+from penstock.wire.frames.frames import BATCH
+
+
+def take_parts(kind: int, request: int, parts: Iterator[Batch | PushMany]) -> Steps[bytes]:
+    """Decodes all parts, executes them in order, and returns the frame of the one answer.
+
+    If a part is refused as a whole (the store is full), its items and those after it are answered
+    with that error; if it is the first part, the request is. Raises what `parts` raises, before
+    anything was changed.
+    """
+    decoded: list[Batch | PushMany] = []
+    for part in parts:
+        decoded.append(part)
+        yield PAUSE
+    answer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
+    refused: PenstockError | None = None
+    for part in decoded:
+        if refused is None:
+            try:
+                replies = yield part
+            except (JournalError, EngineClosed):
+                raise
+            except PenstockError as error:
+                if not answer.count:
+                    raise
+                refused = error
+        if refused is not None:
+            replies = [refused] * (len(part.items if isinstance(part, Batch) else part.bodies))
+        answer.add(part, replies)
+        yield PAUSE
+    return answer.encode(request)
+
+
+class _BatchAnswer:
+    """The replies to a batch, encoded as they come."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rows: list[bytes] = []
+
+    def add(self, part: Any, replies: Sequence[Any]) -> None:
+        self.count += len(replies)
+        self._rows.append(encode_rows(with_faults(part, list(replies))))
+
+    def encode(self, request: int) -> bytes:
+        return encode_row_reply(request, self.count, self._rows)
+
+
+class _BulkAnswer:
+    """The replies to a bulk push: a range of numbers while its messages have them in a row."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._replies: NumberedReplies | list[Any] = []
+
+    def add(self, part: Any, replies: Sequence[Any]) -> None:
+        self.count += len(replies)
+        before = self._replies
+        if not before and isinstance(replies, NumberedReplies):
+            self._replies = replies
+        elif (
+            isinstance(before, NumberedReplies)
+            and isinstance(replies, NumberedReplies)
+            and before.numbers.stop == replies.numbers.start
+        ):
+            joined = range(before.numbers.start, replies.numbers.stop)
+            self._replies = NumberedReplies(before.id_start, joined)
+        else:
+            self._replies = [*before, *replies]
+
+    def encode(self, request: int) -> bytes:
+        return encode_bulk_reply(request, self._replies)
+
+
+def with_faults(batch: Batch, replies: list[Any]) -> list[Any]:
+    """The replies to a batch, with what the decoder said where that is what was wrong."""
+    items: list[Any] = batch.items
+    if BadItem not in map(type, items):
+        return replies
+    pairs = zip(items, replies, strict=True)
+    return [item.error if type(item) is BadItem else reply for item, reply in pairs]
