@@ -126,6 +126,9 @@ class Bench:
             options = dict(self.storm.options)
             if options.pop("dedup", False):
                 options["dedup_ids"] = [f"id-{number}" for number in range(at, at + CHUNK)]
+            if options.pop("mixed", False):
+                # Messages then expire from anywhere in the queue.
+                options["ttl_ms"] = HOUR_S * 1_000 - at * 7_919 % (HOUR_S * 500)
             self.service.execute(PushMany("storm", [BODY] * CHUNK, **options))
             if self.storm.is_claimed:
                 given = self.queues.pull_many("storm", CHUNK, visibility=HOUR_S)
@@ -248,6 +251,7 @@ def take_snapshot(bench: Bench) -> None:
 STORMS: dict[str, Storm] = {
     "delays end": Storm({"delay_ms": HOUR_S * 1_000}, False, jump, is_pullable=True, remain=True),
     "TTLs end": Storm({"ttl_ms": HOUR_S * 1_000}, False, jump),
+    "mixed TTLs end": Storm({"mixed": True}, False, jump),
     "claims end": Storm({}, True, jump, is_pullable=True, remain=True),
     "retention ends": Storm({}, False, jump_days),
     "purge": Storm({}, False, lambda bench: bench.queues.purge("storm")),

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.spark.source import SCHEMA, JournalBatch, SourceOptions
+from penstock.spark.selection import SCHEMA, SourceOptions
+from penstock.spark.source import JournalBatch
 from penstock.spark.spans import Span, read_span
 
 TASKS_PER_CORE = 4
@@ -39,7 +40,9 @@ class Prebuilt(DataSource):
 
     def reader(self, schema: StructType) -> "Repeating":
         options = SourceOptions.of({"path": self.options["path"]})
-        return Repeating(JournalBatch(options, schema).partitions()[0], int(self.options["rows"]))
+        return Repeating(
+            JournalBatch(options, schema).partitions()[0].value, int(self.options["rows"])
+        )
 
 
 class Repeating(DataSourceReader):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -183,35 +183,34 @@ async def _steps(client: Any, step: str, count: int) -> float:
     return time.perf_counter() - began_s
 
 
-def cycles(url: str, count: int) -> float:
+def cycles(url: str, queue: str, count: int) -> float:
     """Seconds of `count` messages pushed, pulled and deleted, in batches, behind a backlog."""
-    return asyncio.run(_cycles(url, count))
+    return asyncio.run(_cycles(url, queue, count))
 
 
-async def _cycles(url: str, count: int) -> float:
+async def _cycles(url: str, queue: str, count: int) -> float:
     queues = await penstock.aio.connect(url)
     execute = queues.service.execute
     began_s = time.perf_counter()
     for _ in range(count // BATCH):
-        await execute(PushMany("backlog", [BODY] * BATCH))
-        claims = await execute(Pull("backlog", BATCH))
-        check_deletes(await execute(Batch([Delete("backlog", each.proof) for each in claims])))
+        await execute(PushMany(queue, [BODY] * BATCH))
+        claims = await execute(Pull(queue, BATCH))
+        check_deletes(await execute(Batch([Delete(queue, each.proof) for each in claims])))
     took_s = time.perf_counter() - began_s
     await queues.close()
     return took_s
 
 
-def fill(url: str, count: int) -> None:
-    """Makes the backlog as long as that."""
-    asyncio.run(_fill(url, count))
+def fill(url: str, queue: str, count: int) -> None:
+    """Makes a queue with a backlog of so many messages."""
+    asyncio.run(_fill(url, queue, count))
 
 
-async def _fill(url: str, count: int) -> None:
+async def _fill(url: str, queue: str, count: int) -> None:
     queues = await penstock.aio.connect(url)
-    await queues.create("backlog")
-    there = (await queues.stats("backlog")).messages
-    for _ in range((count - there) // 1_000):
-        await queues.service.execute(PushMany("backlog", [BODY] * 1_000))
+    await queues.create(queue)
+    for _ in range(count // 1_000):
+        await queues.service.execute(PushMany(queue, [BODY] * 1_000))
     await queues.close()
 
 
@@ -271,19 +270,20 @@ def _race(url: str, children: dict[str, Child]) -> dict[str, dict[str, list[floa
 
 def _flatness(url: str, child: Child) -> float:
     """The cost of a message with a million queued, divided by that with a thousand."""
-    short, long = (1_000, 10_000) if is_quick() else BACKLOGS
+    lengths = (1_000, 10_000) if is_quick() else BACKLOGS
     count = 1_000 if is_quick() else 20_000
-    rounds = 1 if is_quick() else ROUNDS
-    child.call(fill, url, short)
-    before = median(child.call(cycles, url, count) for _ in range(rounds))
-    child.call(fill, url, long)
-    after = median(child.call(cycles, url, count) for _ in range(rounds))
-    rows = [
-        (f"{short:,}", f"{before / count * 1e6:.1f}"),
-        (f"{long:,}", f"{after / count * 1e6:.1f}"),
-    ]
+    for length in lengths:
+        child.call(fill, url, f"backlog-{length}", length)
+
+    def turn(length: int) -> Callable[[], float]:
+        return lambda: child.call(cycles, url, f"backlog-{length}", count)
+
+    # In turns: what else the machine does affects both alike.
+    took = interleave(ROUNDS, {str(length): turn(length) for length in lengths})
+    short, long = (took[str(length)] for length in lengths)
+    rows = [(f"{length:,}", f"{median(took[str(length)]) / count * 1e6:.1f}") for length in lengths]
     print_table("a push, a pull and a delete", ("queued", "µs a message"), rows)
-    return after / before
+    return ratio(long, short)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ a tenth of the events, then all of them. What is timed, each against a contestan
              events, fold included
     news     one part in a hundred of the journal: run and audit, beside making all tables and
              judging all parts again
+    commands a store of some 60,000 messages from the command line: `run`, `audit`, and both again
+             with nothing new, each a process of its own
     sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call
 
 The run is void if two counts differ or the audit finds anything.
@@ -20,6 +22,7 @@ The run is void if two counts differ or the audit finds anything.
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +52,7 @@ EVENTS = 10_000_000
 ROUNDS = 3
 ROWS = 500_000
 BATCH = 10
+COMMAND_EVENTS = 196_000
 BODY_BYTES = 256
 NARROW = "sequence bigint, kind string, at_ms bigint, queue bigint, message bigint, epoch bigint"
 CORES = len(os.sched_getaffinity(0))
@@ -281,6 +285,30 @@ def audit_by_duckdb(path: str, held: Mapping[str, int], expected: int) -> float:
     return took_s
 
 
+def run_commands(directory: Path, events: int) -> dict[str, float]:
+    """The seconds of each command, from a store to a verdict and again. Raises Void."""
+    made = Child()
+    store = made.call(chaos.make_store, directory / "store", 0, events)
+    made.close()
+    words = {
+        "run": ["run", "--journal", str(store.path)],
+        "audit": ["audit"],
+        "run, nothing new": ["run", "--journal", str(store.path)],
+        "audit, nothing new": ["audit"],
+    }
+    took_s = {}
+    for name, action in words.items():
+        start_s = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "pipeline", *action, "--lake", directory / "lake"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        took_s[name] = time.perf_counter() - start_s
+        if done.returncode:
+            raise Void(f"`{name}` ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return took_s
+
+
 def push_by_sink(url: str, queue: str, rows: int) -> float:
     """Writes a cached DataFrame into a queue; rows a second."""
     body = f"rpad(CAST(id AS string), {BODY_BYTES}, 'x') AS body"
@@ -343,6 +371,7 @@ class Run(NamedTuple):
     source: dict[str, list[float]]
     lake: dict[str, float]
     audit: dict[str, list[float]]
+    commands: dict[str, float]
     sink: dict[str, list[float]]
 
 
@@ -368,8 +397,9 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
             },
         )
         # The first run includes the compilation of code that both use.
-        spark.call(fill_lake, small.stores, lakes["small"], small.events)
+        first = spark.call(fill_lake, small.stores, lakes["small"], small.events)
         lake = spark.call(fill_lake, large.stores, lakes["large"], large.events)
+        lake["tenth_s"] = first["tables_s"]
         lake["duckdb_s"] = duck.call(tables_by_duckdb, lakes["large"])
         spark.call(audit_by_spark, lakes["small"], small.held, small.events)
         audit = interleave(
@@ -383,12 +413,13 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
                 )
             },
         )
+        commands = run_commands(_made(directory / "commands"), COMMAND_EVENTS)
         sink = race_sink(directory, spark, rounds, rows)
         spark.call(stop_spark)
     finally:
         for child in (spark, bare, duck):
             child.close()
-    return Run(small, large, start, source, lake, audit, sink)
+    return Run(small, large, start, source, lake, audit, commands, sink)
 
 
 def _auditing(
@@ -405,11 +436,11 @@ def _made(path: Path) -> Path:
 def targets(run: Run) -> list[Target]:
     """The goals of the project."""
     audit = run.audit
-    grown = ratio(audit["spark large"], audit["spark small"])
     # The journals have slightly more or fewer events than requested.
-    grown *= 10 * run.small.events / run.large.events
+    scale = 10 * run.small.events / run.large.events
+    grown = scale * ratio(audit["spark large"], audit["spark small"])
     rate = run.large.events / median(audit["spark large"])
-    lake = run.lake
+    lake, commands = run.lake, run.commands
     return [
         Target(
             "source / prebuilt into Spark", ratio(run.source["source"], run.source["prebuilt"]), 0.9
@@ -422,6 +453,16 @@ def targets(run: Run) -> list[Target]:
         Target("audit, million events/s", rate / 1e6, 1),
         Target("audit of a tenth, seconds", median(audit["spark small"]), 4, False),
         Target("audit, time of all / of a tenth", grown, 11, False),
+        Target(
+            "tables, time of all / of a tenth",
+            scale * lake["tables_s"] / lake["tenth_s"],
+            11,
+            False,
+        ),
+        Target("60,000 messages: run, seconds", commands["run"], 20, False),
+        Target("60,000 messages: audit, seconds", commands["audit"], 15, False),
+        Target("run, nothing new, seconds", commands["run, nothing new"], 1, False),
+        Target("audit, nothing new, seconds", commands["audit, nothing new"], 1, False),
         Target("1% new, time / rebuild", lake["news_s"] / lake["rebuild_s"], 0.1, False),
         Target("sink / client in tens", ratio(run.sink["sink"], run.sink["client"]), 5),
     ]
@@ -462,6 +503,11 @@ def show(run: Run) -> None:
             row(f"blocking client, {BATCH} a call", run.sink["client"]),
         ],
     )
+    print_table(
+        f"{COMMAND_EVENTS:,} events from the command line",
+        ("", "seconds"),
+        [(name, f"{took_s:.2f}") for name, took_s in run.commands.items()],
+    )
     print(
         f"\nstart-up: {run.start['session_s']:.1f} s to a session, "
         f"{run.start['first_query_s']:.1f} s more to the first answer"
@@ -477,6 +523,7 @@ def figures(run: Run) -> dict[str, Any]:
         "source_per_s": {name: list(map(round, rates)) for name, rates in run.source.items()},
         "lake_s": {name: round(value, 2) for name, value in run.lake.items()},
         "audit_s": {name: [round(each, 2) for each in times] for name, times in run.audit.items()},
+        "commands_s": {name: round(value, 2) for name, value in run.commands.items()},
         "sink_rows_per_s": {name: list(map(round, rates)) for name, rates in run.sink.items()},
     }
 

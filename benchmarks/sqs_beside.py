@@ -1,11 +1,14 @@
 """The SQS endpoint of this checkout beside that of another: `ARGS="--beside PATH"`.
 
-Both servers run at once and get the same load in turn, in rounds whose order alternates. On a
-machine with other load, compare the processor time of a request rather than the rate.
+Both servers run at once and get the same load in turn, in rounds whose order alternates. They are
+started anew several times: where a process has its memory makes it up to a tenth faster or slower
+than the next process of the same program. On a machine with other load, compare the processor time
+of a request rather than the rate.
 """
 
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,7 +28,8 @@ from benchmarks.harness import (
 from benchmarks.sqs_load import RanDry, Work, run_wrk
 from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, Server, penstock_command
 
-ROUNDS = 10
+STARTS = 6
+ROUNDS = 2
 ROUND_S = 2
 CONNECTIONS = 32
 RATIO_MIN = 0.97
@@ -75,7 +79,7 @@ def compare(beside: Path) -> None:
         sys.exit("benchmark: there is no wrk, and the Debian package cannot be installed")
     if not (beside / "src" / "penstock").is_dir():
         sys.exit(f"benchmark: {beside} is not a checkout of Penstock")
-    rounds, seconds = (1, 1) if is_quick() else (ROUNDS, ROUND_S)
+    starts, rounds = (1, 1) if is_quick() else (STARTS, ROUNDS)
     directory = disk_directory()
     print(f"{machine()}; {filesystem_of(directory)} in {directory.parent}", flush=True)
     checkouts = {"here": HERE, "beside": beside.resolve()}
@@ -84,25 +88,36 @@ def compare(beside: Path) -> None:
     try:
         for label, store in STORES.items():
             found: dict[tuple[Work, str], list[Round]] = {}
-            with ExitStack() as stack:
-                entrants = {}
-                for name, checkout in checkouts.items():
-                    place = directory / f"{name}-{label.split()[-1]}"
-                    entrants[name] = Entrant(f"{label}, {name}", checkout, store, place)
-                    stack.callback(entrants[name].server.stop)
-                for number in range(rounds + 1):
-                    order = list(entrants) if number % 2 else list(entrants)[::-1]
-                    for work in WORKS:
-                        for name in order:
-                            result = entrants[name].run(work, seconds)
-                            if number:  # the first round warms up
-                                found.setdefault((work, name), []).append(result)
+            for start in range(starts):
+                place = directory / f"{label.split()[-1]}-{start}"
+                for work, name, result in _run_once(label, store, checkouts, place, rounds):
+                    found.setdefault((work, name), []).append(result)
             for work in WORKS:
                 here, other = found[work, "here"], found[work, "beside"]
                 targets += _report(f"{label}: {work}", here, other, figures)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     finish("sqs-beside", targets, {"beside": str(beside), "medians": figures})
+
+
+def _run_once(
+    label: str, store: str, checkouts: dict[str, Path], place: Path, rounds: int
+) -> Iterator[tuple[Work, str, Round]]:
+    """Starts both servers, warms them up, and runs the rounds."""
+    seconds = 1 if is_quick() else ROUND_S
+    with ExitStack() as stack:
+        entrants = {}
+        for name, checkout in checkouts.items():
+            entrants[name] = Entrant(f"{label}, {name}", checkout, store, place / name)
+            stack.callback(entrants[name].server.stop)
+        for number in range(rounds + 1):
+            order = list(entrants) if number % 2 else list(entrants)[::-1]
+            for work in WORKS:
+                for name in order:
+                    result = entrants[name].run(work, seconds)
+                    if number:  # the first round warms up
+                        yield work, name, result
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _report(

@@ -30,6 +30,10 @@ log.file.level = error
 vm_memory_high_watermark.absolute = 1GB
 disk_free_limit.absolute = 10MB
 """
+CLUSTER = """
+cluster_formation.peer_discovery_backend = classic_config
+cluster_formation.classic_config.nodes.1 = {node}
+"""
 TLS = """
 listeners.ssl.1 = 127.0.0.1:{port}
 ssl_options.cacertfile = {directory}/cert.pem
@@ -60,15 +64,27 @@ def _listens(port):
 
 
 class Broker:
-    """A RabbitMQ that can be stopped, killed, stalled and started again at the same port."""
+    """A RabbitMQ that can be stopped, killed, stalled and started again at the same port.
 
-    def __init__(self, directory):
+    With `beside`, a broker that runs, it is another node of that one's cluster.
+    """
+
+    def __init__(self, directory, beside=None):
         self.directory = Path(directory)
         self.port, self.tls_port, self._dist_port, self._epmd_port = free_ports(4)
+        self.node = f"penstock{self.port}@localhost"
         self._process: Any = None
-        (self.directory / "home").mkdir()
+        home = self.directory / "home"
+        home.mkdir()
+        if beside is not None:
+            self._epmd_port = beside._epmd_port
+            cookie = home / ".erlang.cookie"
+            shutil.copy(beside.directory / "home" / ".erlang.cookie", cookie)
+            cookie.chmod(0o400)
         (self.directory / "enabled_plugins").write_text("[].\n")
         configuration = CONFIGURATION.format(port=self.port)
+        if beside is not None:
+            configuration += CLUSTER.format(node=beside.node)
         if shutil.which("openssl"):
             made = ["-keyout", self.directory / "key.pem", "-out", self.certificate]
             subprocess.run([*CERTIFICATE, *made], check=True, capture_output=True)
@@ -99,7 +115,7 @@ class Broker:
             "PATH": os.environ["PATH"],
             "HOME": str(where / "home"),
             "LANG": "C.UTF-8",
-            "RABBITMQ_NODENAME": f"penstock{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -158,9 +174,11 @@ class Broker:
             assert time.monotonic() < give_up_s, "RabbitMQ does not end"
             PAUSE.wait(0.02)
 
-    def end(self):
-        """Ends it for good, with the port mapper that it started."""
+    def end(self, *, is_last=True):
+        """Ends it for good, and the port mapper if it is the last node that uses it."""
         self.stop(signal.SIGKILL)
+        if not is_last:
+            return
         give_up_s = time.monotonic() + PATIENCE_S
         # It refuses for as long as it believes that the broker lives.
         while time.monotonic() < give_up_s:

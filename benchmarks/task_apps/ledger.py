@@ -24,6 +24,10 @@ class Ledger:
         """How often each call has run."""
         return self._seen[:]
 
+    def clear(self) -> None:
+        """Forgets every call, for every process that has mapped the file."""
+        self._seen[:] = bytes(self.size)
+
     def missing(self, count: int) -> int:
         """How many of the first calls have not run."""
         return self._seen[:count].count(0)

@@ -1,10 +1,12 @@
 """Three NATS servers for all tests of the cluster, started once."""
 
+import asyncio
 import itertools
 
 import pytest
 
 from penstock.cluster.nats_servers import NatsServers
+from tests.cluster.nodes import Cluster
 
 _names = (f"test{n}" for n in itertools.count())
 
@@ -21,3 +23,16 @@ def nats_servers(tmp_path_factory):
 def cluster_url(nats_servers):
     """The URL of a cluster of its own on the shared servers."""
     return f"{nats_servers.url}?name={next(_names)}&shards=2"
+
+
+@pytest.fixture
+def on_cluster(cluster_url, quick_path):
+    def run(work, shards=4):
+        async def within():
+            cluster = Cluster(cluster_url.replace("shards=2", f"shards={shards}"), quick_path)
+            async with cluster.undo:
+                await work(cluster)
+
+        asyncio.run(within())
+
+    return run

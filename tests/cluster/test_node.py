@@ -1,80 +1,13 @@
 """Nodes in one process on three real NATS servers: routing, takeover, moves, dead letters."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
-from penstock.aio import AsyncQueues
-from penstock.cluster.address import read_address
-from penstock.cluster.open import open_node, open_router
+from penstock.cluster.open import open_node
 from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
-from penstock.url import read_url
-
-PATIENCE_S = 30
-
-
-class Cluster:
-    """Some nodes, each with a connection of its own, and a router without shards."""
-
-    def __init__(self, url, path):
-        self.address = read_address(read_url(url))
-        self.path = path
-        self.nodes = {}
-        self.undo = AsyncExitStack()
-
-    async def add(self, *names):
-        for name in names:
-            service = await open_node(self.address, node=name, directory=self.path / name)
-            self.nodes[name] = service
-            self.undo.push_async_callback(self.end, name)
-
-    async def end(self, name):
-        service = self.nodes.pop(name, None)
-        if service is not None:
-            await service.close()
-
-    async def crash(self, name):
-        """Ends a node as a kill would: nothing is handed over, and its connection is gone."""
-        service = self.nodes.pop(name)
-        await service.node._client.close()
-        await service.node.abandon()
-
-    async def connect(self):
-        router = await open_router(self.address)
-        self.undo.push_async_callback(router.close)
-        return AsyncQueues(router)
-
-    async def until(self, is_so):
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    def owners(self):
-        return {shard: name for name, service in self.nodes.items() for shard in service.node.owned}
-
-    async def until_owned(self, *names):
-        """Waits until all shards are owned, and each of these nodes has some."""
-        await self.until(
-            lambda: (
-                len(self.owners()) == self.address.shards
-                and set(names) <= set(self.owners().values())
-            )
-        )
-
-
-@pytest.fixture
-def on_cluster(cluster_url, quick_path):
-    def run(work, shards=4):
-        async def within():
-            cluster = Cluster(cluster_url.replace("shards=2", f"shards={shards}"), quick_path)
-            async with cluster.undo:
-                await work(cluster)
-
-        asyncio.run(within())
-
-    return run
+from tests.cluster.nodes import PATIENCE_S
 
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):

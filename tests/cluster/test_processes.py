@@ -16,11 +16,13 @@ import pytest
 import penstock.aio
 from penstock.cluster.address import read_address
 from penstock.cluster.operations import operate
+from penstock.cluster.placement import first_shard
 from penstock.url import read_url
 from tests.cluster.ledger import Ledger
 from tests.conftest import FULL
 
 STOPS = 50 if FULL else 3
+MOVES = 50 if FULL else 4
 KILLS = 20 if FULL else 2
 PATIENCE_S = 60
 _names = (f"queue{n}" for n in itertools.count())
@@ -122,6 +124,44 @@ def test_killing_owners_loses_nothing_that_was_answered(local_cluster):
             local_cluster.start_again(victim)
 
     assert with_ledger(local_cluster, kill) == []
+
+
+def test_a_planned_move_is_seen_by_nobody(local_cluster):
+    """A push without a dedup id cannot be repeated: none may end in an error."""
+
+    async def work():
+        await local_cluster.until_served()
+        address = read_address(read_url(local_cluster.url))
+        stopped = False
+        async with await penstock.aio.connect(local_cluster.url) as queues:
+            names = [
+                name for name in (next(_names) for _ in range(40)) if first_shard(name, 4) == 0
+            ]
+            for name in names:
+                await queues.create(name)
+            pushed = []
+
+            async def push(name):
+                while not stopped:
+                    pushed.append(await queues.push(name, b"once"))
+
+            tasks = [asyncio.create_task(push(name)) for name in names for _ in range(8)]
+            terms = set()
+            for _ in range(MOVES):
+                owner = await local_cluster.owner(0)
+                other = next(name for name in local_cluster.nodes if name != owner)
+                await operate(address, lambda each, to=other: each.move(0, to))
+                terms.add((await local_cluster.status()).shards[0].term)
+                before = len(pushed)
+                while len(pushed) < before + 100 and not any(task.done() for task in tasks):
+                    await asyncio.sleep(0.01)
+            stopped = True
+            await asyncio.gather(*tasks)
+            assert len(terms) == MOVES
+            held = [(await queues.stats(name)).visible for name in names]
+            assert sum(held) == len(pushed) == len(set(pushed))
+
+    asyncio.run(work())
 
 
 def test_an_owner_that_is_stopped_and_resumed_answers_nothing_stale(local_cluster):

@@ -1,10 +1,11 @@
 """The order of a queue, and that what has left it leaves nothing behind."""
 
 from collections import deque
+from random import Random
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
 from penstock.core.shard import ShardState
-from penstock.core.visible import FifoOrder, Line, StandardOrder
+from penstock.core.visible import ABSENT_MIN, SWEEP_PIECE, FifoOrder, Line, StandardOrder
 from penstock.service import CreateQueue, Delete, Pull, Push, Redrive, Release
 from tests.core.life import Life
 
@@ -68,6 +69,32 @@ def test_messages_that_leave_in_order_do_not_make_a_line_walk_over_those_that_st
         each.state = GONE
         line.leave()
     assert len(line.fresh) == 100, "few are kept, so those that left may stay"
+
+
+def test_a_long_line_is_rid_of_what_left_it_piece_by_piece():
+    """Row 20: one call never walks over all of a line."""
+    line = Line()
+    fresh = line.fresh
+    count = 20 * SWEEP_PIECE
+    deliveries = [delivery(rank) for rank in range(count)]
+    fresh.extend(deliveries)
+    leaving = [each for each in deliveries if each.rank % 16]
+    Random(7).shuffle(leaving)
+    largest = 0
+    for number, each in enumerate(leaving, 1):
+        each.state = GONE
+        before = len(fresh)
+        line.leave()
+        largest = max(largest, before - len(fresh))
+        assert number < ABSENT_MIN or len(fresh) <= 5 * (count - number) + SWEEP_PIECE
+    assert line.fresh is fresh
+    assert 0 < largest <= SWEEP_PIECE
+    kept = [each.rank for each in fresh]
+    assert kept == sorted(kept)
+    order = []
+    while (first := line.take()) is not None:
+        order.append(first.rank)
+    assert order == list(range(0, count, 16))
 
 
 def test_looking_ahead_takes_nothing_and_stops_at_its_limit():

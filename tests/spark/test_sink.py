@@ -174,7 +174,7 @@ def test_a_row_that_is_refused_fails_the_write_and_is_named(spark, url, queues):
         ("body:string priority:double", {}, "as priority it must be a whole number"),
         ("body:string attributes:counts", {}, "must be a map from text to text or bytes"),
         ("body:string kind:int", {"attributes": "kind"}, "'kind' is no column of text or bytes"),
-        ("body:string other:string", {}, "column 'other': goes nowhere"),
+        ("body:string other:string", {}, "column 'other': has no role"),
     ],
 )
 def test_what_cannot_be_written_is_named_before_anything_is(columns, options, said):
@@ -196,7 +196,7 @@ def test_rows_never_replace_what_a_queue_holds():
         ({"body": pa.array(["a"]), "key": pa.array([None], pa.string())}, "column 'key': is null"),
         (
             {"body": pa.array(["a"]), "delay": pa.array([float("nan")])},
-            "column 'delay': holds what is no number of seconds",
+            "column 'delay': has a value that is no duration",
         ),
     ],
 )

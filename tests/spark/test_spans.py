@@ -15,7 +15,8 @@ from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.spark import spans
 from penstock.spark.blocks import COLUMNS
-from penstock.spark.source import SCHEMA, JournalBatch, PenstockSource, SourceOptions
+from penstock.spark.selection import SCHEMA, SourceOptions
+from penstock.spark.source import JournalBatch, PenstockSource
 from tests.spark.journals import flip, write_store
 
 FILES = StructType().add("file", StringType()).add("rows", LongType())
@@ -42,7 +43,7 @@ def files_of(store, into, **options):
     given = {"path": str(store), "mode": "files", "into": str(into), **options}
     found = []
     for span in JournalBatch(SourceOptions.of(given), FILES).partitions():
-        for batch in spans.read_span(span):
+        for batch in spans.read_span(span.value):
             found += batch.to_pylist()
     return found
 

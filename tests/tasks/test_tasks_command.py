@@ -92,6 +92,10 @@ def test_list_shows_tasks_queues_and_schedules(shop):
         (["cancel", "shop:app", ""], 3, "id: expected 1 to 128 printable characters"),
         (["list", "shop:app", "--url", "memory:"], 3, "url: 'memory:' is within one process"),
         (["jump", "shop:app"], 2, "invalid choice: 'jump'"),
+        (["inspect", "shop:app", "nobody"], 1, "has the id nobody, and no result is kept for it"),
+        (["retry", "shop:app", "nobody"], 2, "no failed task has the id nobody"),
+        (["failed", "shop:app"], 1, "has failed for the last time"),
+        (["failed", "shop:app", "--queue", "no queue!"], 3, "'no queue!' is not a queue name"),
     ],
 )
 def test_wrong_words_are_one_clear_line(shop, words, code, complaint):

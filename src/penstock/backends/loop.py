@@ -21,6 +21,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar, cast
 
+import msgspec
+
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
@@ -58,7 +60,7 @@ _VIEWS_MAX: Final = 10_000
 _CHANGES_QUEUE: Final = frozenset({CreateQueue, ConfigureQueue, DeleteQueue})
 
 
-class Pending:
+class Pending(msgspec.Struct, eq=False, kw_only=True):
     """A reply that is yet to come.
 
     Whoever gets one says what to call by `then`, before control returns to the event loop.
@@ -67,13 +69,10 @@ class Pending:
     made of it can be made meanwhile from `reply`, but not be shown.
     """
 
-    __slots__ = ("done", "is_known", "reply", "waits")
-
-    def __init__(self, waits: bool = False) -> None:
-        self.done: Done | None = None
-        self.waits = waits
-        self.is_known = False
-        self.reply: Any = None
+    done: Done | None = None
+    waits: bool = False
+    is_known: bool = False
+    reply: Any = None
 
     def then(self, done: Done) -> None:
         """Has `done(reply, error)` called once: from the event loop, never within a command."""
@@ -180,7 +179,7 @@ class AwaitedService:
 
     def submit(self, command: Command[R]) -> R | Pending:
         waits = type(command) is Pull and command.wait_ms != 0
-        pending = AwaitedReply(self, waits)
+        pending = AwaitedReply(service=self, waits=waits)
         pending.start(self._execute(command, pending))
         return pending
 
@@ -192,7 +191,7 @@ class AwaitedService:
             command = next(steps)
         except StopIteration as stop:
             return cast(R, stop.value)
-        pending = AwaitedReply(self, False)
+        pending = AwaitedReply(service=self)
         pending.start(self._run(steps, command, pending))
         return pending
 
@@ -268,26 +267,22 @@ class AwaitedService:
         await self._service.close()
 
 
-class AwaitedReply(Pending):
+class AwaitedReply(Pending, kw_only=True):
     """The Pending of a command, or a generator of commands, that a task awaits."""
 
-    __slots__ = ("_claims", "_service", "_task")
-
-    def __init__(self, service: AwaitedService, waits: bool) -> None:
-        super().__init__(waits)
-        self._service = service
-        self._claims: list[Claim] = []
-        self._task: asyncio.Task[Any] | None = None
+    service: AwaitedService
+    claims: list[Claim] = msgspec.field(default_factory=list)
+    task: asyncio.Task[Any] | None = None
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Begins to await it."""
-        self._task = self._service.start(work)
-        self._task.add_done_callback(self._finish)
+        self.task = self.service.start(work)
+        self.task.add_done_callback(self._finish)
 
     def note_claims(self, pull: Pull, claims: list[Claim]) -> None:
         """Remembers what is to be released if the reply cannot be delivered."""
         self.waits = False
-        self._claims = claims if pull.attempt_id is None else []
+        self.claims = claims if pull.attempt_id is None else []
 
     def _finish(self, task: "asyncio.Task[Any]") -> None:
         if task.cancelled():
@@ -303,11 +298,11 @@ class AwaitedReply(Pending):
     def cancel(self) -> None:
         self.done = None
         self.waits = False
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
             # A pull whose claims have arrived is past the await that the service can cancel.
             self._abandon()
 
     def _abandon(self) -> None:
-        claims, self._claims = self._claims, []
-        self._service.abandon(claims)
+        claims, self.claims = self.claims, []
+        self.service.abandon(claims)

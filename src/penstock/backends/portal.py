@@ -6,7 +6,6 @@ Adapters to other queue systems are written once, for asyncio; `connect` uses th
 """
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -14,6 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.errors import BackendLost, EngineClosed
+from penstock.forked import start_over_when_forked
 from penstock.service import AsyncQueueService, Command
 
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class Portal:
         """Opens the service in a loop of its own. Raises what opening it raises."""
         self._loop = asyncio.new_event_loop()
         self._waiting: deque[_Request] = deque()
-        self._pid = os.getpid()
+        self._is_forked = False
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="penstock-portal", daemon=True)
@@ -55,6 +55,11 @@ class Portal:
         # A class attribute of services; here it depends on the service inside.
         vars(self)["LACKS"] = self._service.LACKS
         self.redrive_max = self._service.redrive_max
+        start_over_when_forked(self)
+
+    def start_over(self) -> None:
+        """In a forked child: has every command refused, because the loop is the parent's."""
+        self._is_forked = True
 
     def execute(self, command: Command[R]) -> R:
         """Does what the command says."""
@@ -73,7 +78,7 @@ class Portal:
     @property
     def is_unusable(self) -> bool:
         """Whether every command would be refused: closed, or in a forked child."""
-        return self._closed or self._pid != os.getpid()
+        return self._closed or self._is_forked
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self.is_unusable:

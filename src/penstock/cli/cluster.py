@@ -13,6 +13,7 @@ from penstock.cli.show import table
 from penstock.url import load_backend, read_url
 
 if TYPE_CHECKING:
+    from penstock.cluster.address import ClusterAddress
     from penstock.cluster.operations import ClusterStatus
 
 DIRECTORY: Final = "penstock-cluster"
@@ -25,6 +26,7 @@ _ACTIONS: Final = {
     "status": "show nodes and shards: owners, terms, how far standbys are behind",
     "move": "move a shard to a node",
     "drain": "have a node give its shards to the others, and take none",
+    "spread": "spread a queue over several shards, or show how it is spread",
 }
 
 
@@ -54,12 +56,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NUMBER",
         help="of the first node's SQS endpoint (default: 9324; 0 for any free ones)",
     )
+    up.add_argument(
+        "--archive",
+        metavar="DIR",
+        help="keep what happens in every shard there, for penstock pipeline",
+    )
     parsers["status"].add_argument(
         "--watch", action="store_true", help="show it again every second, until interrupted"
     )
     parsers["move"].add_argument("shard", type=int, metavar="SHARD")
     for name in ("move", "drain"):
         parsers[name].add_argument("node", metavar="NODE")
+    parsers["spread"].add_argument("queue", metavar="QUEUE")
+    parsers["spread"].add_argument(
+        "shards", type=int, nargs="?", metavar="K", help="over how many shards; 1 to undo it"
+    )
 
 
 def run(session: Session, arguments: Namespace) -> int:
@@ -91,7 +102,8 @@ def _up(session: Session, arguments: Namespace) -> int:
     check_number("shards", arguments.shards, 1, 256)
     check_number("port", arguments.port, 0, 65_535 - arguments.nodes)
     root = Path(arguments.directory)
-    state = start_cluster(root, arguments.nodes, arguments.port, arguments.shards)
+    archive = None if arguments.archive is None else Path(arguments.archive)
+    state = start_cluster(root, arguments.nodes, arguments.port, arguments.shards, archive)
     if arguments.json:
         session.print_json(state)
         return 0
@@ -121,6 +133,8 @@ def _operate(session: Session, arguments: Namespace) -> int:
         text = f"{arguments.node} owns {left} shards now"
         session.print_result(arguments, {"node": arguments.node, "left": left}, text)
         return 0 if not left else 1
+    if arguments.action == "spread":
+        return _spread(session, arguments, address)
     while True:
         status = asyncio.run(operate(address, lambda each: each.status()))
         if arguments.json:
@@ -130,6 +144,28 @@ def _operate(session: Session, arguments: Namespace) -> int:
         if not arguments.watch:
             return 0
         time.sleep(1)
+
+
+def _spread(session: Session, arguments: Namespace, address: "ClusterAddress") -> int:
+    from penstock.cluster.operations import operate
+
+    queue, shards = arguments.queue, arguments.shards
+    found = asyncio.run(operate(address, lambda each: each.spread(queue, shards)))
+    if arguments.json:
+        session.print_json(msgspec.to_builtins(found))
+        return 0
+    held = ", ".join(f"{count} in shard {shard}" for shard, count in found.messages.items())
+    print(f"{queue} is spread over {_shards(found.shards)}; messages: {held}")
+    if found.before:
+        print(
+            f"it was spread over {_shards(max(found.before))}: "
+            "what lies there is pulled like the rest, until those shards are empty"
+        )
+    return 0
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count} shards"
 
 
 def _shown(status: "ClusterStatus") -> str:
@@ -157,7 +193,11 @@ def _shown(status: "ClusterStatus") -> str:
         )
         for each in status.shards
     ]
-    return f"{table(_NODE_HEAD, nodes, left=6)}\n\n{table(_SHARD_HEAD, shards, left=2)}"
+    shown = f"{table(_NODE_HEAD, nodes, left=6)}\n\n{table(_SHARD_HEAD, shards, left=2)}"
+    for each in status.shards:
+        if each.archive_error:
+            shown += f"\nshard {each.shard} is not archived: {each.archive_error}"
+    return shown
 
 
 def _number(value: int | None) -> str:

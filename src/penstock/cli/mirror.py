@@ -26,7 +26,7 @@ from penstock.cli.values import show_size
 from penstock.journal.store import open_reader
 from penstock.url import load_backend, read_url
 
-_NICE: Final = 10
+_NICE: Final = 19
 
 
 def add_arguments(parser: ArgumentParser) -> None:

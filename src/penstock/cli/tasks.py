@@ -1,5 +1,6 @@
 """`penstock tasks list|failed|retry|cancel|inspect MODULE:APP`: look after the tasks of an app."""
 
+import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from penstock.cli.show import labelled, printable, table
 from penstock.cli.values import show_duration
 from penstock.cli.worker import add_app, use_url
 from penstock.errors import QueueNotFound
-from penstock.service import QueueStats, Stats
+from penstock.service import QueueStats, Stats, check_name
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -67,7 +68,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _queues(arguments: Namespace, app: "TaskApp") -> list[str]:
-    return [arguments.queue] if arguments.queue else app.queues
+    return [check_name(arguments.queue)] if arguments.queue is not None else app.queues
 
 
 def _list(session: Session, arguments: Namespace, app: "TaskApp") -> int:
@@ -159,6 +160,9 @@ def _failed(session: Session, arguments: Namespace, app: "TaskApp") -> int:
             for task in found
         ]
         print(table(("id", "task", "queue", "failed", "error"), rows, left=5))
+    else:
+        queues = ", ".join(_queues(arguments, app))
+        print(f"penstock: no task of {queues} has failed for the last time", file=sys.stderr)
     return 0 if found else NOTHING
 
 
@@ -192,6 +196,9 @@ def _inspect(session: Session, arguments: Namespace, app: "TaskApp") -> int:
 
     task = app.run_steps(find_task(app, _queues(arguments, app), arguments.id))
     if task is None:
+        queues = ", ".join(_queues(arguments, app))
+        text = f"no task in {queues} has the id {arguments.id}, and no result is kept for it"
+        print(f"penstock: {printable(text)}", file=sys.stderr)
         return NOTHING
     if arguments.json:
         session.print_json(_as_json(task))

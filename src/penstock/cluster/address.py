@@ -8,6 +8,8 @@
     credentials=PATH    a NATS credentials file, in place of user and password
     ca=PATH             the certificate authority of the servers, for tls://
     node=NAME           what a node is called, for penstock serve; made up if absent
+    archive=DIR         where a node keeps the shards' streams as segment files, for penstock serve;
+                        the same directory for all nodes; archive=none ends it
     insecure=1          allow servers off this machine without TLS or without credentials
 
 Whoever can publish on the subjects can do everything: NATS authenticates the nodes, so off
@@ -22,7 +24,16 @@ from urllib.parse import urlsplit
 from penstock.errors import InvalidField
 from penstock.url import BackendUrl
 
-OPTIONS: Final = {"name", "node", "shards", "replicas", "credentials", "ca", "insecure"}
+OPTIONS: Final = {
+    "name",
+    "node",
+    "shards",
+    "replicas",
+    "credentials",
+    "ca",
+    "archive",
+    "insecure",
+}
 SHARDS_MAX: Final = 4_096
 _NAME: Final = re.compile(r"[A-Za-z0-9-]{1,40}", re.ASCII)
 

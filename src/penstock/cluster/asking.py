@@ -4,14 +4,21 @@ An asker knows who owns which shard from what owners announce, and looks again w
 otherwise. A command that was not done is sent again, to the owner of the day. If it may have been
 done, it is sent again only if doing it twice comes to the same (`remote.retry`): a push with a
 dedup id does, one without ends in BackendLost.
+
+Small commands that are asked of one shard in one turn of the event loop travel as one Batch, which
+costs its owner one entry and one reply. Each of them is answered, refused and repeated by itself.
 """
 
 import asyncio
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar, cast
+from copy import copy
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -22,8 +29,9 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
-from penstock.errors import BackendLost, EngineClosed, StaleReceipt
-from penstock.service import Batch, Command, Pull, Push, PushMany
+from penstock.cluster.spread import NotPlaced, SpreadChanged
+from penstock.errors import BackendLost, EngineClosed, InvalidField, PenstockError, StaleReceipt
+from penstock.service import Batch, Command, Delete, Extend, Pull, Push, PushMany
 
 R = TypeVar("R")
 # How long a command is tried before it fails: a shard is without an owner for less than this.
@@ -32,6 +40,12 @@ PATIENCE_S: Final = 25.0
 _SILENCE_S: Final = 0.35
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
+# How many commands travel together, and how large the body of one may be: so many are decoded fast
+# (`wire.frames`), and an owner has begun to append them before it looks at the next.
+_SHARED_MAX: Final = 32
+_SHARED_BODY_BYTES_MAX: Final = 1_024
+# A command that travels with others, and who waits for its reply.
+_Shared = tuple[Command[Any], "asyncio.Future[Any]"]
 
 
 class _NotDone(Exception):
@@ -45,16 +59,45 @@ class _MayBeDone(Exception):
 class _Call:
     """A command on its way to an owner."""
 
-    __slots__ = ("answer", "at_it", "parts", "shard", "term")
+    __slots__ = ("answer", "command", "parts", "shard", "subject", "sweeps", "term", "token")
 
     def __init__(
-        self, shard: int, term: int, answer: "asyncio.Future[tuple[bytes, bytes]]"
+        self,
+        shard: int,
+        term: int,
+        subject: str,
+        token: int,
+        command: Command[Any],
+        answer: "asyncio.Future[tuple[bytes, bytes]]",
     ) -> None:
         self.shard = shard
         self.term = term
+        self.subject = subject
+        self.token = token
+        self.command = command
         self.answer = answer
         self.parts: list[bytes] = []
-        self.at_it = True
+        # How many sweeps have passed since the owner was asked, or last spoke.
+        self.sweeps = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the owner has said nothing for a whole interval between sweeps."""
+        return self.sweeps >= 2
+
+
+class OpenWait:
+    """A pull that waits, for whoever wants it to end early and have what it has got."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        # Ends the wait at the owner that was asked last.
+        self.end_there: Callable[[], None] = _nothing
+
+    def end(self) -> None:
+        """The pull is answered soon: with claims, if it has been served meanwhile."""
+        self.is_over = True
+        self.end_there()
 
 
 class ShardAsker:
@@ -69,6 +112,8 @@ class ShardAsker:
         self._sender = calls.Sender(client, self._inbox)
         self._tokens = itertools.count(1)
         self._calls: dict[int, _Call] = {}
+        # What is asked of each shard in this turn of the event loop.
+        self._shared: dict[int, list[_Shared]] = {}
         self._terms: dict[int, int] = {}
         # Set, and forgotten, when a shard has a new owner.
         self._news: dict[int, asyncio.Event] = {}
@@ -100,9 +145,24 @@ class ShardAsker:
             with suppress(Exception):
                 await subscription.unsubscribe()
 
-    async def ask(self, shard: int, command: Command[R]) -> R:
-        """Has the shard's owner do it, whoever that is by then. Raises PenstockError."""
-        messages = calls.write_command(command)
+    async def ask(
+        self,
+        shard: int,
+        command: Command[R],
+        version: int = 0,
+        *,
+        looks: bool = False,
+        wait: OpenWait | None = None,
+    ) -> R:
+        """Has the shard's owner do it, whoever that is by then.
+
+        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`).
+        Raises PenstockError, SpreadChanged or NotPlaced.
+        """
+        kind = calls.LOOK if looks else calls.COMMAND
+        messages: list[bytes] = []
+        if version or not _may_share(command):
+            messages = calls.write_command(command, version, kind)
         began_s = self._loop.time()
         give_up = began_s + PATIENCE_S
         if type(command) is Pull and command.wait_ms:
@@ -110,8 +170,9 @@ class ShardAsker:
         pause_s = 0.0
         may_be_done = False
         while True:
+            term = self._terms.get(shard)
             try:
-                reply = await self._try(shard, command, messages)
+                reply = await self._try(shard, command, messages, wait)
                 return cast(R, settle_repeated(command, reply) if may_be_done else reply)
             except StaleReceipt as error:
                 if may_be_done and settle_repeated(command, error) is None:
@@ -130,15 +191,35 @@ class ShardAsker:
                     ) from None
             if self._loop.time() > give_up:
                 raise BackendLost(f"shard {shard}: {reason}, again and again")
-            await self._news_of(shard, pause_s)
+            if not await self._has_news(shard, term, pause_s):
+                await self._look(shard)
             pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
-            await self._look(shard)
             left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
+            if wait is not None and wait.is_over:
+                left = msgspec.structs.replace(left, wait_ms=0)
             if left is not command:
-                messages = calls.write_command(left)
+                messages = calls.write_command(left, version, kind)
 
-    async def _try(self, shard: int, command: Command[R], messages: list[bytes]) -> R:
+    async def _try(
+        self, shard: int, command: Command[R], messages: list[bytes], wait: OpenWait | None
+    ) -> R:
         """Sends a command to the owner that is known. Raises _NotDone or _MayBeDone."""
+        if not messages:
+            return cast(R, await self._share(shard, command))
+        call = self._send(shard, command, messages)
+        if wait is not None:
+            wait.end_there = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
+        try:
+            kind, body = await call.answer
+        except asyncio.CancelledError:
+            self._sender.send(call.subject, call.token, calls.CANCEL)
+            raise
+        finally:
+            del self._calls[call.token]
+        return cast(R, _read_answer(command, kind, body))
+
+    def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _Call:
+        """Sends a command; the call is to be removed once it is answered. Raises _NotDone."""
         if self._closed:
             raise EngineClosed("the connection to the cluster was closed")
         term = self._terms.get(shard)
@@ -146,31 +227,76 @@ class ShardAsker:
             raise _NotDone("it has no owner yet")
         token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
-        call = _Call(shard, term, self._loop.create_future())
+        call = _Call(shard, term, subject, token, command, self._loop.create_future())
         self._calls[token] = call
+        for message in messages:
+            self._sender.send(subject, token, message)
+        return call
+
+    # Commands that travel together.
+
+    def _share(self, shard: int, command: Command[Any]) -> "asyncio.Future[Any]":
+        """Sends a command with the others of this turn; its reply."""
+        waiting: asyncio.Future[Any] = self._loop.create_future()
+        shared = self._shared.setdefault(shard, [])
+        shared.append((command, waiting))
+        if len(shared) == 1:
+            self._loop.call_soon(self._send_waiting, shard)
+        elif len(shared) == _SHARED_MAX:
+            self._send_shared(shard, self._shared.pop(shard))
+        return waiting
+
+    def _send_waiting(self, shard: int) -> None:
+        shared = self._shared.pop(shard, None)
+        if shared:
+            self._send_shared(shard, shared)
+
+    def _send_shared(self, shard: int, shared: Sequence[_Shared]) -> None:
+        """Sends commands as one, which is a Batch if they are several."""
+        command = shared[0][0] if len(shared) == 1 else Batch([each for each, _ in shared])
         try:
-            for message in messages:
-                self._sender.send(subject, token, message)
-            kind, body = await call.answer
-        except asyncio.CancelledError:
-            self._sender.send(subject, token, calls.CANCEL)
-            raise
-        finally:
-            del self._calls[token]
-        if kind == calls.NOT_OWNER:
-            raise _NotDone("the node that was asked is not its owner")
-        if kind == calls.LOST:
-            raise _MayBeDone("its owner was replaced before it answered")
-        if kind == calls.REFUSED:
-            raise calls.read_error(body)
-        return cast(R, calls.read_reply(command, body))
+            call = self._send(shard, command, calls.write_command(command))
+        except PenstockError as error:
+            if len(shared) == 1:
+                _finish(shared[0][1], error)
+            else:
+                # One of them cannot be sent: by itself it is told why.
+                for each in shared:
+                    self._send_shared(shard, [each])
+        except _NotDone as error:
+            for _, waiting in shared:
+                _finish(waiting, copy(error))
+        else:
+            call.answer.add_done_callback(partial(self._answer_shared, call, shared))
+
+    def _answer_shared(
+        self,
+        call: _Call,
+        shared: Sequence[_Shared],
+        answer: "asyncio.Future[tuple[bytes, bytes]]",
+    ) -> None:
+        del self._calls[call.token]
+        replies: Sequence[Any]
+        try:
+            reply = _read_answer(call.command, *answer.result())
+            replies = [reply] if len(shared) == 1 else reply
+        except Exception as error:
+            replies = [copy(error) for _ in shared]
+        for each, reply in zip(shared, replies, strict=True):
+            if isinstance(reply, InvalidField) and str(reply).startswith("items["):
+                # It was refused for its form, in words that name its place in the batch.
+                self._send_shared(call.shard, [each])
+            else:
+                _finish(each[1], reply)
+
+    # Replies.
 
     def _sweep(self) -> None:
         """Looks for another owner where one has said nothing since the last sweep but one."""
         self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
-        silent = {call.shard for call in self._calls.values() if not call.at_it}
         for call in self._calls.values():
-            call.at_it = False
+            call.sweeps += 1
+        silent = {call.shard for call in self._calls.values() if call.is_silent}
         if silent and self._looking is None:
             self._looking = self._loop.create_task(self._look_for_others(silent))
 
@@ -184,7 +310,7 @@ class ShardAsker:
 
     async def _take_reply(self, message: Msg) -> None:
         if message.subject.endswith(calls.REPLIES):
-            for token, data in calls.unpack(message.data):
+            async for token, data in calls.in_slices(message.data):
                 self._take_item(token, data)
         elif (message.headers or {}).get("Status") == "503":
             # NATS says that nobody listens there.
@@ -196,7 +322,7 @@ class ShardAsker:
         if call is None or call.answer.done():
             return
         kind, body = data[:1], data[1:]
-        call.at_it = True
+        call.sweeps = 0
         if kind == calls.REPLY_PART:
             call.parts.append(body)
         elif kind == calls.REPLY_WHOLE:
@@ -216,19 +342,26 @@ class ShardAsker:
             if news is not None:
                 news.set()
 
-    async def _news_of(self, shard: int, pause_s: float) -> None:
-        """Waits until a new owner of the shard says so, but not for longer than this."""
-        news = self._news.setdefault(shard, asyncio.Event())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await news.wait()
+    async def _has_news(self, shard: int, term: int | None, pause_s: float) -> bool:
+        """Waits until there is an owner after that term, but not for longer than this."""
+        if self._terms.get(shard) == term:
+            news = self._news.setdefault(shard, asyncio.Event())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await news.wait()
+        return self._terms.get(shard) != term
 
     def _leave_silent(self, shard: int) -> None:
-        """The calls to an owner before this one that has said nothing lately are asked again."""
+        """Gives up calls to an owner before this one that has said nothing lately.
+
+        A call that may be repeated is given up at once: it is sooner answered by the new owner. For
+        another one the reply of the old owner, if it comes, is worth more than not to know.
+        """
         term = self._terms.get(shard)
         for call in self._calls.values():
-            is_left = call.shard == shard and call.term != term and not call.at_it
-            if is_left and not call.answer.done():
+            if call.shard != shard or call.term == term or call.answer.done():
+                continue
+            if call.is_silent or is_repeatable(call.command):
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:
@@ -238,3 +371,39 @@ class ShardAsker:
     def _note(self, shard: int, register: Register | None) -> None:
         if register is not None:
             self._terms[shard] = max(self._terms.get(shard, 0), register.revision)
+
+
+def _may_share(command: Command[Any]) -> bool:
+    """Whether a command travels with others: none that may wait, or that is large."""
+    if type(command) is Push:
+        return type(command.body) is bytes and len(command.body) <= _SHARED_BODY_BYTES_MAX
+    return type(command) is Delete or type(command) is Extend
+
+
+def _read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
+    """The reply in an owner's answer. Raises _NotDone, _MayBeDone, or what refused the command."""
+    if kind == calls.NOT_OWNER:
+        raise _NotDone("the node that was asked is not its owner")
+    if kind == calls.SPREAD_OTHERWISE:
+        raise SpreadChanged
+    if kind == calls.NOT_PLACED_HERE:
+        raise NotPlaced
+    if kind == calls.LOST:
+        raise _MayBeDone("its owner was replaced before it answered")
+    if kind == calls.REFUSED:
+        raise calls.read_error(body)
+    return calls.read_reply(command, body)
+
+
+def _finish(waiting: "asyncio.Future[Any]", reply: Any) -> None:
+    """Gives whoever waits its reply, or raises an error there."""
+    if waiting.done():
+        return
+    if isinstance(reply, Exception):
+        waiting.set_exception(reply)
+    else:
+        waiting.set_result(reply)
+
+
+def _nothing() -> None:
+    pass

@@ -11,14 +11,19 @@ requests say they should, with the same tokens. Of a request the byte is
 
     c  a part of a command that is too large for one message; more follow
     C  a command, or its last part: a frame of our own wire
+    V  a pull that only looks: answered without claims once it may find a message, or in vain; with
+       an attempt id that is known there, with the claims of that attempt
+    Q  the wait of the pull of this token ends: it is answered with what it has
     X  the command of this token is cancelled
 
-and of a reply
+(the frame's request number is the version of the queue's spread, 0 if it has none) and of a reply
 
     p  a part of a reply; more follow
     R  a reply, or its last part
     E  the error that refused the command
     N  not the owner: nothing was done
+    S  the queue is spread otherwise than the request says: nothing was done
+    P  the push belongs in another shard of the queue: nothing was done
     L  lost: the owner was replaced before the change was kept; it may have been done
     K  still at it: the pull waits, or the log does not answer yet
 
@@ -28,7 +33,7 @@ A reply that takes long is announced by K again and again; silence means that th
 import asyncio
 import itertools
 import struct
-from collections.abc import Hashable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -54,11 +59,15 @@ from penstock.wire.frames.frames import (
 
 COMMAND: Final = b"C"
 COMMAND_PART: Final = b"c"
+LOOK: Final = b"V"
+END_WAIT: Final = b"Q"
 CANCEL: Final = b"X"
 REPLY_WHOLE: Final = b"R"
 REPLY_PART: Final = b"p"
 REFUSED: Final = b"E"
 NOT_OWNER: Final = b"N"
+SPREAD_OTHERWISE: Final = b"S"
+NOT_PLACED_HERE: Final = b"P"
 LOST: Final = b"L"
 AT_IT: Final = b"K"
 # Below the subject that a router's messages name for their replies: where they go.
@@ -67,6 +76,9 @@ REPLIES: Final = ".replies"
 PART_BYTES: Final = 900 * 1024
 # How many requests may be half received; what a router that died left behind goes first.
 _HALF_RECEIVED_MAX: Final = 256
+# So much of a message is handled in one turn of the event loop. Between two turns, what the first
+# part led to is appended, or sent: so the log, owners and routers work at the same time.
+SLICE_BYTES: Final = 2_048
 KEEP_ALIVE_S: Final = 0.25
 _ITEM: Final = struct.Struct("<QI")
 # So many messages back it is known what was in one that nobody heard.
@@ -155,6 +167,17 @@ def unpack(message: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
+async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
+    """The items of a message, with a turn of the event loop between some of them."""
+    handled = 0
+    for token, data in unpack(message):
+        if handled > SLICE_BYTES:
+            handled = 0
+            await asyncio.sleep(0)
+        yield token, data
+        handled += len(data)
+
+
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
     """The messages that carry this, each with the byte that says what it is."""
     if len(data) <= PART_BYTES:
@@ -185,17 +208,19 @@ class Assembly:
         return last if parts is None else b"".join([*parts, last])
 
 
-def write_command(command: Command[Any]) -> list[bytes]:
+def write_command(
+    command: Command[Any], spread_version: int = 0, kind: bytes = COMMAND
+) -> list[bytes]:
     """The messages of a request. Raises InvalidField or MessageTooLarge."""
-    return split(encode_command(0, command), COMMAND_PART, COMMAND)
+    return split(encode_command(spread_version, command), COMMAND_PART, kind)
 
 
-def read_command(frame: bytes) -> Command[Any]:
-    """The command of a request. Raises PenstockError for bytes that are none."""
+def read_command(frame: bytes) -> tuple[Command[Any], int]:
+    """A request's command, and the spread it goes by. Raises PenstockError for other bytes."""
     if len(frame) < HEADER_BYTES:
         raise ProtocolError("a command without a header")
-    _, kind, _ = HEADER.unpack_from(frame)
-    return decode_command(kind, frame[HEADER_BYTES:])
+    _, kind, spread_version = HEADER.unpack_from(frame)
+    return decode_command(kind, frame[HEADER_BYTES:]), spread_version
 
 
 def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
@@ -213,6 +238,10 @@ def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
 def read_reply(command: Command[Any], body: bytes) -> Any:
     """The reply to a command. Raises ProtocolError."""
     return decode_answer(REPLY, body, DECODE_REPLY[type(command)])
+
+
+# The body of the reply to a pull that found nothing.
+NO_CLAIMS: Final = encode_claims(0, [])[HEADER_BYTES:]
 
 
 def write_error(error: PenstockError) -> bytes:

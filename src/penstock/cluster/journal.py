@@ -54,8 +54,12 @@ class ReplicatedJournal:
         self.durable_sequence = end.sequence - 1
         self.slot = end.slot - 1
         self.failure: PenstockError | None = None
+        # How far the archive is durable, which keeps the rest: there is none if this is so far off.
+        self.archived_position = 1 << 62
         # Called when there is something to send and nothing was before.
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], object] = _nothing
+        # Called whenever more of it is kept.
+        self.advanced: Callable[[], object] = _nothing
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
         self._contents = contents
@@ -210,8 +214,11 @@ class ReplicatedJournal:
         return self.first_position if mark is None else max(self.first_position, mark.position)
 
     def drop_before(self, position: int, archive: object = None) -> None:
-        """Lets the local copy begin there; the log's slots are purged after the next snapshot."""
-        self._contents.drop_before(position)
+        """Lets the local copy begin there; the log's slots are purged after the next snapshot.
+
+        What is not archived stays.
+        """
+        self._contents.drop_before(min(position, self.archived_position))
 
     def mark_before(self, position: int) -> ChainPoint | None:
         """The last known point at or before `position` at which reading the log may begin."""
@@ -228,6 +235,34 @@ class ReplicatedJournal:
             self._marks.popleft()
 
     # What the owner asks for.
+
+    @property
+    def durable_position(self) -> int:
+        """Up to where the stream is in the log; it may end within an entry."""
+        return self._sent_position
+
+    def sequence_at(self, position: int) -> int:
+        """The sequence of the entry that begins there. Raises CorruptEntry."""
+        if position >= self._contents.end_position:
+            return self._sequence
+        header = unpack_header(self._contents.read(position, HEADER_BYTES))
+        if header is None:
+            raise CorruptEntry(f"the local copy of the stream is damaged at {position}")
+        return header.entry_id
+
+    def durable_entries(self, position: int, size_bytes: int) -> bytes:
+        """Whole entries from `position` on that are in the log: about so many bytes of them."""
+        end = position
+        durable = self.durable_position
+        while end < durable and end - position < size_bytes:
+            header = unpack_header(self._contents.read(end, HEADER_BYTES))
+            if header is None:
+                raise CorruptEntry(f"the local copy of the stream is damaged at {end}")
+            following = end + HEADER_BYTES + header.size_bytes
+            if following > durable:
+                break
+            end = following
+        return self._contents.read(position, end - position) if end > position else b""
 
     @property
     def last_sequence(self) -> int:
@@ -280,6 +315,7 @@ class ReplicatedJournal:
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
         self.durable_sequence = max(self.durable_sequence, reached)
         self._call_waiting()
+        self.advanced()
 
     def fail(self, error: PenstockError) -> None:
         """Nothing more will be kept: every append, and all who wait, get this error."""

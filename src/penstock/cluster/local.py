@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from penstock.cluster.nats_servers import NatsServers
 from penstock.errors import InvalidField, StoreInUse, UnavailableError
@@ -37,8 +38,12 @@ def read_state(root: Path) -> dict[str, Any]:
     return state
 
 
-def start_cluster(root: Path, nodes: int, port: int, shards: int) -> dict[str, Any]:
+def start_cluster(
+    root: Path, nodes: int, port: int, shards: int, archive: Path | None = None
+) -> dict[str, Any]:
     """Starts three NATS servers and some nodes; what was started.
+
+    With `archive`, the nodes keep the shards' streams there as segment files.
 
     Raises StoreInUse if a cluster runs there, UnavailableError if one does not start.
     """
@@ -48,11 +53,14 @@ def start_cluster(root: Path, nodes: int, port: int, shards: int) -> dict[str, A
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     servers = NatsServers(root)
     state: dict[str, Any] = {"url": f"{servers.url}?shards={shards}", "nats": [], "nodes": []}
+    own_url = state["url"]
+    if archive is not None:
+        own_url += f"&archive={quote(str(archive.absolute()), safe='/')}"
     try:
         servers.start()
         state["nats"] = [_describe(each.pid) for each in servers.processes if each is not None]
         for number in range(nodes):
-            state["nodes"].append(_start_node(root, state["url"], number, port))
+            state["nodes"].append(_start_node(root, own_url, number, port))
         _write_state(root, state)
         for node in state["nodes"]:
             node["endpoint"] = _wait_for(root, node)

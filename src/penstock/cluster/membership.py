@@ -4,6 +4,7 @@ cluster      the number of shards, the key of its receipts, the identity in its 
 node.NAME    a node that has been started, and whether it takes shards
 owner.N      the owner of shard N (`owner`)
 pin.N        the node that shard N was moved to by hand
+archive      whether the shards' streams are archived: then nobody purges what is not
 snapshots.N  the snapshots of shard N (`snapshots`)
 """
 
@@ -28,6 +29,9 @@ from penstock.core.receipts import KEY_BYTES
 from penstock.errors import StoreUnusable
 
 FORMAT: Final = 1
+ARCHIVE_KEY: Final = "archive"
+ARCHIVE_ON: Final = b"on"
+ARCHIVE_OFF: Final = b"off"
 NodeState = Literal["up", "draining", "left"]
 
 

@@ -12,6 +12,7 @@ A node that is stopped hands its shards over first; one that drains takes none.
 """
 
 import asyncio
+import itertools
 import secrets
 import shutil
 from collections.abc import Coroutine
@@ -26,9 +27,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
+from penstock.cluster.archive import ShardArchive, shard_directory
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import LookAll, Register, Unanswered
+from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.membership import (
+    ARCHIVE_KEY,
+    ARCHIVE_ON,
     ClusterSettings,
     NodeInfo,
     NodeState,
@@ -36,20 +41,35 @@ from penstock.cluster.membership import (
     set_register,
 )
 from penstock.cluster.owner import read_ownership, take_over
-from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
+from penstock.cluster.placement import (
+    Elsewhere,
+    first_shard,
+    ranked,
+    shard_identity,
+    shard_key,
+)
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import Carrier, OwnedShard, end_tasks
+from penstock.cluster.spread import SpreadGuard
 from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
-_PING_S: Final = 0.25
+# How long a look waits for the pings it has sent. A ping that was under way when a node was killed
+# is never answered; a busy node answers late, which counts as well.
+_PING_S: Final = 0.12
 # After so many refusals in a row a node is gone; one may be its connection that is opened again.
+# After the first it is asked sooner.
 _REFUSED_MAX: Final = 3
+_REFUSED_S: Final = 0.06
+_NAME_TAKEN_S: Final = 0.25
 _SILENT_S: Final = 2.0
 _REGISTERS_S: Final = 1.0
 # Without a change of membership for so long, shards are moved to the nodes they belong to.
 _SETTLED_S: Final = 2.0
 _TAIL_S: Final = 5.0
+_TEND_S: Final = 1.0
+# Of so many turns one looks for what a change of a queue's spread has left in a shard.
+_TEND_COPIES: Final = 10
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
 _YIELD_S: Final = 15.0
@@ -96,6 +116,7 @@ class ClusterNode:
         settings: ClusterSettings,
         directory: Path,
         clock: Clock | None = None,
+        archive: Path | None = None,
     ) -> None:
         self.node = node
         self.owned: dict[int, OwnedShard] = {}
@@ -105,6 +126,7 @@ class ClusterNode:
         self._name = name
         self._settings = settings
         self._directory = directory
+        self._archive = archive
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._state: NodeState = "up"
@@ -136,7 +158,7 @@ class ClusterNode:
         """
         self._carrier = carrier
         with suppress(TimeoutError, nats.errors.Error):
-            await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_PING_S)
+            await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_NAME_TAKEN_S)
             raise StoreInUse(f"node: a node {self.node!r} runs already; give this one another name")
         for subject, take in (
             (f"{self._name}.node.{self.node}.ping", self._answer_ping),
@@ -147,6 +169,7 @@ class ClusterNode:
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         await self._announce("up")
         self._run(self._keep_looking())
+        self._run(self._tend_spread_queues(carrier))
 
     async def announce(self, endpoint: str) -> None:
         """Says where this process answers, for `penstock cluster status`."""
@@ -158,10 +181,26 @@ class ClusterNode:
         value = msgspec.json.encode(NodeInfo(state, self._endpoint))
         await self._replicated.run(set_register(f"node.{self.node}", value))
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _tend_spread_queues(self, carrier: Carrier) -> None:
+        """Keeps the shards of each spread queue whose home shard is here as they should be."""
+        for turn in itertools.count(1):
+            await asyncio.sleep(_TEND_S)
+            spread = [
+                (name, shard) for shard, each in self.owned.items() for name in each.guard.names
+            ]
+            for name, shard in spread:
+                # Another shard moves, or the queue was changed or removed: the next time decides.
+                with suppress(PenstockError):
+                    if first_shard(name, self._settings.shards) == shard:
+                        await carrier.tend(name)
+                    elif turn % _TEND_COPIES == 0:
+                        await carrier.tend_copy(name, shard)
 
     # What this node hears.
 
@@ -202,6 +241,8 @@ class ClusterNode:
                     "slot": owned.journal.slot,
                     "waiting_entries": owned.journal.last_sequence - owned.journal.durable_sequence,
                     "queues": len(owned.engine.shard.names),
+                    "unarchived_bytes": owned.unarchived_bytes,
+                    "archive_error": owned.archive_error,
                 }
                 for shard, owned in sorted(self.owned.items())
             },
@@ -223,11 +264,14 @@ class ClusterNode:
                     self._must_look.clear()
                     await self._read_registers()
                     registers_s = now_s
-            await asyncio.gather(*(self._ping(node, peer) for node, peer in self._peers.items()))
+            pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
+            if pings:
+                await asyncio.wait(pings, timeout=_PING_S)
             self._count_live()
             self._decide()
+            is_refused = any(0 < peer.refused < _REFUSED_MAX for peer in self._peers.values())
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
                     await self._must_look.wait()
 
     async def _read_registers(self) -> None:
@@ -256,11 +300,12 @@ class ClusterNode:
 
     async def _ping(self, node: str, peer: _Peer) -> None:
         try:
-            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_PING_S)
+            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_SILENT_S)
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):
-            peer.refused = 0
+            # Silence is judged by when it was last heard of.
+            pass
         else:
             peer.refused = 0
             peer.seen_s = self._loop.time()
@@ -361,12 +406,13 @@ class ClusterNode:
             replica.close()
             shutil.rmtree(replica.directory, ignore_errors=True)
 
-    async def _take(self, shard: int, seen_revision: int) -> None:
+    async def _take(self, shard: int, seen_revision: int, seen_slot: int = 0) -> None:
         """Takes a shard over and serves it."""
         async with self._takeovers:
             replica = await self._end_standby(shard) or ShardReplica(shard, self._path(shard))
             try:
-                steps = take_over(replica, self.node, secrets.token_hex(8), seen_revision)
+                claim_id = secrets.token_hex(8)
+                steps = take_over(replica, self.node, claim_id, seen_revision, seen_slot)
                 journal = await self._replicated.run(steps)
             except BaseException:
                 replica.close()
@@ -380,13 +426,35 @@ class ClusterNode:
                 shard_identity(settings.identity, shard),
                 shard_key(settings.key, shard),
             )
-            engine.shard.elsewhere = Elsewhere(shard, settings.shards)
+            archive = await self._open_archive(journal)
+            guard = SpreadGuard(engine.shard, settings.shards)
+            engine.shard.elsewhere = Elsewhere(shard, settings.shards, guard.names)
             owned = OwnedShard(
-                self._replicated, self._client, self._name, replica, journal, engine, self._lost
+                self._replicated,
+                self._client,
+                self._name,
+                replica,
+                journal,
+                engine,
+                guard,
+                archive,
+                self._lost,
             )
             self.owned[shard] = owned
             assert self._carrier is not None
             await owned.start(self._carrier)
+
+    async def _open_archive(self, journal: ReplicatedJournal) -> ShardArchive | None:
+        """The archive of a shard, if this node has one; if only others do, nothing is purged."""
+        if self._archive is not None:
+            journal.archived_position = journal.first_position
+            identity = shard_identity(self._settings.identity, journal.shard)
+            return ShardArchive(shard_directory(self._archive, journal.shard), identity)
+        with suppress(Unanswered):
+            found = await self._replicated.execute(Look(ARCHIVE_KEY))
+            if found is not None and found.value == ARCHIVE_ON:
+                journal.archived_position = journal.first_position
+        return None
 
     def _make_clock(self, last_ms: int) -> Clock:
         return self._clock or SystemClock(not_before_ms=last_ms)
@@ -417,13 +485,14 @@ class ClusterNode:
                 # It was handed over to somebody who never took it.
                 register = self._owners.get(shard)
                 await self._take(shard, 0 if register is None else register.revision)
-            elif answer.isdigit():
-                await self._take(shard, int(answer))
+            elif not answer.startswith(b"?"):
+                term, slot = map(int, answer.split())
+                await self._take(shard, term, slot)
         finally:
             self._moving = None
 
     async def _ask_to_yield(self, shard: int, owner: str) -> bytes:
-        """The owner's answer: its term, once it has ended; or why not. Empty if it is gone."""
+        """The owner's answer once it has ended: its term and its last slot; or `?` and why not."""
         asking = self._loop.create_task(
             self._client.request(
                 f"{self._name}.node.{owner}.ask", f"yield {shard}".encode(), timeout=_YIELD_S
@@ -433,10 +502,10 @@ class ClusterNode:
             while not asking.done():
                 await asyncio.wait([asking], timeout=_LOOK_S)
                 if owner not in self._live:
-                    return b""
+                    return b"? gone"
             return asking.result().data
         except (TimeoutError, nats.errors.Error):
-            return b""
+            return b"? no answer"
         finally:
             asking.cancel()
 
@@ -454,7 +523,7 @@ class ClusterNode:
             await owned.hand_over()
             self.owned.pop(shard, None)
             self._given_up.set()
-            await message.respond(str(owned.term).encode())
+            await message.respond(f"{owned.term} {owned.journal.slot}".encode())
             self._run(self._redirect(owned))
         except PenstockError as error:
             await message.respond(f"? {error}".encode())

@@ -5,6 +5,7 @@ node, which owns some of the shards, with a router beside it for whatever it is 
 """
 
 import asyncio
+import os
 import secrets
 import socket
 import tempfile
@@ -17,7 +18,14 @@ from penstock.clock import Clock
 from penstock.cluster.address import ClusterAddress, read_address, read_node_name
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Look, Unanswered
-from penstock.cluster.membership import found_cluster, read_cluster_settings
+from penstock.cluster.membership import (
+    ARCHIVE_KEY,
+    ARCHIVE_OFF,
+    ARCHIVE_ON,
+    found_cluster,
+    read_cluster_settings,
+    set_register,
+)
 from penstock.cluster.node import ClusterNode
 from penstock.cluster.router import Router
 from penstock.errors import BackendLost, InvalidField
@@ -100,7 +108,10 @@ class NodeService:
 
 async def open_serving_node(url: BackendUrl) -> NodeService:
     """The node that `penstock serve --store URL` is. Raises PenstockError."""
-    return await open_node(read_address(url), node=read_node_name(url))
+    archive = url.options.get("archive")
+    if archive is not None and not archive.strip():
+        raise InvalidField("url: archive= names no directory")
+    return await open_node(read_address(url), node=read_node_name(url), archive=archive)
 
 
 async def open_node(
@@ -109,11 +120,14 @@ async def open_node(
     node: str | None = None,
     directory: Path | None = None,
     clock: Clock | None = None,
+    archive: str | None = None,
 ) -> NodeService:
     """A node of the cluster, which is made if there is none. Raises BackendLost or StoreUnusable.
 
-    `directory` is for the local copies of shards; what lies in it is removed.
+    `directory` is for the local copies of shards; what lies in it is removed. `archive` is for
+    segment files (`archive`), or "none" if nobody is to keep any from here on.
     """
+    kept = None if archive in (None, "none") else Path(os.path.abspath(archive or ""))
     name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
     client = await open_client(address, f"penstock node {name}")
     replicated = JetStream(client, address.name)
@@ -121,9 +135,12 @@ async def open_node(
         await replicated.prepare_registers(address.replicas)
         settings = await replicated.run(found_cluster(address.shards, address.replicas))
         await replicated.prepare(settings.shards, settings.replicas)
+        if archive is not None:
+            value = ARCHIVE_OFF if kept is None else ARCHIVE_ON
+            await replicated.run(set_register(ARCHIVE_KEY, value))
         router = await Router.open(replicated, client, address.name, settings)
         path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
-        member = ClusterNode(name, replicated, client, address.name, settings, path, clock)
+        member = ClusterNode(name, replicated, client, address.name, settings, path, clock, kept)
         await member.start(router)
     except BaseException:
         await client.close()

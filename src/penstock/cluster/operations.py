@@ -1,4 +1,4 @@
-"""What people do with a cluster: look at it, move a shard, drain a node."""
+"""What people do with a cluster: look at it, move a shard, drain a node, spread a queue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,6 +9,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from penstock.cluster.address import ClusterAddress
+from penstock.cluster.asking import ShardAsker
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Look, LookAll, Unanswered
 from penstock.cluster.membership import (
@@ -19,6 +20,7 @@ from penstock.cluster.membership import (
     set_register,
 )
 from penstock.cluster.owner import read_ownership
+from penstock.cluster.spreading import SpreadQueues, SpreadStatus
 from penstock.errors import BackendLost, InvalidField
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     queues: int | None
     standby: str | None
     standby_lag: int | None
+    unarchived_bytes: int = 0
+    archive_error: str = ""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -121,6 +125,8 @@ class Operator:
             owned.get("queues"),
             standby,
             lag,
+            owned.get("unarchived_bytes", 0),
+            owned.get("archive_error", ""),
         )
 
     async def _nodes(self) -> dict[str, NodeInfo]:
@@ -168,6 +174,21 @@ class Operator:
         except (TimeoutError, nats.errors.Error) as error:
             raise BackendLost(f"node {node!r}: does not answer; {error}") from error
         return int(answer.data)
+
+    async def spread(self, queue: str, shards: int | None) -> SpreadStatus:
+        """Spreads a queue over so many shards; without a number, says how it is spread.
+
+        Raises InvalidField, or QueueNotFound.
+        """
+        asker = ShardAsker(self._replicated, self._client, self._name)
+        await asker.open()
+        try:
+            queues = SpreadQueues(asker, self._settings.shards)
+            if shards is None:
+                return await queues.status(queue)
+            return await queues.spread(queue, shards)
+        finally:
+            await asker.close()
 
     async def _check_node(self, node: str) -> None:
         nodes = await self._nodes()

@@ -30,6 +30,7 @@ from penstock.cluster.log import (
     Pause,
     ReadSlots,
     Register,
+    SlotBounds,
     Swap,
     Unanswered,
     insist,
@@ -62,20 +63,25 @@ def read_ownership(register: Register | None) -> Ownership | None:
 
 
 def take_over(
-    replica: ShardReplica, node: str, claim_id: str, seen_revision: int
+    replica: ShardReplica, node: str, claim_id: str, seen_revision: int, seen_slot: int = 0
 ) -> LogSteps[ReplicatedJournal]:
     """Makes this node the owner of a shard; the journal to serve it with.
 
     `seen_revision` is that of the ownership which the caller decided to replace, 0 for none;
-    `claim_id` is new for each call. Raises NotOwner if another node was first, and Fenced if
-    another came while this one was at it.
+    `claim_id` is new for each call; `seen_slot` is a slot that is known to be kept, 0 for none.
+    Raises NotOwner if another node was first, and Fenced if another came while this one was at it.
     """
     shard = replica.shard
     value = msgspec.json.encode(Ownership(node, claim_id))
     term = yield from _swap_ownership(shard, value, seen_revision)
     opening = pack_extent(Extent(shard, term, 0, 0, node.encode(), opens_term=True))
-    bounds = yield from insist(Bounds(shard))
-    slot = yield from append_extent(shard, term, bounds.last, opening)
+    # A standby knows the last slot, or almost. If there are later ones, the log refuses, and they
+    # are passed over.
+    last = max(seen_slot, replica.next_slot - 1)
+    if last < 1:
+        bounds: SlotBounds = yield from insist(Bounds(shard))
+        last = bounds.last
+    slot = yield from append_extent(shard, term, last, opening)
     yield from replica.catch_up(slot)
     return replica.journal(term)
 

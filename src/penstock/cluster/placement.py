@@ -6,7 +6,8 @@ ranked by a hash of both (rendezvous): when a node comes or goes, only its own s
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 IDENTITY_BYTES: Final = 5
@@ -17,6 +18,7 @@ def _hash(*parts: str) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
+@lru_cache(maxsize=4_096)
 def first_shard(queue: str, shards: int) -> int:
     """The shard of a queue that is not spread, and the first one of a queue that is."""
     return _hash("queue", queue) % shards
@@ -43,14 +45,20 @@ def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> lis
 
 
 class Elsewhere(Mapping[str, int]):
-    """The shards of all queues that are not in this one, by name: every name is somewhere."""
+    """The home shards of all queues that are not, or not only, in this one; every name has one.
 
-    def __init__(self, shard: int, shards: int) -> None:
+    `spread` are the queues that are in this shard and in others.
+    """
+
+    def __init__(self, shard: int, shards: int, spread: Container[str] = ()) -> None:
         self._shard = shard
         self._shards = shards
+        self._spread = spread
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and first_shard(name, self._shards) != self._shard
+        return isinstance(name, str) and (
+            first_shard(name, self._shards) != self._shard or name in self._spread
+        )
 
     def __getitem__(self, name: str) -> int:
         if name not in self:

@@ -32,6 +32,8 @@ from penstock.journal.restore import Recovery
 
 # How often a slot is missed at the end of a read before another replica is made to answer.
 _MISSES_MAX: Final = 50
+# Fewer slots than this are never cut off to limit the bytes: the log ends there.
+_AT_END: Final = 8
 
 
 class ShardReplica:
@@ -79,14 +81,15 @@ class ShardReplica:
             if until is not None and self._chain.slot > until:
                 return
             slots: list[LogSlot] = yield from insist(ReadSlots(self.shard, self._chain.slot))
-            if not slots and until is None:
-                return
             try:
                 for number, extent in slots:
                     self._take(self._chain, number, extent)
             except BrokenChain:
                 yield from self._mend(self._chain)
                 continue
+            if until is None and len(slots) < _AT_END:
+                # Whoever appends goes on: reading until nothing more comes would never end.
+                return
             misses = 0 if slots else misses + 1
             if misses:
                 # The replica that answered is behind: that slot was kept.

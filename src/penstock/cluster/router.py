@@ -1,8 +1,8 @@
-"""The cluster as one queue service: each command goes to the owner of its queue's shard.
-This module is long because how one shard is asked, and what a command over several does, are here.
+"""The cluster as one queue service: each command goes to the owners of its queue's shards.
 
-`asking` finds the owner and repeats what may be repeated. Here is which shards a command concerns,
-and what happens between shards: lists of all queues, batches, dead letters and their redrive.
+`asking` finds the owner and repeats what may be repeated; `spreading` has the commands of one queue
+that may be in several shards. Here is what concerns several queues, or names its shard itself:
+batches, receipts, lists of all queues, dead letters and their redrive.
 """
 
 import asyncio
@@ -14,17 +14,23 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
-from penstock.cluster.asking import ShardAsker
+from penstock.cluster.asking import PATIENCE_S, ShardAsker
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
+from penstock.cluster.spread import SpreadChanged, without_note
+from penstock.cluster.spreading import SpreadQueues, every
 from penstock.errors import (
+    BackendLost,
     InvalidField,
     InvalidReceipt,
     MessageNotFound,
     PenstockError,
+    QueueNotFound,
+    RequestError,
 )
 from penstock.service import (
+    BATCH_ITEMS_MAX,
     PEEK_LIMIT_MAX,
     REDRIVE_MAX,
     Batch,
@@ -42,22 +48,21 @@ from penstock.service import (
     Message,
     Peek,
     Pull,
+    Purge,
     Push,
+    PushMany,
+    PushReply,
     QueueInfo,
+    QueueStats,
     Redrive,
     Release,
+    Stats,
     check_name,
     check_number,
     check_unused,
 )
 
 R = TypeVar("R")
-# How long a command is tried before it fails: a shard is without an owner for less than this.
-PATIENCE_S: Final = 25.0
-# Without a word from an owner for once or twice so long, the router looks whether there is another.
-_SILENCE_S: Final = 0.35
-_RETRY_S: Final = 0.02
-_RETRY_S_MAX: Final = 0.25
 # The note in a message's context that says which queue it was dead-lettered from.
 SOURCE_NOTE: Final = ".source"
 _BY_RECEIPT: Final = (Delete, Extend, Release)
@@ -74,9 +79,13 @@ class Router:
     def __init__(self, asker: ShardAsker, settings: ClusterSettings, connection: JetStream) -> None:
         """The router ends the connection when it is closed."""
         self.ask = asker.ask
+        self.spread = SpreadQueues(asker, settings.shards)
+        self.tend = self.spread.tend
+        self.tend_copy = self.spread.tend_copy
         self._asker = asker
         self._settings = settings
         self._connection = connection
+        self._loop = asyncio.get_running_loop()
         if settings.shards == 1:
             # A class attribute of services; what is lacking here is lacking between shards only.
             vars(self)["LACKS"] = {}
@@ -111,20 +120,48 @@ class Router:
             raise InvalidField(f"command: {kind.__name__} is not one the cluster knows")
         return await self.ask(self.shard_of(command.queue), command)
 
+    async def _push(self, command: Push) -> PushReply:
+        """Fast path of `SpreadQueues.push` for a queue that is in one shard."""
+        home = self.shard_of(command.queue)
+        if self.spread.places(command.queue) is None:
+            with suppress(SpreadChanged):
+                return await self.ask(home, command)
+        return await self.spread.push(command)
+
+    async def _push_many(self, command: PushMany) -> Sequence[Any]:
+        replies = await self.spread.push_many(command)
+        # Its messages have keys: each goes where it belongs.
+        return await self._batch(Batch([*command.pushes()])) if replies is None else replies
+
     async def _pull(self, command: Pull) -> list[Claim]:
-        shard = self.shard_of(command.queue)
-        claims = await self.ask(shard, command)
-        return [_shown(claim, shard) for claim in claims]
+        """Fast path of `SpreadQueues.pull` for a queue that is in one shard."""
+        home = self.shard_of(command.queue)
+        if self.spread.places(command.queue) is None and not command.wait_ms:
+            with suppress(SpreadChanged):
+                claims = await self.ask(home, command)
+                return [_shown(claim, home) for claim in claims]
+        return [_shown(claim, shard) for shard, claim in await self.spread.pull(command)]
 
     async def _peek(self, command: Peek) -> list[Message]:
-        found = await self.ask(self.shard_of(command.queue), command)
-        return [_with_source(message) for message in found]
+        return [_with_source(message) for message in await self.spread.peek(command)]
+
+    async def _stats(self, command: Stats) -> QueueStats:
+        return await self.spread.stats(command)
+
+    async def _purge(self, command: Purge) -> int:
+        return await self.spread.purge(command)
 
     async def _by_receipt(self, command: Any) -> Any:
         shard, receipt = self._read_receipt(command.receipt)
-        if shard != self.shard_of(command.queue):
-            raise _not_ours()
-        return await self.ask(shard, msgspec.structs.replace(command, receipt=receipt))
+        home = self.shard_of(command.queue)
+        try:
+            return await self.ask(shard, msgspec.structs.replace(command, receipt=receipt))
+        except QueueNotFound:
+            if shard == home:
+                raise
+        # The queue is not in that shard, or not any more.
+        await self.ask(home, DescribeQueue(command.queue))
+        raise _not_ours()
 
     def _read_receipt(self, receipt: object) -> tuple[int, str]:
         """The shard of a receipt, and the receipt as that shard knows it. Raises InvalidReceipt."""
@@ -140,34 +177,79 @@ class Router:
         items: Any = command.items
         if type(items) is not list:
             return await self.ask(0, command)
-        by_shard: dict[int, list[tuple[int, Any]]] = {}
-        replies: list[Any] = [None] * len(items)
-        for place, item in enumerate(items):
-            try:
-                shard, item = self._locate(item)
-                by_shard.setdefault(shard, []).append((place, item))
-            except PenstockError as error:
-                replies[place] = error
-        if len(items) > 10_000 or not by_shard:
+        if len(items) > BATCH_ITEMS_MAX or not items:
             # The engine says what is wrong with it, or that there is nothing to do.
             return await self.ask(0, command)
-
-        async def ask_one(shard: int, placed: list[tuple[int, Any]]) -> None:
-            results = await self.ask(shard, Batch([item for _, item in placed]))
-            for (place, _), result in zip(placed, results, strict=True):
-                replies[place] = result
-
-        await _all(ask_one(shard, placed) for shard, placed in by_shard.items())
+        replies: list[Any] = [None] * len(items)
+        left = list(range(len(items)))
+        give_up_s = self._loop.time() + PATIENCE_S
+        pause_s = 0.0
+        while left:
+            left = await self._try_batch(items, left, replies)
+            if left and self._loop.time() > give_up_s:
+                raise BackendLost(
+                    "items: their queues are being spread over other shards, and not all of them "
+                    "answer; try again later"
+                )
+            for queue in {items[place].queue for place in left}:
+                with suppress(QueueNotFound):
+                    await self.spread.describe(queue)
+            if left:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s + 0.01, 0.25)
         return replies
 
-    def _locate(self, item: Any) -> tuple[int, Any]:
-        """The shard an item of a batch is for, and the item as that shard knows it."""
-        if isinstance(item, _BY_RECEIPT):
-            shard, receipt = self._read_receipt(item.receipt)
-            if shard != self.shard_of(item.queue):
-                raise _not_ours()
-            return shard, msgspec.structs.replace(item, receipt=receipt)
-        return self.shard_of(getattr(item, "queue", None)), item
+    async def _try_batch(
+        self, items: list[Any], places: list[int], replies: list[Any]
+    ) -> list[int]:
+        """Does some items of a batch, by the shards they are for; which are still to be done."""
+        groups: dict[tuple[int, int], list[tuple[int, Any]]] = {}
+        alone: list[int] = []
+        turns: dict[str, int] = {}
+        for place in places:
+            item = items[place]
+            try:
+                if isinstance(item, Push):
+                    found = self.spread.place_in_batch(item, turns)
+                    if found is None:
+                        alone.append(place)
+                    else:
+                        groups.setdefault(found, []).append((place, item))
+                elif isinstance(item, _BY_RECEIPT):
+                    shard, receipt = self._read_receipt(item.receipt)
+                    self.shard_of(item.queue)
+                    placed = (place, msgspec.structs.replace(item, receipt=receipt))
+                    groups.setdefault((shard, 0), []).append(placed)
+                else:
+                    # A shard says what is wrong with it.
+                    shard = self.shard_of(getattr(item, "queue", None))
+                    groups.setdefault((shard, 0), []).append((place, item))
+            except PenstockError as error:
+                replies[place] = error
+        left: list[int] = []
+
+        async def ask_one(shard: int, version: int, placed: list[tuple[int, Any]]) -> None:
+            try:
+                results = await self.ask(shard, Batch([item for _, item in placed]), version)
+            except SpreadChanged:
+                left.extend(place for place, _ in placed)
+                return
+            for (place, item), result in zip(placed, results, strict=True):
+                replies[place] = self._settle_item(shard, item, result)
+
+        await every([ask_one(*key, placed) for key, placed in groups.items()])
+        for place in alone:
+            # One after another: pushes of a group keep their order.
+            try:
+                replies[place] = await self.spread.push(items[place])
+            except RequestError as error:
+                replies[place] = error
+        return sorted(left)
+
+    def _settle_item(self, shard: int, item: Any, result: Any) -> Any:
+        """A receipt of a shard in which its queue is not is none that was made for it."""
+        is_missing = isinstance(result, QueueNotFound) and isinstance(item, _BY_RECEIPT)
+        return _not_ours() if is_missing and shard != self.shard_of(item.queue) else result
 
     async def _history(self, command: History) -> Any:
         shard = shard_of_id(command.id, self._settings.identity)
@@ -180,7 +262,7 @@ class Router:
     async def _create(self, command: CreateQueue) -> QueueInfo:
         made = await self._make_dead_letter(command)
         try:
-            info = await self.ask(self.shard_of(command.queue), command)
+            info = await self.spread.create(command)
         except PenstockError:
             for name in made:
                 await self._unmake(name)
@@ -218,98 +300,118 @@ class Router:
 
     async def _configure(self, command: ConfigureQueue) -> QueueInfo:
         made = await self._make_dead_letter(command)
-        info = await self.ask(self.shard_of(command.queue), command)
+        info = await self.spread.configure(command)
         return msgspec.structs.replace(info, also_created=made) if made else info
 
+    async def _describe(self, command: DescribeQueue) -> QueueInfo:
+        return without_note(await self.ask(self.shard_of(command.queue), command))
+
     async def _remove(self, command: DeleteQueue) -> None:
-        shard = self.shard_of(command.queue)
+        self.shard_of(command.queue)
         if not command.force:
-            await self.ask(shard, DescribeQueue(command.queue))
-            every = await self._describe_all(DescribeQueues(limit=2**31))
+            await self._describe(DescribeQueue(command.queue))
+            infos = await self._describe_all(DescribeQueues(limit=2**31))
             check_unused(
                 command.queue,
                 [
                     info.queue
-                    for info in every
+                    for info in infos
                     if info.settings.dead_letter == command.queue and info.queue != command.queue
                 ],
             )
-        await self.ask(shard, command)
+        await self.spread.remove(command)
 
     async def _list(self, command: ListQueues) -> list[str]:
         lists = await self._ask_all(command)
-        return sorted(itertools.chain.from_iterable(lists))[: command.limit]
+        return sorted(set(itertools.chain.from_iterable(lists)))[: command.limit]
 
     async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
-        lists = await self._ask_all(command)
-        every = sorted(itertools.chain.from_iterable(lists), key=lambda info: info.queue)
-        return every[: command.limit]
+        found: dict[str, QueueInfo] = {}
+        for shard, infos in enumerate(await self._ask_all(command)):
+            for info in infos:
+                # What the home shard says counts.
+                if info.queue not in found or self.shard_of(info.queue) == shard:
+                    found[info.queue] = without_note(info)
+        return [found[name] for name in sorted(found)[: command.limit]]
 
     async def _ask_all(self, command: Command[R]) -> Sequence[R]:
         shards = range(self._settings.shards)
-        return await _all(self.ask(shard, command) for shard in shards)
+        return await every(self.ask(shard, command) for shard in shards)
 
     # Between shards.
 
-    async def push_to(self, shard: int, push: Push, source: str | None) -> None:
+    async def push_to(self, push: Push, source: str | None) -> None:
         """Brings a dead letter to its shard, with a note of where it came from."""
         if source is not None:
             context = {**(push.context or {}), SOURCE_NOTE: source}
             push = msgspec.structs.replace(push, context=context)
-        await self.ask(shard, push)
+        await self._push(push)
 
     async def _redrive(self, command: Redrive) -> int:
         """Redrives within the shard, then message by message what has to go to another."""
         shard = self.shard_of(command.queue)
-        if command.to is not None and self.shard_of(command.to) == shard:
-            return await self.ask(shard, command)
         check_number("limit", command.limit, 1, 10_000)
-        info = await self.ask(shard, DescribeQueue(command.queue))
+        info = await self.spread.describe(command.queue)
+        is_here = self.spread.places(command.queue) is None
         if command.to is not None:
-            other = await self.ask(self.shard_of(command.to), DescribeQueue(command.to))
+            other = await self.spread.describe(command.to)
+            if command.to == command.queue:
+                return await self.ask(shard, command)
             if other.settings.fifo != info.settings.fifo:
                 raise InvalidField(
                     f"to: {command.to!r} and {command.queue!r} must both be fifo, or neither"
                 )
+            is_here = is_here and self.spread.places(command.to) is None
+        # The groups of a fifo queue that is spread may belong elsewhere by now.
+        is_here = is_here and not (info.settings.fifo and command.to is None)
+        if is_here and command.to is not None and self.shard_of(command.to) == shard:
+            return await self.ask(shard, command)
         moved = 0
-        if command.to is None:
+        if command.to is None and is_here:
             try:
                 moved = await self.ask(shard, command)
-            except InvalidField:
+            except (InvalidField, SpreadChanged):
                 # No message knows a source in this shard; some may have a note of another.
-                if not await self._has_notes(shard, command.queue):
-                    raise
-        return moved + await self._carry_back(shard, command, command.limit - moved)
+                await self._check_sources(command.queue)
+        elif command.to is None:
+            await self._check_sources(command.queue)
+        return moved + await self._carry_back(command, command.limit - moved)
 
-    async def _has_notes(self, shard: int, queue: str) -> bool:
-        """Whether a message came from a queue in another shard that still exists."""
-        ahead = await self.ask(shard, Peek(queue, PEEK_LIMIT_MAX))
-        notes = {(message.context or {}).get(SOURCE_NOTE) for message in ahead} - {None}
-        return any([await self._exists(cast(str, source)) for source in notes])
+    async def _check_sources(self, queue: str) -> None:
+        """Raises InvalidField if no message came from another queue that still exists."""
+        ahead = await self._peek(Peek(queue, PEEK_LIMIT_MAX))
+        sources = {message.source for message in ahead} - {None}
+        if ahead and not any([await self._exists(cast(str, source)) for source in sources]):
+            raise InvalidField(
+                f"queue: no message of {queue!r} is known to come from a queue that still exists; "
+                "name the queue they are to go to"
+            )
 
-    async def _carry_back(self, shard: int, command: Redrive, limit: int) -> int:
-        """Pulls, pushes and deletes messages that go to another shard; how many did."""
+    async def _carry_back(self, command: Redrive, limit: int) -> int:
+        """Pulls, pushes and deletes messages that go to another shard; how many did.
+
+        A push that is repeated after a crash adds nothing: its dedup id is that of the message.
+        """
         carried = 0
         left: list[Claim] = []
         try:
             while carried < limit:
                 wanted = min(100, limit - carried)
-                claims = await self.ask(shard, Pull(command.queue, wanted, wait_ms=0))
+                claims = await self._pull(Pull(command.queue, wanted, wait_ms=0))
                 if not claims:
                     break
                 for claim in claims:
-                    source = (claim.context or {}).get(SOURCE_NOTE)
-                    to = command.to or source
-                    if to is None or not await self._exists(to):
+                    to = command.to or claim.source
+                    if to is None or to == command.queue or not await self._exists(to):
                         left.append(claim)
                         continue
-                    await self.ask(self.shard_of(to), _pushed_back(claim, to))
-                    await self.ask(shard, Delete(command.queue, claim.receipt))
+                    await self._push(_pushed_back(claim, to))
+                    await self._by_receipt(Delete(command.queue, claim.receipt))
                     carried += 1
         finally:
             for claim in left:
                 with suppress(PenstockError):
-                    await self.ask(shard, Release(command.queue, claim.receipt))
+                    await self._by_receipt(Release(command.queue, claim.receipt))
         return carried
 
     async def _exists(self, queue: str) -> bool:
@@ -321,7 +423,12 @@ class Router:
 
 
 _SPECIAL: Final[Mapping[type, Callable[[Router, Any], Awaitable[Any]]]] = {
+    Push: Router._push,
+    PushMany: Router._push_many,
     Pull: Router._pull,
+    Stats: Router._stats,
+    Purge: Router._purge,
+    DescribeQueue: Router._describe,
     Peek: Router._peek,
     Delete: Router._by_receipt,
     Extend: Router._by_receipt,
@@ -371,13 +478,3 @@ def _not_ours() -> InvalidReceipt:
     return InvalidReceipt(
         "receipt: not one that this cluster has made for this queue; use the one the pull gave"
     )
-
-
-async def _all(works: Any) -> list[Any]:
-    """The results of all; if one raises, the others are ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -14,29 +14,39 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import LoopEngine
+from penstock.backends.engine.loop import EngineReply, LoopEngine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
+from penstock.cluster.archive import PART_BYTES, ShardArchive
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
-from penstock.errors import Fenced, JournalError, NotOwner, PenstockError, UnavailableError
-from penstock.service import Command, Push, Release
+from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard
+from penstock.errors import (
+    Fenced,
+    InvalidField,
+    JournalError,
+    NotOwner,
+    PenstockError,
+    UnavailableError,
+)
+from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, Pull, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
+_ARCHIVE_S: Final = 0.5
 # How long after a takeover the leader of the stream follows: first of all the shard should answer.
 _PREFER_S: Final = 3.0
-# How often at most standbys are told that there is something to read.
-_HINT_S: Final = 0.05
+# How long after an append standbys are told that there is something to read.
+_HINT_S: Final = 0.1
+_OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # Who asked: the subject to which the reply goes, and the token of the command.
 Caller = tuple[str, int]
 # How many departures are carried at once, and how long a refused one is left alone.
@@ -53,8 +63,16 @@ _UNSUBSCRIBE_S: Final = 1.0
 class Carrier(Protocol):
     """Brings a message to another shard: `router.Router` does."""
 
-    async def push_to(self, shard: int, push: Push, source: str | None) -> None:
+    async def push_to(self, push: Push, source: str | None) -> None:
         """Returns once the message is durable there. Raises PenstockError."""
+        ...
+
+    async def tend(self, queue: str) -> None:
+        """Brings the shards of a spread queue to what its home shard says. Raises PenstockError."""
+        ...
+
+    async def tend_copy(self, queue: str, shard: int) -> None:
+        """Removes a spread queue from a shard that it is not in. Raises PenstockError."""
         ...
 
 
@@ -69,6 +87,8 @@ class OwnedShard:
         replica: ShardReplica,
         journal: ReplicatedJournal,
         engine: Engine,
+        guard: SpreadGuard,
+        archive: ShardArchive | None,
         lost: Callable[["OwnedShard", PenstockError], None],
     ) -> None:
         """`lost` is called once if the shard can no longer be served from here."""
@@ -77,6 +97,10 @@ class OwnedShard:
         self.journal = journal
         self.engine = engine
         self.service = LoopEngine(engine)
+        self.guard = guard
+        self._archive = archive
+        # Why the last attempt to archive failed; empty if it did not.
+        self.archive_error = ""
         self.directory = replica.directory
         self._replicated = replicated
         self._client = client
@@ -87,6 +111,8 @@ class OwnedShard:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
+        # In a later turn: first the next extent is sent.
+        journal.advanced = partial(self._loop.call_soon, self.service.answer_durable)
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by who asked.
         self._pending: dict[Caller, Pending] = {}
@@ -102,7 +128,7 @@ class OwnedShard:
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._keep_alive: asyncio.TimerHandle | None = None
-        self._hinted_s = 0.0
+        self._hint: asyncio.TimerHandle | None = None
         # When the stream's leader is to be moved to the server that this node is connected to.
         self._prefer_at_s = self._loop.time() + _PREFER_S
         self._has_departures = asyncio.Event()
@@ -112,24 +138,28 @@ class OwnedShard:
         """Begins to serve."""
         for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
             self._tasks.append(self._loop.create_task(work))
+        if self._archive is not None:
+            self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
-        await self._client.flush()
+        # NATS handles both in this order, on every server: whoever hears of it can ask.
         await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     # Requests.
 
     async def _take(self, message: Msg) -> None:
         back = message.reply.rpartition(".")[0] + calls.REPLIES
-        for token, data in calls.unpack(message.data):
+        async for token, data in calls.in_slices(message.data):
             self._take_item((back, token), data)
 
     def _take_item(self, caller: Caller, data: bytes) -> None:
         kind, rest = data[:1], data[1:]
         if kind == calls.COMMAND_PART:
             self._assembly.add(caller, rest)
+        elif kind == calls.END_WAIT:
+            self._end_wait(caller, calls.REPLY_WHOLE + calls.NO_CLAIMS)
         elif kind == calls.CANCEL:
             pending = self._pending.pop(caller, None)
             if pending is not None:
@@ -137,12 +167,17 @@ class OwnedShard:
         elif self._closing:
             self._sender.send(*caller, calls.NOT_OWNER)
         else:
-            self._submit(caller, self._assembly.whole(caller, rest))
+            self._submit(caller, self._assembly.whole(caller, rest), kind == calls.LOOK)
 
-    def _submit(self, caller: Caller, frame: bytes) -> None:
+    def _submit(self, caller: Caller, frame: bytes, looks: bool) -> None:
         try:
-            command = calls.read_command(frame)
-            result = self.service.submit(command)
+            command, version = calls.read_command(frame)
+            self.guard.check(command, version, self.service.now_ms())
+            result = self._look(command) if looks else self.service.submit(command)
+        except SpreadChanged:
+            self._send_confirmed(caller, [calls.SPREAD_OTHERWISE])
+        except NotPlaced:
+            self._send_confirmed(caller, [calls.NOT_PLACED_HERE])
         except JournalError:
             # It was refused before anything of it was appended.
             self._sender.send(*caller, calls.NOT_OWNER)
@@ -157,8 +192,40 @@ class OwnedShard:
                 result.then(partial(self._answer_later, caller, command))
             else:
                 self._send_confirmed(caller, calls.write_reply(command, result))
+            if isinstance(command, _OF_SETTINGS):
+                self._note_settings(command.queue)
         if self.engine.shard.departed.deliveries:
             self._has_departures.set()
+
+    def _look(self, command: Any) -> Any:
+        """Does a pull whose attempt is known here; others only wait for a message, or not at all.
+
+        Raises RequestError.
+        """
+        if type(command) is not Pull:
+            raise InvalidField(f"command: {type(command).__name__} cannot only look")
+        queue = self.engine.shard.queue(command.queue)
+        attempt_id = command.attempt_id
+        if attempt_id is not None and queue.attempt(attempt_id, self.service.now_ms()) is not None:
+            return self.service.submit(command)
+        return self.service.watch(command) if command.wait_ms else []
+
+    def _note_settings(self, name: str) -> None:
+        """A queue may be spread otherwise from here on: pulls that wait here must ask again."""
+        was_spread = name in self.guard.names
+        self.guard.configured(name)
+        if was_spread or name in self.guard.names:
+            for caller, pending in list(self._pending.items()):
+                if isinstance(pending, EngineReply) and pending.waits_on(name):
+                    self._end_wait(caller, calls.SPREAD_OTHERWISE)
+
+    def _end_wait(self, caller: Caller, answer: bytes) -> None:
+        """Answers a pull that waits; what has been served is answered, or will be, as it is."""
+        pending = self._pending.get(caller)
+        if pending is not None and pending.waits:
+            del self._pending[caller]
+            pending.cancel()
+            self._send_confirmed(caller, [answer])
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
@@ -254,17 +321,17 @@ class OwnedShard:
                 return
             if self.engine.shard.departed.deliveries:
                 self._has_departures.set()
-            now_s = self._loop.time()
-            if now_s > self._prefer_at_s:
+            if self._loop.time() > self._prefer_at_s:
                 # Between two appends: one that is under way while the leader changes is lost, and
                 # repeated only after a while.
                 self._prefer_at_s = math.inf
                 await self._replicated.prefer_here(self.shard)
-            if now_s - self._hinted_s > _HINT_S:
-                # Standbys read more than this says; what is left they read with the next hint.
-                self._hinted_s = now_s
-                with suppress(nats.errors.Error):
-                    await self._client.publish(f"{self._name}.grown.{self.shard}")
+            if self._hint is None:
+                self._hint = self._loop.call_later(_HINT_S, self._send_hint)
+
+    def _send_hint(self) -> None:
+        self._hint = None
+        self._sender.send(f"{self._name}.grown.{self.shard}", 0, b"")
 
     async def _take_snapshots(self) -> None:
         while True:
@@ -280,6 +347,31 @@ class OwnedShard:
         steps = keep_snapshot(self.journal, self._upkeep, self.directory, name)
         return await self._replicated.run(steps)
 
+    @property
+    def unarchived_bytes(self) -> int:
+        """How much of the stream is in the log and not in the archive; 0 without an archive."""
+        return max(0, self.journal.durable_position - self.journal.archived_position)
+
+    async def _keep_archive(self, archive: ShardArchive) -> None:
+        """Writes to the archive what is in the log, in threads, as it comes."""
+        journal = self.journal
+        position = -1
+        while True:
+            try:
+                if position < 0:
+                    first = journal.first_position
+                    begin = (first, journal.sequence_at(first), journal.durable_position)
+                    position = await asyncio.to_thread(archive.open, *begin)
+                while data := journal.durable_entries(position, PART_BYTES):
+                    position = await asyncio.to_thread(archive.write, data)
+                    journal.archived_position = position
+                journal.archived_position = position
+                self.archive_error = ""
+            except (PenstockError, OSError) as error:
+                # Nothing is purged meanwhile. Another process may have the files open still.
+                self.archive_error = str(error)
+            await asyncio.sleep(_ARCHIVE_S)
+
     async def _carry(self, carrier: Carrier) -> None:
         """Brings what departed to the other shards, and ends it here once it is durable there."""
         while True:
@@ -291,7 +383,7 @@ class OwnedShard:
                 for each, push in owed:
                     queue = self.engine.shard.queues.get(each.source)
                     source = None if queue is None else queue.name
-                    await carrier.push_to(each.to_shard, push, source)
+                    await carrier.push_to(push, source)
                     self.engine.arrived(each.delivery.number, each.delivery.epoch)
                 self._answer_held_back()
             except PenstockError:
@@ -346,9 +438,13 @@ class OwnedShard:
     async def close(self) -> None:
         """Ends the tasks and discards the state."""
         self._ended = self._closing = True
-        if self._keep_alive is not None:
-            self._keep_alive.cancel()
+        for timer in (self._keep_alive, self._hint):
+            if timer is not None:
+                timer.cancel()
         await end_tasks(self._tasks)
+        if self._archive is not None:
+            with suppress(PenstockError):
+                await asyncio.to_thread(self._archive.close)
         if self._subscription is not None:
             # What was received and not looked at yet is answered: its router must not wait.
             with suppress(Exception):

@@ -126,7 +126,7 @@ class ShardState:
         self.next_number = 1
         self.next_queue = 1
         # What a router between shards knows, and no part of the state: this shard's own number,
-        # and the shards of queues that are in others.
+        # and the shards of queues that are in others, or in others too.
         self.number = 0
         self.elsewhere: Mapping[str, int] = {}
         self.departed = Outbox()
@@ -241,7 +241,8 @@ class ShardState:
         target = None if name is None else self.names.get(name)
         if target is None or target.settings.fifo != queue.settings.fifo:
             return None
-        return target
+        # If one of them is in other shards too, it is not decided here where the message belongs.
+        return None if name in self.elsewhere or queue.name in self.elsewhere else target
 
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
@@ -253,9 +254,14 @@ class ShardState:
         if target is not None:
             return self._move(delivery, target, now_ms, dead=True)
         name = queue.settings.dead_letter
-        if name is None or name in self.names or name not in self.elsewhere:
+        if name is None:
             return None
-        shard = self.elsewhere[name]
+        here = self.names.get(name)
+        if here is not None and here.settings.fifo != queue.settings.fifo:
+            return None
+        if name not in self.elsewhere and (here is None or queue.name not in self.elsewhere):
+            return None
+        shard = self.elsewhere.get(name, self.number)
         return Departed(now_ms, queue.number, delivery.number, delivery.epoch, shard, name)
 
     def decide_arrived(self, number: int, epoch: int, now_ms: int) -> Arrived | None:

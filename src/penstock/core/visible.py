@@ -22,6 +22,10 @@ from penstock.core.lazyheap import LazyHeap
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
+# A line longer than this is rid of messages that left it in pieces of this size, one for each
+# SWEEP_EVERY that leave: all of a million at once would delay other commands.
+SWEEP_PIECE: Final = 8_192
+SWEEP_EVERY: Final = 1_024
 # Since when a FIFO group can be served: the instant, whether its first message came back then, and
 # that message's rank.
 Turn = tuple[int, bool, int]
@@ -33,14 +37,19 @@ class Line:
     `listed` holds the ranks under which a level lists the line as ready.
     """
 
-    __slots__ = ("_gone", "fresh", "in_flight", "listed", "returned")
+    __slots__ = ("_gone", "_since_sweep", "_swept", "fresh", "in_flight", "listed", "returned")
 
     def __init__(self) -> None:
         self.fresh: deque[Delivery] = deque()
         self.returned: list[tuple[int, Delivery]] = []
         self.in_flight = 0
         self.listed: set[int] = set()
+        # How many messages kept are not visible any more; how many have left since a piece was
+        # swept; and where the next piece begins. That place is only about right, because messages
+        # are taken from the front.
         self._gone = 0
+        self._since_sweep = 0
+        self._swept = 0
 
     def first(self) -> Delivery | None:
         """The next visible message, which stays where it is."""
@@ -71,19 +80,53 @@ class Line:
     def leave(self) -> Delivery | None:
         """Counts a message that left from the middle; returns the next visible one.
 
-        Once most of the messages kept are no longer visible, they are all removed. Those that come
+        Once most of the messages kept are no longer visible, those are removed. The ones that come
         to the front are removed there, so messages that leave in order never cost that.
         """
         self._gone = max(self._gone, 0) + 1
-        if self._gone > ABSENT_MIN and 2 * self._gone > len(self.fresh) + len(self.returned):
-            # In place: StandardOrder keeps a reference to the deque of the line without group.
-            present = [delivery for delivery in self.fresh if delivery.state == VISIBLE]
-            self.fresh.clear()
-            self.fresh.extend(present)
-            self.returned = [pair for pair in self.returned if pair[1].state == VISIBLE]
-            heapify(self.returned)
-            self._gone = 0
+        kept = len(self.fresh) + len(self.returned)
+        if self._gone > ABSENT_MIN and 2 * self._gone > kept:
+            if kept <= SWEEP_PIECE:
+                self._sweep(0, len(self.fresh))
+                self._sweep_returned()
+                self._gone = 0
+            else:
+                self._since_sweep += 1
+                if self._since_sweep == SWEEP_EVERY:
+                    self._sweep_piece()
         return self.first()
+
+    def _sweep_piece(self) -> None:
+        self._since_sweep = 0
+        if len(self.returned) > len(self.fresh):
+            self._gone -= self._sweep_returned()
+            return
+        if self._swept >= len(self.fresh):
+            self._swept = 0
+        removed = self._sweep(self._swept, SWEEP_PIECE)
+        self._swept += SWEEP_PIECE - removed
+        self._gone -= removed
+
+    def _sweep(self, start: int, count: int) -> int:
+        """Removes what is not visible of so many messages; how many that were.
+
+        In place: StandardOrder keeps a reference to the deque of the line without group.
+        """
+        fresh = self.fresh
+        fresh.rotate(-start)
+        piece = [fresh.popleft() for _ in range(min(count, len(fresh) - start))]
+        present = [delivery for delivery in reversed(piece) if delivery.state == VISIBLE]
+        fresh.extendleft(present)
+        fresh.rotate(start)
+        return len(piece) - len(present)
+
+    def _sweep_returned(self) -> int:
+        """The same for all that came back, whose order allows no pieces."""
+        present = [pair for pair in self.returned if pair[1].state == VISIBLE]
+        removed = len(self.returned) - len(present)
+        heapify(present)
+        self.returned = present
+        return removed
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""
@@ -404,6 +447,10 @@ class FifoOrder:
         if group is not None and delivery.state == GONE:
             group.leave()
         self._offer_group_of(delivery)
+
+    def has_group(self, name: str) -> bool:
+        """Whether a message of this group is there, whatever its state."""
+        return name in self._groups and self._groups[name].first() is not None
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""

@@ -188,15 +188,21 @@ class JournalReader:
 
     def decoded(self, entry: StoredEntry, bodies: bool = True) -> list[JournaledEvent]:
         """The events of one entry; none if it is damaged or of a format unknown here."""
+        decoded = self.plain(entry, bodies)
+        if not decoded:
+            return []
+        shard, term = codec.read_owner(entry.data)
+        return [
+            JournaledEvent(entry.entry_id, entry.offset, event, place, shard, term)
+            for event, place in decoded
+        ]
+
+    def plain(self, entry: StoredEntry, bodies: bool = True) -> list[tuple[AnyEvent, int]]:
+        """The same, each event with its place alone."""
         why = f"entry is of version {entry.version!r}, which is unknown here"
         if entry.version == codec.VERSION:
             try:
-                decoded = list(codec.decode(entry.data, entry.data_offset, bodies))
-                shard, term = codec.read_owner(entry.data)
-                return [
-                    JournaledEvent(entry.entry_id, entry.offset, event, place, shard, term)
-                    for event, place in decoded
-                ]
+                return list(codec.decode(entry.data, entry.data_offset, bodies))
             except (CorruptEntry, msgspec.DecodeError, ValueError) as error:
                 why = f"data cannot be read as events: {error}"
         self._note(Quarantined(entry.offset, entry.end_offset - entry.offset, why))

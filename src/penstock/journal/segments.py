@@ -91,6 +91,8 @@ class Segments:
         background: bool = True,
         accept_loss: bool = False,
         known_end: int = 0,
+        identity: bytes | None = None,
+        begin: tuple[int, int] = (0, 1),
     ) -> "Segments":
         """Open the stream in `directory` for writing; make it if there is none, or recover it.
 
@@ -98,7 +100,8 @@ class Segments:
         `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
         unless given. `background` makes spare files in a thread; without it they are made where
         they are needed. With `accept_loss` a stream opens that misses files: what they held is
-        lost. `known_end` is an offset that it is known to have reached.
+        lost. `known_end` is an offset that it is known to have reached. `identity` and `begin`,
+        the offset and the id of the first entry, are for a new stream only.
 
         Raises StoreUnusable, having touched nothing, if the directory cannot be used.
         """
@@ -113,7 +116,7 @@ class Segments:
                 undo.callback(opened.close)
                 examined = examine(opened)
                 if examined is None:
-                    segments = cls._create(opened, file_bytes)
+                    segments = cls._create(opened, file_bytes, identity, begin)
                 else:
                     missing = examined.missing(known_end)
                     is_whole = not missing and not examined.lacks_manifest
@@ -140,10 +143,19 @@ class Segments:
         return segments
 
     @classmethod
-    def _create(cls, directory: Directory, file_bytes: int) -> "Segments":
-        files = Files(directory, os.urandom(16), file_bytes, [], writable=True)
+    def _create(
+        cls, directory: Directory, file_bytes: int, identity: bytes | None, begin: tuple[int, int]
+    ) -> "Segments":
+        files = Files(directory, identity or os.urandom(16), file_bytes, [], writable=True)
+        files.first = begin[0] // files.payload_bytes
+        files.last = files.first - 1
         files.create_next()
-        return cls(files, Slot(0, files.identity, 0, 1, 0, 1), (-1, 0))
+        segments = cls(files, Slot(0, files.identity, *begin, *begin), (-1, 0))
+        if files.first:
+            # Without a slot in it, nothing would say where a file that is not the first begins.
+            segments._state()
+            segments.settle_watermark()
+        return segments
 
     @classmethod
     def _recover(cls, directory: Directory, examined: Examined, missing: list[int]) -> "Segments":

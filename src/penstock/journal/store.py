@@ -85,6 +85,12 @@ def open_reader(
     return JournalReader(journal_path(found), archive=archive, known_end=snapshot_end(found))
 
 
+def journals_in(path: str | os.PathLike[str]) -> list[str]:
+    """The journals that a path stands for: of a cluster's archive, the streams of its shards."""
+    shards = [each for each in Path(path).glob("shard-*") if any(each.glob("*.seg"))]
+    return sorted(map(str, shards)) or [os.fspath(path)]
+
+
 def claim_directory(store: Path, undo: ExitStack) -> None:
     """Makes sure that the directory is a store of ours, or makes it one; `undo` unmakes it."""
     if check_format(store):

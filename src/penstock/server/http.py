@@ -170,7 +170,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         completed = self.completed
         until_s = perf_counter() + TURN_S
         for at in range(0, len(data), PIECE_BYTES):
-            self.feed(view[at : at + PIECE_BYTES])
+            self.parse(view[at : at + PIECE_BYTES])
             if self._closing:
                 return
             if self.completed != completed or not self._reading or perf_counter() > until_s:

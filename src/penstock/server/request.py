@@ -9,6 +9,10 @@ encodings) is `Unacceptable`, and so is one over a limit: the connection ends wi
 
 httptools joins the pieces of a header, so a header that does not end costs quadratic time and is
 not seen here before it is complete. What it may hold is therefore counted by what was fed.
+
+It also calls back for every header. A plain request is read without it: one that has arrived whole
+and alone, in the form in which the SDKs write it. Whatever is not exactly of that form is left to
+the parser, and a test compares both.
 """
 
 from typing import Final
@@ -26,9 +30,13 @@ _UNUSUAL: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding",
 _SINGLE: Final = frozenset(
     {"host", "content-type", "content-encoding", "authorization", "x-amz-target", "x-amz-date"}
 )
-# The names that most clients send, in lower case.
+# The names that most clients send, in lower case: as bytes, and as a plain request has them.
 _LOWERED_MAX: Final = 1_024
 _LOWERED: Final[dict[bytes, str]] = {}
+_PLAIN_NAMES: Final[dict[str, str]] = {}
+# These decide how a request is read; in a plain one they do not occur.
+_NOT_PLAIN: Final = _UNUSUAL | {"proxy-connection"}
+_VISIBLE: Final = bytes(range(0x20, 0x7F))
 
 
 class Request(msgspec.Struct, gc=False):
@@ -60,7 +68,40 @@ def _lower(name: bytes) -> str:
     lowered = name.decode("latin-1").lower()
     if len(_LOWERED) < _LOWERED_MAX and len(name) <= 64:
         _LOWERED[name] = lowered
+        if lowered not in _NOT_PLAIN:
+            _PLAIN_NAMES[name.decode("latin-1")] = lowered
     return lowered
+
+
+def _read_plain(data: bytes) -> Request | None:
+    """The request that these bytes are, if they are one, whole, and in the usual form."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    if not end or first != "POST / HTTP/1.1":
+        return None
+    headers: dict[str, str] = {}
+    try:
+        for line in lines:
+            name, _, value = line.partition(": ")
+            headers[_PLAIN_NAMES[name]] = value
+        is_whole = headers["content-length"] == str(len(body)) and "host" in headers
+    except KeyError:
+        return None
+    if (
+        not is_whole
+        or len(headers) != len(lines)
+        # Visible characters and line ends only, and no spaces around a value.
+        or head.translate(None, _VISIBLE) != b"\r\n" * len(lines)
+        or b":  " in head
+        or b" \r" in head
+        or head.endswith(b" ")
+        or ("connection" in headers and headers["connection"].lower() != "keep-alive")
+        or len(lines) > HEADERS_MAX
+        or len(head) > HEAD_BYTES_MAX
+        or len(body) > BODY_BYTES_MAX
+    ):
+        return None
+    return Request("POST", "/", "", headers, body)
 
 
 class RequestReader:
@@ -123,8 +164,17 @@ class RequestReader:
         self._body = b""
         self._pairs = []
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def feed(self, data: bytes) -> None:
         """Reads on. Raises Unacceptable."""
+        request = None if self.in_message else _read_plain(data)
+        if request is None:
+            self.parse(data)
+        else:
+            self.completed += 1
+            self.take(request)
+
+    def parse(self, data: bytes | memoryview) -> None:
+        """Reads on by the parser. Raises Unacceptable."""
         self._fed_bytes = len(data)
         completed = self.completed
         try:

@@ -22,12 +22,20 @@ from penstock.spark.checks import CHECKS, CheckFinding
 from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import Duck, read_files
-from penstock.spark.fold import LakePart
+from penstock.spark.fold import LakePart, view_unsealed
 from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.judge import JudgedPart, JudgeWork, PartFiles, judge_part, near_parts, parts_of
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
+from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows, duck_types
-from penstock.spark.source import SCHEMA
+from penstock.spark.seals import (
+    count_dropped,
+    is_half_split,
+    is_sealed,
+    sealed_files,
+    sealed_folds,
+)
+from penstock.spark.selection import SCHEMA
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
@@ -69,6 +77,8 @@ class Verdict:
     judged_parts: int = 0
     # Whether `events` has more than the tables, which another process is making.
     is_behind: bool = False
+    # Messages that are judged by what the lake keeps of them: their events were dropped.
+    dropped: int = 0
 
     @property
     def holds(self) -> bool:
@@ -96,7 +106,9 @@ def audit(
         try:
             derive(open_spark, lake, lambda part: progress(part / 2))
         except LakeBusy:
-            # A run is at it. What it has finished so far can be judged.
+            if is_half_split(lake):
+                raise
+            # A run is making them. What it has finished so far can be judged.
             is_behind = True
         with scratch(lake, "audit") as room, Duck(len(os.sched_getaffinity(0))) as duck:
             made = _Audit(open_spark, lake, duck, room)
@@ -107,7 +119,17 @@ def audit(
                 counts[finding.check] += 1
             shown = made.shown(found, shown_max)
             progress(1)
-            return Verdict(made.events(), counts, shown, len(made.parts), judged, is_behind)
+            return Verdict(
+                made.events(), counts, shown, len(made.parts), judged, is_behind,
+                count_dropped(lake),
+            )  # fmt: skip
+
+
+def is_judged(lake: Lake) -> bool:
+    """Whether the last audit was of the tables as they are now; reads only Delta's log."""
+    folds = table_of(lake, FOLDS).delta()
+    version = -1 if folds is None else folds.version()
+    return table_of(lake, FINDINGS).committed(_SOURCE) == version
 
 
 def audit_journal(
@@ -139,7 +161,7 @@ class _Audit:
         self._lake = lake
         self._duck = duck
         self._room = room
-        folds = table_of(lake, FOLDS).delta()
+        folds = self._folds = table_of(lake, FOLDS).delta()
         self._version = -1 if folds is None else folds.version()
         self.parts = parts_of(
             table_of(lake, FOLDS).files(folds), table_of(lake, IRREGULAR_EVENTS).files()
@@ -171,9 +193,9 @@ class _Audit:
             for part in self.parts
             if before.get(part.part) != (_fold_of(part), contexts[part.part])
         ]
-        names = [part.part for part in changed]
+        names = [part.part for part in changed] + self._lost_parts(contexts)
         made = self._distribute(changed, contexts, progress)
-        if changed or balances.delta() is None:
+        if names or balances.delta() is None:
             # Findings first: a part counts as judged once its balances say so.
             found = [each.findings for each in made if each.findings is not None]
             findings.replace(found, {}, None if findings.delta() is None else names)
@@ -190,6 +212,12 @@ class _Audit:
         # The last of the commits says that all of them are there.
         findings.replace([AddedFile.of(findings.path, path)], {_SOURCE: self._version}, [_STORES])
         return len(changed)
+
+    def _lost_parts(self, parts: Mapping[str, str]) -> list[str]:
+        """Parts that were judged once and have no rows any more: retention sealed all of them."""
+        tables = (table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS))
+        judged = {str(each.part) for table in tables for each in table.files()}
+        return sorted(judged - set(parts) - {_STORES})
 
     def _contexts(self) -> dict[str, str]:
         parts = [(each.part, each.store, each.shard, each.last_sequence) for each in self.parts]
@@ -210,6 +238,7 @@ class _Audit:
     ) -> list[JudgedPart]:
         for name in ("periods", "emptyings"):
             self._duck.write(f"SELECT * FROM {name}", str(self._room / f"{name}.parquet"))
+        sealed = sealed_files(table_of(self._lake, FOLDS).files(self._folds))
         fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
         work = [
             JudgeWork(
@@ -219,16 +248,22 @@ class _Audit:
                 str(self._lake.path),
                 _fold_of(part),
                 contexts[part.part],
+                sealed.get(part.part, ()),
             )
             for part in changed
         ]
         return distribute(self._open_spark, judge_part, work, JudgedPart, self._room, progress)
 
     def _view_events(self) -> None:
-        """All events, for the passes that are seldom needed."""
-        table = events_table(self._lake)
-        paths = [each.path for each in table.files()]
-        self._duck.files("events", paths, {**QUEUE_EVENTS.types, "message": "bigint"})
+        """All events, for the passes that are seldom needed; of those dropped, what is kept."""
+        paths = [each.path for each in events_table(self._lake).files()]
+        types = {**duck_types(SCHEMA), "message": "bigint"}
+        self._duck.files("stored_events", paths, types)
+        view_unsealed(self._duck, "kept_events", "stored_events", sealed_folds(self._lake))
+        irregular = table_of(self._lake, IRREGULAR_EVENTS).files()
+        sealed = [each.path for each in irregular if is_sealed(each.part)]
+        self._duck.files("sealed_irregular", sealed, IRREGULAR_EVENTS.types)
+        self._duck.view("events", load_query("audit/all_events"))
 
     def findings(self, engine: Mapping[str, int]) -> list[CheckFinding]:
         """Every finding that stands."""
@@ -290,6 +325,10 @@ class _Audit:
         for row in self._duck.dicts(query):
             key = row["store"], row["shard"], row["message"]
             lines.setdefault(key, []).append(_event_line(row))
+        self._duck.files("sealed_folds", sealed_folds(self._lake), FOLDS.types)
+        query = f"SELECT store, shard, message FROM sealed_folds WHERE {wanted}"
+        for key in self._duck.fetch(query):
+            lines.setdefault(key, []).insert(0, "earlier events were dropped by compact --keep")
         return {
             key: (MessageIds(bytes.fromhex(key[0])).show(key[2]), tuple(lines.get(key, ())))
             for key in about

@@ -1,12 +1,13 @@
-"""Entries of a journal as Arrow columns: numpy reads a megabyte of them at a time, none by itself.
+"""Entries of a journal as Arrow columns, decoded by numpy some megabytes at a time.
 
     bytes ──▶ entries, one behind the other, and checked (version, id, checksum of the data)
           ──▶ events, their 64-byte headers gathered into one array
-          ──▶ columns, each made only if it is asked for; texts and bodies are cut out by Arrow
+          ──▶ columns, each made only if it is asked for; Arrow slices texts and bodies
 
 The ids must follow one another, the sizes must lead from entry to entry and the checksum of the
-data must hold: together these say all that the header's own checksum would. Where one fails, the
-journal's own `scan.walk` finds the way on, and what it passed over becomes a row of kind `Damaged`.
+data must hold: together these verify what the header's own checksum would. Where one fails, the
+journal's own `scan.walk` finds the next good entry, and the bytes before it become a row of kind
+`Damaged`.
 """
 
 import struct
@@ -79,7 +80,7 @@ class Wanted:
         keep = np.full(len(block.events), not block.damage or self.wants_damage())
         if self.from_offset is not None:
             keep &= block.offsets >= self.from_offset
-        # Of what is damaged nothing else is known.
+        # A row of kind `Damaged` has no other columns to select by.
         if not block.damage:
             keep &= self._among(block)
         return block if keep.all() else block.only(keep)
@@ -103,13 +104,13 @@ class Wanted:
         return keep
 
     def wants_damage(self) -> bool:
-        """Whether what could not be read is to be told."""
+        """Whether rows of kind `Damaged` are wanted."""
         return not self.kinds or DAMAGED in self.kinds
 
 
 @dataclass
 class Block:
-    """Events side by side: arrays of one length, over the bytes they were read from.
+    """Events as arrays of one length, over the bytes they were read from.
 
     `ats` says where in `data` each event's header stands.
     """
@@ -126,7 +127,7 @@ class Block:
     damage: list[str] = field(default_factory=list)
 
     def only(self, keep: np.ndarray) -> "Block":
-        """These of the events."""
+        """The events that `keep` selects."""
         return Block(
             self.data,
             self.identity,
@@ -185,11 +186,11 @@ def blocks(scan: Scan, identity: bytes, start: Point, end: Point, path: str) -> 
         damage, at = _pass_over(scan, at, end, path)
         size = CHUNK_BYTES
         if damage:
-            yield _told(identity, at, damage)
+            yield _damaged_rows(identity, at, damage)
 
 
 def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the unbroken run of good entries from the first byte on begins each, and their sizes.
+    """The starts and sizes of the good entries from the first byte to the first bad one.
 
     `entry` is the id of the first, 0 if not known.
     """
@@ -208,7 +209,7 @@ def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _linked(data: bytes) -> list[int]:
-    """Where entries begin, each where the last one ends if its size is right, and the last end."""
+    """The starts of entries, each at the end of the one before by its size, and the last end."""
     edges = [0]
     at, last = 0, len(data) - HEADER_BYTES
     while at <= last:
@@ -224,7 +225,7 @@ def _first_false(holds: np.ndarray) -> int:
 
 
 def _gathered(data: bytes, type_: np.dtype, ats: np.ndarray) -> np.ndarray:
-    """What stands at these places, as an array of this type.
+    """The bytes at these places, read as an array of this type.
 
     It is taken as plain bytes: numpy copies a type with fields many times more slowly.
     """
@@ -254,7 +255,7 @@ def _pass_over(
 def _read(
     data: bytes, identity: bytes, at: Point, starts: np.ndarray, sizes: np.ndarray
 ) -> Iterator[Block]:
-    """The events of good entries; those of an entry that contradicts itself are damage."""
+    """The events of good entries; an entry with inconsistent events is damaged."""
     long_enough = sizes >= BLOCK_BYTES
     heads = np.zeros(len(starts), BLOCK)
     heads[long_enough] = _gathered(data, BLOCK, starts[long_enough] + HEADER_BYTES)
@@ -296,11 +297,11 @@ def _read(
         for bad in np.flatnonzero(~fits).tolist()
     ]
     if damage:
-        yield _told(identity, at, damage)
+        yield _damaged_rows(identity, at, damage)
 
 
 def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Which events are of a kind we know, with a payload inside their entry and in its order."""
+    """Which events are of a known kind, with payloads inside their entry and in order."""
     sizes = (
         events["body_bytes"].astype(np.int64)
         + events["first_bytes"]
@@ -316,7 +317,7 @@ def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.nda
     return np.asarray(sound & follows)
 
 
-def _told(identity: bytes, at: Point, damage: list[tuple[Point, Quarantined]]) -> Block:
+def _damaged_rows(identity: bytes, at: Point, damage: list[tuple[Point, Quarantined]]) -> Block:
     """Damage as rows: the entry expected there, the offset, how many bytes and why."""
     count = len(damage)
     events = np.zeros(count, EVENT)
@@ -436,13 +437,13 @@ def _extra_json(packed: bytes, of_queue: bool, created_at_ms: int) -> str | None
         attributes, context, _ = msgspec.msgpack.decode(packed)
     except (msgspec.DecodeError, ValueError, TypeError):
         return None
-    told = {"attributes": attributes, "context": context}
-    # JSON has no bytes: apart from the text, or nobody could tell which was which.
+    extra = {"attributes": attributes, "context": context}
+    # JSON has no bytes: binary attributes stand apart, or they would look like text.
     raw = {name: value for name, value in (attributes or {}).items() if isinstance(value, bytes)}
     if raw:
-        told["attributes"] = {name: attributes[name] for name in attributes if name not in raw}
-        told["attributes_base64"] = raw
-    return msgspec.json.encode(told).decode()
+        extra["attributes"] = {name: attributes[name] for name in attributes if name not in raw}
+        extra["attributes_base64"] = raw
+    return msgspec.json.encode(extra).decode()
 
 
 # Made when they are needed: Spark starts several processes for every read that only plan it, and
@@ -456,7 +457,7 @@ def _kind_names() -> pa.Array:
 
 @cache
 def _hex_digits() -> np.ndarray:
-    """Of every two bytes their four digits."""
+    """The four hexadecimal digits of every two bytes."""
     return np.array([b"%04x" % pair for pair in range(1 << 16)], "S4").view("<u4")
 
 
@@ -478,7 +479,7 @@ def _message_id(block: Block) -> pa.Array:
 
 
 def _same_width(text: np.ndarray, width: int, present: np.ndarray | None) -> pa.Array:
-    """Texts of one width, which stand one after the other."""
+    """An Arrow array of texts of one width, from their joined bytes."""
     count = text.size // width
     valid = None if present is None else _bits(present)
     ends = np.arange(0, width * (count + 1), width, dtype=np.int32)

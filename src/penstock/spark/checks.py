@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from penstock.spark.duck import Duck, quoted
 from penstock.spark.fold import LakePart, load_part
-from penstock.spark.judge import FoundRow, PartVerdict, judge
+from penstock.spark.judge import FoundRow, PartVerdict, judge, load_ended
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
 from penstock.spark.tables import (
@@ -171,6 +171,7 @@ def check_events(
     for name in ("periods", "emptyings"):
         duck.table(f"all_{name}", f"SELECT * FROM {name}")
     judged = []
+    load_ended(duck)
     for store, shard in duck.fetch(f"SELECT DISTINCT store, shard FROM {events}"):
         part = LakePart(store, shard, 0, 1 << 62)
         load_part(duck, part, events)

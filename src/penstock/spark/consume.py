@@ -1,16 +1,15 @@
 """Spark as one of a queue's competing consumers: `option("mode", "consume")`.
 
-An offset is the number of a batch, with the parts it is made of. Spark writes it down before it
-runs the batch, so a batch that is run again, be it by another process, has the same messages or,
-if their claims have lapsed, none of them; never others.
+An offset is the number of a batch and its parts. Spark stores it before it runs the batch, so a
+batch that is run again, also by another process, has the same messages or, if their claims have
+lapsed, none of them; never others.
 
     latestOffset(N)   N is committed: its messages are deleted, and those of N + 1 are claimed
-    partitions(N+1)   the claims are held from here on, also after a restart
+    partitions(N+1)   the claims are extended from here on, also after a restart
     read              a task repeats the pull of its part, and gets the same claims
 
-Spark tells a source that its last batch is committed only when it builds the next one, so what
-settles a batch is the next `latestOffset`, in this run or another; or `settle`, if there will be
-none.
+Spark reports a batch as committed only when it builds the next one, so the next `latestOffset`
+settles a batch, in this run or another; or `settle`, if there will be no other run.
 """
 
 import json
@@ -44,15 +43,15 @@ from penstock.service import (
 )
 from penstock.spark.options import read_options, required, shared_url, spelt, within
 from penstock.spark.parts import (
-    Keeper,
+    ClaimExtender,
     Part,
     Settled,
     Source,
     claims_of,
+    group_parts,
     pull_part,
+    resume_claims,
     settle_part,
-    shared_out,
-    take_up,
 )
 
 VISIBILITY_S: Final = 600
@@ -98,7 +97,7 @@ def _pairs(claim: Claim, kind: type) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class ConsumeOptions:
-    """What was asked for with `option`, checked."""
+    """The options of a stream that consumes, checked."""
 
     url: str
     source: Source
@@ -125,8 +124,8 @@ class ConsumeOptions:
 
 
 @dataclass
-class Share(InputPartition):
-    """What one task reads: all that it needs to know."""
+class PartGroup(InputPartition):
+    """The parts that one task reads, and how."""
 
     url: str
     source: Source
@@ -136,9 +135,9 @@ class Share(InputPartition):
 
 @dataclass(frozen=True)
 class Place:
-    """How far a reader has come: an offset, as Spark keeps it.
+    """The offset of a stream, as Spark stores it.
 
-    `reader` sets the attempt ids of one checkpoint apart from those of all others. `lapsed` counts
+    `reader` makes the attempt ids of each checkpoint distinct. `lapsed` counts
     the messages of all batches so far that were given out again before they could be deleted.
     """
 
@@ -150,12 +149,12 @@ class Place:
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> "Place":
-        """What an offset says."""
+        """Reads an offset."""
         parts = tuple(Part(*part) for part in offset["parts"])
         return cls(offset["reader"], offset["queue"], offset["batch"], parts, offset["lapsed"])
 
     def offset(self) -> dict[str, Any]:
-        """The offset that says this."""
+        """The offset as a JSON object."""
         return {
             "reader": self.reader,
             "queue": self.queue,
@@ -172,9 +171,9 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._source = options.source
         self._schema = schema.json()
-        # Spark also makes readers only to send them to tasks: these must not have a connection.
+        # Spark pickles readers to send them to tasks: a connection is opened at the first use.
         self._queues: Queues | None = None
-        self._keeper: Keeper | None = None
+        self._extender: ClaimExtender | None = None
         self._reader = f"{options.source.holder}-{uuid.uuid4().hex[:16]}"
         self._settled = ""
         self._lapsed = 0
@@ -197,7 +196,7 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.batch_messages_max
         if isinstance(limit, ReadMaxRows):
             most = limit.max_rows
-        # The first batch may be one that a lost process has claimed, and that nobody counted.
+        # The first batch may have been claimed by an earlier process: `visible` did not count it.
         if self._left is not None and not self._is_first:
             most = min(most, self._left)
         self._is_first = False
@@ -210,7 +209,7 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Place(done.reader, done.queue, done.batch + 1, tuple(parts), lapsed).offset()
 
     def _pull(self, name: str, most: int) -> list[Part]:
-        service, keeper = self._open().service, self._keep()
+        service, claimed = self._open().service, self._claims()
         parts: list[Part] = []
         while most > 0:
             limit = min(most, self._options.part_messages_max)
@@ -218,12 +217,12 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if pulled is None:
                 break
             part, claims = pulled
-            keeper.hold(part, claims)
+            claimed.add(part, claims)
             parts.append(part)
             most -= part.size
         return parts
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Share]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[PartGroup]:
         place = self._place(end)
         alive = [part for part in place.parts if self._is_held(part)]
         lapsed = sum(part.size for part in place.parts) - sum(part.size for part in alive)
@@ -235,28 +234,28 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lapsed,
                 place.batch,
             )
-        shares = shared_out(alive, self._options.part_messages_max)
+        groups = group_parts(alive, self._options.part_messages_max)
         url, source, schema = self._options.url, self._source, self._schema
-        return [Share(url, source, parts, schema) for parts in shares]
+        return [PartGroup(url, source, parts, schema) for parts in groups]
 
     def _is_held(self, part: Part) -> bool:
-        """Whether the part's claims live; one that another process made is taken up."""
-        keeper = self._keep()
-        if not keeper.knows(part):
-            keeper.hold(part, take_up(self._open().service, self._source, part))
-        return keeper.holds(part)
+        """Whether the part's claims are extended; those of another process are resumed."""
+        claimed = self._claims()
+        if not claimed.has(part):
+            claimed.add(part, resume_claims(self._open().service, self._source, part))
+        return claimed.extends(part)
 
     @staticmethod
     def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
-        return read_share(partition)
+        assert isinstance(partition, PartGroup)
+        return read_parts(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(self._place(end))
 
     def stop(self) -> None:
-        if self._keeper is not None:
-            self._keeper.stop()
+        if self._extender is not None:
+            self._extender.stop()
         if self._queues is not None:
             self._queues.close()
 
@@ -268,14 +267,14 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         settled = Settled(0, 0)
         for part in done.parts:
             settled += settle_part(self._open().service, self._source, part)
-            self._keep().let_go(part)
+            self._claims().remove(part)
         self._settled = name
-        # Spark keeps the count from the next batch on; until then this process does.
+        # The next offset stores the count; until then it is only here.
         self._lapsed = settled.lapsed
         if settled.lapsed:
             _warn(
                 "queue %r: %d messages of batch %d were given out again before they could be "
-                "deleted; whoever gets them next does the same work again",
+                "deleted; they are processed again by their next consumer",
                 done.queue,
                 settled.lapsed,
                 done.batch,
@@ -303,18 +302,18 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._queues = queues
         return self._queues
 
-    def _keep(self) -> Keeper:
-        if self._keeper is None:
-            self._keeper = Keeper(self._open().service, self._source)
-        return self._keeper
+    def _claims(self) -> ClaimExtender:
+        if self._extender is None:
+            self._extender = ClaimExtender(self._open().service, self._source)
+        return self._extender
 
 
-def read_share(share: Share) -> Iterator[pa.RecordBatch]:
+def read_parts(group: PartGroup) -> Iterator[pa.RecordBatch]:
     """The messages of each part as an Arrow batch of exactly the schema; none if they lapsed."""
-    schema = to_arrow_schema(StructType.fromJson(json.loads(share.schema)), timezone="UTC")
-    with penstock.connect(share.url) as queues:
-        for part in share.parts:
-            claims = claims_of(queues.service, share.source, part)
+    schema = to_arrow_schema(StructType.fromJson(json.loads(group.schema)), timezone="UTC")
+    with penstock.connect(group.url) as queues:
+        for part in group.parts:
+            claims = claims_of(queues.service, group.source, part)
             if claims:
                 arrays = [_array(column, claims) for column in schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -334,8 +333,8 @@ def _array(column: pa.Field, claims: list[Claim]) -> pa.Array:
 def settle(checkpoint: str, url: str) -> Settled:
     """Deletes the messages of the newest batch that a stopped stream has committed.
 
-    For a run that nobody will continue soon: the next run does this by itself, if it begins before
-    the claims lapse. `checkpoint` is the stream's checkpoint directory, `url` where its queues are.
+    Needed only if no run follows before the claims lapse: the next run does this by itself.
+    `checkpoint` is the stream's checkpoint directory, `url` where its queues are.
     Raises InvalidField if there is no such checkpoint there.
     """
     settled = Settled(0, 0)

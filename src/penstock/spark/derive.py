@@ -24,7 +24,9 @@ from penstock.spark.duck import Duck, quoted, read_files
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
+from penstock.spark.seals import complete_tables, is_sealed, sealed_files
 from penstock.spark.tables import (
+    FOLDS,
     PART_STATUS,
     PART_TABLES,
     QUEUE_EVENTS,
@@ -36,7 +38,7 @@ from penstock.spark.tables import (
 
 _SOURCE: Final = "events"
 # Raised when a query gives other rows of the same events: tables made by older ones are made anew.
-QUERIES_VERSION: Final = 3
+QUERIES_VERSION: Final = 4
 _QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
@@ -58,6 +60,7 @@ def derive(
 ) -> Made:
     """Brings every table level with `events`. Raises LakeUnusable or LakeBusy."""
     with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as room:
+        complete_tables(lake)
         delta = events_table(lake).delta()
         if delta is None or (not rebuild and is_level(lake)):
             return Made()
@@ -230,6 +233,8 @@ class _Run:
         rows = "\n UNION ALL ".join(
             f"SELECT {quoted(str(each.part))} AS part, * FROM {read_files(each.path)}"
             for each in table_of(self.lake, PART_STATUS).files()
+            # The messages of a sealed part have ended: nothing ends or moves them again.
+            if not is_sealed(each.part)
         )
         if not rows or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
             return []
@@ -254,8 +259,15 @@ class _Run:
         """Makes these parts, and commits them table by table."""
         self._all_parts = self._every_part() if parts is None else []
         chosen = self._all_parts if parts is None else parts
+        sealed = sealed_files(table_of(self.lake, FOLDS).files())
         work = [
-            FoldWork(part, tuple(self._files_of(part)), str(queues), str(self.lake.path))
+            FoldWork(
+                part,
+                tuple(self._files_of(part)),
+                str(queues),
+                str(self.lake.path),
+                sealed.get(part.name, ()),
+            )
             for part in chosen
         ]
         made = distribute(self.open_spark, fold_part, work, FoldedPart, self.room, progress)
@@ -265,7 +277,13 @@ class _Run:
             table = table_of(self.lake, each)
             if names is None or not is_current(table, self.events):
                 added = [one.added[each.name] for one in made]
-                table.replace(added, self._transactions(), names)
+                replaced = names
+                if names is None and sealed:
+                    # Sealed parts cannot be made again: they stay as they are.
+                    parts_now = {str(file.part) for file in table.files()}
+                    replaced = [part.name for part in chosen]
+                    replaced += [name for name in parts_now if not is_sealed(name)]
+                table.replace(added, self._transactions(), replaced)
 
     def _every_part(self) -> list[LakePart]:
         with Duck(len(os.sched_getaffinity(0))) as duck:

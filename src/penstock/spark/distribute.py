@@ -1,8 +1,8 @@
 """Runs a function of Python over many pieces of work: each is one task of Spark.
 
 A piece of work says all that its task needs, and what the function returns says all that it did, so
-a task may be run again anywhere, as when its executor dies. Files that the lost run wrote are named
-by nobody. Few pieces are done in this process instead: starting Spark would take longer.
+a task may be run again anywhere, as when its executor dies. No result names the files that the lost
+run wrote. Few pieces are done in this process instead: starting Spark would take longer.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Up to so many pieces are done in this process.
-FEW: Final = 8
+FEW: Final = 16
 _POLL_S: Final = 0.3
 
 W = TypeVar("W")
@@ -30,7 +30,7 @@ OpenSpark = Callable[[], "SparkSession"]
 
 
 def no_progress(part: float) -> None:
-    """For those whom nobody watches."""
+    """Ignores progress."""
 
 
 def distribute(

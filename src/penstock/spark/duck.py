@@ -105,6 +105,10 @@ class Duck:
         found: list[tuple[Any, ...]] = self._connection.execute(query).fetchall()
         return found
 
+    def stream(self, query: str) -> Any:
+        """The rows of a query, which give themselves as a stream of Arrow's batches."""
+        return self._connection.sql(query)
+
     def columns(self, name: str) -> list[str]:
         """The names of a table's columns."""
         return [row[0] for row in self.fetch(f"DESCRIBE {name}")]

@@ -2,8 +2,12 @@
 
 A part is a range of a shard's message numbers. Its events are read once; the queries of the tables
 run over them in one process, and each table gets one file.
+
+A sealed part holds messages of such a range whose events are dropped (`spark.retention`). It is
+never folded again: the part of the same range leaves these events out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,10 +15,10 @@ from typing import Final
 from penstock.spark.blocks import KIND_NAMES
 from penstock.spark.duck import Duck, quoted, read_files
 from penstock.spark.lake import AddedFile, Table
-from penstock.spark.tables import PART_TABLES
+from penstock.spark.tables import FOLDS, PART_TABLES
 
 # How many messages a part holds.
-PART_MESSAGES: Final = 1 << 18
+PART_MESSAGES: Final = 1 << 16
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
 _COLUMNS: Final = (
@@ -29,17 +33,19 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class LakePart:
-    """A range of a shard's message numbers."""
+    """A range of a shard's message numbers; with `seal`, those of its messages sealed by it."""
 
     store: str
     shard: int
     nth: int
     messages: int = PART_MESSAGES
+    seal: int = 0
 
     @property
     def name(self) -> str:
         """As the tables in parts have it."""
-        return f"{self.store}-{self.shard}-{self.nth}"
+        name = f"{self.store}-{self.shard}-{self.nth}"
+        return f"{name}.{self.seal}" if self.seal else name
 
     @property
     def first(self) -> int:
@@ -61,12 +67,18 @@ class LakePart:
 
 @dataclass(frozen=True)
 class FoldWork:
-    """All that a task needs: the part, files with its events among others, and the queues."""
+    """All that a task needs: the part, files with its events among others, and the queues.
+
+    `sealed` are the files of `folds` of the sealed parts of the same range; `chosen` is a file that
+    names the messages of a part that is being sealed.
+    """
 
     part: LakePart
     files: tuple[str, ...]
     queues: str
     lake: str
+    sealed: tuple[str, ...] = ()
+    chosen: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +92,26 @@ class FoldedPart:
 def load_part(duck: Duck, part: LakePart, events: str) -> None:
     """Makes the tables `part` and `events` of one part from rows of many."""
     duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
-    duck.table("part", f"SELECT {quoted(part.store)} AS store, {part.shard} AS shard")
+    duck.table(
+        "part",
+        f"SELECT {quoted(part.store)} AS store, {part.shard} AS shard, {part.seal > 0} AS dropped",
+    )
     duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {part.condition()}")
+
+
+def view_unsealed(duck: Duck, name: str, events: str, sealed: Sequence[str]) -> None:
+    """Makes a view of the events that are not of these sealed parts, given by their `folds`."""
+    duck.files("sealed_folds", sealed, FOLDS.types)
+    duck.view(
+        name,
+        f"""
+        SELECT * FROM {events} AS given WHERE message IS NULL OR NOT EXISTS (
+          SELECT 1 FROM sealed_folds WHERE sealed_folds.store = given.store
+            AND sealed_folds.shard = given.shard AND sealed_folds.message = given.message
+            AND given.sequence <= last_sequence)"""
+        if sealed
+        else f"SELECT * FROM {events}",
+    )
 
 
 def fold_part(work: FoldWork, threads: int) -> FoldedPart:
@@ -89,7 +119,11 @@ def fold_part(work: FoldWork, threads: int) -> FoldedPart:
     added = {}
     with Duck(threads) as duck:
         duck.files("all_events", work.files, {})
-        load_part(duck, work.part, "all_events")
+        view_unsealed(duck, "unsealed_events", "all_events", work.sealed)
+        if work.chosen is not None:
+            chosen = f"SELECT message FROM {read_files(work.chosen)} WHERE {work.part.condition()}"
+            duck.view("unsealed_events", f"SELECT * FROM all_events WHERE message IN ({chosen})")
+        load_part(duck, work.part, "unsealed_events")
         duck.table(
             "queues",
             f"SELECT * FROM {read_files(work.queues)} "

@@ -21,7 +21,7 @@ from penstock.errors import JournalError
 from penstock.journal import readers
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.lake import AddedFile, Lake, Table, locked, our_errors
-from penstock.spark.source import SCHEMA, SPAN_BYTES, SourceOptions, now_ms, spans
+from penstock.spark.selection import SCHEMA, SPAN_BYTES, SourceOptions, now_ms, spans
 from penstock.spark.spans import Span, write_span
 from penstock.spark.stream import Point, Stream, align
 

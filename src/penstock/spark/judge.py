@@ -62,7 +62,10 @@ class PartFiles:
 
 @dataclass(frozen=True)
 class JudgeWork:
-    """All that a task needs: the part, others whose rows its checks look at, and the periods."""
+    """All that a task needs: the part, others whose rows its checks look at, and the periods.
+
+    `sealed` are the files of `folds` of the sealed parts of the same range: their messages ended.
+    """
 
     own: PartFiles
     near: tuple[PartFiles, ...]
@@ -70,6 +73,7 @@ class JudgeWork:
     lake: str
     fold: str
     context: str
+    sealed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,10 +211,20 @@ def _load(duck: Duck, work: JudgeWork) -> None:
               OR queue IN (SELECT queue FROM periods WHERE fifo))))
         """,
     )
-    files = [each.irregular for each in (own, *work.near) if each.irregular is not None]
-    duck.files("some_events", files, IRREGULAR_EVENTS.types)
+    duck.files("sealed_folds", work.sealed, FOLDS.types)
+    load_ended(
+        duck, "SELECT message FROM sealed_folds WHERE message IN (SELECT message FROM folds)"
+    )
+    near = [each.irregular for each in work.near if each.irregular is not None]
+    duck.files("own_events", [own.irregular] if own.irregular else [], IRREGULAR_EVENTS.types)
+    duck.files("near_events", near, IRREGULAR_EVENTS.types)
     duck.view(
         "irregular_events",
-        "SELECT some_events.*, own FROM some_events JOIN folds ON folds.message = "
-        "some_events.message WHERE NOT regular",
+        "SELECT *, true AS own FROM own_events UNION ALL SELECT *, false FROM near_events "
+        "WHERE message IN (SELECT message FROM folds WHERE NOT own AND NOT regular)",
     )
+
+
+def load_ended(duck: Duck, messages: str = "SELECT 1::bigint AS message WHERE false") -> None:
+    """Makes the table `ended_before`: messages of the part that ended in a sealed part."""
+    duck.table("ended_before", messages)

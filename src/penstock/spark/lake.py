@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
@@ -97,7 +97,7 @@ def _make(root: Path) -> None:
 
 @contextmanager
 def locked(lake: Lake, name: str) -> Iterator[None]:
-    """Keeps other processes from the same work; it ends with the process. Raises LakeBusy.
+    """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
     `events`, `tables` and `verdicts` are what can be locked, and are locked in this order.
     """
@@ -119,7 +119,7 @@ def locked(lake: Lake, name: str) -> Iterator[None]:
 def scratch(lake: Lake, name: str) -> Iterator[Path]:
     """A directory that executors see too, without what a killed process left there.
 
-    Whoever uses it holds the lock of that work.
+    The caller holds the lock of that work.
     """
     path = lake.path / f"_{name}"
     shutil.rmtree(path, ignore_errors=True)
@@ -213,6 +213,8 @@ class Table:
             return []
         rows = delta.get_add_actions(flatten=True)
         names = rows.schema.names
+        # Not through `pa.table`, which imports pandas: half a second of a command that has no work.
+        columns = [rows.column(name).to_pylist() for name in names]
         return [
             TableFile(
                 str(self.path / row["path"]),
@@ -221,7 +223,7 @@ class Table:
                 {n[4:]: row[n] for n in names if n.startswith("min.") and row[n] is not None},
                 {n[4:]: row[n] for n in names if n.startswith("max.") and row[n] is not None},
             )
-            for row in pa.table(rows).to_pylist()
+            for row in (dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True))
         ]
 
     def _commit(
@@ -247,9 +249,7 @@ class Table:
             schema,
             parted_by,
             [(PART, "in", list(parts))] if parts else None,
-            commit_properties=CommitProperties(
-                app_transactions=[Transaction(name, at) for name, at in transactions.items()]
-            ),
+            commit_properties=_properties(transactions),
         )
 
     def _delta_schema(self) -> Schema:
@@ -257,6 +257,16 @@ class Table:
         if self.in_parts:
             made = made.append(pa.field(PART, pa.string()))
         return Schema.from_arrow(made)
+
+    def overwrite(self, predicate: str, rows: Any, transactions: Mapping[str, int]) -> None:
+        """Replaces the rows that meet a condition by these, which meet it too, in one commit."""
+        write_deltalake(
+            str(self.path),
+            rows,
+            mode="overwrite",
+            predicate=predicate,
+            commit_properties=_properties(transactions),
+        )
 
     def update(self, predicate: str, changes: Mapping[str, str]) -> int:
         """Changes the rows that meet a condition, in one commit; how many there were.
@@ -267,8 +277,8 @@ class Table:
         if delta is None:
             return 0
         done = delta.update(updates=dict(changes), predicate=predicate)
-        if done["num_updated_rows"]:
-            delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        # Also if no row was changed: older versions may still hold rows that were dropped.
+        delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
         return int(done["num_updated_rows"])
 
     def compact(self, keep_hours: int) -> dict[str, int]:
@@ -282,6 +292,12 @@ class Table:
         )
         delta.create_checkpoint()
         return {"joined": int(done["numFilesRemoved"]), "removed": len(removed)}
+
+
+def _properties(transactions: Mapping[str, int]) -> CommitProperties:
+    return CommitProperties(
+        app_transactions=[Transaction(name, at) for name, at in transactions.items()]
+    )
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Parts of a batch: messages claimed by one pull, known from then on by its attempt id.
 
 A part is claimed once, on the driver, and its attempt id, its size and its first receipt go into
-Spark's checkpoint. Whoever needs it, in any process, repeats the pull and gets the same claims:
-tasks to read it, a restarted driver to hold it, whoever settles it to delete it. When its claims
-have lapsed there is nothing to get, ever again: the messages come in a later part.
+Spark's checkpoint. Any process that repeats the pull gets the same claims: tasks that read the
+part, a restarted driver that extends it, a settlement that deletes it. Once its claims have lapsed
+the pull returns nothing, and the messages come in a later part.
 
-    pull (driver) ── hold (driver: extend, extend, …) ── read (tasks, any number of times)
+    pull (driver) ── extend, extend, … (driver) ── read (tasks, any number of times)
                   └─ Spark commits ── settle: delete
-                  └─ nobody holds it any more ── lapse: the queue gives the messages out again
+                  └─ no process extends it ── lapse: the queue gives the messages out again
 """
 
 import threading
@@ -31,7 +31,7 @@ from penstock.service import Batch, Claim, Delete, Extend, Pull, QueueService, R
 
 @dataclass(frozen=True)
 class Source:
-    """A queue and the manner in which it is pulled from."""
+    """A queue, and with which visibility timeout and holder it is pulled from."""
 
     queue: str
     visibility_ms: int
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of messages whose batch is done: ended, or given out again before they were."""
+    """How many messages of a committed batch were deleted, and how many had lapsed before."""
 
     deleted: int
     lapsed: int
@@ -60,7 +60,7 @@ class Settled:
 def pull_part(
     service: QueueService, source: Source, name: str, limit: int
 ) -> tuple[Part, list[Claim]] | None:
-    """Claims up to `limit` messages under this name, or finds those a lost process claimed.
+    """Claims up to `limit` messages under an attempt id, or finds those an earlier process claimed.
 
     None if there is nothing to claim now.
     """
@@ -69,7 +69,7 @@ def pull_part(
         try:
             claims = _pull(service, source, attempt_id, limit)
         except AttemptLapsed:
-            # A process that is gone had these, and told nobody: they come under another name.
+            # An earlier process claimed these and wrote no offset: another attempt id is needed.
             continue
         except InFlightLimit:
             return None
@@ -89,16 +89,16 @@ def claims_of(service: QueueService, source: Source, part: Part) -> list[Claim]:
     except (AttemptLapsed, InFlightLimit):
         return []
     if claims and claims[0].receipt != part.first_receipt:
-        # The queue has forgotten the attempt and taken it for a new one: these are others.
+        # The queue no longer remembers the attempt and ran a new pull: these are other messages.
         service.execute(Batch([Release(source.queue, claim.proof) for claim in claims]))
         return []
     return claims
 
 
-def take_up(service: QueueService, source: Source, part: Part) -> list[Claim]:
-    """The claims of a part that another process made, held anew; none if they have lapsed."""
+def resume_claims(service: QueueService, source: Source, part: Part) -> list[Claim]:
+    """Extends the claims of a part that another process made; none if they have lapsed."""
     try:
-        _ask(service, source, part)
+        _extend_first(service, source, part)
     except StaleReceipt:
         return []
     claims = claims_of(service, source, part)
@@ -106,8 +106,8 @@ def take_up(service: QueueService, source: Source, part: Part) -> list[Claim]:
     return claims
 
 
-def _ask(service: QueueService, source: Source, part: Part) -> None:
-    """Extends the first claim of a part, to see whether it lives: a pull might claim others.
+def _extend_first(service: QueueService, source: Source, part: Part) -> None:
+    """Extends the first claim of a part, which fails if it has lapsed: a pull might claim others.
 
     Raises StaleReceipt if it has ended, InvalidField if this queue never made it.
     """
@@ -123,20 +123,20 @@ def _ask(service: QueueService, source: Source, part: Part) -> None:
 
 
 def extend_all(service: QueueService, source: Source, proofs: Sequence[Any]) -> None:
-    """Holds these claims for another while, as far as they live."""
+    """Extends those of these claims that have not ended by the visibility timeout."""
     if proofs:
         extends = [Extend(source.queue, proof, source.visibility_ms) for proof in proofs]
         service.execute(Batch(list(extends)))
 
 
 def settle_part(service: QueueService, source: Source, part: Part) -> Settled:
-    """Ends the messages of a part; a part that was ended before counts as nothing.
+    """Deletes the messages of a part; a part that was deleted before counts as nothing.
 
-    All of them or none, by the very question that tasks ask: where one claim of a part has ended,
-    tasks may have found it lapsed, and then the others were not read either.
+    All of them or none, decided as tasks decide it: if the first claim of a part has ended, tasks
+    may have found the part lapsed, and then they read none of its messages.
     """
     try:
-        _ask(service, source, part)
+        _extend_first(service, source, part)
     except MessageGone:
         return Settled(0, 0)
     except StaleReceipt:
@@ -144,33 +144,33 @@ def settle_part(service: QueueService, source: Source, part: Part) -> Settled:
     claims = claims_of(service, source, part)
     if not claims:
         return Settled(0, part.size)
-    # One append: if we are killed, either all have happened or none.
+    # One append: a kill leaves either all of the deletes or none.
     replies = service.execute(Batch([Delete(source.queue, claim.proof) for claim in claims]))
     deleted = sum(reply is True for reply in replies)
     return Settled(deleted, part.size - deleted)
 
 
-def shared_out(parts: Sequence[Part], most: int) -> list[tuple[Part, ...]]:
-    """Neighbouring parts together, as long as they have no more messages than `most`.
+def group_parts(parts: Sequence[Part], most: int) -> list[tuple[Part, ...]]:
+    """Groups neighbouring parts that together have no more messages than `most`.
 
-    A server gives fewer messages than asked for when larger ones would not fit into its answer, and
-    a task is too much for a few.
+    A server returns fewer messages than asked for when large ones would exceed its answer's limit;
+    a task for each such part would cost more than the reading.
     """
-    shares: list[list[Part]] = []
+    groups: list[list[Part]] = []
     room = 0
     for part in parts:
         if part.size > room:
-            shares.append([])
+            groups.append([])
             room = most
-        shares[-1].append(part)
+        groups[-1].append(part)
         room -= part.size
-    return [tuple(share) for share in shares]
+    return [tuple(group) for group in groups]
 
 
-class Keeper:
-    """Extends the claims of the parts it is given, from a thread, until it is told to stop.
+class ClaimExtender:
+    """A thread that extends the claims of the parts added to it, until `stop`.
 
-    It ends with its process, and then the claims lapse by themselves.
+    When the process ends, the claims lapse.
     """
 
     def __init__(self, service: QueueService, source: Source) -> None:
@@ -178,23 +178,23 @@ class Keeper:
         self._source = source
         self._held: dict[str, list[Any]] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-claims", daemon=True)
         self._thread.start()
 
-    def hold(self, part: Part, claims: list[Claim]) -> None:
-        """Takes a part into its care; without claims, it is known to have lapsed."""
+    def add(self, part: Part, claims: list[Claim]) -> None:
+        """Adds a part; without claims, it is marked as lapsed."""
         self._held[part.attempt_id] = [claim.proof for claim in claims]
 
-    def knows(self, part: Part) -> bool:
-        """Whether the part is in its care, or was found to have lapsed."""
+    def has(self, part: Part) -> bool:
+        """Whether the part was added, with claims or as lapsed."""
         return part.attempt_id in self._held
 
-    def holds(self, part: Part) -> bool:
-        """Whether it has claims of the part to extend."""
+    def extends(self, part: Part) -> bool:
+        """Whether the part was added with claims."""
         return bool(self._held.get(part.attempt_id))
 
-    def let_go(self, part: Part) -> None:
-        """Cares for the part no more."""
+    def remove(self, part: Part) -> None:
+        """Stops extending the part."""
         self._held.pop(part.attempt_id, None)
 
     def stop(self) -> None:
@@ -203,7 +203,7 @@ class Keeper:
         self._thread.join()
 
     def _run(self) -> None:
-        # Two may fail before a claim is lost.
+        # Three times within the timeout: two extensions may fail before a claim lapses.
         while not self._ended.wait(self._source.visibility_ms / 3_000):
             for proofs in list(self._held.values()):
                 with suppress(PenstockError):

@@ -1,7 +1,7 @@
 """From the lake back into a queue: each message once, however often it is repeated or killed.
 
-A replay works in slices. The messages of a slice are pushed into a staging queue, which nobody
-pulls from; then the slice is committed to the lake's table `replays`; only then are they moved from
+A replay works in slices. The messages of a slice are pushed into a staging queue without
+consumers; then the slice is committed to the lake's table `replays`; only then are they moved from
 the staging queue into the target. A move is one event, so a message is in one of the two queues and
 never in both. After a kill the next run finds the staging queue and the slice it names: a slice
 that was committed is moved on, one that was not is removed and sent again. Nothing here depends on
@@ -61,12 +61,16 @@ _KEY: Final = ("store", "shard", "message")
 
 @dataclass
 class Outcome:
-    """How many messages a replay matched, and what it did with them."""
+    """How many messages a replay matched, and what it did with them.
+
+    Of those without a body, `dropped` have had their events dropped by a retention.
+    """
 
     matched: int = 0
     bytes: int = 0
     sent_before: int = 0
     bodiless: int = 0
+    dropped: int = 0
     bodiless_ids: list[str] = field(default_factory=list)
     sent: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
@@ -204,6 +208,7 @@ def _ready(
             """
             SELECT count(*) AS matched, count(sent.message) AS sent_before,
               count_if(sent.message IS NULL AND body IS NULL) AS bodiless,
+              count_if(sent.message IS NULL AND body IS NULL AND dropped) AS dropped,
               coalesce(sum(octet_length(body)) FILTER (WHERE sent.message IS NULL), 0) AS bytes
             FROM {chosen} AS chosen
             LEFT JOIN {sent} AS sent USING (store, shard, message)
@@ -283,7 +288,7 @@ class _Target:
     def settle(self) -> None:
         """Completes or removes the slice of an earlier run.
 
-        Raises InvalidField if the staging queue belongs to somebody else.
+        Raises InvalidField if the staging queue was not made by a replay from this lake.
         """
         try:
             found = self._queues.describe(self._beside)
@@ -300,7 +305,7 @@ class _Target:
         if owner != self._lake_id:
             raise InvalidField(
                 f"to: the queue {self._beside!r} is needed for a replay to {self._to!r}, and is "
-                + ("used by a replay from another lake" if owner else "somebody else's")
+                + ("used by a replay from another lake" if owner else "not made by a replay")
             )
         return token
 
@@ -349,7 +354,7 @@ class _Target:
         if held != len(accepted):
             raise UnavailableError(
                 f"the queue {self._beside!r} holds {held} messages where {len(accepted)} were "
-                "pushed: somebody else uses it; nothing of this slice was sent"
+                "pushed: another process uses it; nothing of this slice was sent"
             )
         return accepted, refused
 
@@ -387,8 +392,8 @@ class _Target:
         held = self._queues.stats(self._beside).messages
         if held:
             raise UnavailableError(
-                f"{held} messages in {self._beside!r} are claimed by somebody who should not pull "
-                "from it; run the replay again when they have come back"
+                f"{held} messages in {self._beside!r} are claimed by a consumer that must not "
+                "pull from it; run the replay again when they have come back"
             )
 
     def _pace(self, step: int) -> None:

@@ -1,9 +1,9 @@
-"""The report: what a lake tells, on one HTML page that needs nothing but a browser.
+"""The report: the tables of a lake on one HTML page that needs nothing but a browser.
 
 Spark reduces the tables to a bounded number of points, rows and cells; the page holds them as JSON
 and draws itself with its own script. Names and ids come from outside. They reach the page only
-inside that JSON, in which nothing can end a script, and the script writes them only as text; the
-page's policy lets no other script run and nothing be fetched.
+inside that JSON, in which nothing can end a script, and the script writes them only as text. The
+page's content security policy allows no other script and no request.
 """
 
 import base64
@@ -28,7 +28,7 @@ from penstock.spark.distribute import Progress, no_progress
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
 from penstock.spark.queries import BUCKET_MS
-from penstock.spark.tables import TABLES
+from penstock.spark.tables import QUEUE_EVENTS, TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,12 +49,12 @@ _STEPS_MS: Final = (
     *(n * HOUR_MS for n in (1, 2, 3, 6, 12)),
 )
 
-# Each stretch of time that a message spent in one queue. Few messages ever move: only theirs are
-# put in order.
+# Each stretch of time that a message spent in one queue. Few messages ever move, and only theirs
+# are put in order; a life with a move is not regular, so its events are in `irregular_events`.
 _STAYS: Final = """
     WITH moved AS (
       SELECT store, shard, message, to_queue AS queue_number, at_ms, sequence
-      FROM {events} WHERE kind = 'Moved'
+      FROM {irregular_events} WHERE kind = 'Moved'
       UNION ALL
       SELECT store, shard, message, queue_number, pushed_at_ms, -1 FROM {messages} WHERE moves > 0
     ), stays AS (
@@ -70,6 +70,12 @@ _STAYS: Final = """
     JOIN {queues} AS queues ON queues.store = stays.store AND queues.shard = stays.shard
       AND queues.queue_number = stays.queue_number
 """
+# Each message that was ever dead-lettered, once, by the last time it was.
+_LAST_DEAD: Final = """(
+      SELECT * FROM (
+        SELECT *, row_number() OVER (PARTITION BY message, shard, store ORDER BY at_ms DESC) AS nth
+        FROM {dead_letters})
+      WHERE nth = 1)"""
 
 
 def make_report(
@@ -81,24 +87,24 @@ def make_report(
             lambda: spark, lake, shown_max=FINDINGS_MAX, progress=lambda part: progress(part / 2)
         )
         tables = _Tables.of(spark, lake)
-        figures = tables.told(verdict, lambda part: progress(0.5 + part / 2))
+        figures = tables.figures(verdict, lambda part: progress(0.5 + part / 2))
         return render(figures), verdict
 
 
-def render(told: dict[str, Any]) -> str:
+def render(figures: dict[str, Any]) -> str:
     """The page of these figures."""
     style = _page("report.css")
     script = _page("report.js")
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'",
-        "title": html.escape(f"Penstock: {told['lake']}"),
+        "title": html.escape(f"Penstock: {figures['lake']}"),
         "style": style,
         "script": script,
         # Without a `<` there is neither an end of the script nor a comment that could hide it.
-        "data": json.dumps(told, allow_nan=False).replace("<", "\\u003c"),
+        "data": json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
     }
-    # One pass: what is put in is not looked at again.
+    # One pass: values that were put in are not expanded again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _page("report.html"))
 
 
@@ -111,7 +117,7 @@ def _hash(text: str) -> str:
 
 
 def step_ms(span_ms: int, most: int, least_ms: int = SECOND_MS) -> int:
-    """The shortest handy step that needs no more than `most` of them for the span."""
+    """The shortest round step of which at most `most` cover the span."""
     for each in _STEPS_MS:
         if each >= least_ms and span_ms < (most - 1) * each:
             return each
@@ -140,7 +146,7 @@ class _Time:
 
     def at(self, instant: str) -> str:
         """The SQL of the step in which an instant lies; those before the first lie in it."""
-        # Not `greatest`, to which no instant at all would be 0.
+        # Not `greatest`, which ignores null and would give 0.
         step = f"int(({instant} - {self.from_ms}) div {self.step_ms})"
         return f"CASE WHEN {instant} < {self.from_ms} THEN 0 ELSE {step} END"
 
@@ -151,7 +157,7 @@ class _Time:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The lake's tables at one moment, and what the page says of them."""
+    """The lake's tables at one moment, and the figures that the page shows of them."""
 
     spark: "SparkSession"
     lake: Lake
@@ -166,7 +172,7 @@ class _Tables:
     def of(cls, spark: "SparkSession", lake: Lake) -> "_Tables":
         events = events_table(lake)
         seen = events.delta()
-        frames = {"events": events.frame(spark, seen)}
+        frames = {QUEUE_EVENTS.name: table_of(lake, QUEUE_EVENTS).frame(spark)}
         behind = []
         for each in TABLES:
             table = table_of(lake, each)
@@ -177,16 +183,30 @@ class _Tables:
             if seen is not None and not is_current(table, seen):
                 behind.append(each.name)
             frames[each.name] = table.frame(spark)
-        told = spark.sql(
-            "SELECT count(DISTINCT store) AS stores, count(*) AS events, min(at_ms) AS first_ms, "
-            "max(at_ms) AS to_ms FROM {events} WHERE kind <> 'Damaged'",
-            events=frames["events"],
+        named: Any = {name: frames[name] for name in ("queue_events", "folds", "irregular_events")}
+        # Not from `events`, of which some may be dropped.
+        found = spark.sql(
+            """
+            SELECT count(DISTINCT store) AS stores, coalesce(sum(events), 0) AS events,
+              min(first_ms) AS first_ms, max(to_ms) AS to_ms
+            FROM (
+              SELECT store, count(*) AS events, min(at_ms) AS first_ms, max(at_ms) AS to_ms
+              FROM {queue_events} WHERE kind <> 'Damaged' GROUP BY store
+              UNION ALL
+              SELECT store, sum(events), NULL, NULL FROM {folds} GROUP BY store
+              UNION ALL
+              SELECT store, 0, min(pushed_ms), max(greatest(pushed_ms, claimed_ms, deleted_ms))
+              FROM {folds} WHERE regular GROUP BY store
+              UNION ALL
+              SELECT store, 0, min(at_ms), max(at_ms) FROM {irregular_events} GROUP BY store)
+            """,
+            **named,
         ).collect()[0]
-        first_ms, to_ms = told["first_ms"] or 0, told["to_ms"] or 0
-        return cls(spark, lake, frames, behind, told["stores"], told["events"], first_ms, to_ms)
+        first_ms, to_ms = found["first_ms"] or 0, found["to_ms"] or 0
+        return cls(spark, lake, frames, behind, found["stores"], found["events"], first_ms, to_ms)
 
     def rows(self, query: str, **more: "DataFrame") -> list[dict[str, Any]]:
-        """What a query over the tables gives; `label` there is how the page calls a queue."""
+        """The rows of a query over the tables; `label` is the name of a queue on the page."""
         label = "coalesce(queue, '?')"
         if self.stores > 1:
             label = f"concat(substr(store, 1, 8), '/', {label})"
@@ -197,7 +217,7 @@ class _Tables:
         }
         return [row.asDict() for row in self.spark.sql(query, **named).collect()]
 
-    def told(self, verdict: Verdict, progress: Progress) -> dict[str, Any]:
+    def figures(self, verdict: Verdict, progress: Progress) -> dict[str, Any]:
         """Everything on the page."""
         axis = _Time.of(self.first_ms, self.to_ms, POINTS_MAX)
         sections: dict[str, Callable[[], Any]] = {
@@ -219,6 +239,7 @@ class _Tables:
             "version": penstock.__version__,
             "made_at_ms": time.time_ns() // 1_000_000,
             "events": self.events,
+            "dropped": verdict.dropped,
             "behind": self.behind,
             "time": asdict(axis) | {"from_ms": axis.from_ms, "points": axis.points},
             "audit": {
@@ -250,10 +271,10 @@ class _Tables:
             SELECT label, max(messages) AS messages FROM {depth} GROUP BY label
             ORDER BY messages DESC, label""")
         names = [row["label"] for row in deepest]
-        told = names if len(names) <= LINES_MAX + 1 else names[:LINES_MAX]
-        chosen = self.spark.createDataFrame([(name,) for name in told], "chosen string")
+        drawn = names if len(names) <= LINES_MAX + 1 else names[:LINES_MAX]
+        chosen = self.spark.createDataFrame([(name,) for name in drawn], "chosen string")
         inputs: dict[str, Any] = {
-            name: self.frames[name] for name in ("events", "messages", "queues")
+            name: self.frames[name] for name in ("irregular_events", "messages", "queues")
         }
         stays = self.spark.sql(_STAYS, **inputs)
         grouped = self.rows(
@@ -270,15 +291,15 @@ class _Tables:
             stays=stays,
             chosen=chosen,
         )
-        lines = {name: _Line(axis) for name in [*told, _OTHERS]}
+        lines = {name: _Line(axis) for name in [*drawn, _OTHERS]}
         for row in grouped:
             lines[row["name"]].add(row)
         series: list[dict[str, Any]] = [
-            {"queue": name, "others": 0, **lines[name].told()} for name in told
+            {"queue": name, "others": 0, **lines[name].as_lists()} for name in drawn
         ]
-        if len(names) > len(told):
-            others = len(names) - len(told)
-            series.append({"queue": None, "others": others, **lines[_OTHERS].told()})
+        if len(names) > len(drawn):
+            others = len(names) - len(drawn)
+            series.append({"queue": None, "others": others, **lines[_OTHERS].as_lists()})
         return series
 
     def _latency(self) -> dict[str, Any]:
@@ -303,8 +324,8 @@ class _Tables:
             measure: {
                 "bins": [[row["bin"], row["samples"]] for row in bins if row["measure"] == measure],
                 "samples": sum(row["samples"] for row in bins if row["measure"] == measure),
-                "queues": (told := [row for row in queues if row["measure"] == measure]),
-                "more": told[0]["all"] - len(told) if told else 0,
+                "queues": (shown := [row for row in queues if row["measure"] == measure]),
+                "more": shown[0]["all"] - len(shown) if shown else 0,
             }
             for measure in MEASURES
         }
@@ -341,14 +362,14 @@ class _Tables:
         }
 
     def _dead_letters(self) -> dict[str, Any]:
-        queues = self.rows("""
+        queues = self.rows(f"""
             SELECT label AS queue, count(*) AS messages,
               count_if(timeouts > 0 AND releases = 0) AS timed_out,
               count_if(timeouts = 0 AND releases > 0) AS released,
               count_if((timeouts > 0) = (releases > 0)) AS both
-            FROM {dead_letters} GROUP BY label ORDER BY messages DESC, label""")
+            FROM {_LAST_DEAD} GROUP BY label ORDER BY messages DESC, label""")
         holders = self.rows(f"""
-            SELECT last_holder AS holder, count(*) AS messages FROM {{dead_letters}}
+            SELECT last_holder AS holder, count(*) AS messages FROM {_LAST_DEAD}
             GROUP BY last_holder ORDER BY messages DESC, holder LIMIT {ROWS_MAX}""")
         more = max(0, len(queues) - ROWS_MAX)
         return {"queues": queues[:ROWS_MAX], "holders": holders, "more": more}
@@ -372,9 +393,9 @@ class _Tables:
         self, rows: list[dict[str, Any]], name: str, instant: str, amount: str, table: str
     ) -> dict[str, Any]:
         axis = _Time.of(self.first_ms, self.to_ms, CELLS_MAX, BUCKET_MS)
-        told = rows[:ROWS_MAX]
-        chosen = self.spark.createDataFrame([(row["name"],) for row in told], "chosen string")
-        cells = {row["name"]: [0] * axis.points for row in told}
+        shown = rows[:ROWS_MAX]
+        chosen = self.spark.createDataFrame([(row["name"],) for row in shown], "chosen string")
+        cells = {row["name"]: [0] * axis.points for row in shown}
         found = self.rows(
             f"""
             SELECT chosen, {axis.at(instant)} AS at, sum({amount}) AS amount
@@ -387,15 +408,16 @@ class _Tables:
         return {
             "from_ms": axis.from_ms,
             "step_ms": axis.step_ms,
-            "rows": [row | {"cells": cells[row["name"]]} for row in told],
-            "more": max(0, len(rows) - len(told)),
+            "rows": [row | {"cells": cells[row["name"]]} for row in shown],
+            "more": max(0, len(rows) - len(shown)),
         }
 
     def _queues(self) -> dict[str, Any]:
         rows = self.rows(f"""
             WITH came_back AS (
-              SELECT label, sum(timeouts) AS timeouts, sum(dead_letters) AS dead_letters
-              FROM {{redeliveries}} GROUP BY label
+              SELECT label, sum(timeouts) AS timeouts FROM {{redeliveries}} GROUP BY label
+            ), died AS (
+              SELECT label, count(*) AS dead_letters FROM {_LAST_DEAD} GROUP BY label
             )
             SELECT status.label AS queue, sum(messages) AS messages, sum(visible) AS visible,
               sum(delayed) AS delayed, sum(in_flight) AS in_flight,
@@ -405,6 +427,7 @@ class _Tables:
               coalesce(max(dead_letters), 0) AS dead_letters, max(p99_ms) AS wait_p99_ms
             FROM {{queue_status}} AS status
             LEFT JOIN came_back ON came_back.label = status.label
+            LEFT JOIN died ON died.label = status.label
             LEFT JOIN {{latency}} AS waits ON waits.label = status.label AND measure = 'wait'
             GROUP BY status.label ORDER BY pushed DESC, queue LIMIT {QUEUES_MAX}""")
         count = self.rows("SELECT count(DISTINCT label) AS queues FROM {queue_status}")[0]["queues"]
@@ -427,8 +450,8 @@ class _Line:
         if row["oldest_ms"] is not None:
             np.minimum(self._oldest_ms[held], row["oldest_ms"], out=self._oldest_ms[held])
 
-    def told(self) -> dict[str, Any]:
-        """Both, as lists; an empty queue has no age."""
+    def as_lists(self) -> dict[str, Any]:
+        """Depth and age; an empty queue has no age."""
         ages = self._ends_ms - self._oldest_ms
         known = self._oldest_ms != self._never
         return {

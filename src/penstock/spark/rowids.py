@@ -1,8 +1,8 @@
-"""Names for rows that have none: the same row of the same task gets the same name each time.
+"""Ids for rows without a key: the same row of the same task gets the same id in every attempt.
 
-A row is called after what it holds, and not after its place: behind a shuffle the rows of a task
-come in another order when it is tried again, and a place would then name another row. Rows that
-are alike are told apart by how many like them came before.
+An id is a hash of the row's content, not its position: after a shuffle the rows of a task come in
+another order when it is retried, and a position would then be that of another row. Equal rows are
+numbered in the order in which they come.
 """
 
 from hashlib import blake2b
@@ -16,7 +16,7 @@ _KEY_CHARS: Final = 16
 
 
 class RowIds:
-    """The names of a task's rows; `scope` is what sets the task apart from all others."""
+    """The ids of a task's rows; `scope` identifies the task."""
 
     def __init__(self, scope: str) -> None:
         digest = blake2b(scope.encode(), digest_size=_KEY_CHARS).hexdigest()
@@ -25,7 +25,7 @@ class RowIds:
         self._seen = SeenNumbers()
 
     def of(self, rows: Array) -> list[str]:
-        """The names of the next rows, each given as bytes."""
+        """The ids of the next rows, each given as bytes."""
         first, second = (
             hash_array(rows, hash_key=key, categorize=False).astype(np.uint64) for key in self._keys
         )

@@ -48,7 +48,7 @@ def driver_memory_mib() -> int:
 
 
 SETTINGS: Final[dict[str, str]] = {
-    # INT96, the default, is read by nobody else without loss.
+    # INT96, the default, loses precision in other readers.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.session.timeZone": "UTC",
     # Only Delta's own commit says what a table holds: markers would be files nobody asked for.

@@ -1,18 +1,17 @@
 """Rows into a queue: `df.write.format("penstock")` and `writeStream`.
 
-Columns are known by their roles. A column named like a role plays it, and an option of that name
-chooses another column:
+Each column has a role: the role of its own name, or the role whose option names it.
 
-    body         text or bytes, the one that must be there
+    body         text or bytes; required
     key          text or a whole number: the dedup id
     delay ttl    seconds
     priority     a whole number
     group        text
     attributes   a map, or with the option: columns, each an attribute by its name
 
-Each task sends its rows as bulk pushes, and every row has a dedup id: its key, or a name made of
-the query, the batch, the partition and what the row holds. So a task that is tried again, or a
-batch that is replayed, adds nothing twice while the queue remembers its dedup ids.
+Each task sends its rows as bulk pushes, and every row has a dedup id: its key, or a hash of the
+query, the batch, the partition and the row's content. A task that is retried, or a batch that is
+run again, adds nothing twice while the queue remembers its dedup ids.
 """
 
 import uuid
@@ -46,7 +45,7 @@ from penstock.service import PushMany, PushReply, check_name
 from penstock.spark.options import listed, read_options, required, shared_url, spelt
 from penstock.spark.rowids import Array, RowIds
 
-# A frame is one append, and while the engine works on it nobody else is served.
+# A frame is one append, during which the engine serves no other caller.
 FRAME_ROWS_MAX: Final = 2_000
 FRAME_BYTES_MAX: Final = 4 << 20
 _TEXT: Final = (StringType, BinaryType)
@@ -59,14 +58,14 @@ _ROLES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "group": ((StringType,), "text"),
     "attributes": ((MapType,), "a map from text to text or bytes"),
 }
-# Spark hands a stream's own option on to its sink.
+# Spark passes a stream's own option to its sink, too.
 _KNOWN: Final = {**spelt(["url", "queue", *_ROLES]), "checkpointlocation": "checkpointLocation"}
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the rows go, and which column plays which role."""
+    """Where the rows go, and which column has which role."""
 
     url: str
     queue: str
@@ -98,7 +97,7 @@ class Plan:
         unused = [name for name in types if name not in (*columns.values(), *attributes)]
         if unused:
             raise InvalidField(
-                f"column {unused[0]!r}: goes nowhere; leave it out, or name it in an option "
+                f"column {unused[0]!r}: has no role; leave it out, or name it in an option "
                 f"({', '.join(_ROLES)})"
             )
         queue = required(options, "queue", "the queue")
@@ -119,14 +118,14 @@ def _checked(role: str, column: str, found: DataType) -> str:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What became of a task's rows."""
+    """How many rows a task pushed, and how many of them the queue had already."""
 
     rows: int
     duplicates: int
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """One write of a DataFrame; its tasks know each other by the number drawn here."""
+    """One write of a DataFrame; a random id makes the dedup ids of its rows distinct."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -137,7 +136,7 @@ class QueueWriter(DataSourceArrowWriter):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """The batches of a stream, each known by the query and its number."""
+    """The batches of a stream; the dedup ids of rows contain the query and the batch's number."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -153,7 +152,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
 
 def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Sends the rows of one task. Raises what refused the first row that was, naming the row."""
+    """Sends the rows of one task. Raises the error of the first refused row, and names that row."""
     task = TaskContext.get()
     assert task is not None
     partition = task.partitionId()
@@ -181,9 +180,9 @@ def _refused(
 
 
 def bulks(plan: Plan, batch: pa.RecordBatch, ids: RowIds) -> Iterator[PushMany]:
-    """The rows as bulk pushes of a size that keeps nobody waiting for long.
+    """The rows as bulk pushes, each within the limits of one frame.
 
-    Raises InvalidField for a body or a key that is null, or a number no time can be.
+    Raises InvalidField for a null body or key, or a number of seconds that is out of range.
     """
     columns: dict[str, list[Any]] = {
         role: _values(role, name, batch.column(name))
@@ -229,12 +228,12 @@ def _require_all(name: str, column: pa.Array) -> None:
 
 
 def _values(role: str, name: str, column: pa.Array) -> list[Any]:
-    """A column as what a bulk push has in its place."""
+    """A column as a field of a bulk push."""
     if role in ("delay", "ttl"):
         try:
             column = pc.round(pc.multiply(column.cast(pa.float64()), 1_000.0)).cast(pa.int64())
         except pa.ArrowInvalid:
-            raise InvalidField(f"column {name!r}: holds what is no number of seconds") from None
+            raise InvalidField(f"column {name!r}: has a value that is no duration") from None
     elif role == "key":
         _require_all(name, column)
         column = column.cast(pa.string())
@@ -254,7 +253,7 @@ def _without_nulls(pairs: Any) -> dict[str, Any]:
 
 
 def _whole_rows(bodies: Array, columns: Mapping[str, list[Any]]) -> Array:
-    """All that a row is, as bytes."""
+    """Each row's whole content as bytes."""
     if not columns:
         return bodies
     rows = np.empty(len(bodies), dtype=object)
@@ -263,7 +262,7 @@ def _whole_rows(bodies: Array, columns: Mapping[str, list[Any]]) -> Array:
 
 
 def _cuts(bodies: Array) -> Iterator[tuple[int, int]]:
-    """From where to where each frame goes: by its rows, and by its bytes but for a row alone."""
+    """The start and end of each frame, by the limits of rows and bytes; a large row is alone."""
     ends = np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies)))
     start = 0
     while start < len(bodies):

@@ -1,16 +1,11 @@
 """`format("penstock")`: a journal's events as a DataFrame, in batch and as a stream.
 
-Spark finds it through the module `pyspark_penstock`. What reads is static and stateless; what it
-needs travels in a `Span`, and `spans` has what a task does with it. `consume` has the mode that
-takes messages from a queue, and `sink` what writes into one.
+Spark finds it through the module `pyspark_penstock`. `read` is static and stateless: its input is a
+`Span`, and `spans` reads it. `consume` is the mode that takes messages from a queue, `sink` writes
+into one.
 """
 
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -30,91 +25,16 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
-from penstock.journal.snapshot import read_snapshot, snapshot_paths
-from penstock.spark.blocks import COLUMNS, KIND_NAMES, Wanted, blocks
-from penstock.spark.options import (
-    check_columns,
-    instant_ms,
-    listed,
-    read_options,
-    required,
-    spelt,
-    whole,
-)
+from penstock.spark.blocks import COLUMNS, Wanted
+from penstock.spark.options import check_columns
+from penstock.spark.selection import SCHEMA, SourceOptions, now_ms, spans
 from penstock.spark.spans import FILES_SCHEMA, Span, read_span
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
     from penstock.spark.sink import QueueStreamWriter, QueueWriter
 
-SPAN_BYTES: Final = 32 << 20
 _MODES: Final = ("journal", "files", "consume")
-_RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
-_LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
-_KNOWN: Final = spelt(
-    ["path", "mode", "into", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
-)
-SCHEMA: Final = (
-    "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
-    "offset bigint, kind string, at timestamp, at_ms bigint, queue bigint, message bigint, "
-    "message_id string, epoch bigint, deadline_ms bigint, visible_at_ms bigint, "
-    "expires_at_ms bigint, priority int, group string, dedup_id string, attempt_id string, "
-    "holder string, name string, to_queue bigint, rank bigint, dead boolean, count bigint, "
-    "before bigint, body_bytes bigint, body binary, extra string, damage string"
-)
-assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """What was asked for with `option`, checked."""
-
-    path: str
-    archive: str | None
-    reader: str | None
-    queues: tuple[str, ...]
-    wanted: Wanted
-    batch_bytes_max: int | None
-    span_bytes: int
-    into: str | None
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> "SourceOptions":
-        """Raises InvalidField, naming the option."""
-        found = read_options(given, _KNOWN)
-        path = required(found, "path", "the store, or the directory of segment files")
-        kinds = listed(found.get("kinds", ""))
-        for kind in kinds:
-            if kind not in KIND_NAMES:
-                raise InvalidField(f"option 'kinds': {kind!r} is none of {', '.join(KIND_NAMES)}")
-        wanted = Wanted(
-            kinds,
-            None,
-            whole(found, "fromEntry"),
-            whole(found, "toEntry"),
-            instant_ms(found, "fromTime"),
-            instant_ms(found, "toTime"),
-            whole(found, "fromOffset"),
-        )
-        return cls(
-            path,
-            found.get("archive"),
-            found.get("reader"),
-            listed(found.get("queue", "")),
-            wanted,
-            whole(found, "maxBytesPerTrigger"),
-            whole(found, "spanBytes") or SPAN_BYTES,
-            _into(found),
-        )
-
-
-def _into(found: Mapping[str, str]) -> str | None:
-    """Where the files of `mode` "files" go."""
-    if found.get("mode") == "files":
-        return os.path.abspath(required(found, "into", "the directory that files are written to"))
-    if "into" in found:
-        raise InvalidField("option 'into': is for mode 'files', which writes there")
-    return None
 
 
 class PenstockSource(DataSource):
@@ -146,7 +66,7 @@ class PenstockSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
-    # What the other modes need is imported when it is asked for: a task that reads need not wait.
+    # The modules of other modes are imported when they are used: a task that reads starts sooner.
 
     def schema(self) -> str:
         mode = self._mode()
@@ -213,23 +133,24 @@ class JournalBatch(DataSourceReader):
         self._options = options
         self._schema = schema.json()
 
-    def partitions(self) -> Sequence[Span]:
+    def partitions(self) -> Sequence[InputPartition]:
         stream = Stream(self._options.path, self._options.archive)
         try:
             first, end = stream.first, stream.end
             # Without any partition Spark would call `read` with none.
             nothing = Span(stream.path, None, end, end, Wanted(), self._schema)
-            return spans(stream, self._options, first, end, self._schema) or [nothing]
+            found = spans(stream, self._options, first, end, self._schema)
+            return [InputPartition(span) for span in found or [nothing]]
         finally:
             stream.close()
 
     @staticmethod
     def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_span(partition)
+        return read_span(partition.value)
 
 
 class RefusedStream(DataSourceStreamReader):
-    """A stream that cannot be: what is raised before there is a reader, Spark does not show."""
+    """A stream with invalid options: Spark shows an error only if a reader raises it."""
 
     def __init__(self, error: InvalidField) -> None:
         self._error = error
@@ -287,17 +208,18 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         finally:
             stream.close()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Span]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stream = self._open()
         try:
             begin, until = self._point(stream, start), self._point(stream, end)
-            return spans(stream, self._options, begin, until, self._schema)
+            found = spans(stream, self._options, begin, until, self._schema)
+            return [InputPartition(span) for span in found]
         finally:
             stream.close()
 
     @staticmethod
     def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_span(partition)
+        return read_span(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
         stream = self._open()
@@ -335,65 +257,5 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readers.register(stream.store, self._options.reader, floor_offset, now_ms())
 
 
-def now_ms() -> int:
-    """This instant."""
-    return time.time_ns() // 1_000_000
-
-
 def _as_offset(stream: Stream, point: Point) -> dict[str, Any]:
     return {"store": stream.identity.hex(), "offset": point.offset, "entry": point.entry}
-
-
-def spans(
-    stream: Stream, options: SourceOptions, start: Point, end: Point, schema: str
-) -> list[Span]:
-    """The stretch between two points, cut at entries into what one task reads each."""
-    wanted = options.wanted
-    if options.queues:
-        wanted = replace(wanted, queues=queue_numbers(stream, options.queues, end))
-    points = [start]
-    while points[-1].offset + options.span_bytes < end.offset:
-        point = align(stream.scan, points[-1].offset + options.span_bytes, end)
-        if point.offset >= end.offset:
-            break
-        points.append(point)
-    points.append(end)
-    first, last = wanted.from_entry or 0, wanted.to_entry
-    return [
-        Span(options.path, options.archive, a, b, wanted, schema, options.into)
-        for a, b in pairwise(points)
-        if max(a.offset, wanted.from_offset or 0) < b.offset
-        and (not b.entry or b.entry > first)
-        and (last is None or a.entry < last)
-    ]
-
-
-def queue_numbers(stream: Stream, queues: Sequence[str], end: Point) -> tuple[int, ...]:
-    """The numbers of these queues, each given by its number or its name. Raises InvalidField."""
-    names = {name for name in queues if not name.isdecimal()}
-    numbers = {int(queue) for queue in queues if queue.isdecimal()}
-    if names:
-        known = list(_created(stream, end))
-        if not names <= {name for _, name in known} and stream.store is not None:
-            known += _in_snapshot(stream.store)
-        missing = sorted(names - {name for _, name in known})
-        if missing:
-            raise InvalidField(f"option 'queue': {stream.path} knows of no queue {missing[0]!r}")
-        numbers |= {number for number, name in known if name in names}
-    return tuple(sorted(numbers))
-
-
-def _created(stream: Stream, end: Point) -> Iterator[tuple[int, str]]:
-    wanted = Wanted(("QueueCreated", "QueueStated"))
-    for block in blocks(stream.scan, stream.identity, stream.first, end, stream.path):
-        numbers, names = wanted.of(block).arrow(["queue", "name"])
-        yield from zip(numbers.to_pylist(), names.to_pylist(), strict=True)
-
-
-def _in_snapshot(store: Path) -> list[tuple[int, str]]:
-    """Queues made before the journal now begins."""
-    for path in snapshot_paths(store):
-        found = read_snapshot(path)
-        if found is not None:
-            return [(kept.number, kept.name) for kept in found[0].shard.queues]
-    return []

@@ -1,8 +1,8 @@
 """What one task does: it reads a stretch of a journal, into Spark or into a Parquet file.
 
-Into Spark every column of every row crosses from Arrow into Java, and from there a Parquet file is
-written value by value. A task that writes its file itself does both in Arrow, and Spark is only
-told the file's name. `mode` "files" is this; the lake's `events` are brought in so.
+Rows that go into Spark are copied from Arrow to Java, and Spark writes Parquet files value by
+value. A task that writes its file itself does both in Arrow, and returns only the file's name:
+`mode` "files", by which the lake's `events` are written.
 """
 
 import json
@@ -16,9 +16,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from penstock.errors import StoreUnusable
 from penstock.spark.blocks import COLUMNS, Block, Wanted, blocks
@@ -27,18 +24,18 @@ from penstock.spark.stream import Point, Stream
 FILES_SCHEMA: Final = "file string, rows bigint"
 # How much of the events, as Arrow has them, becomes one row group: what a task holds at most.
 GROUP_BYTES: Final = 128 << 20
-# Values that seldom repeat, or lie far apart when they do: a dictionary of them would be given up.
+# Columns whose values seldom repeat: the writer would build a dictionary and then discard it.
 _ALL_DIFFERENT: Final = ("sequence", "message", "message_id", "dedup_id", "attempt_id", "extra")
-# Nobody looks for a body between two others, and the statistics would hold two whole ones.
+# Statistics of these are of no use, and would hold two whole values.
 _UNRANGED: Final = ("body", "extra")
 
 
-@dataclass
-class Span(InputPartition):
-    """A stretch of a journal, and what is wanted of it: all that a task needs to know.
+@dataclass(frozen=True)
+class Span:
+    """A range of a journal and a selection of its events: the input of one task.
 
-    `schema` is that of the rows it gives. With `into`, the events go into a file in this directory,
-    without their bodies if that is said.
+    `schema` is that of the rows it returns. With `into`, the events go into a file in this
+    directory, without their bodies if `bodies` is false.
     """
 
     path: str
@@ -51,13 +48,16 @@ class Span(InputPartition):
     bodies: bool = True
 
 
-def read_span(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_span(span: Span) -> Iterator[pa.RecordBatch]:
     """The rows of a span as Arrow batches of exactly its schema."""
-    assert isinstance(partition, Span)
-    schema = to_arrow_schema(StructType.fromJson(json.loads(partition.schema)), timezone="UTC")
-    if partition.into is not None:
-        return _write(partition, partition.into, schema)
-    return _read(partition, schema)
+    # Only a task of Spark reads spans, and has it: what writes files does not need it.
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    schema = to_arrow_schema(StructType.fromJson(json.loads(span.schema)), timezone="UTC")
+    if span.into is not None:
+        return _write(span, span.into, schema)
+    return _read(span, schema)
 
 
 def _read(span: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ def _wanted_of(span: Span) -> Iterator[Block]:
 def _write(span: Span, into: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Writes every column of the events; one row names the file, none if there are no events.
 
-    A task that is repeated writes a file of another name: only who asked Spark knows which counts.
+    A task that is repeated writes another file; the row that Spark returns names the one to use.
     """
     for path, rows in _written(span, into):
         named = {"file": [path], "rows": [rows]}

@@ -2,8 +2,8 @@
 
 A path is a store (its journal is in `journal/`), or a directory of segment files: an archive, or a
 journal by itself. Reading ends at the durable watermark. It can begin anywhere: `align` finds an
-entry near an offset, and proves that it is one by following its chain of headers out of a window
-larger than what could be imitated inside a message's body.
+entry near an offset, and verifies it by following its chain of headers out of a window that is
+larger than a message's body can be, since a body may contain the bytes of entries.
 """
 
 from collections.abc import Callable
@@ -91,8 +91,8 @@ class Stream:
 def chained(data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Every place in these bytes where an entry of events may begin, and the header there.
 
-    They are found by their version, all at once. A body may hold the same bytes: who uses the
-    result follows the chain, or checks it.
+    They are found by their version, all at once. A body may hold the same bytes: the caller must
+    follow the chain, or check it.
     """
     if len(data) < HEADER_BYTES:
         return np.empty(0, np.int64), np.empty(0, HEADER)

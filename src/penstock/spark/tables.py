@@ -91,7 +91,7 @@ MESSAGES: Final = Derived(
     "visible_at_ms bigint, first_pulled_at_ms bigint, last_pulled_at_ms bigint, claims bigint, "
     "extends bigint, releases bigint, timeouts bigint, moves bigint, dead_letters bigint, "
     "state string, standing string, ended_at_ms bigint, wait_ms bigint, age_ms bigint, "
-    "events bigint, last_sequence bigint",
+    "events bigint, last_sequence bigint, dropped boolean",
     in_parts=True,
 )
 

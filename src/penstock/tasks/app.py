@@ -12,6 +12,7 @@ from penstock.backends.loop import Steps
 from penstock.client import check_results
 from penstock.clock import Clock, SystemClock
 from penstock.errors import InvalidField, QueueNotFound
+from penstock.forked import start_over_when_forked
 from penstock.service import Batch, Push, PushMany, PushReply, QueueService
 from penstock.settings import URL_VARIABLE
 from penstock.tasks.errors import TaskError
@@ -65,7 +66,7 @@ class TaskApp:
         self.clock: Clock = clock or SystemClock()
         self._service: QueueService | None = None
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        start_over_when_forked(self)
 
     @property
     def url(self) -> str:
@@ -81,9 +82,6 @@ class TaskApp:
     @property
     def service(self) -> QueueService:
         """The connection of this process. Raises what opening it raises."""
-        if self._pid != os.getpid():
-            # A forked child: the connection is its parent's, and so may be the lock.
-            self._service, self._lock, self._pid = None, threading.Lock(), os.getpid()
         service = self._service
         if service is None:
             with self._lock:
@@ -92,6 +90,10 @@ class TaskApp:
                     clock = self.clock if self._has_own_clock else None
                     service = self._service = open_service(self.url, clock)
         return service
+
+    def start_over(self) -> None:
+        """In a forked child: the connection is its parent's, and so may be the lock."""
+        self._service, self._lock = None, threading.Lock()
 
     def now_ms(self) -> int:
         """The wall clock, by which tasks are due and expire; or the clock that was given."""
@@ -105,7 +107,7 @@ class TaskApp:
     def close(self) -> None:
         """Closes the connection; the next use opens another."""
         service, self._service = self._service, None
-        if service is not None and self._pid == os.getpid():
+        if service is not None:
             service.close()
 
     @overload

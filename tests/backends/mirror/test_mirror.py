@@ -12,8 +12,8 @@ import penstock
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.engine import Engine
 from penstock.backends.mirror.follow import MirrorFollower as Follower
+from penstock.backends.mirror.marks import MARK
 from penstock.backends.mirror.state import read_state as read_saved
-from penstock.backends.mirror.target import MARK
 from penstock.clock import ManualClock
 from penstock.errors import (
     BackendLost,

@@ -11,6 +11,7 @@ from penstock.errors import (
     BackendLost,
     InvalidField,
     QueueExists,
+    QueueFull,
     QueueNotFound,
     RequestError,
     UnsupportedOperation,
@@ -174,8 +175,6 @@ def test_a_name_that_rabbitmq_keeps_for_itself_is_refused(queues):
     [
         {"fifo": True},
         {"dedup_by_content": True},
-        {"max_messages": 5},
-        {"max_bytes": 5},
         {"max_in_flight": 5},
     ],
     ids=str,
@@ -184,6 +183,64 @@ def test_a_setting_that_rabbitmq_cannot_have_is_refused_with_the_reason(queues, 
     with pytest.raises(UnsupportedOperation, match=r"RabbitMQ|AMQP"):
         queues.create(name, **settings)
     assert queues.names(name) == []
+
+
+def test_a_full_queue_refuses_whoever_pushes_and_what_is_in_flight_is_not_counted(
+    queues, name, connect, amqp
+):
+    queues.create(name, max_messages=2, max_bytes=1_000)
+    queues.push_many(name, ["a", "b"])
+    with connect() as other:
+        with pytest.raises(QueueFull, match=r"messages, bytes: .* takes 2 messages and 1000 bytes"):
+            other.push(name, "c")
+        claim = queues.pull(name)
+        other.push(name, "c")
+        queues.release(claim)
+        assert queues.stats(name).visible == 3
+    assert [queues.pull(name).body for _ in range(3)] == [b"a", b"b", b"c"]
+
+
+def test_a_limit_is_fixed_and_a_queue_that_has_one_takes_no_delay(queues, name):
+    """A message whose delay ends while the queue is full would be dropped by the broker."""
+    queues.create(name, max_messages=1)
+    with pytest.raises(UnsupportedOperation, match="RabbitMQ fixes the limits of a queue"):
+        queues.configure(name, max_messages=2)
+    with pytest.raises(UnsupportedOperation, match="delay: a queue with a limit takes none"):
+        queues.push(name, "x", delay=1)
+    with pytest.raises(UnsupportedOperation, match="delay: a queue with a limit takes none"):
+        queues.configure(name, delay=1)
+    with pytest.raises(UnsupportedOperation, match="delay: a queue with a limit takes none"):
+        queues.create(f"{name}-2", delay=1, max_messages=1)
+    assert queues.describe(name).settings.messages_max == 1
+    assert queues.stats(name).messages == 0
+
+
+def test_a_dead_letter_queue_has_no_limit(queues, name):
+    """A dead letter that does not fit would stay at the head, and be in the way."""
+    queues.create(f"{name}-full", max_messages=1)
+    with pytest.raises(UnsupportedOperation, match=r"dead_letter: .*-full' has a limit"):
+        queues.create(name, dead_letter=f"{name}-full", max_receives=1)
+    queues.create(name, dead_letter=f"{name}-dead", max_receives=1)
+    queues.remove(f"{name}-dead", force=True)
+    with pytest.raises(UnsupportedOperation, match=r"is a dead-letter queue, and has a limit"):
+        queues.create(f"{name}-dead", max_messages=1)
+    assert queues.names(name) == [name, f"{name}-full"]
+
+
+def test_a_dead_letter_that_cannot_be_moved_yet_keeps_its_count(queues, name, amqp):
+    """The dead-letter queue is gone at the broker for a while."""
+    queues.create(name, dead_letter=f"{name}-dead", max_receives=1)
+    queues.push(name, "x")
+    amqp(lambda channel: channel.queue_delete(f"{name}-dead"))
+    claim = queues.pull(name)
+    with pytest.raises(QueueNotFound):
+        queues.release(claim)
+    for _ in range(3):
+        with pytest.raises(QueueNotFound):
+            queues.pull(name)
+    queues.create(f"{name}-dead")
+    assert queues.pull(name) is None
+    assert queues.pull(f"{name}-dead").body == b"x"
 
 
 def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(queues, name, connect):

@@ -5,6 +5,7 @@ their bodies, which are all different. A seed that fails is printed by pytest an
 """
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ from tests.conftest import FULL
 
 pytestmark = pytest.mark.service("redis-server")
 
-SEEDS = range(2_000 if FULL else 8)
+# The last one redrives groups that wait in another order than they arrived in.
+SEEDS = range(2_000) if FULL else (*range(7), 122)
 STEPS = 120
 QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,6 +47,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "dedup_by_content": True,
     },
 }
+
+
+class Parted(Exception):
+    """The two stores have come to differ as they may; what follows cannot be compared."""
 
 
 class Pair:
@@ -67,6 +73,10 @@ class Pair:
         if self.has_redriven and one is StaleReceipt and other in (False, MessageGone):
             # A message that left and was redriven is a new one here; there it has its old number.
             other = one
+        if self.has_redriven and getattr(commands[0], "late", False) and one != other:
+            # For the same reason a late receipt from before the redrive ends nothing here.
+            assert other in (False, MessageGone), commands[0]
+            raise Parted
         assert one == other, commands[0]
         return replies
 
@@ -226,6 +236,7 @@ def test_random_lives_are_alike_in_redis_and_in_memory(seed, shared_redis):
             for name, settings in SETTINGS.items():
                 queues.create(name, **settings)
         pair = Pair(memory, redis, clock, seed)
-        for _ in range(STEPS):
-            pair.step()
-        pair.look()
+        with suppress(Parted):
+            for _ in range(STEPS):
+                pair.step()
+            pair.look()

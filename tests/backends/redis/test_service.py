@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import penstock
 import penstock.aio
@@ -17,6 +18,7 @@ from penstock.clock import ManualClock
 from penstock.errors import BackendLost, EngineClosed, InvalidField, UnsupportedOperation
 from penstock.service import Push, Release
 from penstock.url import read_url
+from tests.backends.redis.servers import RedisServer
 from tests.ports import deaf_port
 
 pytestmark = pytest.mark.service("redis-server")
@@ -28,8 +30,6 @@ def connect(server, prefix, **options):
 
 def keys_in(server, prefix):
     """Every key with this prefix."""
-    import redis
-
     with redis.Redis(port=server.port) as client:
         return sorted(key.decode() for key in client.scan_iter(f"{prefix}:*"))
 
@@ -75,8 +75,10 @@ def test_an_error_of_a_url_shows_no_password():
 
 
 def test_a_server_that_is_not_there_is_an_error_that_names_it():
-    with deaf_port() as port, pytest.raises(BackendLost, match=f"127.0.0.1:{port}"):
-        penstock.connect(f"redis://127.0.0.1:{port}?timeout=1")
+    for host in ("127.0.0.1", "localhost"):
+        with deaf_port() as port, pytest.raises(BackendLost) as lost:
+            penstock.connect(f"redis://{host}:{port}?timeout=1")
+        assert str(lost.value) == f"redis://{host}:{port}: cannot connect: Connection refused"
 
 
 def test_all_keys_of_a_queue_share_its_hash_tag_and_go_with_it(shared_redis):
@@ -114,7 +116,7 @@ def test_every_script_opens_with_every_key_and_its_meaning():
 
 def test_the_scripts_are_shipped_beside_the_code():
     shipped = {path.stem for path in Path(scripts.__file__).with_name("lua").glob("*.lua")}
-    assert shipped == {"queue", *scripts.NAMES}
+    assert shipped == {"queue", "push_plain", *scripts.NAMES}
 
 
 def test_history_needs_to_be_asked_for(shared_redis):
@@ -264,6 +266,30 @@ def test_the_claims_of_a_queue_that_nobody_uses_are_ended_by_the_sweep(shared_re
         await queues.close()
 
     asyncio.run(asyncio.wait_for(sweep(), 20))
+
+
+def test_the_end_of_a_delay_is_met_by_one_call_of_the_pull_that_waits():
+    server = RedisServer("--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000")
+    try:
+        with penstock.connect(server.url) as queues, redis.Redis(port=server.port) as client:
+            queues.create("orders")
+            for number in range(3):
+                queues.push("orders", f"{number}", delay=0.4 + 0.2 * number)
+            client.slowlog_reset()
+            claims = [queues.pull("orders", wait=20) for _ in range(3)]
+            assert [claim and claim.body for claim in claims] == [b"0", b"1", b"2"]
+            words = [each["command"].split() for each in client.slowlog_get(100_000)]
+        calls = [each for each in words if each[0] == b"EVALSHA"]
+        pulls, ticks = (
+            [each for each in calls if each[1].decode() == scripts.SCRIPTS[name].sha]
+            for name in ("pull", "tick")
+        )
+        # Each finds nothing first, and its message when it is tried again.
+        assert 3 < len(pulls) <= 6
+        # The sweep names no waiter. The empty first argument is no word here.
+        assert [each for each in ticks if len(each) > 3 + len(layout.KEYS) + 3] == []
+    finally:
+        server.close()
 
 
 def test_a_cancelled_pull_leaves_the_line_and_keeps_no_message(shared_redis):

@@ -367,3 +367,59 @@ def test_a_client_that_was_interrupted_does_not_take_an_old_answer_for_a_new_one
         client._ask(GET, "orders", encode_tags([], 5_000), 1)
     with pytest.raises(UnavailableError):
         client.put("orders", b"x")
+
+
+def answer_to_ack(broker, situation, together):
+    """The answer to an ACK of one message; `together` with another, or alone."""
+    with broker.link() as link:
+        tags = []
+        for _ in range(2):
+            link.sendall(encode_session_request(PUT, 1, "orders", b"x"))
+            receive(link)
+            link.sendall(get(2))
+            answer = receive(link)
+            tags += [each.tag for each in read_given(answer.items, answer.body)]
+        situation(broker)
+        wanted = [9_999] if situation is unknown else tags[:1]
+        body = [*wanted, tags[1]] if together else wanted
+        if situation is twice:
+            link.sendall(encode_session_request(SESSION_ACK, 3, "", encode_tags(tags), 2))
+            receive(link)
+        link.sendall(encode_session_request(SESSION_ACK, 7, "", encode_tags(body), len(body)))
+        answer = receive(link)
+        # Of several items an ERROR may begin with a status for each.
+        return answer.status, answer.number, answer.body[answer.items :]
+
+
+def usual(broker):
+    pass
+
+
+def unknown(broker):
+    pass
+
+
+def twice(broker):
+    pass
+
+
+def removed(broker):
+    broker.submit(DeleteQueue("orders"))
+
+
+def timed_out(broker):
+    broker.engine_clock.advance(seconds=31)
+
+
+@pytest.mark.parametrize("situation", [usual, unknown, twice, removed, timed_out])
+def test_an_acknowledgement_of_one_message_is_answered_as_one_of_several(start_broker, situation):
+    """A single tag has a shorter path."""
+    answers = []
+    for together in (False, True):
+        clock = ManualClock()
+        broker = start_broker(clock=clock)
+        broker.engine_clock = clock
+        assert broker.ask(b"\xf0orders\0") == b"\0\0"
+        answers.append(answer_to_ack(broker, situation, together))
+    assert answers[0] == answers[1]
+    assert (answers[0][0] == 0) is (situation is usual)

@@ -207,3 +207,29 @@ def test_a_reason_is_short_text_without_nul_whatever_the_error_says():
     assert b"\0" not in reason
     assert len(reason) <= reasons.REASON_BYTES_MAX
     assert reason.decode().startswith("INVALID: a b")
+
+
+def test_the_examples_of_the_specification_are_what_this_code_writes():
+    page = Path(__file__).parents[3] / "docs" / "formats" / "carrot.md"
+    text = page.read_text().split("## Examples, byte by byte")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line[:2] in ("> ", "< ")]
+    found = [line[2:].split("  ")[0].replace(" ", "") for line in lines]
+    ack = session.encode_session_request(session.SESSION_ACK, 7, "", session.encode_tags([3]), 1)
+    assert found == [
+        each.hex()
+        for each in (
+            single.encode_request(SINGLE["write"]),
+            single.encode_answer(single.ERROR, REASON),
+            single.encode_request(SINGLE["read"]),
+            single.encode_message(b"hello"),
+            bytes([single.ACK]),
+            single.encode_answer(single.SUCCESS),
+            session_request("put"),
+            session.encode_session_answer(single.SUCCESS, 7, b"id"),
+            session_request("get"),
+            session.encode_given(7, GIVEN[:1]),
+            ack,
+            session.encode_done(7),
+        )
+    ]
+    assert session.encode_one(7, 3, 2, b"hello") == session.encode_given(7, GIVEN[:1])

@@ -138,7 +138,7 @@ class Engine:
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._show_id = self._ids.show
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
-        self._line = WaitingLine(self._alarm, self._pull_now)
+        self._line = WaitingLine(self._alarm, self._pull_now, self._has_visible)
         # The line's own dict: every command tests whether it is empty.
         self._waiting = self._line.queues
         self._stopped: PenstockError | None = None
@@ -619,6 +619,21 @@ class Engine:
         waiter = Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake)
         self._line.join(waiter)
         return waiter
+
+    def watch(self, command: Pull, wake: Callable[[], None]) -> Waiter:
+        """Waits without pulling: until a message is visible that no pull has taken, or in vain.
+
+        Messages that are visible already do not count.
+        """
+        wait_ms = check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+        queue = self.shard.queue(command.queue)
+        waiter = Waiter(command, -queue.number, self.clock.now_ms() + wait_ms, wake)
+        self._line.join(waiter)
+        return waiter
+
+    def _has_visible(self, number: int) -> bool:
+        queue = self.shard.queues.get(number)
+        return queue is not None and queue.visible > 0
 
     def wait_ms(self, command: Pull) -> int:
         """How long a pull that finds nothing is to wait."""

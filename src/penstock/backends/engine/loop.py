@@ -89,7 +89,7 @@ class LoopEngine:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
-            pending = EngineReply(self)
+            pending = EngineReply(loop_engine=self)
             if type(command) is Pull:
                 pending.note_claims(command, reply)  # type: ignore[arg-type]
             self._defer(pending, reply, sequence)
@@ -120,7 +120,9 @@ class LoopEngine:
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
-            return self._defer_result(EngineReply(self), stop.value, sequence, command, reply)
+            return self._defer_result(
+                EngineReply(loop_engine=self), stop.value, sequence, command, reply
+            )
         if following is PAUSE:
             return self._pause(steps, sequence, None)
         reply, refused = self._submit_for_steps(following)
@@ -165,14 +167,14 @@ class LoopEngine:
         except StopIteration as stop:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
-            pending = waited or EngineReply(self)
+            pending = waited or EngineReply(loop_engine=self)
             return self._defer_result(pending, stop.value, sequence, pull, claims)
 
     def _pause(
         self, steps: Steps[Any], sequence: int, waited: "EngineReply | None"
     ) -> "EngineReply":
         """Continues the steps in the next turn of the event loop."""
-        pending = waited or EngineReply(self)
+        pending = waited or EngineReply(loop_engine=self)
         self._loop.call_soon(self._continue_paused, pending, steps, sequence)
         return pending
 
@@ -204,7 +206,7 @@ class LoopEngine:
 
     def history(self, command: History) -> list[HistoryEvent] | Pending:
         self.engine.check()
-        pending = EngineReply(self)
+        pending = EngineReply(loop_engine=self)
         self._loop.call_soon(self._read_history, pending, self.engine.history(command), [])
         return pending
 
@@ -262,12 +264,23 @@ class LoopEngine:
 
     def _wait(self, command: Any, pending: "EngineReply | None") -> "EngineReply | None":
         """Adds a pull that found nothing to the waiting line; None if it is not to wait."""
-        pending = pending or EngineReply(self)
+        pending = pending or EngineReply(loop_engine=self)
         pending.waiter = None
         waiter = self.engine.wait(command, pending.wake)
         if waiter is None:
             return None
         pending.waiter = waiter
+        pending.waits = True
+        return pending
+
+    def watch(self, command: Pull) -> Pending:
+        """A Pending without claims: it ends once a pull may find a message, or in vain.
+
+        Raises RequestError.
+        """
+        self.engine.check()
+        pending = EngineReply(loop_engine=self)
+        pending.waiter = self.engine.watch(command, pending.wake)
         pending.waits = True
         return pending
 
@@ -419,13 +432,17 @@ class LoopEngine:
             except JournalError as error:
                 self.fail(error)
                 return
+        self.answer_durable()
+        if self._deferred and not self._notice_is_due:
+            self._ask_for_notice()
+
+    def answer_durable(self) -> None:
+        """Sends the deferred replies whose changes are durable by now."""
         durable = self._journal.durable_sequence
         deferred = self._deferred
         while deferred and deferred[0].sequence <= durable:
             pending = deferred.popleft()
             pending.finish(pending.reply, None)
-        if deferred and not self._notice_is_due:
-            self._ask_for_notice()
 
     # Ending.
 
@@ -491,31 +508,31 @@ class LoopEngine:
         self._turn()
 
 
-class EngineReply(Pending):
+class EngineReply(Pending, kw_only=True):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
-    __slots__ = ("_loop_engine", "claims", "pull", "sequence", "steps", "waiter")
-
-    def __init__(self, loop_engine: LoopEngine) -> None:
-        super().__init__()
-        self._loop_engine = loop_engine
-        self.sequence = 0
-        self.pull: Pull | None = None
-        self.claims: Sequence[Claim] = _NO_CLAIMS
-        self.steps: Steps[Any] | None = None
-        self.waiter: Waiter | None = None
+    loop_engine: LoopEngine
+    sequence: int = 0
+    pull: Pull | None = None
+    claims: Sequence[Claim] = _NO_CLAIMS
+    steps: Steps[Any] | None = None
+    waiter: Waiter | None = None
 
     def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
         """Keeps the claims that must be released if the reply cannot be delivered."""
         self.pull = pull
         self.claims = claims
 
+    def waits_on(self, queue: str) -> bool:
+        """Whether this is a pull that waits on the queue."""
+        return self.waits and self.waiter is not None and self.waiter.command.queue == queue
+
     def wake(self) -> None:
         """Called by the engine, within a command: the wait is over, or the timer is to be set."""
         if self.waiter is not None and self.waiter.done:
-            self._loop_engine.woken(self)
+            self.loop_engine.woken(self)
         else:
-            self._loop_engine.plan_timer()
+            self.loop_engine.plan_timer()
 
     def cancel(self) -> None:
         if self.done is None:
@@ -524,14 +541,14 @@ class EngineReply(Pending):
         self.waits = False
         waiter = self.waiter
         if waiter is not None and not waiter.done:
-            self._loop_engine.forget(waiter)
+            self.loop_engine.forget(waiter)
             return
         claims, pull = self.claims, self.pull
         if waiter is not None:
             claims, pull = waiter.claims, waiter.command
         self.claims = _NO_CLAIMS
         if claims and pull is not None and pull.attempt_id is None:
-            self._loop_engine.abandon(claims)
+            self.loop_engine.abandon(claims)
 
 
 def engine_fault(fault: Exception) -> PenstockError:

@@ -2,7 +2,9 @@
 
 There is one line of waiters per queue. They are served in order of arrival, within the command that
 made a message visible. So `wake` must not submit commands: it sets a signal, or schedules a
-callback. One waiter, the keeper, has been woken to arrange that `tick` is called at the next due
+callback. A waiter may only watch: it is told that a message became visible which no pull took, and
+gets no claim; watchers are in a line of their own, under the negative number of their queue.
+One waiter, the keeper, has been woken to arrange that `tick` is called at the next due
 time; the others do not use the clock.
 """
 
@@ -53,14 +55,21 @@ class WaitingLine:
     """All waiting pulls of one engine.
 
     `pull` tries a waiter's command again: its claims, and the sequence that must be durable before
-    they are shown. `queues` has the waiters of each queue by its number. It is always the same
-    dict, and empty while no pull waits.
+    they are shown. `has_visible` says of a queue's number whether a message of it is visible.
+    `queues` has the waiters of each queue by its number. It is always the same dict, and empty
+    while no pull waits.
     """
 
-    def __init__(self, alarm: Alarm, pull: Callable[[Pull], tuple[list[Claim], int]]) -> None:
+    def __init__(
+        self,
+        alarm: Alarm,
+        pull: Callable[[Pull], tuple[list[Claim], int]],
+        has_visible: Callable[[int], bool],
+    ) -> None:
         self.queues: dict[int, deque[Waiter]] = {}
         self._alarm = alarm
         self._pull = pull
+        self._has_visible = has_visible
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._joined = 0
         # The waiter that arranges the next call of `tick`, and for when.
@@ -124,8 +133,16 @@ class WaitingLine:
                 number = event.to if isinstance(event, Moved) else event.queue
                 if number in self.queues:
                     self._serve_queue(number)
+                if -number in self.queues and self._has_visible(number):
+                    self._wake_watchers(-number)
         if self.queues:
             self._choose_keeper()
+
+    def _wake_watchers(self, number: int) -> None:
+        for waiter in self.queues[number]:
+            if not waiter.done:
+                waiter.finish([], 0)
+        self._drop_finished(number)
 
     def _serve_queue(self, number: int) -> None:
         waiters = self.queues.get(number)
@@ -157,7 +174,7 @@ class WaitingLine:
                 waiter.finish(served.claims, served.sequence)
 
     def _fail_queue(self, number: int) -> None:
-        for waiter in self.queues.pop(number, ()):
+        for waiter in (*self.queues.pop(number, ()), *self.queues.pop(-number, ())):
             if not waiter.done:
                 name = waiter.command.queue
                 waiter.finish([], 0, QueueDeleted(f"queue: {name!r} was deleted during the wait"))

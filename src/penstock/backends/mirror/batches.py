@@ -1,9 +1,9 @@
 """What a stretch of the primary's journal comes to, for each of its queues.
 
 Events of messages are gathered into batches. On the mirror a batch is done in the order pushes,
-claims, releases, deletes, so that each of these is one command: of a single message that is the
-order in which it happened, and pushes keep theirs. A message that was claimed and released within a
-batch ends as it was. Events of queues stand between batches.
+ends of claims that are held, claims, deletes, so that each of these is one command: of a single
+message that is the order in which it happened, and pushes keep theirs. A message that was claimed
+and released within a batch ends as it was. Events of queues stand between batches.
 """
 
 from typing import Final, NamedTuple

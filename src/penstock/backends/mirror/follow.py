@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
+from penstock.backends.mirror.calls import ITEMS_MAX, slices
 from penstock.backends.mirror.state import MirrorFile, MirrorState, wall_clock_ms
-from penstock.backends.mirror.target import ITEMS_MAX, MirrorTarget
+from penstock.backends.mirror.target import MirrorTarget
 from penstock.core.delivery import IN_FLIGHT, Delivery, position_of
 from penstock.core.events import (
     AnyEvent,
@@ -28,6 +29,7 @@ from penstock.core.events import (
 from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
 from penstock.journal import codec, readers
+from penstock.journal.entry import StoredEntry
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery, newest_snapshot
 from penstock.journal.store import open_reader, store_of
@@ -100,7 +102,7 @@ class MirrorFollower:
         self._step_event_ms = 0
         self._late_ms = 0
         self._saved_s = 0.0
-        self._seek_at_s = 0.0
+        self._seek_at_s = time.monotonic() + _SEEK_S
         self._seeks = 0
         self.is_started = False
 
@@ -150,11 +152,11 @@ class MirrorFollower:
         for queue in shard.queues.values():
             target.create(queue.name, queue.settings)
             ordered = sorted(queue.deliveries.values(), key=lambda each: each.rank)
-            for some in _sliced(ordered, ITEMS_MAX):
+            for some in slices(ordered, ITEMS_MAX):
                 target.push(queue.name, list(self._contents(some)))
-            lent = [each.number for each in ordered if each.state == IN_FLIGHT]
-            for numbers in _sliced(lent, ITEMS_MAX):
-                target.hide(queue.name, numbers, 60_000)
+            lent = [each for each in ordered if each.state == IN_FLIGHT]
+            for some in slices(lent, ITEMS_MAX):
+                target.hide(queue.name, {each.number: each.due_at_ms for each in some})
         state.position = self._reader.position
         state.is_complete = True
         state.is_clean = True
@@ -210,40 +212,53 @@ class MirrorFollower:
         reader.refresh()
         self._is_amid_step = True
         batch = EventBatch()
-        moves: _Moves | None = None
         any_entry = False
+        done_events = self._state.done_events
         for entry in reader.entries(self._start_offset):
             any_entry = True
-            for journaled in reader.decoded(entry):
-                event = journaled.event
-                self._step_event_ms = self._step_event_ms or event.at_ms
-                if type(event) is not Moved and moves is not None:
-                    self._move(moves)
-                    moves = None
-                if type(event) in MESSAGE_EVENTS:
-                    batch.add(event)
-                    continue
-                batch = self._apply(batch)
-                if type(event) is Moved:
-                    moves = self._add_move(moves, event)
-                else:
-                    self._apply_queue_event(event)
+            batch = self._add_entry(batch, entry, done_events)
+            done_events = 0
             if batch.is_full:
                 break
         self._start_offset = None
-        if moves is not None:
-            self._move(moves)
         self._apply(batch)
         if reader.position >= self._uncertain_end:
             self._uncertain_end = 0
             self._target.trust()
+        self._target.recover()
         self._state.position = reader.position
+        self._state.done_events = 0
         self._is_amid_step = False
         if self._step_event_ms:
             self._late_ms = max(0, self._now_ms() - self._step_event_ms)
             self._step_event_ms = 0
         self._keep_house()
         return any_entry
+
+    def _add_entry(self, batch: EventBatch, entry: StoredEntry, done_events: int) -> EventBatch:
+        """Adds an entry's events to a batch, without the first ones that were done.
+
+        A batch is done before an event that is about a queue or moves messages; after such an event
+        the state is saved. Returns the batch that has not been done yet.
+        """
+        events = [event for event, _ in self._reader.plain(entry)]
+        place = done_events
+        while place < len(events):
+            event = events[place]
+            self._step_event_ms = self._step_event_ms or event.at_ms
+            place += 1
+            if type(event) in MESSAGE_EVENTS:
+                batch.add(event)
+                continue
+            batch = self._apply(batch)
+            if type(event) is Moved:
+                place = self._move(events, place - 1)
+            elif not self._apply_queue_event(event):
+                continue
+            self._state.position = entry.offset
+            self._state.done_events = place
+            self._save(is_floor=False)
+        return batch
 
     def _apply(self, batch: EventBatch) -> EventBatch:
         """Does what a batch says; returns the next batch."""
@@ -253,46 +268,51 @@ class MirrorFollower:
                 self._target.apply(name, queue)
         return batch if not batch.queues else EventBatch()
 
-    def _apply_queue_event(self, event: AnyEvent) -> None:
+    def _apply_queue_event(self, event: AnyEvent) -> bool:
+        """Does what happened to a queue; False if it does nothing here."""
         queues, target = self._state.queues, self._target
         if isinstance(event, QueueCreated):
             queues[event.queue] = event.name
             target.create(event.name, event.settings)
-        elif isinstance(event, QueueConfigured | QueuePurged | QueueRemoved):
-            name = queues.get(event.queue)
-            if name is None:
-                return
-            if isinstance(event, QueuePurged):
-                target.purge(name)
-            elif isinstance(event, QueueRemoved):
-                del queues[event.queue]
-                target.remove(name)
+            return True
+        name = queues.get(event.queue)
+        if name is None:
+            return False
+        if isinstance(event, QueueConfigured):
+            target.configure(name, event.settings)
+        elif isinstance(event, QueuePurged):
+            target.purge(name)
+        elif isinstance(event, QueueRemoved):
+            del queues[event.queue]
+            target.remove(name)
+        return isinstance(event, QueuePurged | QueueRemoved)
 
-    def _add_move(self, moves: "_Moves | None", event: Moved) -> "_Moves":
-        if moves is not None and (moves.source, moves.to) != (event.queue, event.to):
-            self._move(moves)
-            moves = None
-        moves = moves or _Moves(event.queue, event.to, {})
-        moves.ranks[event.number] = event.rank
-        return moves
-
-    def _move(self, moves: "_Moves") -> None:
+    def _move(self, events: list[AnyEvent], place: int) -> int:
+        """Does the moves between the same two queues from `place` on; returns where they end."""
+        first = events[place]
+        assert isinstance(first, Moved)
+        ranks: dict[int, int] = {}
+        while place < len(events):
+            event = events[place]
+            if not isinstance(event, Moved) or (event.queue, event.to) != (first.queue, first.to):
+                break
+            ranks[event.number] = event.rank
+            place += 1
         names = self._state.queues
-        if moves.source in names and moves.to in names:
-            self._target.move(names[moves.source], names[moves.to], moves.ranks)
+        if first.queue in names and first.to in names:
+            self._target.move(names[first.queue], names[first.to], ranks)
+        return place
 
     def _keep_house(self) -> None:
         """Saves the state, and looks for messages that were not found, each from time to time."""
         now_s = time.monotonic()
         if now_s - self._saved_s > _SAVE_S:
             self._save()
-        if not self._state.missing:
-            self._seeks = 0
-            self._seek_at_s = now_s + _SEEK_S
-        elif now_s > self._seek_at_s:
-            self._seeks += 1
-            self._seek_at_s = now_s + _SEEK_S
+        if now_s > self._seek_at_s:
+            self._seeks = self._seeks + 1 if self._target.is_seeking else 0
             self._target.seek_missing(forget=self._seeks >= _SEEKS_MAX)
+            self._target.drop_recent()
+            self._seek_at_s = now_s + _SEEK_S
 
     def catch_up(self) -> None:
         """Does everything that is durable now."""
@@ -327,9 +347,9 @@ class MirrorFollower:
             None if error is None else f"{type(error).__name__}: {error}",
         )
 
-    def _save(self, is_clean: bool = False) -> None:
-        self._state.held = self._target.held()
-        self._file.save(self._state, is_clean=is_clean)
+    def _save(self, *, is_clean: bool = False, is_floor: bool = True) -> None:
+        self._state.held = self._target.held(is_last=is_clean)
+        self._file.save(self._state, is_clean=is_clean, is_floor=is_floor)
         self._saved_s = time.monotonic()
 
     def close(self) -> None:
@@ -341,16 +361,3 @@ class MirrorFollower:
             self._reader.close()
             self._file.close()
             self._target.close()
-
-
-class _Moves(NamedTuple):
-    """Messages that moved from one queue to another, one after the other."""
-
-    source: int
-    to: int
-    ranks: dict[int, int]
-
-
-def _sliced(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for at in range(0, len(items), size):
-        yield items[at : at + size]

@@ -4,9 +4,10 @@
     PATH/mirrors/NAME.lock    locked by the process that mirrors
 
 `position` is the offset in the primary's journal up to which everything was done on the mirror. It
-is saved about once a second, so after a kill some steps are repeated. `is_clean` says that the
-mirror stopped in order: then nothing is. The reader of the same name keeps the journal's files from
-`position` on.
+is saved about once a second, so after a kill some steps are repeated; and after each purge, removal
+and move, because these may not be repeated once later pushes were done. `is_clean` says that the
+mirror stopped in order: then nothing is repeated. The reader of the same name keeps the journal's
+files from `position` on.
 """
 
 import fcntl
@@ -22,8 +23,9 @@ from penstock.journal import readers
 from penstock.journal.storage import open_regular
 from penstock.journal.store import write_once
 
-# Receipts are saved so that a claim can be ended by the next process; more are not worth it.
-_HELD_SAVED_MAX: Final = 1_000
+# Receipts are saved so that a claim can be ended by the next process; while the mirror runs, more
+# than these are not worth it.
+HELD_SAVED_MAX: Final = 1_000
 
 
 class MirrorState(msgspec.Struct):
@@ -31,8 +33,10 @@ class MirrorState(msgspec.Struct):
 
     `queues` are the primary's queues by number. `held` has, by message number, the queue and the
     receipt of a claim on the mirror. `missing` are messages that the primary has deleted and that
-    could not be found on the mirror, by queue. `is_complete` is false until the messages that were
-    there at the start have been copied.
+    could not be found on the mirror, by queue; `unmoved` are such that the primary has moved to
+    another queue: which one, and their rank there. `fifo` has the names of the mirror's FIFO
+    queues. `done_events` are the first events of the entry at `position`, if these were done, too.
+    `is_complete` is false until the messages that were there at the start have been copied.
     """
 
     journal: str
@@ -42,6 +46,9 @@ class MirrorState(msgspec.Struct):
     queues: dict[int, str] = {}
     held: dict[int, tuple[str, str]] = {}
     missing: dict[str, list[int]] = {}
+    unmoved: dict[str, dict[int, tuple[str, int]]] = {}
+    fifo: dict[str, None] = {}
+    done_events: int = 0
 
 
 class MirrorFile:
@@ -78,16 +85,16 @@ class MirrorFile:
             )
         return state
 
-    def save(self, state: MirrorState, *, is_clean: bool = False) -> None:
-        """Writes the state durably, and then lets the journal's files before it go."""
-        held = state.held if is_clean or len(state.held) <= _HELD_SAVED_MAX else {}
-        saved = msgspec.structs.replace(state, is_clean=is_clean, held=held)
+    def save(self, state: MirrorState, *, is_clean: bool = False, is_floor: bool = True) -> None:
+        """Writes the state durably, and then, with `is_floor`, lets the journal before it go."""
+        saved = msgspec.structs.replace(state, is_clean=is_clean)
         path = self._directory / f"{self.name}.json"
         try:
             write_once(path, msgspec.json.encode(saved))
         except OSError as error:
             raise StoreUnusable(f"{path}: cannot be written: {error.strerror}") from error
-        readers.register(self.store, self.name, state.position, wall_clock_ms())
+        if is_floor:
+            readers.register(self.store, self.name, state.position, wall_clock_ms())
 
     def close(self) -> None:
         """Lets another process mirror under this name."""

@@ -8,9 +8,18 @@ from typing import Final
 
 from penstock.backends.rabbitmq.target import Kind
 
-_NO_DEDUP: Final = "RabbitMQ does not recognise a message that it was sent before"
-_NO_GROUPS: Final = "RabbitMQ has no groups of messages; use a queue for each"
-_SHOWN_BY_DELIVERY: Final = "RabbitMQ shows a message only by delivering it, and then counts that"
+_NO_DEDUP: Final = (
+    "RabbitMQ does not recognise a message that it was sent before; a table of ids beside it would "
+    "not be written together with the message, so that a crash between the two loses one of them"
+)
+_NO_GROUPS: Final = (
+    "RabbitMQ has no groups of messages: each would need a queue of its own with a single active "
+    "consumer, and AMQP has no pull over several queues; use a queue for each"
+)
+_SHOWN_BY_DELIVERY: Final = (
+    "RabbitMQ shows a message only by delivering it: it would be marked as delivered before, "
+    "counted by a quorum queue, and hidden from others meanwhile"
+)
 _READY_ONLY: Final = "RabbitMQ limits what is ready, and does not count what is in flight"
 _UNTOLD: Final = "AMQP does not tell it; RabbitMQ's management plugin does"
 
@@ -29,8 +38,7 @@ COMMON: Final[Mapping[str, str]] = {
     "fifo dedup": _NO_DEDUP,
     "fifo attempts": _NO_GROUPS,
     "fifo delay": _NO_GROUPS,
-    "capacity by messages": _READY_ONLY,
-    "capacity by bytes": _READY_ONLY,
+    "capacity in flight": _READY_ONLY,
     "stored bytes": _UNTOLD,
     "oldest age": _UNTOLD,
     "history": "RabbitMQ does not keep what happened to its messages",
@@ -61,6 +69,9 @@ WEAKER: Final[Mapping[str, str]] = {
     "ttl": "a message that has ended is counted until it reaches the head of its queue, or until "
     "its delay has ended",
     "retention": "a longer one holds for later pushes only",
+    "capacity by messages": "set when the queue is made, and not changed later; a queue with a "
+    "limit takes no delays, because a message whose delay ends would be dropped if it is full",
+    "capacity by bytes": "the same; the bytes of bodies are counted, without attributes",
     "depth": "in flight are the claims of this connection only; a quorum queue counts what it "
     "takes back a moment later",
     "purge": "what other connections hold in flight stays",

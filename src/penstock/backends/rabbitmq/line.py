@@ -347,6 +347,8 @@ class PullLine:
             if self._has_ended(content):
                 await self.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
             elif self._is_buried(self.queue, receives - 1):
+                # If it cannot be moved now, it must not be delivered as if it had no past.
+                content.receives = receives - 1
                 await self._bury(self, content, delivery)
             else:
                 await self._claim(content, delivery, receives)

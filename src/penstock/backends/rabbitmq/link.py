@@ -1,5 +1,7 @@
 """The connections to a broker: opened when they are needed, given up when they do not answer.
 
+With several nodes in the URL, a link that cannot connect to one tries the next.
+
 There are two `Link`s, as RabbitMQ recommends: one pushes and one does everything else. A broker
 that runs out of memory or disk stops reading from connections that push; pulls and deletes go on.
 
@@ -213,6 +215,7 @@ class Link:
         self._session: AmqpSession | None = None
         self._opening: asyncio.Task[AmqpSession] | None = None
         self._opened = False
+        self._nodes = target.nodes
 
     @property
     def session(self) -> AmqpSession | None:
@@ -237,20 +240,32 @@ class Link:
         _retrieve(task)
 
     async def _open(self) -> AmqpSession:
-        transport = _KeptTransport(self.target)
+        """Opens a session at the first node that can be reached, the last one's node first."""
+        for place in range(len(self._nodes)):
+            node = self._nodes[0]
+            try:
+                return await self._open_at(node)
+            except BackendLost:
+                self._nodes.append(self._nodes.pop(0))
+                if place == len(self._nodes) - 1:
+                    raise
+        raise AssertionError("a target has one node at least")
+
+    async def _open_at(self, node: RabbitTarget) -> AmqpSession:
+        transport = _KeptTransport(node)
         connection = aiormq.Connection(
-            self.target.url(f"penstock-{self._name}"), transport_factory=transport
+            node.url(f"penstock-{self._name}"), transport_factory=transport
         )
         try:
-            async with asyncio.timeout(min(CONNECT_S, self.target.timeout_s)):
+            async with asyncio.timeout(min(CONNECT_S, node.timeout_s)):
                 await connection.connect()
         except BaseException as error:
             transport.abort()
             if isinstance(error, Exception):
-                raise self._refused(error) from None
+                raise self._refused(node, error) from None
             raise
         self._opened = True
-        session = AmqpSession(self.target, connection, transport, lambda e: self.on_lost(e))
+        session = AmqpSession(node, connection, transport, lambda e: self.on_lost(e))
         connection.closing.add_done_callback(lambda closing: self._closed(session, closing))
         try:
             session.publisher = await session.channel(confirms=True)
@@ -259,15 +274,14 @@ class Link:
             if self.closed:
                 raise EngineClosed("this service was closed")
         except BaseException as error:
-            session.lose(BackendLost(f"{self.target.shown}: {error}"))
+            session.lose(BackendLost(f"{node.shown}: {error}"))
             await session.close()
             raise
         self._session = session
         return session
 
-    def _refused(self, error: Exception) -> PenstockError:
+    def _refused(self, target: RabbitTarget, error: Exception) -> PenstockError:
         """The error for a connection that could not be opened."""
-        target = self.target
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, TimeoutError):

@@ -23,6 +23,7 @@ from penstock.backends.rabbitmq.delays import Delays
 from penstock.backends.rabbitmq.lacks import QUORUM_ONLY
 from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
 from penstock.backends.rabbitmq.link import Link, Unroutable
+from penstock.backends.rabbitmq.queues import LIMITED_DELAY, is_limited
 from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
 from penstock.clock import Clock
 from penstock.errors import (
@@ -30,7 +31,9 @@ from penstock.errors import (
     InvalidField,
     MessageGone,
     MessageTooLarge,
+    Overloaded,
     PenstockError,
+    QueueFull,
     QueueNotFound,
     UnavailableError,
     UnsupportedOperation,
@@ -126,6 +129,9 @@ class RabbitMessages:
                 return
         exchange, key = "", queue.name
         properties = encode(content, ttl_ms)
+        can_be_full = is_limited(queue.settings)
+        if delay_ms and can_be_full:
+            raise UnsupportedOperation(f"delay: {LIMITED_DELAY}")
         if delay_ms:
             exchange, key = await self._delays.route(queue, delay_ms)
             # A message that expires leaves a delay queue early, and loses this on the way.
@@ -138,6 +144,10 @@ class RabbitMessages:
             raise QueueNotFound(
                 f"queue: RabbitMQ has no queue {queue.name!r} any more; create it again"
             ) from None
+        except Overloaded:
+            if not can_be_full:
+                raise
+            raise _full(queue) from None
 
     async def _claim_of(self, command: Delete | Extend | Release) -> LiveClaim:
         queue = await self._find(command.queue)
@@ -320,3 +330,13 @@ class RabbitMessages:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _full(queue: RabbitQueue) -> QueueFull:
+    settings = queue.settings
+    limits = {"messages": settings.messages_max, "bytes": settings.bytes_max}
+    shown = {field: limit for field, limit in limits.items() if limit is not None}
+    return QueueFull(
+        f"{', '.join(shown)}: the queue {queue.name!r} is full; it takes "
+        f"{' and '.join(f'{limit} {field}' for field, limit in shown.items())}"
+    )

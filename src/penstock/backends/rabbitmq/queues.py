@@ -38,10 +38,15 @@ from penstock.service import (
     check_unused,
 )
 
+LIMITED_DELAY: Final = (
+    "a queue with a limit takes none at RabbitMQ: a message whose delay ends would be dropped if "
+    "the queue is full then"
+)
+_LIMITED_DEAD: Final = (
+    "has a limit: a dead letter that it has no room for would stay at the head of its queue"
+)
 # Settings of what RabbitMQ cannot do, and the behaviour that a queue would need for each.
 _UNSUPPORTED: Final = {
-    "messages_max": "capacity by messages",
-    "bytes_max": "capacity by bytes",
     "in_flight_max": "in-flight limit",
     "fifo": "fifo",
     "dedup_by_content": "dedup by content",
@@ -49,11 +54,23 @@ _UNSUPPORTED: Final = {
 }
 
 
-def queue_arguments(kind: Kind) -> dict[str, Any]:
+def queue_arguments(kind: Kind, settings: QueueSettings) -> dict[str, Any]:
     """What a queue is declared with."""
+    arguments: dict[str, Any] = {"x-max-priority": PRIORITY_MAX}
     if kind == "quorum":
-        return {"x-queue-type": "quorum"}
-    return {"x-max-priority": PRIORITY_MAX}
+        arguments = {"x-queue-type": "quorum"}
+    if is_limited(settings):
+        arguments["x-overflow"] = "reject-publish"
+    if settings.messages_max is not None:
+        arguments["x-max-length"] = settings.messages_max
+    if settings.bytes_max is not None:
+        arguments["x-max-length-bytes"] = settings.bytes_max
+    return arguments
+
+
+def is_limited(settings: QueueSettings) -> bool:
+    """Whether a queue may be full."""
+    return settings.messages_max is not None or settings.bytes_max is not None
 
 
 class RabbitQueues:
@@ -131,8 +148,18 @@ class RabbitQueues:
                 f"its consumer_timeout; ask for at most {hold_ms // 1_000} s, or raise that and "
                 "hold in the URL"
             )
+        if is_limited(settings) and settings.delay_ms:
+            raise UnsupportedOperation(f"delay: {LIMITED_DELAY}")
         if settings.dead_letter == name:
             raise InvalidField(f"dead_letter: {name!r} cannot be its own dead-letter queue")
+        dead = self._registry.queues.get(settings.dead_letter or "")
+        if dead is not None and is_limited(dead.settings):
+            raise UnsupportedOperation(f"dead_letter: {dead.name!r} {_LIMITED_DEAD}")
+        sources = (each for each in self._registry.queues.values() if each.name != name)
+        if is_limited(settings) and any(each.settings.dead_letter == name for each in sources):
+            raise UnsupportedOperation(
+                f"queue: {name!r} is a dead-letter queue, and {_LIMITED_DEAD}"
+            )
 
     async def create(self, command: CreateQueue) -> QueueInfo:
         """Makes a queue, and its dead-letter queue if there is none."""
@@ -145,7 +172,7 @@ class RabbitQueues:
             self._check_same(known, command.settings)
         made = await self._create_dead_letter(settings) if known is None else []
         kind = self._puller.target.kind if known is None else known.kind
-        await self._declare_as(name, kind)
+        await self._declare_as(name, kind, settings if known is None else known.settings)
         if known is None:
             entry = QueueAdded(new_token(), self._clock.now_ms(), name, kind, settings)
             # Another process may have been faster.
@@ -154,9 +181,9 @@ class RabbitQueues:
         info = known.info
         return QueueInfo(info.queue, info.settings, info.created_at_ms, info.configured_at_ms, made)
 
-    async def _declare_as(self, name: str, kind: Kind) -> None:
+    async def _declare_as(self, name: str, kind: Kind, settings: QueueSettings) -> None:
         try:
-            await self._declare(name, durable=True, arguments=queue_arguments(kind))
+            await self._declare(name, durable=True, arguments=queue_arguments(kind, settings))
         except RefusedByBroker as refused:
             reason = str(refused).rpartition(" - ")[2]
             raise QueueExists(
@@ -191,6 +218,12 @@ class RabbitQueues:
         queue = await self.find(command.queue)
         settings = changed_settings(queue.settings, command.settings)
         self._check(queue.name, settings)
+        for field in ("messages_max", "bytes_max"):
+            if getattr(settings, field) != getattr(queue.settings, field):
+                raise UnsupportedOperation(
+                    f"{field}: RabbitMQ fixes the limits of a queue when it is made; make another "
+                    "queue, or set a policy there"
+                )
         made = await self._create_dead_letter(settings)
         if settings != queue.settings:
             await self._registry.append(

@@ -178,15 +178,17 @@ class Registry:
 
     async def _load(self, session: AmqpSession) -> None:
         """Declares the stream, and begins with the snapshot if there is one."""
-        for name, arguments in ((STREAM, _STREAM_ARGUMENTS), (SNAPSHOT, _SNAPSHOT_ARGUMENTS)):
-            await session.control(
-                lambda channel, name=name, arguments=arguments: (  # type: ignore[misc]
-                    channel.queue_declare(name, durable=True, arguments=arguments)
-                )
-            )
-        shown = await session.control(lambda channel: channel.basic_get(SNAPSHOT))
+        await self._declare(session, STREAM, _STREAM_ARGUMENTS)
         offset = -1
-        if shown.delivery_tag:
+        try:
+            await self._declare(session, SNAPSHOT, _SNAPSHOT_ARGUMENTS)
+            shown = await session.control(lambda channel: channel.basic_get(SNAPSHOT))
+        except RefusedByBroker as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            # It is on one node of a cluster, which is down; the stream has everything.
+            shown = None
+        if shown is not None and shown.delivery_tag:
             await session.control(
                 lambda channel: channel.basic_nack(shown.delivery_tag, requeue=True)
             )
@@ -199,6 +201,11 @@ class Registry:
             offset = snapshot.offset
         self._next_offset = offset + 1
         self._snapshot_offset = offset
+
+    async def _declare(self, session: AmqpSession, name: str, arguments: dict[str, Any]) -> None:
+        await session.control(
+            lambda channel: channel.queue_declare(name, durable=True, arguments=arguments)
+        )
 
     async def _consume(self, session: AmqpSession) -> None:
         """Has every further entry delivered."""

@@ -2,6 +2,7 @@
 
     amqp://USER:PASSWORD@HOST:PORT/VHOST
     amqps://HOST/VHOST?ca_file=FILE     TLS; the certificates to trust, if not the system's
+      ?nodes=HOST:PORT,HOST:PORT        other nodes of the cluster, if the first one is away
       ?queues=quorum                    what kind of queue is made: classic (default) or quorum
       ?timeout=SECONDS                  how long the broker may take for an answer (30)
       ?hold=SECONDS                     how long a message may be held at most (1,500)
@@ -38,18 +39,22 @@ class RabbitTarget(NamedTuple):
     timeout_s: float
     hold_ms: int
     ca_file: str | None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def nodes(self) -> list["RabbitTarget"]:
+        """This target at each node of the cluster, the one of the URL first."""
+        return [self, *(self._replace(host=host, port=port) for host, port in self.others)]
 
     @property
     def shown(self) -> str:
         """The address as errors name it: without the password."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{_joined(self.host, self.port)}"
 
     def url(self, name: str) -> str:
         """The URL for the AMQP client, of a connection of this name."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         who = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
-        where = f"{host}:{self.port}/{quote(self.vhost, safe='')}"
+        where = f"{_joined(self.host, self.port)}/{quote(self.vhost, safe='')}"
         return f"{self.scheme}://{who}@{where}?heartbeat=30&name={name}"
 
     def tls(self) -> ssl.SSLContext | None:
@@ -74,7 +79,7 @@ def read_target(url: BackendUrl) -> RabbitTarget:
         raise InvalidField(f"url: it names no host and port; use {form}")
     # From here on the URL is quoted in errors, and must be so without the password.
     shown = url._replace(text=f"{url.scheme}://{host}:{port or PORTS[url.scheme]}")
-    shown.check_options({"queues", "timeout", "hold", "ca_file"})
+    shown.check_options({"queues", "timeout", "hold", "ca_file", "nodes"})
     kind = url.options.get("queues", KINDS[0])
     if kind not in KINDS:
         raise InvalidField(f"url: queues={kind!r} is neither {' nor '.join(KINDS)}")
@@ -92,4 +97,24 @@ def read_target(url: BackendUrl) -> RabbitTarget:
         float(shown.whole_number("timeout", TIMEOUT_S) or 1),
         shown.whole_number("hold", HOLD_S) * 1_000 or 1_000,
         ca_file,
+        _read_nodes(url.options.get("nodes", ""), PORTS[url.scheme]),
     )
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _read_nodes(text: str, port: int) -> tuple[tuple[str, int], ...]:
+    """The addresses of `nodes=`; `port` is that of one without. Raises InvalidField."""
+    nodes = []
+    for each in filter(None, text.split(",")):
+        try:
+            parts = urlsplit(f"//{each}")
+            host, given = parts.hostname, parts.port
+        except ValueError:
+            host = given = None
+        if not host or given == 0 or each != parts.netloc or "@" in each:
+            raise InvalidField(f"url: nodes={each!r} is not HOST:PORT")
+        nodes.append((host, given or port))
+    return tuple(nodes)

@@ -25,7 +25,10 @@ _TIMEOUT_S_MAX: Final = 24 * 60 * 60
 _HISTORY_MAX: Final = 10_000_000
 _REPLICAS_MAX: Final = 100
 _OPTIONS: Final = frozenset(
-    {"prefix", "timeout", "history", "replicas", "password_file", "tls", "ca_file"}
+    {
+        *("prefix", "timeout", "history", "replicas", "password_file"),
+        *("tls", "ca_file", "cert_file", "key_file"),
+    }
 )
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
@@ -134,17 +137,25 @@ def _credentials(userinfo: str, password_file: str | None) -> dict[str, Any]:
 
 def _tls(url: BackendUrl) -> dict[str, Any]:
     """What a connection over TLS is made with; empty for one without."""
-    ca_file = url.options.get("ca_file")
-    if not (url.scheme == "rediss" or url.is_on("tls") or ca_file is not None):
+    ca_file, cert_file, key_file = map(url.options.get, ("ca_file", "cert_file", "key_file"))
+    if key_file is not None and cert_file is None:
+        raise InvalidField("url: key_file: there is no cert_file to which the key belongs")
+    if not (url.scheme == "rediss" or url.is_on("tls") or ca_file or cert_file):
         return {}
-    if ca_file is not None:
-        try:
-            ssl.create_default_context(cafile=ca_file)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InvalidField(f"url: ca_file: cannot use {ca_file!r}: {reason}") from None
+    name, file = "ca_file", ca_file
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            name, file = "cert_file", cert_file
+            # A key with a passphrase is refused: nobody could be asked for it.
+            context.load_cert_chain(cert_file, key_file, password=lambda: "")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidField(f"url: {name}: cannot use {file!r}: {reason}") from None
     return {
         "ssl_ca_certs": ca_file,
+        "ssl_certfile": cert_file,
+        "ssl_keyfile": key_file,
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
         "ssl_min_version": ssl.TLSVersion.TLSv1_2,

@@ -7,6 +7,7 @@ whose `send` never waits for a loop, so that they come to their end at the first
 the connection in use goes through the portal, where commands that come together share a pipeline.
 """
 
+import select
 import socket
 import struct
 import threading
@@ -23,16 +24,18 @@ from redis.retry import Retry
 
 from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
+from penstock.backends.redis.layout import RedisQueue
 from penstock.backends.redis.link import RedisCommand, is_passing, pack
-from penstock.backends.redis.messages import RedisMessages
+from penstock.backends.redis.messages import RedisMessages, plain_end, plain_item
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
 from penstock.clock import Clock
 from penstock.errors import BackendLost
-from penstock.service import Command, Delete, Extend, Push, PushMany, Release
+from penstock.service import Command, Delete, Extend, Push, PushMany, PushReply, Release
 
 R = TypeVar("R")
 _RECEIVE_BYTES: Final = 65_536
+_PLAIN_MAX: Final = 1_000
 
 
 class NothingSent(Exception):
@@ -52,19 +55,28 @@ class DirectLink:
         # Keeps the socket open, and knows how to close it.
         self._connection: Any = None
         self._reader: Any = None
+        # Tells without waiting whether there is anything to read.
+        self._poll = select.poll()
         # Whether a script has been run for the command at hand, which may not be repeated then.
-        self._has_changed = False
+        self.has_changed = False
 
     def begin(self) -> None:
         """Another command begins."""
-        self._has_changed = False
+        self.has_changed = False
 
     async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
         """The replies; see RedisLink. Raises NothingSent or BackendLost."""
+        replies = self.exchange(b"".join(map(pack, commands)), len(commands))
+        # All but the reading of a queue's settings are calls of scripts.
+        self.has_changed = self.has_changed or any(each[0] != "HMGET" for each in commands)
+        return replies
+
+    def exchange(self, sent: bytes, count: int) -> list[Any]:
+        """The replies to so many packed commands. Raises NothingSent or BackendLost."""
         link = self._checked()
         try:
-            link.sendall(b"".join(map(pack, commands)))
-            replies = self._receive(link, len(commands))
+            link.sendall(sent)
+            replies = self._receive(link, count)
         except (OSError, hiredis.HiredisError) as error:
             self.forget()
             raise BackendLost(f"{self._target.shown}: {self._reason(error)}") from None
@@ -72,16 +84,14 @@ class DirectLink:
             # An interrupt: the reply may still come, and must not be taken for another one's.
             self.forget()
             raise
-        if all(isinstance(reply, Exception) and is_passing(reply) for reply in replies):
+        if isinstance(replies[0], Exception) and all(map(is_passing, replies)):
             # The scripts are missing or the server cannot answer yet; the portal is patient.
             raise self._unusable("it cannot answer yet")
-        # All but the reading of a queue's settings are calls of scripts.
-        self._has_changed = self._has_changed or any(each[0] != "HMGET" for each in commands)
         return replies
 
     def _unusable(self, reason: str) -> Exception:
         """NothingSent, or BackendLost if the command has taken some effect already."""
-        if self._has_changed:
+        if self.has_changed:
             return BackendLost(f"{self._target.shown}: {reason}")
         return NothingSent()
 
@@ -109,12 +119,8 @@ class DirectLink:
         link = self._socket
         if link is None:
             return self._connect()
-        try:
-            link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        if not self._poll.poll(0):
             return link
-        except OSError:
-            pass
         # Nobody has asked for anything: it is the end of the connection.
         self.forget()
         raise self._unusable("the server has closed the connection")
@@ -142,6 +148,8 @@ class DirectLink:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
         self._connection, self._socket = connection, link
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error)
         return link
 
@@ -178,11 +186,14 @@ class BlockingRedis:
         vars(self)["LACKS"] = self._portal.LACKS
         self.redrive_max = self._portal.redrive_max
         self._link = DirectLink(target)
-        queues = RedisQueues(self._link, target, clock)
-        messages = RedisMessages(queues, RedisMoves(queues))
+        self._queues = queues = RedisQueues(self._link, target, clock)
+        self._messages = messages = RedisMessages(queues, RedisMoves(queues))
+        self._has_clock = clock is not None
+        # By the identity of a queue.
+        self._plain: dict[bytes, tuple[bytes, bytes]] = {}
         self._lock = threading.Lock()
         self._run: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            Push: messages.push,
+            Push: self._push,
             PushMany: messages.push_many,
             Delete: messages.delete,
             Extend: messages.extend,
@@ -202,6 +213,30 @@ class BlockingRedis:
         finally:
             self._lock.release()
         return self._portal.execute(command)
+
+    async def _push(self, command: Push) -> PushReply:
+        """Adds a message: as `RedisMessages.push`, but for most of its calls in between."""
+        queue = await self._queues.find(command.queue)
+        item = None if self._has_clock else plain_item(queue, command)
+        if item is None:
+            return await self._messages.push(command)
+        start, end = self._plain_command(queue)
+        (answer,) = self._link.exchange(b"%b$%d\r\n%b\r\n%b" % (start, len(item), item, end), 1)
+        if type(answer) is int:
+            return PushReply(queue.ids.show(answer), answer, False)
+        self._link.has_changed = True
+        return await self._messages.pushed(queue, command, answer)
+
+    def _plain_command(self, queue: RedisQueue) -> tuple[bytes, bytes]:
+        """What is sent before and after a plain item."""
+        known = self._plain.get(queue.identity)
+        if known is None:
+            if len(self._plain) >= _PLAIN_MAX:
+                self._plain.clear()
+            parts = self._queues.command_of("push", queue.keys, b"item", *plain_end(queue))
+            start, _, end = pack(parts).partition(b"$4\r\nitem\r\n")
+            known = self._plain[queue.identity] = (start, end)
+        return known
 
     def close(self) -> None:
         """Closes the service and ends its thread."""

@@ -69,6 +69,8 @@ class RedisQueue(NamedTuple):
     number: int
     receipts: Receipts
     ids: MessageIds
+    # Whether `push_plain.lua` can add messages: the queue has no rule that it does not know.
+    has_plain_pushes: bool
 
     @property
     def name(self) -> str:
@@ -87,7 +89,13 @@ def redis_queue(
     """A queue that was read."""
     identity = f"{number}:{version}".encode()
     ids = MessageIds(number.to_bytes(QUEUE_BITS // 8, "big"))
-    return RedisQueue(info, keys, identity, number, Receipts(secret), ids)
+    settings = info.settings
+    has_plain_pushes = (
+        not (settings.fifo or settings.dedup_by_content or settings.delay_ms)
+        and settings.messages_max is None
+        and settings.bytes_max is None
+    )
+    return RedisQueue(info, keys, identity, number, Receipts(secret), ids, has_plain_pushes)
 
 
 def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
@@ -109,10 +117,10 @@ def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
     return b"".join((head, group, dedup, content))
 
 
-def encode_plain(body: bytes) -> bytes:
-    """A message with nothing but its body; what `encode_push` makes of it."""
+def encode_plain(body: bytes, priority: int = 0) -> bytes:
+    """A message with nothing but its body and priority; what `encode_push` makes of it."""
     content = _encode((body,))
-    return _PUSHED.pack(len(body), 0, -1, -1, 0, 0, len(content)) + content
+    return _PUSHED.pack(len(body), priority, -1, -1, 0, 0, len(content)) + content
 
 
 def _content(

@@ -8,6 +8,9 @@ got no reply is not, because it may have taken effect: it fails with BackendLost
 """
 
 import asyncio
+import os
+import re
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -209,8 +212,13 @@ class Server:
             except (faults.RedisError, OSError) as error:
                 if connection is not None:
                     await _disconnect(connection)
+                refusal = _tls_refusal(error)
+                if refusal is not None:
+                    raise RequestError(f"{self._target.shown}: {refusal}") from None
                 if loop.time() + pause_s >= give_up_s:
-                    raise BackendLost(f"{self._target.shown}: {_reason(error)}") from None
+                    raise BackendLost(
+                        f"{self._target.shown}: cannot connect: {_system_reason(error)}"
+                    ) from None
             if self._closed:
                 raise EngineClosed("this service was closed")
             await asyncio.sleep(pause_s)
@@ -382,6 +390,30 @@ def _fail(requests: Any, error: PenstockError) -> None:
     for request in requests:
         if not request.replies.done():
             request.replies.set_exception(error)
+
+
+def _tls_refusal(error: BaseException | None) -> str | None:
+    """Why a connection over TLS will never be made; None if it may be, or the reason is another."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the server's certificate is not trusted: {error.verify_message}; "
+                "name the file of who signed it with ca_file=PATH"
+            )
+        if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(error):
+            return "the server asks for a certificate: give cert_file=PATH and key_file=PATH"
+        if isinstance(error, ssl.SSLError) and "UNKNOWN_CA" in str(error):
+            return "the server does not trust the certificate in cert_file"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _system_reason(error: BaseException) -> str:
+    """What the operating system says about a connection, without what redis-py adds to it."""
+    found = re.search(r"\[Errno ([0-9]+)\]|^Error ([0-9]+) connecting", str(error))
+    if found is None:
+        return _reason(error)
+    return os.strerror(int(found[1] or found[2]))
 
 
 def _reason(error: BaseException) -> str:

@@ -74,7 +74,26 @@ class RedisMessages:
 
     async def push(self, command: Push) -> PushReply:
         """Adds a message."""
-        reply: PushReply = raised((await self._push_all(command.queue, [command]))[0])
+        queue = await self._queues.find(command.queue)
+        item = plain_item(queue, command)
+        if item is None:
+            reply: PushReply = raised((await self._push_all(command.queue, [command]))[0])
+            return reply
+        calls = [("push", (item, *plain_end(queue)))]
+        (answer,) = await self._queues.run_all(queue.keys, calls)
+        return await self.pushed(queue, command, answer)
+
+    async def pushed(self, queue: RedisQueue, command: Push, answer: Any) -> PushReply:
+        """The reply to a message that was sent as a `plain_item`. Raises PenstockError."""
+        if type(answer) is int:
+            return PushReply(queue.ids.show(answer), answer, False)
+        queue, results = await self._results(queue, [answer])
+        result = results[0]
+        if result == b"content":
+            (result,) = await self._push_all(queue.name, [_with_content_id(command)])
+        else:
+            result = _pushed(queue, check_push(command), result)
+        reply: PushReply = raised(result)
         return reply
 
     async def push_many(self, command: PushMany) -> Sequence[Any]:
@@ -125,8 +144,14 @@ class RedisMessages:
         Raises RequestError or UnavailableError; then some of several calls may have been done.
         """
         calls = [("push", [part]) for part in _parts(items)]
+        return await self._results(queue, await self._queues.run_all(queue.keys, calls))
+
+    async def _results(
+        self, queue: RedisQueue, answers: Sequence[Any]
+    ) -> tuple[RedisQueue, list[Any]]:
+        """What `push.lua` says about each message, and the queue they are of. Raises as `_send`."""
         results: list[Any] = []
-        for answer in await self._queues.run_all(queue.keys, calls):
+        for answer in answers:
             reply = self._queues.checked(queue, our_reply(self._queues.target, answer))
             queue = await self._queues.same_as(queue, reply)
             await self._moves.carry_owed(queue, reply)
@@ -301,6 +326,38 @@ def _push_item(command: Push, by_content: bool) -> _Item:
     if dedup_id is None and by_content:
         dedup_id = content_id(command.body)
     return encode_push(command, size, dedup_id)
+
+
+def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
+    """The item of a push that `push_plain.lua` can do; None if it cannot or the push is refused."""
+    if (
+        not queue.has_plain_pushes
+        or command.delay_ms
+        or command.ttl_ms is not None
+        or command.dedup_id is not None
+        or command.group is not None
+    ):
+        return None
+    body, priority = command.body, command.priority
+    item: _Item
+    if (
+        command.attributes is None
+        and command.context is None
+        and command.delay_ms is None
+        and type(body) is bytes
+        and type(priority) is int
+        and 0 <= priority <= PRIORITY_MAX
+    ):
+        item = encode_plain(body, priority)
+    else:
+        item = _push_item(command, False)
+    # A message that may be too large is refused by `push.lua`.
+    return item if type(item) is bytes and len(item) <= queue.info.settings.body_bytes_max else None
+
+
+def plain_end(queue: RedisQueue) -> tuple[bytes, int]:
+    """The arguments after a plain item: they say which settings it was made for."""
+    return queue.identity, queue.info.settings.retention_ms
 
 
 def _with_content_id(command: Push) -> Push:

@@ -119,10 +119,7 @@ class RedisQueues:
 
         An error that a script met is in its reply's place. Raises UnavailableError.
         """
-        now = self.now()
-        commands: list[RedisCommand] = [
-            (_call_of(script, keys), now, self._shared, *arguments) for script, arguments in calls
-        ]
+        commands = [self.command_of(script, keys, *arguments) for script, arguments in calls]
         replicas = self.target.replicas
         if replicas:
             commands.append(("WAIT", replicas, round(self.target.timeout_s * 500)))
@@ -132,6 +129,10 @@ class RedisQueues:
                 f"{self.target.shown}: done, but fewer than {replicas} replicas have it in time"
             )
         return replies
+
+    def command_of(self, script: str, keys: tuple[str, ...], *arguments: Any) -> RedisCommand:
+        """The call of a script on the queue with these keys."""
+        return (_call_of(script, keys), self.now(), self._shared, *arguments)
 
     async def run_on(self, queue: RedisQueue, script: str, *arguments: Any) -> list[Any]:
         """The reply of a script on a queue. Raises QueueNotFound, UnavailableError."""

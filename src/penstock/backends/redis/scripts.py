@@ -1,7 +1,8 @@
 """The Lua scripts: read from their files once, and called by the SHA of their text.
 
-Each script is the first line of its file (its flags), then `queue.lua`, then the rest of the file.
-A server that does not know a SHA answers NOSCRIPT; `link` then loads all of them.
+Each script is the first line of its file (its flags), then `queue.lua`, then the rest of the file;
+`push_plain.lua` stands before `queue.lua` in the script of a push. A server that does not know a
+SHA answers NOSCRIPT; `link` then loads all of them.
 """
 
 import hashlib
@@ -35,11 +36,13 @@ def _read(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _assemble(name: str, shared: str) -> Script:
+def _assemble(name: str, shared: str, before: str = "") -> Script:
     flags, _, rest = _read(name).partition("\n")
-    text = f"{flags}\n{shared}\n{rest}"
+    text = f"{flags}\n{before}{shared}\n{rest}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 _SHARED: Final = _read("queue")
-SCRIPTS: Final = {name: _assemble(name, _SHARED) for name in NAMES}
+SCRIPTS: Final = {name: _assemble(name, _SHARED) for name in NAMES} | {
+    "push": _assemble("push", _SHARED, _read("push_plain"))
+}

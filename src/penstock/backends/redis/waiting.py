@@ -8,7 +8,8 @@ A message is kept for a second for the waiter that was woken for it. A process t
 noticed because nothing can be published to it. Everything else that can go wrong, such as a lost
 message of Redis, is set right by a tick: every few seconds each process says which of its pulls
 wait, does what is due, and learns which of them were woken. What is due in between, the end of a
-delay or of a claim, is watched by the process of the first in line, with a timer.
+delay or of a claim, is watched by the process of the first in line, with a timer: at that instant
+the first is tried again, which does what is due and takes it in one call.
 """
 
 import asyncio
@@ -181,7 +182,7 @@ class RedisWaits:
         if line is None:
             return
         if kind == b"W":
-            waiting = line.pulls.get(text.partition(b":")[2].decode())
+            waiting = line.pulls.get(_address(text))
             if waiting is not None:
                 waiting.wake()
             else:
@@ -189,16 +190,28 @@ class RedisWaits:
                 line.leaving.append(text)
                 self._tick_soon(line)
         elif kind == b"T":
-            self._set_timer(line, int(text))
+            delay_ms, _, waiter = text.partition(b":")
+            self._set_timer(line, int(delay_ms), waiter)
         elif kind == b"D":
             self._end_line(line, QueueDeleted(_deleted(line.queue)))
 
-    def _set_timer(self, line: _Line, delay_ms: int) -> None:
+    def _set_timer(self, line: _Line, delay_ms: int, waiter: bytes) -> None:
         if self._clock is not None:
             return
         if line.timer is not None:
             line.timer.cancel()
-        line.timer = self._loop.call_later(delay_ms / 1_000 + _MORE_S, self._tick_soon, line)
+        line.timer = self._loop.call_later(
+            delay_ms / 1_000 + _MORE_S, self._try_first, line, waiter
+        )
+
+    def _try_first(self, line: _Line, waiter: bytes) -> None:
+        """Something is due: has the first pull in line tried again, which does it."""
+        waiting = line.pulls.get(_address(waiter))
+        if waiting is None:
+            # It has left: another one is the first.
+            self._tick_soon(line)
+        else:
+            waiting.wake()
 
     # Ticks.
 
@@ -291,6 +304,10 @@ class RedisWaits:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listener in self._listeners.values():
             await listener.close()
+
+
+def _address(waiter: bytes) -> str:
+    return waiter.partition(b":")[2].decode()
 
 
 def _number(queue: RedisQueue) -> bytes:

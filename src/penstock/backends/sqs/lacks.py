@@ -31,6 +31,7 @@ LACKS: Final[Mapping[str, str]] = {
     "milliseconds": "SQS counts in whole seconds; fractions are rounded up",
     "capacity by messages": _NO_LIMIT,
     "capacity by bytes": _NO_LIMIT,
+    "capacity in flight": _NO_LIMIT,
     "fifo delay": "a FIFO queue of SQS delays all its messages alike",
     "dead-letter receives": "SQS goes on counting from the queue that the message came from",
     "first waiter": "SQS serves those who wait in no particular order",

@@ -82,6 +82,7 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
                 "counts": verdict.counts,
                 "parts": verdict.parts,
                 "judged_parts": verdict.judged_parts,
+                "dropped_messages": verdict.dropped,
             }
         )
         for finding in verdict.findings:
@@ -104,6 +105,11 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
     if verdict.judged_parts < verdict.parts:
         print(
             f"judged {verdict.judged_parts:,} of {verdict.parts:,} parts: the others are as before"
+        )
+    if verdict.dropped:
+        print(
+            f"judged {verdict.dropped:,} messages by what is kept of them: "
+            "their events were dropped"
         )
     if verdict.is_behind:
         print("a run is making the tables: what it has not finished is not judged yet")

@@ -1,31 +1,59 @@
-"""`penstock pipeline compact`: join small files, remove unused ones."""
+"""`penstock pipeline compact`: join small files, drop old events, remove unused files."""
 
+import time
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
-from penstock.cli.lake.options import add_lake
+from penstock.cli.lake.bar import Bar
+from penstock.cli.lake.options import add_lake, add_spark, spark_opener
 from penstock.cli.session import Session
+from penstock.cli.values import read_duration
+
+if TYPE_CHECKING:
+    from penstock.spark.distribute import OpenSpark
+    from penstock.spark.lake import Lake
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the action."""
+    parser.description = (
+        "Joins small files of the lake and removes those that no recent version needs. With --keep "
+        "it first drops the events, with the bodies, of messages that ended earlier than that and "
+        "in which the audit found nothing; what the tables say of these messages stays."
+    )
     add_lake(parser)
+    add_spark(parser)
+    parser.add_argument(
+        "--keep",
+        metavar="DURATION",
+        type=read_duration,
+        help="drop events of messages that ended longer ago, such as 90d (default: drop none)",
+    )
     parser.add_argument(
         "--keep-hours", metavar="N", type=int, default=168, help="keep old versions (default: 168)"
     )
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Runs the action. Raises LakeUnusable."""
-    from penstock.spark.derive import table_of
+    """Runs the action. Raises LakeUnusable or LakeBusy."""
+    from penstock.spark.derive import derive, is_level, table_of
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake, locked
+    from penstock.spark.seals import complete_tables
     from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
 
     lake = Lake.open(arguments.lake)
+    spark = spark_opener(arguments)
+    if arguments.keep is not None:
+        _drop_events(session, arguments, lake, spark)
+    with locked(lake, "tables"), locked(lake, "verdicts"):
+        # The files of a plan would count as unused until they are committed.
+        complete_tables(lake)
+    was_level = is_level(lake)
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
     tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
-        # Nobody else may be about to commit files there: they would count as unused.
+        # Files that another process is about to commit would count as unused.
         name = "events" if each is tables[0] else "tables"
         with locked(lake, name), locked(lake, "verdicts"):
             done = each.compact(arguments.keep_hours)
@@ -35,4 +63,21 @@ def run(session: Session, arguments: Namespace) -> int:
             {"table": name, **done},
             f"{name}: {done['joined']} files joined, {done['removed']} removed",
         )
+    if was_level:
+        # The same events are another version now: the next run is to find nothing new.
+        derive(spark, lake)
     return 0
+
+
+def _drop_events(session: Session, arguments: Namespace, lake: "Lake", spark: "OpenSpark") -> None:
+    from penstock.spark.retention import drop_before
+
+    before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
+    bar = Bar("dropping events")
+    done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
+    bar.end()
+    session.print_result(
+        arguments,
+        {"dropped_messages": done.messages, "dropped_events": done.events},
+        f"{done.events:,} events of {done.messages:,} messages dropped",
+    )

@@ -41,9 +41,8 @@ def run(session: Session, arguments: Namespace) -> int:
                 f"{condition} AND kind IN ('Pushed', 'Carried')", {"body": "NULL", "extra": "NULL"}
             )
             missing = missing or not rows
+            done = f"forgotten in {rows} rows" if rows else "is not in the lake, or was dropped"
             session.print_result(
-                arguments,
-                {"message_id": message_id, "rows": rows},
-                f"{message_id}: {f'forgotten in {rows} rows' if rows else 'is not in the lake'}",
+                arguments, {"message_id": message_id, "rows": rows}, f"{message_id}: {done}"
             )
     return _NOT_ALL if missing else 0

@@ -5,6 +5,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from penstock.cli.session import UsageError
+from penstock.journal.store import journals_in
 from penstock.spark.session import make_session
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def add_journals(parser: ArgumentParser, *, required: bool = True) -> None:
         action="append",
         required=required,
         default=None if required else [],
-        help="a store, or a directory of segment files; may be given again",
+        help="a store, a directory of segment files, or a cluster's archive; may be given again",
     )
     parser.add_argument("--archive", metavar="DIR", help="where the journal's dropped files went")
 
@@ -41,7 +42,11 @@ def add_spark(parser: ArgumentParser) -> None:
 
 
 def check_archive(arguments: Namespace) -> None:
-    """Raises UsageError unless an archive comes with exactly one journal."""
+    """Takes the archive of a cluster for the journals of its shards.
+
+    Raises UsageError unless an archive comes with exactly one journal.
+    """
+    arguments.journal = [each for path in arguments.journal for each in journals_in(path)]
     if arguments.archive and len(arguments.journal) != 1:
         raise UsageError("--archive belongs to one journal: give --journal once")
 

@@ -94,6 +94,7 @@ def _print_outcome(session: Session, arguments: Namespace, outcome: "Outcome") -
             "to_send": outcome.to_send,
             "sent_before": outcome.sent_before,
             "without_body": outcome.bodiless,
+            "dropped": outcome.dropped,
             "refused": len(outcome.refused),
         },
         text,
@@ -101,8 +102,9 @@ def _print_outcome(session: Session, arguments: Namespace, outcome: "Outcome") -
     if outcome.bodiless:
         shown = ", ".join(outcome.bodiless_ids)
         more = ", …" if outcome.bodiless > len(outcome.bodiless_ids) else ""
+        why = f"{outcome.dropped:,} were dropped by `compact --keep`: " if outcome.dropped else ""
         print(
-            f"penstock: {outcome.bodiless:,} messages have no body in the lake: {shown}{more}",
+            f"penstock: {outcome.bodiless:,} messages have no body in the lake: {why}{shown}{more}",
             file=sys.stderr,
         )
     if outcome.refused:

@@ -23,6 +23,7 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.spark.derive import is_current, table_of
     from penstock.spark.ingest import events_table, lag
     from penstock.spark.lake import Lake
+    from penstock.spark.seals import count_dropped
     from penstock.spark.tables import TABLES
 
     check_archive(arguments)
@@ -37,11 +38,15 @@ def run(session: Session, arguments: Namespace) -> int:
         derived = table_of(lake, each)
         current = is_current(derived, delta)
         rows.append((each.name, f"{derived.rows():,}", "current" if current else "behind"))
+    dropped = count_dropped(lake)
     if not arguments.json:
         print(table(("table", "rows", "state"), rows))
+        if dropped:
+            print(f"events of {dropped:,} messages were dropped by `pipeline compact --keep`")
     else:
         for name, count, state in rows:
             session.print_json({"table": name, "rows": int(count.replace(",", "")), "state": state})
+        session.print_json({"dropped_messages": dropped})
     return 0
 
 

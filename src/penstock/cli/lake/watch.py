@@ -1,4 +1,4 @@
-"""What `penstock pipeline run --watch` does beside its rounds: it stops cleanly, audits and tells.
+"""`penstock pipeline run --watch`: the clean stop, audits, `--on-finding` and metrics.
 
 A signal to stop ends the waiting at once and a round when it is complete. With `--on-finding`, each
 round is audited, and if a check has more findings than after the round before, a command is run
@@ -51,7 +51,7 @@ def add_watching(parser: ArgumentParser) -> None:
 
 
 def check_watching(arguments: Namespace) -> None:
-    """Raises UsageError if something is asked for that only a run that goes on does."""
+    """Raises UsageError if an option that needs --watch is given without it."""
     for name in ("on_finding", "metrics_port"):
         if getattr(arguments, name) is not None and not arguments.watch:
             raise UsageError(f"--{name.replace('_', '-')}: needs --watch")
@@ -91,12 +91,12 @@ class Watch:
         return not self._stop.wait(self._every_s)
 
     def show_lag(self, lag: "Lag") -> None:
-        """Takes note of how far the lake is behind a journal."""
+        """Updates the metrics of how far the lake is behind a journal."""
         if self._metrics is not None:
             self._metrics.show_lag(lag)
 
     def show_verdict(self, verdict: "Verdict") -> None:
-        """Takes note of an audit, and runs the command if it found more than the last."""
+        """Updates the metrics, and runs the command if a check has more findings than before."""
         if self._metrics is not None:
             self._metrics.show_verdict(verdict)
         more = [

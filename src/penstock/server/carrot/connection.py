@@ -92,8 +92,12 @@ class CarrotConnection(StreamConnection):
     def data_received(self, data: bytes) -> None:
         if self.ending or self.is_deaf:
             return
-        if self._session is not None:
-            self._take_session(self._session, data)
+        session = self._session
+        if session is not None:
+            if self._backlog:
+                self._take_session(session, data)
+            else:
+                self._take_usual(session, data)
         elif self._single is None:
             self._buffer += data
             try:
@@ -242,8 +246,24 @@ class CarrotConnection(StreamConnection):
 
     # A session.
 
-    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
+    def _take_usual(self, session: SessionDecoder, data: bytes) -> None:
+        """The same as `_take_session` for a connection without a backlog, if it stays so."""
         requests = session.feed(data)
+        if len(requests) != 1 or session.is_amid_frame or session.error or self.has_reserved:
+            self._take_requests(session, requests)
+            return
+        server = self._server
+        opcode, count, number, queue, body = requests[0]
+        server.requests_seen += 1
+        server.requests[opcode] += 1
+        TAKE[opcode](server, self, count, number, queue, body)
+        if self.deferred:
+            self.pause_if_behind()
+
+    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
+        self._take_requests(session, session.feed(data))
+
+    def _take_requests(self, session: SessionDecoder, requests: list[SessionRequest]) -> None:
         self._server.requests_seen += len(requests)
         if self._backlog:
             # Its next turn is planned already.

@@ -48,6 +48,7 @@ from penstock.wire.carrot.session import (
     UINT,
     WAIT_BY_QUEUE,
     GivenMessage,
+    encode_done,
     encode_given,
     encode_one,
     encode_refused,
@@ -330,7 +331,7 @@ def _settle(
 
 
 def _finish_one(connection: "CarrotConnection", number: int, reply: Any) -> None:
-    connection.send(encode_session_answer(SUCCESS, number))
+    connection.send(encode_done(number))
 
 
 def _delete(claim: HeldClaim) -> BatchItem:
@@ -355,6 +356,38 @@ def _ack_or_nack(
         connection.refuse(number, InvalidField(reason))
         return
     _settle(server, connection, number, read_tags(body), command)
+
+
+def _ack(
+    server: CarrotServer,
+    connection: "CarrotConnection",
+    count: int,
+    number: int,
+    queue: bytes,
+    body: bytes,
+) -> None:
+    """An ACK; one of a single tag that is held is done without what `_settle` does for several."""
+    if count != 1 or len(body) != 4:
+        _ack_or_nack(_delete, server, connection, count, number, queue, body)
+        return
+    (tag,) = UINT.unpack(body)
+    claim = connection.held.pop(tag, None)
+    if claim is None:
+        _settle(server, connection, number, [tag], _delete)
+        return
+    try:
+        reply = server.submit(Delete(claim.queue, claim.proof))
+    except PenstockError as error:
+        _refuse_settled(server, connection, number, {tag: claim}, error)
+        return
+    except Exception as fault:
+        server.give_up(fault)
+        return
+    if isinstance(reply, Pending):
+        refuse = partial(_refuse_settled, server, connection, number, {tag: claim})
+        server.defer(connection, reply, partial(_finish_one, connection, number), refuse)
+    else:
+        connection.send(encode_done(number))
 
 
 def _extend(
@@ -452,7 +485,7 @@ TAKE: Final[dict[int, Callable[..., None]]] = {
     PUT: _put,
     PUT_MANY: _put_many,
     GET: _get,
-    SESSION_ACK: partial(_ack_or_nack, _delete),
+    SESSION_ACK: _ack,
     SESSION_NACK: partial(_ack_or_nack, _release),
     EXTEND: _extend,
     SESSION_ADD: _add,

@@ -15,6 +15,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, cast
 
+import msgspec
+
 from penstock.backends.loop import Finish, Pending, Single, Steps
 from penstock.errors import JournalError, PenstockError
 from penstock.server.http import HttpConnection, Request
@@ -38,29 +40,17 @@ _RECEIVE: Final = "ReceiveMessage"
 _NO_MESSAGES: Final = ReceiveResult([])
 
 
-class _Exchange:
+class _Exchange(msgspec.Struct, eq=False):
     """A request whose answer is sent later, and the connection it is sent on."""
 
-    __slots__ = ("action", "connection", "context", "finish", "pending", "protocol", "request_id")
-
-    def __init__(
-        self,
-        action: Action,
-        protocol: SqsProtocol,
-        request_id: str,
-        connection: HttpConnection,
-        pending: Pending,
-        finish: Finish | None,
-        context: Any,
-    ) -> None:
-        self.action = action
-        self.protocol = protocol
-        self.request_id = request_id
-        self.connection = connection
-        self.pending = pending
-        # What makes the result of the reply, if the action was a single command.
-        self.finish = finish
-        self.context = context
+    action: Action
+    protocol: SqsProtocol
+    request_id: str
+    connection: HttpConnection
+    pending: Pending
+    # What makes the result of the reply, if the action was a single command.
+    finish: Finish | None
+    context: Any
 
 
 class SqsEndpoint:
@@ -105,10 +95,10 @@ class SqsEndpoint:
         self._operations = {
             name: (operations[name], _reader(action.required)) for name, action in ACTIONS.items()
         }
-        # Receives that are answered later, most of them because they wait for a message.
+        # Receives whose messages are not known yet, most of them because they wait for one.
         self._receives: set[_Exchange] = set()
         self._ending = False
-        self._id_prefix = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-"
+        self._id_format = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-%012x"
         self._requests = 0
         # (action, status): how often; read by the metrics.
         self.answered: Counter[tuple[str, int]] = Counter()
@@ -126,7 +116,7 @@ class SqsEndpoint:
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it will be sent later."""
         self._requests += 1
-        request_id = f"{self._id_prefix}{self._requests:012x}"
+        request_id = self._id_format % self._requests
         protocol = protocol_of(request)
         name = ""
         try:
@@ -168,8 +158,10 @@ class SqsEndpoint:
             # While the disk syncs there is time to make the answer; afterwards others wait for it.
             answer = self._make_answer(exchange, pending.reply, None)
             pending.then(partial(self._send_durable, exchange, answer))
-        else:
-            pending.then(partial(self._answer_later, exchange))
+            if exchange.action.name == _RECEIVE:
+                exchange.connection.on_gone = pending.cancel
+            return
+        pending.then(partial(self._answer_later, exchange))
         if exchange.action.name == _RECEIVE:
             # Other actions are completed even if the client disconnects.
             self._receives.add(exchange)
@@ -178,11 +170,10 @@ class SqsEndpoint:
     def _send_durable(
         self, exchange: _Exchange, answer: bytes, _: object, error: Exception | None
     ) -> None:
-        if error is not None:
+        if error is None:
+            exchange.connection.finish(answer)
+        else:
             self._answer_later(exchange, None, error)
-            return
-        self._receives.discard(exchange)
-        exchange.connection.finish(answer)
 
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)

@@ -430,7 +430,7 @@
       bars("Why messages came back", [["s3", "timed out"], ["s4", "released"]],
         r.queues.map((q) => ({ name: q.queue, said: count(q.timeouts + q.releases), parts: [q.timeouts, q.releases] })), r.more),
       bars("Who held them then", [["s3", "timed out"], ["s4", "released"]],
-        r.holders.map((h) => ({ name: h.holder || "(not told)", said: count(h.timed_out + h.released), parts: [h.timed_out, h.released] }))));
+        r.holders.map((h) => ({ name: h.holder || "(gave no name)", said: count(h.timed_out + h.released), parts: [h.timed_out, h.released] }))));
   }
 
   function deadLetters() {
@@ -439,7 +439,7 @@
     by("dead").append(
       bars("Where they came from, and why", kinds, d.queues.map((q) => ({ name: q.queue, said: count(q.messages),
         parts: [q.timed_out, q.released, q.both] })), d.more),
-      bars("Who held them last", [["s1", "dead letters"]], d.holders.map((h) => ({ name: h.holder ?? "(not told)", said: count(h.messages), parts: [h.messages] }))));
+      bars("Who held them last", [["s1", "dead letters"]], d.holders.map((h) => ({ name: h.holder ?? "(gave no name)", said: count(h.messages), parts: [h.messages] }))));
   }
 
   function theme() {
@@ -478,5 +478,6 @@
   if (data.hot_groups.rows.length) heatMap(by("hot-groups"), data.hot_groups, "Messages of the busiest groups");
   else by("groups-section").hidden = true;
   queueTable();
-  by("made").textContent = `Made ${moment(data.made_at_ms)} UTC by Penstock ${data.version} from ${plural(data.events, "event")}. All times are UTC.`;
+  by("made").textContent = `Made ${moment(data.made_at_ms)} UTC by Penstock ${data.version} from ${plural(data.events, "event")}.${data.dropped
+    ? ` Of ${plural(data.dropped, "message")} the events were dropped; what follows from them is kept.` : ""} All times are UTC.`;
 })();

@@ -18,6 +18,7 @@ from penstock.url import read_url
 PROCESSES_MAX: Final = 256
 THREADS_MAX: Final = 1_000
 COROUTINES_MAX: Final = 100_000
+_TOKENS_NEED: Final = ("capacity by messages", "capacity in flight")
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -101,10 +102,12 @@ def check_abilities(app: TaskApp) -> None:
     """Refuses limits on a store that cannot hold a number of tokens. Raises TaskError."""
     lacks = app.service.LACKS
     limited = [task.name for task in app.tasks.values() if task.options.is_limited]
-    if limited and "capacity by messages" in lacks:
+    # Tokens that are taken are in flight, and count.
+    lacking = next((each for each in _TOKENS_NEED if each in lacks), None)
+    if limited and lacking is not None:
         raise TaskError(
             f"task {limited[0]!r}: its rate or concurrency cannot be kept on this store: "
-            f"{lacks['capacity by messages']}"
+            f"{lacks[lacking]}"
         )
 
 

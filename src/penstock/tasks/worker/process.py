@@ -164,7 +164,8 @@ class WorkerProcess:
             except QueueNotFound:
                 await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
                 return
-            wait_ms = 0 if claims or self._options.burst else WAIT_MS
+            # Fewer than asked for: there was no more, so the next may wait at once.
+            wait_ms = 0 if len(claims) == limit or self._options.burst else WAIT_MS
             if claims:
                 self._empty.discard(queue)
                 self._take(claims)

@@ -224,6 +224,16 @@ class ContentContract(Contract):
         self.push_all(queue, "a", "b")
         with self.refused("messages", QueueFull):
             self.store.push(queue, "c")
+        self.store.delete(self.claim(queue))
+        self.store.push(queue, "c")
+        with self.refused("messages", QueueFull):
+            self.store.push(queue, "d")
+        assert self.drain(queue) == ["b", "c"]
+
+    @behaviour("capacity by messages", "capacity in flight")
+    def test_what_is_in_flight_still_counts_in_a_full_queue(self) -> None:
+        queue = self.queue(max_messages=2)
+        self.push_all(queue, "a", "b")
         claim = self.claim(queue)
         with self.refused("messages", QueueFull):
             self.store.push(queue, "in flight still counts")

@@ -51,6 +51,7 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "retention": "a queue ends the messages that nobody took in time",
     "capacity by messages": "a queue can be limited in messages",
     "capacity by bytes": "a queue can be limited in bytes",
+    "capacity in flight": "a message that is in flight counts towards the limit of its queue",
     "attributes": "attributes in text come back as they were pushed",
     "bytes attributes": "attributes in bytes come back as they were pushed",
     "fifo": "a FIFO queue keeps strict order within a group and blocks it while one is in flight",

@@ -242,6 +242,11 @@ def encode_session_answer(status: int, number: int, body: bytes = b"", count: in
     return HEAD.pack(status, 0, count, number, len(body)) + body
 
 
+def encode_done(number: int) -> bytes:
+    """A SUCCESS without a body; the same as `encode_session_answer` of it."""
+    return HEAD.pack(SUCCESS, 0, 0, number, 0)
+
+
 def encode_one(number: int, tag: int, receives: int, body: bytes) -> bytes:
     """The answer to a GET with one message; the same as `encode_given` of it."""
     size = len(body)

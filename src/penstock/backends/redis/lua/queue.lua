@@ -487,7 +487,7 @@ local function serve()
     local first = call('ZRANGE', WAITERS, 0, 0)[1]
     while first do
       if known[1] == first and timer > now and timer <= due then return end
-      if tell(first, 'T', digits(math.max(0, due - now))) > 0 then
+      if tell(first, 'T', digits(math.max(0, due - now)) .. ':' .. first) > 0 then
         call('HSET', META, 'keeper', first, 'timer', digits(due))
         return
       end

@@ -12,7 +12,7 @@ local KEPT_MAX = 10000
 if not open() then return false end
 settle()
 local limit, to, asks = tonumber(ARGV[4]), ARGV[5], ARGV[6] == '?'
-local back, blocked, sources = {}, {}, {}
+local back, sources = {}, {}
 for place = 6, #ARGV do back[ARGV[place]] = string.match(ARGV[place], '^[^%z]*') end
 local moved, kept = 0, 0
 local results = {q.identity, digits(now), 0}
@@ -23,17 +23,10 @@ local function source_of(payload)
   return sub(payload, at, at + source_bytes - 1)
 end
 
-local function is_blocked(s)
-  if not q.fifo then return false end
-  if blocked[s.group] == nil then blocked[s.group] = call('HEXISTS', GROUPS, s.group) == 0 end
-  return blocked[s.group]
-end
-
 local function consider(number)
   local payload = call('HGET', MESSAGES, number)
   local text = call('HGET', STATE, number)
   local s = text and read_state(text) or new_state(payload)
-  if is_blocked(s) then return end
   local source = source_of(payload)
   if asks then
     if source ~= '' then sources[source] = true end
@@ -43,7 +36,6 @@ local function consider(number)
   local target = to ~= '' and to or back[source]
   if not target then
     kept = kept + 1
-    if q.fifo then blocked[s.group] = true end
     return
   end
   leave_order(number, s)
@@ -78,7 +70,27 @@ local function go_on(plain, grouped)
   return plain_cut or grouped_cut, plain, grouped
 end
 
-local goes_on, plain, grouped = true, {stay = 0}, {stay = 0}
+-- FIFO: open group after open group as pulls would take them, each up to the first that stays. The
+-- list of groups is written again only when the script ends.
+local function go_through_groups()
+  local at, heads = 0, nil
+  repeat
+    heads = call('ZRANGE', HEADS, at, at + CHUNK - 1)
+    at = at + CHUNK
+    for _, head in ipairs(heads) do
+      if moved >= limit or kept >= KEPT_MAX then return end
+      for _, member in ipairs(first_of(sub(head, 13), limit - moved)) do
+        local number, before = number_in(member), moved
+        if not call('ZSCORE', GROUPED, number) then break end
+        consider(number)
+        if moved == before then break end
+      end
+    end
+  until #heads < CHUNK
+end
+
+if q.fifo then go_through_groups() end
+local goes_on, plain, grouped = not q.fifo, {stay = 0}, {stay = 0}
 while goes_on and moved < limit and kept < KEPT_MAX do
   goes_on, plain, grouped = go_on(plain, grouped)
 end

@@ -21,7 +21,7 @@ WITH moves AS (
     -- What departed before the journal's beginning was in no queue then.
     CASE WHEN bool_or(kind = 'Arrived') AND NOT bool_or(kind = 'Departed') THEN 0 ELSE 1 END, 0,
     arg_min(sequence, sequence) >> {INDEX_BITS}
-  FROM life_events WHERE own
+  FROM life_events WHERE own AND message NOT IN (SELECT message FROM ended_before)
   GROUP BY message HAVING arg_min(kind, sequence) <> 'Pushed'
 ), counted AS (
   SELECT moves.queue AS queue, coalesce(emptied_before, 0) AS emptied_before, term, events,

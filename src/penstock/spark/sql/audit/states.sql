@@ -4,7 +4,8 @@
 --   message        its number
 --   sequence, kind, at_ms, queue, epoch, dead
 --                  the event
---   state          visible, delayed, in flight, departed, gone; null before its push
+--   state          visible, delayed, in flight, departed, gone; null before its push. A message
+--                  that ended in a sealed part is gone before its first event here
 --   was_pushed     whether its push is in the journal
 --   current_epoch  the epoch of its last claim, null if none is in the journal
 --   due_ms         when its claim or delay ends, 0 if it has neither
@@ -13,12 +14,13 @@
 --   receives       how many claims it had in this queue, null if that is not known
 WITH seen AS (
   SELECT message, sequence, kind, at_ms, queue, epoch, dead,
-    last_value(CASE WHEN kind IN ('Pushed', 'Released')
+    coalesce(last_value(CASE WHEN kind IN ('Pushed', 'Released')
         THEN CASE WHEN until_ms IS NULL THEN 'visible' ELSE 'delayed' END
       WHEN kind IN ('DelayEnded', 'ClaimExpired', 'Moved') THEN 'visible'
       WHEN kind IN ('Claimed', 'Extended') THEN 'in flight'
       WHEN kind = 'Departed' THEN 'departed'
-      WHEN {ENDED} THEN 'gone' END IGNORE NULLS) OVER earlier AS state,
+      WHEN {ENDED} THEN 'gone' END IGNORE NULLS) OVER earlier,
+      CASE WHEN message IN (SELECT message FROM ended_before) THEN 'gone' END) AS state,
     coalesce(max(CASE WHEN kind = 'Pushed' THEN 1 END) OVER earlier, 0) = 1 AS was_pushed,
     last_value(CASE WHEN kind = 'Claimed' THEN epoch END IGNORE NULLS) OVER earlier
       AS current_epoch,

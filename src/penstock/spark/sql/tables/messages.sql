@@ -82,5 +82,5 @@ SELECT store, shard, message, {MESSAGE_ID} AS message_id, queue, queue_number, h
   ended_at_ms,
   first_pulled_at_ms - greatest(pushed_at_ms, coalesce(visible_at_ms, 0)) AS wait_ms,
   ended_at_ms - pushed_at_ms AS age_ms,
-  events, last_sequence
+  events, last_sequence, dropped
 FROM judged, part

@@ -3,8 +3,10 @@ WITH moved AS (
   SELECT message, queue AS queue_number, to_queue, name, at_ms, sequence
   FROM events WHERE kind = 'Departed' OR (kind = 'Moved' AND dead)
 ), held AS (
-  SELECT message, arg_max(holder, epoch) AS last_holder FROM attempts
-  WHERE message IN (SELECT message FROM moved) GROUP BY message
+  -- Of the last claim before the move, also if it gave no name.
+  SELECT moved.message, moved.sequence, arg_max({'name': holder}, events.sequence).name AS last_holder
+  FROM moved JOIN events ON events.message = moved.message AND events.sequence < moved.sequence
+  WHERE kind = 'Claimed' GROUP BY ALL
 )
 SELECT messages.store, messages.shard, moved.message, message_id,
   coalesce(came.queue, concat('#', moved.queue_number)) AS queue,
@@ -13,7 +15,7 @@ SELECT messages.store, messages.shard, moved.message, message_id,
   last_holder, state
 FROM moved
 JOIN messages ON messages.message = moved.message
-LEFT JOIN held ON held.message = moved.message
+LEFT JOIN held ON held.message = moved.message AND held.sequence = moved.sequence
 LEFT JOIN queues AS came ON came.queue_number = moved.queue_number
 LEFT JOIN queues AS went ON went.queue_number = moved.to_queue
-ORDER BY sequence
+ORDER BY moved.sequence

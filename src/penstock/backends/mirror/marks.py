@@ -1,0 +1,64 @@
+"""How a message of the primary is pushed to the mirror, and recognised there by its mark.
+
+The mark is the message's number on the primary, in its context. What the service of the mirror
+lacks, such as priorities or dedup ids, is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.core.events import Pushed
+from penstock.service import Claim, Push
+
+MARK: Final = "mirror"
+
+
+class MarkedPushes:
+    """Makes the pushes of a mirror; `identity` tells the dedup ids of its primary from others'."""
+
+    def __init__(self, lacks: Mapping[str, str], identity: str) -> None:
+        self.has_fifo = "fifo" not in lacks
+        self._has_dedup = "dedup" not in lacks
+        self._has_groups = "fair groups" not in lacks
+        self._has_priorities = "priority order" not in lacks
+        self._identity = identity
+
+    def push(self, name: str, is_fifo: bool, pushed: Pushed, now_ms: int) -> Push:
+        """The push of a message, visible when it is on the primary."""
+        delay_ms = max(0, pushed.visible_at_ms - now_ms) if pushed.visible_at_ms else 0
+        return Push(
+            name,
+            pushed.body,
+            delay_ms or None,
+            pushed.priority if self._has_priorities else 0,
+            None,
+            f"{self._identity}-{pushed.number:x}" if self._has_dedup or is_fifo else None,
+            pushed.group if is_fifo or self._has_groups else None,
+            pushed.attributes,
+            {**(pushed.context or {}), MARK: f"{pushed.number:x}"},
+        )
+
+    def move(self, to: str, is_fifo: bool, claim: Claim, rank: int) -> Push:
+        """The push of a message of the mirror to another of its queues."""
+        # With the rank: a message may come back to a queue that knows its first dedup id.
+        dedup_id = f"{self._identity}-{(claim.context or {})[MARK]}-{rank:x}"
+        return Push(
+            to,
+            claim.body,
+            None,
+            claim.priority,
+            None,
+            dedup_id if self._has_dedup or is_fifo else None,
+            claim.group,
+            claim.attributes,
+            claim.context,
+        )
+
+
+def mark_of(claim: Claim) -> int | None:
+    """The number on the primary of a message of the mirror; None if it is none of ours."""
+    text = (claim.context or {}).get(MARK)
+    try:
+        return None if text is None else int(text, 16)
+    except ValueError:
+        return None

@@ -1,0 +1,274 @@
+"""How a queue is spread over shards: the note in its settings, and what a shard takes by it.
+
+A queue that is spread is in its home shard (`placement.first_shard`) and in the shards after it,
+each of which has a queue of its own under the same name. Its settings carry a note, `.spread`:
+over how many shards it is spread, over how many it was before, and the version of the note. The
+note in the home shard counts; the others get copies. Every request to a queue names the version
+that its sender goes by, and a shard whose note has another version refuses it: so at any instant
+all who push and pull agree, though nobody tells them.
+
+A push is placed by its key: the group in a FIFO queue, else the dedup id; one without a key goes to
+any of the shards. While the note says how the queue was spread before, a push with a key is first
+offered to the shards that had that key then. Such a shard takes it only if it still has messages of
+the group, or knows the dedup id. Once it has not, it never has again, because it takes no other
+push of that key. So a group is whole in one shard at every instant, and a push that is sent again
+meets the shard that knows it. Nothing here does I/O.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.cluster.placement import first_shard, shard_for, shards_of
+from penstock.core.queue import QueueState
+from penstock.core.shard import ShardState
+from penstock.core.visible import FifoOrder
+from penstock.errors import InvalidField
+from penstock.service import (
+    DEDUP_WINDOW_MS,
+    Batch,
+    ConfigureQueue,
+    DeleteQueue,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    PushMany,
+    QueueInfo,
+    QueueSettings,
+    Redrive,
+    Stats,
+)
+
+NOTE: Final = ".spread"
+VERSION_MAX: Final = 2**32 - 1
+_OF_QUEUE: Final = (Push, PushMany, Pull, Peek, Stats, Purge, Redrive)
+
+
+class SpreadChanged(Exception):
+    """A shard has another note of the queue than the request went by; nothing was done."""
+
+
+class NotPlaced(Exception):
+    """The push belongs in another shard of the queue; nothing was done."""
+
+
+class Spread(msgspec.Struct, frozen=True, array_like=True):
+    """The note: over how many shards a queue is spread, and over how many it was before."""
+
+    version: int = 0
+    shards: int = 1
+    before: tuple[int, ...] = ()
+    changed_at_ms: int = 0
+
+    @property
+    def widest(self) -> int:
+        """Over how many shards messages may lie."""
+        return max(self.shards, *self.before) if self.before else self.shards
+
+
+UNSPREAD: Final = Spread()
+
+
+@lru_cache(maxsize=1024)
+def _read_note(text: str) -> Spread:
+    return msgspec.json.decode(text, type=Spread)
+
+
+def spread_of(settings: QueueSettings) -> Spread:
+    """How a queue is spread, by its settings in one shard."""
+    text = settings.annotations.get(NOTE)
+    return UNSPREAD if text is None else _read_note(text)
+
+
+def noted(annotations: dict[str, str], spread: Spread) -> dict[str, str]:
+    """Annotations with this note; without one for a queue that is not spread any more."""
+    others = {name: text for name, text in annotations.items() if name != NOTE}
+    if spread.shards == 1 and not spread.before:
+        return others
+    return {**others, NOTE: msgspec.json.encode(spread).decode()}
+
+
+def without_note(info: QueueInfo) -> QueueInfo:
+    """What callers see of a queue: the note is not theirs."""
+    if NOTE not in info.settings.annotations:
+        return info
+    annotations = noted(info.settings.annotations, UNSPREAD)
+    settings = msgspec.structs.replace(info.settings, annotations=annotations)
+    return msgspec.structs.replace(info, settings=settings)
+
+
+def check_spreadable(settings: QueueSettings) -> None:
+    """Raises InvalidField if a queue with these settings cannot be in several shards."""
+    if settings.fifo and not settings.dedup_per_group:
+        raise InvalidField(
+            "spread: a fifo queue in several shards knows dedup ids by group; "
+            "configure it with dedup_per_group first"
+        )
+
+
+def next_spread(old: Spread, shards: int, now_ms: int) -> Spread:
+    """The note after a change to so many shards. Versions rise, also when a queue is made anew."""
+    before = tuple(each for each in (*old.before, old.shards) if each != shards)
+    return Spread(_next_version(old, now_ms), shards, before, now_ms)
+
+
+def renewed(old: Spread, now_ms: int) -> Spread:
+    """The same spread under another version, for settings that changed with it."""
+    return msgspec.structs.replace(old, version=_next_version(old, now_ms))
+
+
+def settled(old: Spread, now_ms: int) -> Spread:
+    """The spread without its past: nothing lies where it lay before."""
+    return Spread(_next_version(old, now_ms), old.shards, (), now_ms)
+
+
+def _next_version(old: Spread, now_ms: int) -> int:
+    return min(max(old.version + 1, now_ms // 1_000), VERSION_MAX)
+
+
+def may_settle(spread: Spread, now_ms: int) -> bool:
+    """Whether every dedup id from before the last change is forgotten by now."""
+    return bool(spread.before) and now_ms > spread.changed_at_ms + DEDUP_WINDOW_MS
+
+
+def push_key(settings: QueueSettings, push: Push) -> str | None:
+    """What decides where a push goes; None if any shard of the queue will do."""
+    if settings.fifo:
+        return push.group if type(push.group) is str else None
+    if push.dedup_id is not None:
+        return push.dedup_id if type(push.dedup_id) is str else None
+    if settings.dedup_by_content and type(push.body) is bytes:
+        return hashlib.sha256(push.body).hexdigest()
+    return None
+
+
+class QueuePlaces(NamedTuple):
+    """A queue that is spread, as a router knows it."""
+
+    queue: str
+    settings: QueueSettings
+    spread: Spread
+    shards: int
+
+    @property
+    def version(self) -> int:
+        """The version of the note that this is by."""
+        return self.spread.version
+
+    @property
+    def current(self) -> list[int]:
+        """The shards that take any push that is placed in them."""
+        return shards_of(self.queue, self.shards, self.spread.shards)
+
+    @property
+    def every(self) -> list[int]:
+        """The shards in which messages may lie; the home shard is the first."""
+        return shards_of(self.queue, self.shards, self.spread.widest)
+
+    def places_of(self, key: str) -> list[int]:
+        """The shards to offer a push of this key to, one after another; the last one takes it."""
+        places = [
+            shard_for(key, shards_of(self.queue, self.shards, each)) for each in self.spread.before
+        ]
+        last = shard_for(key, self.current)
+        return [*dict.fromkeys(place for place in places if place != last), last]
+
+
+def places_by(info: QueueInfo, shards: int) -> QueuePlaces | None:
+    """Where the queue is, by its description in its home shard; None if it is not spread."""
+    spread = spread_of(info.settings)
+    return QueuePlaces(info.queue, info.settings, spread, shards) if spread.version else None
+
+
+class SpreadGuard:
+    """Says for the owner of a shard which commands go by another spread than the shard's notes.
+
+    `names` are the queues with a note that are in this shard.
+    """
+
+    def __init__(self, shard: ShardState, shards: int) -> None:
+        self._shard = shard
+        self._shards = shards
+        self.names = {
+            name for name, queue in shard.names.items() if NOTE in queue.settings.annotations
+        }
+
+    def configured(self, name: str) -> None:
+        """The queue's settings may have changed, or it is gone."""
+        queue = self._shard.names.get(name)
+        if queue is not None and NOTE in queue.settings.annotations:
+            self.names.add(name)
+        else:
+            self.names.discard(name)
+
+    def check(self, command: Any, version: int, now_ms: int) -> None:
+        """Raises SpreadChanged or NotPlaced for a command that is not for this shard."""
+        if not version and not self.names:
+            return
+        if isinstance(command, _OF_QUEUE):
+            queue = self._check_version(command.queue, version)
+            if queue is not None and version and type(command) is Push:
+                self._check_push(queue, command, now_ms)
+        elif type(command) is Batch:
+            for name in {each.queue for each in command.items if type(each) is Push}:
+                self._check_version(name, version)
+        elif type(command) is ConfigureQueue:
+            self._check_configure(command, version)
+        elif type(command) is DeleteQueue and version:
+            # A shard that left the queue's spread: its queue goes once it is empty, not before.
+            found = self._shard.names.get(command.queue)
+            if found is not None and (found.deliveries or self._version(found) > version):
+                raise NotPlaced
+
+    def _version(self, queue: QueueState | None) -> int:
+        return 0 if queue is None else spread_of(queue.settings).version
+
+    def _check_version(self, name: Any, version: int) -> QueueState | None:
+        queue = self._shard.names.get(name) if type(name) is str else None
+        if self._version(queue) != version:
+            raise SpreadChanged
+        return queue
+
+    def _check_configure(self, command: ConfigureQueue, version: int) -> None:
+        """In the home shard a change is of a known version; elsewhere it is a copy, never an old
+        one."""
+        queue = self._shard.names.get(command.queue)
+        if queue is None:
+            return
+        if first_shard(queue.name, self._shards) == self._shard.number:
+            self._check_version(command.queue, version)
+        elif version < self._version(queue):
+            raise SpreadChanged
+
+    def _check_push(self, queue: QueueState, push: Push, now_ms: int) -> None:
+        settings = queue.settings
+        places = shards_of(queue.name, self._shards, spread_of(settings).shards)
+        key = push_key(settings, push)
+        own = self._shard.number
+        if own in places if key is None else shard_for(key, places) == own:
+            return
+        if key is None or not _holds(queue, push, now_ms):
+            raise NotPlaced
+
+
+def _holds(queue: QueueState, push: Push, now_ms: int) -> bool:
+    """Whether messages of the push's group, or its dedup id, are known here."""
+    settings, order = queue.settings, queue.order
+    group = push.group if type(push.group) is str else None
+    if isinstance(order, FifoOrder) and order.has_group(group or ""):
+        return True
+    dedup_id = push.dedup_id
+    if dedup_id is None and settings.dedup_by_content and type(push.body) is bytes:
+        dedup_id = hashlib.sha256(push.body).hexdigest()
+    if type(dedup_id) is not str:
+        return False
+    return queue.dedups.find(queue.dedup_key(dedup_id, group), now_ms) is not None
+
+
+def merged_order(spread: Sequence[Any]) -> list[Any]:
+    """Messages of several shards in one order: by priority, then by when they were pushed."""
+    return sorted(spread, key=lambda each: (-each.priority, each.pushed_at_ms, each.sequence))

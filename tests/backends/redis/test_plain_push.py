@@ -1,0 +1,190 @@
+"""The fast path of a push does what the general one does, and steps aside where it may not act."""
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+import penstock
+from penstock.backends.redis.layout import encode_plain, encode_push
+from penstock.backends.redis.messages import check_push, plain_item
+from penstock.clock import ManualClock
+from penstock.errors import InvalidField, MessageTooLarge, QueueFull
+from penstock.service import Batch, Push
+from tests.backends.redis.servers import RedisServer, until
+
+pytestmark = pytest.mark.service("redis-server")
+
+START_MS = 1_800_000_000_000
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server):
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def queues(server, client):
+    with penstock.connect(server.url) as queues:
+        queues.create("orders")
+        yield queues
+
+
+def calls_of(client, command):
+    """How often a command was called, by scripts too."""
+    return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+
+def stored(client, queue):
+    """Everything that Redis has of a queue, but for what is drawn at random when it is made."""
+    found = {}
+    for key in client.keys(f"penstock:{{{queue}}}:*"):
+        name = key.decode().rpartition(":")[2]
+        if client.type(key) == b"hash":
+            found[name] = client.hgetall(key)
+        else:
+            found[name] = client.zrange(key, 0, -1, withscores=True)
+    for drawn in (b"number", b"secret"):
+        del found["meta"][drawn]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ways_leave_the_same_in_redis(server, client, seed):
+    rng = random.Random(seed)
+    clock = ManualClock(START_MS)
+    retention_s = rng.choice([60, 345_600])
+    with penstock.connect(server.url, clock=clock) as queues:
+        for name in ("fast", "general"):
+            queues.create(name, retention=retention_s)
+        for _ in range(30):
+            clock.advance(ms=rng.choice([0, 1, 1_000]))
+            body = rng.randbytes(rng.choice([0, 1, 300]))
+            attributes = rng.choice([None, None, {"kind": "test"}])
+            options: dict[str, Any] = {"priority": rng.randrange(10), "attributes": attributes}
+            fast = queues.service.execute(Push("fast", body, **options))
+            # A batch goes the general way.
+            (general,) = queues.service.execute(Batch([Push("general", body, **options)]))
+            assert (fast.sequence, fast.duplicate) == (general.sequence, general.duplicate)
+        assert stored(client, "fast") == stored(client, "general")
+        assert [m.body for m in queues.peek("fast", 99)] == [
+            m.body for m in queues.peek("general", 99)
+        ]
+
+
+def test_a_plain_push_does_not_read_the_settings(queues, client):
+    queues.push("orders", b"one")
+    client.config_resetstat()
+    queues.push("orders", b"two")
+    assert [calls_of(client, each) for each in ("hmget", "zcard", "hset", "zadd")] == [1, 0, 2, 2]
+
+
+def test_a_body_alone_is_encoded_as_the_general_way_does(queues):
+    for priority in (0, 9):
+        command = Push("orders", b"body", None, priority)
+        assert encode_plain(b"body", priority) == encode_push(command, check_push(command), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {"delay_ms": 1}),
+        ({}, {"ttl_ms": 60_000}),
+        ({}, {"dedup_id": "1"}),
+        ({}, {"group": "eu"}),
+        ({}, {"priority": 10}),
+        ({}, {"priority": True}),
+        ({}, {"delay_ms": ""}),
+        ({}, {"body": "text"}),
+        ({"delay": 5}, {}),
+        ({"max_messages": 5}, {}),
+        ({"max_bytes": 5_000}, {}),
+        ({"max_body_bytes": 10}, {}),
+        ({"fifo": True}, {}),
+        ({"fifo": True, "dedup_by_content": True}, {"group": "eu"}),
+    ],
+)
+def test_what_has_a_rule_of_its_own_goes_the_general_way(server, client, settings, options):
+    name = "orders.fifo" if "fifo" in settings else "orders"
+    with penstock.connect(server.url) as queues:
+        queues.create(name, **settings)
+        service: Any = queues.service
+        with pytest.raises(StopIteration) as stop:
+            service._queues.find(name).send(None)
+        command = Push(**{"queue": name, "body": b"a body of some bytes", **options})
+        assert plain_item(stop.value.value, command) is None
+
+
+def test_settings_that_another_process_changed_count_at_once(server, queues, client):
+    queues.push("orders", b"one")
+    with penstock.connect(server.url) as others:
+        others.configure("orders", delay=60)
+        queues.push("orders", b"delayed")
+        assert queues.stats("orders").delayed == 1
+        others.configure("orders", delay=0, max_messages=2)
+        with pytest.raises(QueueFull, match="max_messages=2"):
+            queues.push("orders", b"too many")
+        others.configure("orders", max_messages=None, max_body_bytes=5)
+        with pytest.raises(MessageTooLarge, match="at most 5"):
+            queues.push("orders", b"123456")
+        others.remove("orders")
+        with pytest.raises(penstock.QueueNotFound):
+            queues.push("orders", b"three")
+
+
+def test_a_queue_that_became_one_of_content_dedup_recognises_the_body(server, client):
+    with penstock.connect(server.url) as queues, penstock.connect(server.url) as others:
+        queues.create("orders")
+        queues.push("orders", b"one")
+        others.configure("orders", dedup_by_content=True)
+        first = queues.push("orders", b"two")
+        assert queues.push("orders", b"two") == first
+        assert queues.stats("orders").messages == 2
+
+
+def test_a_waiting_pull_is_woken_by_a_plain_push(server, queues):
+    with penstock.connect(server.url) as others:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(others.pull("orders", wait=20)))
+        thread.start()
+        until(lambda: queues.stats("orders").waiting_pulls == 1)
+        queues.push("orders", b"one")
+        thread.join(20)
+        assert found[0].body == b"one"
+
+
+def test_a_clock_that_was_set_back_does_not_give_an_earlier_arrival(server, client):
+    clock = ManualClock(START_MS)
+    with penstock.connect(server.url, clock=clock) as queues:
+        queues.create("orders")
+        queues.push("orders", b"one")
+    with penstock.connect(server.url, clock=ManualClock(START_MS - 3_600_000)) as queues:
+        queues.push("orders", b"two")
+        queues.push("orders", b"three")
+        times = [message.pushed_at_ms for message in queues.peek("orders", 9)]
+    assert times == [START_MS] * 3
+
+
+def test_a_refused_plain_push_changes_nothing(queues, client):
+    before = stored(client, "orders")
+    with pytest.raises(InvalidField, match="priority"):
+        queues.push("orders", b"x", priority=11)
+    assert stored(client, "orders") == before
+
+
+def test_a_client_that_keeps_history_has_every_push_in_it(server, client):
+    with penstock.connect(f"{server.url}?history=100") as queues:
+        queues.create("orders")
+        pushed = queues.push("orders", b"one")
+        assert [event.kind for event in queues.history(pushed)] == ["Pushed"]

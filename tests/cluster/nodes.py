@@ -1,0 +1,66 @@
+"""Nodes of a cluster in one process, for tests: added, ended, crashed, connected to."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from penstock.aio import AsyncQueues
+from penstock.cluster.address import read_address
+from penstock.cluster.open import open_node, open_router
+from penstock.url import read_url
+
+PATIENCE_S = 30
+
+
+class Cluster:
+    """Some nodes, each with a connection of its own, and a router without shards."""
+
+    def __init__(self, url, path):
+        self.address = read_address(read_url(url))
+        self.path = path
+        self.nodes = {}
+        self.archive = None
+        self.undo = AsyncExitStack()
+
+    async def add(self, *names):
+        for name in names:
+            path = self.path / name
+            options = {"directory": path, "archive": self.archive}
+            service = await open_node(self.address, node=name, **options)
+            self.nodes[name] = service
+            self.undo.push_async_callback(self.end, name)
+
+    async def end(self, name):
+        service = self.nodes.pop(name, None)
+        if service is not None:
+            await service.close()
+
+    async def crash(self, name):
+        """Ends a node as a kill would: nothing is handed over, and its connection is gone."""
+        service = self.nodes.pop(name)
+        await service.node._client.close()
+        await service.node.abandon()
+
+    async def connect(self):
+        router = await open_router(self.address)
+        self.undo.push_async_callback(router.close)
+        return AsyncQueues(router)
+
+    async def until(self, is_so):
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    def owners(self):
+        return {shard: name for name, service in self.nodes.items() for shard in service.node.owned}
+
+    def owned_shards(self):
+        return [each for node in self.nodes.values() for each in node.node.owned.values()]
+
+    async def until_owned(self, *names):
+        """Waits until all shards are owned, and each of these nodes has some."""
+        await self.until(
+            lambda: (
+                len(self.owners()) == self.address.shards
+                and set(names) <= set(self.owners().values())
+            )
+        )

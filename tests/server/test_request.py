@@ -1,0 +1,166 @@
+"""Requests from bytes: a plain request is read as the parser would read it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.request import HEADERS_MAX, Request, RequestReader, Unacceptable
+
+BODY = b'{"QueueName": "jobs"}'
+PLAIN = (
+    b"POST / HTTP/1.1\r\nHost: localhost:9324\r\nContent-Length: 21\r\n"
+    b"X-Amz-Target: AmazonSQS.CreateQueue\r\nUser-Agent: any/1.0\r\n\r\n" + BODY
+)
+NAMES = [b"Host", b"host", b"Content-Length", b"X-Amz-Target", b"Connection", b"Cookie", b"Upgrade"]
+NAMES += [
+    b"Transfer-Encoding",
+    b"Expect",
+    b"Content-Encoding",
+    b"Proxy-Connection",
+    b"X-Any",
+    b"X Y",
+]
+VALUES = [
+    b"",
+    b"localhost",
+    b"0",
+    b"3",
+    b"03",
+    b"+3",
+    b"3 ",
+    b" 3",
+    b"3\t",
+    b"close",
+    b"Keep-Alive",
+]
+VALUES += [
+    b"chunked",
+    b"100-continue",
+    b"websocket",
+    b"a\nb",
+    b"a\rb",
+    b"a\0b",
+    b"\xe9",
+    b"\x7f",
+    b": x",
+]
+
+
+class Recorder(RequestReader):
+    """Keeps the requests that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Request] = []
+
+    def take(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def expects_continue(self) -> None:
+        pass
+
+
+class Observed(Recorder):
+    """Also counts what was left to the parser."""
+
+    parsed = 0
+
+    def parse(self, data: bytes | memoryview) -> None:
+        self.parsed += 1
+        super().parse(data)
+
+
+def read(reader: Recorder, pieces: list[bytes], by_parser: bool) -> list[Any]:
+    """What comes of these bytes: the requests, and the refusal that ends them."""
+    found: list[Any] = reader.requests
+    try:
+        for piece in pieces:
+            if by_parser:
+                reader.parse(piece)
+            else:
+                reader.feed(piece)
+    except Unacceptable as error:
+        return [*found, (error.status, str(error))]
+    return [*found, reader.in_message, reader.completed]
+
+
+def both(*pieces: bytes) -> tuple[list[Any], list[Any], Observed]:
+    """The same bytes with and without the way for plain requests, once their names are known."""
+    warm = Recorder()
+    for name in NAMES:
+        if b" " not in name:
+            try:
+                warm.parse(b"POST / HTTP/1.1\r\nHost: x\r\n%s: x\r\n\r\n" % name)
+            except Unacceptable:
+                warm = Recorder()
+    observed = Observed()
+    return read(observed, [*pieces], False), read(Recorder(), [*pieces], True), observed
+
+
+def test_a_plain_request_is_read_without_the_parser() -> None:
+    Recorder().parse(PLAIN)
+    reader = Observed()
+    reader.feed(PLAIN)
+    reader.feed(PLAIN)
+    assert reader.parsed == 0
+    assert reader.completed == 2
+    assert [each.body for each in reader.requests] == [BODY, BODY]
+    assert reader.requests[0].headers["x-amz-target"] == "AmazonSQS.CreateQueue"
+    assert reader.requests[0].keep_alive
+
+
+@pytest.mark.parametrize("at", range(1, len(PLAIN)))
+def test_a_request_cut_anywhere_is_read_once_it_is_whole(at: int) -> None:
+    mine, parsers, reader = both(PLAIN[:at], PLAIN[at:])
+    assert mine == parsers
+    assert len(reader.requests) == 1
+
+
+def test_the_rest_of_a_head_is_not_taken_for_a_request() -> None:
+    """Everything but the empty line: without it, the head may go on."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0"
+    mine, parsers, _ = both(head)
+    assert mine == parsers == [True, 0]
+    mine, parsers, _ = both(head, b"1\r\n\r\nabc")
+    assert mine == parsers
+
+
+def test_headers_are_counted_in_a_plain_request_too() -> None:
+    many = b"".join(b"X-%d: 1\r\n" % number for number in range(HEADERS_MAX))
+    request = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n%s\r\n" % many
+    for number in range(HEADERS_MAX):
+        Recorder().parse(b"POST / HTTP/1.1\r\nHost: x\r\nX-%d: 1\r\n\r\n" % number)
+    mine, parsers, _ = both(request)
+    assert mine == parsers
+    assert mine[-1][0] == 431
+
+
+@given(
+    first=st.sampled_from([b"POST / HTTP/1.1", b"POST / HTTP/1.0", b"GET / HTTP/1.1", b"POST /"]),
+    headers=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=5),
+    colon=st.sampled_from([b": ", b":", b":  ", b" : ", b":\t"]),
+    end=st.sampled_from([b"\r\n", b"\n", b"\r"]),
+    is_sound=st.booleans(),
+    tail=st.sampled_from([b"", b"abc", b"abcd", b"abcPOST / HTTP/1.1\r\n"]),
+)
+def test_what_is_read_as_plain_the_parser_reads_alike(
+    first: bytes,
+    headers: list[tuple[bytes, bytes]],
+    colon: bytes,
+    end: bytes,
+    is_sound: bool,
+    tail: bytes,
+) -> None:
+    if is_sound:
+        headers = [(b"Host", b"localhost"), (b"Content-Length", b"3"), *headers]
+    lines = [first, *(name + colon + value for name, value in headers), b"", b""]
+    mine, parsers, _ = both(end.join(lines) + tail)
+    assert mine == parsers
+
+
+@given(at=st.integers(0, len(PLAIN) - len(BODY) - 1), byte=st.binary(min_size=0, max_size=2))
+def test_a_changed_byte_makes_no_difference_between_the_two(at: int, byte: bytes) -> None:
+    mine, parsers, _ = both(PLAIN[:at] + byte + PLAIN[at + 1 :])
+    assert mine == parsers
