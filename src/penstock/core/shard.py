@@ -133,7 +133,7 @@ class ShardState:
         self.elsewhere: Mapping[str, int] = {}
         self.spread: Container[str] = ()
         self.departed = Outbox()
-        # While somebody is taking a snapshot: which messages moved, from where and to where.
+        # While a snapshot is being taken: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
         self.discards = Discards(self.alarm)
@@ -403,10 +403,7 @@ class ShardState:
         state = _STATES.get(str(command.state))
         if state is None:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
-        if state == VISIBLE:
-            return queue.order.ahead(command.limit)
-        matching = (each for each in queue.deliveries.values() if each.state == state)
-        return list(islice(matching, command.limit))
+        return queue.standing(state, command.limit)
 
     def outbox(self, limit: int = PULL_LIMIT_MAX) -> list[Owed]:
         """Messages that are owed to other shards, those that departed first before others."""
@@ -608,8 +605,8 @@ def replay(events: Iterable[AnyEvent]) -> ShardState:
 
 def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
-    told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
-    return msgspec.structs.replace(settings, annotations=told)
+    public = {name: text for name, text in settings.annotations.items() if name[0] != "."}
+    return msgspec.structs.replace(settings, annotations=public)
 
 
 def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
@@ -624,7 +621,7 @@ def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
 
 
 def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-    """The event by which a claim that ran out lives again, for whoever comes late with it."""
+    """The event by which a claim that ran out lives again, when its holder uses it late."""
     if delivery.state == IN_FLIGHT:
         return []
     return [Extended(now_ms, delivery.queue, delivery.number, delivery.epoch, now_ms)]

@@ -349,6 +349,20 @@ def test_others_are_answered_while_steps_pause_and_the_last_change_must_be_durab
     on_loop(scene, HeldJournal())
 
 
+def test_steps_may_pause_before_their_first_command():
+    def steps():
+        yield PAUSE
+        return (yield Push("q", b"1")).duplicate
+
+    async def scene(face, clock):
+        replies = collect(face.run(steps()))
+        assert face.submit(Stats("q")).messages == 0
+        await turns()
+        assert (replies, face.submit(Stats("q")).messages) == ([(False, None)], 1)
+
+    on_loop(scene)
+
+
 def test_steps_that_are_cancelled_while_they_pause_end_there():
     ended = []
 
