@@ -372,6 +372,7 @@ class OwnedShard:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
+        self.guard = guard
         self._answers = ShardAnswers(
             journal, engine, guard, self._sender, self._loop, partial(lost, self)
         )

@@ -8,7 +8,6 @@ events alone rebuild the state: `apply` over a journal gives what the living sha
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
