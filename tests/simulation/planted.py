@@ -91,8 +91,8 @@ class TwoAppendsInFlight(SimulatedNode):
 
 
 def next_entry(journal):
-    """An extent of one entry."""
-    if journal._sending is None and journal._unsent:
+    """An extent of one entry, or of none if only the ownership is to be proved."""
+    if journal._sending is None and journal.has_unsent:
         later = [journal._unsent.pop() for _ in range(len(journal._unsent) - 1)]
         journal._sending = journal._make_extent()
         journal._unsent.extend(reversed(later))
