@@ -189,7 +189,11 @@ class TestSpreadQueues(OnShards):
         "first waiter": "a pull is in the line of one shard and watches the others",
     }
 
-    # These compare the order of messages, or of waiters.
+    # A pull with an attempt id takes from one shard, though others have more.
+    test_a_repeated_attempt_gives_the_same_claims_and_receipts = None
+    test_an_attempt_of_which_one_claim_was_deleted_has_lapsed_as_a_whole = None
+    # These compare the order of messages, of groups, or of waiters.
+    test_dedup_ids_can_be_kept_apart_by_group = None
     test_a_waiter_gets_a_delayed_message_after_the_waiter_before_it_has_left = None
     test_deleting_many_tells_for_each_what_became_of_it = None
     test_redriving_can_send_messages_to_a_named_queue = None

@@ -351,10 +351,15 @@ class Router:
         await self._push(push)
 
     async def _redrive(self, command: Redrive) -> int:
-        while True:
+        give_up_s = self._loop.time() + PATIENCE_S
+        while self._loop.time() < give_up_s:
             with suppress(SpreadChanged):
                 return await self._try_redrive(command)
             await asyncio.sleep(_RETRY_S)
+        raise BackendLost(
+            f"queue: {command.queue!r} is being spread over other shards, and not all of them "
+            "answer; try again later"
+        )
 
     async def _try_redrive(self, command: Redrive) -> int:
         """Redrives within the shard, then message by message what has to go to another.
@@ -368,7 +373,7 @@ class Router:
         if command.to is not None:
             other = await self.spread.describe(command.to)
             if command.to == command.queue:
-                return await self.ask(shard, command)
+                raise InvalidField(f"to: {command.queue!r} is the queue the messages are in")
             if other.settings.fifo != info.settings.fifo:
                 raise InvalidField(
                     f"to: {command.to!r} and {command.queue!r} must both be fifo, or neither"
