@@ -318,13 +318,15 @@ class ShardAsker:
         """Gives up calls to an owner before this one that has said nothing lately.
 
         A call that may be repeated is given up at once: it is sooner answered by the new owner. For
-        another one the reply of the old owner, if it comes, is worth more than not to know.
+        another one the reply of the old owner, if it comes, is worth more than not to know; and the
+        claims in the reply to a pull would be held by nobody.
         """
         term = self._terms.get(shard)
         for call in self._calls.values():
             if call.shard != shard or call.term == term or call.answer.done():
                 continue
-            if call.is_silent or is_repeatable(call.command):
+            may_go = type(call.command) is not Pull and is_repeatable(call.command)
+            if call.is_silent or may_go:
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:
