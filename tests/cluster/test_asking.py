@@ -119,3 +119,31 @@ def test_bodies_of_every_size_arrive_whole(on_cluster, size):
         assert [claim.body for claim in claims] == [body] * 40
 
     on_cluster(work, shards=1)
+
+
+def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        owned = cluster.nodes["a"].node.owned[0]
+        client = cluster.nodes["a"].node._client
+        subject = f"{cluster.address.name}.serve.0.{owned.term}"
+        # Somebody hears it who is not the owner, as the log of a server that is killed then.
+        heard = asyncio.Event()
+
+        async def swallow(message):
+            heard.set()
+
+        instead = await client.subscribe(subject, cb=swallow)
+        await owned._subscription.unsubscribe()
+        await client.flush()
+        pushing = asyncio.create_task(queues.push("orders", b"lost", dedup_id="once"))
+        await heard.wait()
+        owned._subscription = await client.subscribe(subject, cb=owned._take)
+        await instead.unsubscribe()
+        async with asyncio.timeout(20):
+            sent = await pushing
+        assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent]
+
+    on_cluster(work, shards=1)

@@ -36,6 +36,9 @@ R = TypeVar("R")
 PATIENCE_S: Final = 25.0
 # Without a word from an owner for once or twice so long, the router looks whether there is another.
 _SILENCE_S: Final = 0.35
+# After so many sweeps without a word from an owner that was not replaced, the request or its reply
+# was lost, with the NATS server that had it: an owner names all that it has every 0.25 s.
+_LOST_SWEEPS: Final = 14
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
 # How many commands travel together, and how large the body of one may be: so many are decoded fast
@@ -315,7 +318,7 @@ class ShardAsker:
         return self._terms.get(shard) != term
 
     def _leave_silent(self, shard: int) -> None:
-        """Gives up calls to an owner before this one that has said nothing lately.
+        """Gives up calls to an owner before this one that has said nothing lately, or calls lost.
 
         A call that may be repeated is given up at once: it is sooner answered by the new owner. For
         another one the reply of the old owner, if it comes, is worth more than not to know; and the
@@ -323,7 +326,9 @@ class ShardAsker:
         """
         term = self._terms.get(shard)
         for call in self._calls.values():
-            if call.shard != shard or call.term == term or call.answer.done():
+            if call.shard != shard or call.answer.done():
+                continue
+            if call.term == term and call.sweeps < _LOST_SWEEPS:
                 continue
             may_go = type(call.command) is not Pull and is_repeatable(call.command)
             if call.is_silent or may_go:
@@ -350,7 +355,7 @@ def _read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
     if kind == calls.NOT_OWNER:
         raise _NotDone("the node that was asked is not its owner")
     if kind == calls.LOST:
-        raise _MayBeDone("its owner was replaced before it answered")
+        raise _MayBeDone("its owner was replaced, or fell silent, before it answered")
     if kind == calls.REFUSED:
         raise calls.read_error(body)
     return calls.read_reply(command, body)

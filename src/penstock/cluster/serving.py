@@ -234,7 +234,7 @@ class OwnedShard:
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
         self._answer_held_back()
-        for caller in self._pending:
+        for caller in (*self._pending, *(caller for caller, _ in self._unconfirmed)):
             self._sender.send(*caller, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
