@@ -1,16 +1,23 @@
 """A cluster of three NATS servers and three nodes on this machine: `make bench NAME=cluster`.
 
-Rates: many clients push, then pull and delete, through routers in a process of their own; beside
-them, on the same NATS servers, a loop that publishes to a bare JetStream stream, one message in
-flight, as large as the cluster's own extents were in that round. Both wait for three servers that
-sync before they answer.
+Rates: many clients push, then pull and delete, through a router in a process of their own. Beside
+them in each round:
 
-Pauses: clients push without rest while an owner is killed, stopped or handed over; the figure is
-the longest time without an answer on that node's shards. A run that loses an answered push, or that
-sees a message claimed twice under one epoch, is void.
+    bare loop   appends to a bare stream of the same NATS servers, one append in flight, of as many
+                bytes as the cluster's own extents had in that round; both wait for three servers
+                that sync before they answer. Its rate is appends times the pushes an extent had.
+    RabbitMQ    as many clients publish persistent messages to quorum queues and wait for confirms,
+                then consume and acknowledge. It is one broker: it replicates nothing.
+
+Where the processor goes is a table of its own: if all cores are used, that is the limit.
+
+Pauses: clients push without rest while an owner is killed, stopped or drained; the figure is the
+longest time without an answer on any shard, the worst of some runs. A run that loses an answered
+push, or sees a message claimed twice under one epoch, or in which a push fails, is void.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +27,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import penstock.aio
@@ -40,14 +48,18 @@ from penstock.cluster.address import read_address
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Append, Bounds, Mismatch, Unanswered
 from penstock.cluster.operations import Operator, operate
-from penstock.errors import BackendLost
 from penstock.url import read_url
+from tests.rabbit import Broker
 
 BODY = b"x" * 256
-ROUNDS = 5
+ROUNDS = 3
 CLIENTS = 256
-SECONDS = 5.0
-BARE_SHARDS = 1
+SECONDS = 3.0
+SHARDS = (1, 2, 4, 8)
+# How often each failure is tried.
+FAILURES = 3
+PACE_S = 0.005
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class LocalCluster:
@@ -74,16 +86,35 @@ class LocalCluster:
         while True:
             status = await operate(self.address, Operator.status)
             live = [each for each in status.nodes if each.is_live]
-            if all(each.owned for each in live) and all(
+            wanted = min(len(live), len(status.shards))
+            if sum(bool(each.owned) for each in live) >= wanted and all(
                 each.is_live and each.standby_lag == 0 for each in status.shards
             ):
                 return
             await asyncio.sleep(0.2)
 
-    async def slots(self) -> int:
-        """How many extents all shards have."""
-        status = await operate(self.address, Operator.status)
-        return sum(each.slot or 0 for each in status.shards)
+    async def written(self) -> tuple[int, int]:
+        """How many extents all shards have, and how many bytes are in them."""
+        client = await open_client(self.address, "benchmark")
+        slots = size_bytes = 0
+        for node in self.state["nodes"]:
+            subject = f"{self.address.name}.node.{node['name']}.ask"
+            answer = await client.request(subject, b"status", timeout=5)
+            for each in json.loads(answer.data)["owned"].values():
+                slots += each["slot"]
+                size_bytes += each["position"]
+        await client.close()
+        return slots, size_bytes
+
+    def processor_s(self) -> dict[str, float]:
+        """The processor time that clients, nodes and NATS servers have used."""
+        used = {"clients": time.process_time()}
+        for kind in ("nodes", "nats"):
+            used[kind] = 0.0
+            for each in self.state[kind]:
+                fields = Path(f"/proc/{each['pid']}/stat").read_text().rpartition(")")[2].split()
+                used[kind] += (int(fields[11]) + int(fields[12])) / TICKS
+        return used
 
     def down(self) -> None:
         """Stops it."""
@@ -99,7 +130,8 @@ async def push_pull_delete(
             await connected.create(queue)
         pushed: list[str] = []
         latencies: list[float] = []
-        before = await cluster.slots()
+        slots, size_bytes = await cluster.written()
+        used = cluster.processor_s()
         began_s = time.perf_counter()
         end_s = began_s + seconds
 
@@ -112,7 +144,9 @@ async def push_pull_delete(
 
         await asyncio.gather(*map(push, range(clients)))
         push_s = time.perf_counter() - began_s
-        extents = max(1, await cluster.slots() - before)
+        used = {kind: now_s - used[kind] for kind, now_s in cluster.processor_s().items()}
+        slots_now, bytes_now = await cluster.written()
+        extents = max(1, slots_now - slots)
         pulled: list[str] = []
 
         async def drain(number: int) -> None:
@@ -132,16 +166,47 @@ async def push_pull_delete(
             "pushes": len(pushed) / push_s,
             "lifecycles": len(pushed) / (push_s + drain_s),
             "each_extent": len(pushed) / extents,
-            "p50_ms": 1_000 * percentile(latencies, 50),
-            "p99_ms": 1_000 * percentile(latencies, 99),
+            "extent_bytes": (bytes_now - size_bytes) / extents,
+            **{f"{kind}_us": 1e6 * each_s / len(pushed) for kind, each_s in used.items()},
+            "cores": sum(used.values()) / push_s,
+            **_percentiles(latencies),
         }
+
+
+async def paced(cluster: LocalCluster, queues: list[str], rate: float, seconds: float) -> Any:
+    """Pushes at a fixed rate; latencies from when each push was due."""
+    async with await penstock.aio.connect(cluster.url) as connected:
+        for queue in queues:
+            await connected.create(queue)
+        latencies: list[float] = []
+        began_s = time.perf_counter()
+
+        async def push(number: int, due_s: float) -> None:
+            await connected.push(queues[number % len(queues)], BODY)
+            latencies.append(time.perf_counter() - due_s)
+
+        tasks = []
+        for number in range(round(rate * seconds)):
+            due_s = began_s + number / rate
+            if (wait_s := due_s - time.perf_counter()) > 0:
+                await asyncio.sleep(max(wait_s, PACE_S))
+            tasks.append(asyncio.create_task(push(number, due_s)))
+        await asyncio.gather(*tasks)
+        for queue in queues:
+            await connected.remove(queue)
+        latencies.sort()
+        return {"rate": rate, **_percentiles(latencies)}
+
+
+def _percentiles(latencies: list[float]) -> dict[str, float]:
+    return {f"p{each}_ms": 1_000 * percentile(latencies, each) for each in (50, 99)}
 
 
 async def bare_loop(cluster: LocalCluster, name: str, size_bytes: int, seconds: float) -> float:
     """Appends to a bare stream, one at a time; appends a second."""
     client = await open_client(cluster.address, "benchmark")
     bare = JetStream(client, name)
-    await bare.prepare(BARE_SHARDS, 3)
+    await bare.prepare(1, 3)
     await bare.prefer_here(0)
     data = os.urandom(size_bytes)
     last = None
@@ -158,6 +223,48 @@ async def bare_loop(cluster: LocalCluster, name: str, size_bytes: int, seconds: 
     took_s = time.perf_counter() - began_s
     await client.close()
     return count / took_s
+
+
+async def quorum_queues(url: str, queues: list[str], clients: int, seconds: float) -> Any:
+    """The same load on quorum queues of RabbitMQ; pushes and lifecycles a second."""
+    import aio_pika
+
+    connection = await aio_pika.connect(url)
+    channel = await connection.channel(publisher_confirms=True)
+    await channel.set_qos(prefetch_count=1_000)
+    arguments = {"x-queue-type": "quorum"}
+    declared = [await channel.declare_queue(q, durable=True, arguments=arguments) for q in queues]
+    numbers = itertools.count()
+    pushed: list[int] = []
+    began_s = time.perf_counter()
+
+    async def push(client: int) -> None:
+        while time.perf_counter() - began_s < seconds:
+            number = next(numbers)
+            body = b"%d" % number + BODY[len(str(number)) :]
+            message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            await channel.default_exchange.publish(message, queues[client % len(queues)])
+            pushed.append(number)
+
+    await asyncio.gather(*map(push, range(clients)))
+    push_s = time.perf_counter() - began_s
+    pulled: list[int] = []
+    done = asyncio.Event()
+
+    async def take(message: Any) -> None:
+        pulled.append(int(message.body.rstrip(b"x")))
+        await message.ack()
+        if len(pulled) == len(pushed):
+            done.set()
+
+    began_s = time.perf_counter()
+    for queue in declared:
+        await queue.consume(take)
+    await done.wait()
+    drain_s = time.perf_counter() - began_s
+    check_ledger(pushed, pulled)
+    await connection.close()
+    return {"pushes": len(pushed) / push_s, "lifecycles": len(pushed) / (push_s + drain_s)}
 
 
 async def longest_silence(cluster: LocalCluster, disturb: str) -> float:
@@ -177,9 +284,8 @@ async def longest_silence(cluster: LocalCluster, disturb: str) -> float:
             last_s = time.perf_counter()
             number = at
             while not stopped:
-                with suppress(BackendLost):
-                    await connected.push(names[at], b"%d" % number, dedup_id=str(number))
-                    answered.append(number)
+                await connected.push(names[at], b"%d" % number, dedup_id=str(number))
+                answered.append(number)
                 now_s = time.perf_counter()
                 gaps.append(now_s - last_s)
                 last_s, number = now_s, number + len(names)
@@ -201,79 +307,118 @@ async def longest_silence(cluster: LocalCluster, disturb: str) -> float:
         for name in names:
             while claims := await connected.pull_many(name, 100):
                 for claim in claims:
-                    if seen.setdefault(int(claim.body), claim.epoch) != claim.epoch:
+                    # Claims last 600 s: a second one of the same message is a double claim.
+                    if int(claim.body) in seen:
                         raise Void(f"{claim.body!r} was claimed twice")
+                    seen[int(claim.body)] = claim.epoch
             await connected.remove(name)
         if set(answered) - set(seen):
             raise Void(f"{len(set(answered) - set(seen))} answered pushes were lost")
     return max(gaps)
 
 
-async def measure_rates(root: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Rates of one shard beside the bare loop, and of eight shards."""
+async def measure_rates(root: Path, rounds: int, seconds: float, rabbit: str) -> dict[str, Any]:
+    """Rates by the number of shards; with one shard, beside the bare loop and RabbitMQ."""
     figures: dict[str, Any] = {}
-    for shards in (1, 8):
+    for shards in SHARDS:
         cluster = LocalCluster(root / f"rates{shards}", shards)
         try:
+            await cluster.settle()
             queues = [f"q{number}" for number in range(4 * shards)]
             results = []
-            for number in range(rounds):
+            for number in range(rounds if shards == 1 else 1):
                 ours = await push_pull_delete(cluster, queues, CLIENTS, seconds)
-                size = round(ours["each_extent"] * (len(BODY) + 112)) + 56
-                appends = await bare_loop(cluster, f"bare{number}", size, seconds / 2)
-                results.append({**ours, "bare": appends * ours["each_extent"]})
-            half = await push_pull_delete(cluster, queues, CLIENTS // 16, seconds)
-            figures[f"{shards} shards"] = {"rounds": results, "light": half}
+                if shards == 1:
+                    size = round(ours["extent_bytes"])
+                    appends = await bare_loop(cluster, f"bare{number}", size, seconds / 2)
+                    ours["bare"] = appends * ours["each_extent"]
+                    peer = await quorum_queues(rabbit, queues, CLIENTS, seconds)
+                    ours |= {f"rabbit_{kind}": rate for kind, rate in peer.items()}
+                results.append(ours)
+            figures[str(shards)] = results
+            if shards == 1:
+                half = median(each["pushes"] for each in results) / 2
+                figures["half"] = await paced(cluster, queues, half, seconds)
         finally:
             cluster.down()
     return figures
 
 
-async def measure_pauses(root: Path) -> dict[str, float]:
-    """The longest silence for each kind of failure, each on a cluster of its own."""
-    pauses = {}
-    for disturb in ("move", "stop", "kill"):
-        cluster = LocalCluster(root / disturb, 8)
+async def measure_pauses(root: Path, times: int) -> dict[str, list[float]]:
+    """The longest silences for each kind of failure, each on a cluster of its own."""
+    pauses: dict[str, list[float]] = {"move": [], "stop": [], "kill": []}
+    for number, disturb in itertools.product(range(times), pauses):
+        cluster = LocalCluster(root / f"{disturb}{number}", 8)
         try:
-            pauses[disturb] = await longest_silence(cluster, disturb)
+            pauses[disturb].append(await longest_silence(cluster, disturb))
         finally:
             cluster.down()
     return pauses
 
 
-def main() -> None:
-    """Measures, prints the tables, and the targets."""
-    rounds, seconds = (1, 0.5) if is_quick() else (ROUNDS, SECONDS)
-    root = disk_directory()
-    try:
-        rates = asyncio.run(measure_rates(root, rounds, seconds))
-        pauses = asyncio.run(measure_pauses(root))
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    print(machine())
+def print_rates(rates: dict[str, Any]) -> None:
+    """The tables of rates, of processor time, and of latency at half load."""
+    every = [(shards, each) for shards in map(str, SHARDS) for each in rates[shards]]
+    head = ("shards", "pushes/s", "lifecycles/s", "an extent", "bytes", "p50/p99 ms")
+    head += ("bare loop/s", "RabbitMQ pushes/s", "lifecycles/s")
+    names = ("bare", "rabbit_pushes", "rabbit_lifecycles")
     rows = [
         (
-            title,
+            shards,
             f"{each['pushes']:,.0f}",
             f"{each['lifecycles']:,.0f}",
             f"{each['each_extent']:.1f}",
-            f"{each['bare']:,.0f}",
+            f"{each['extent_bytes']:,.0f}",
             f"{each['p50_ms']:.1f} / {each['p99_ms']:.1f}",
+            *(f"{each[name]:,.0f}" if name in each else "" for name in names),
         )
-        for title, found in rates.items()
-        for each in [*found["rounds"], {**found["light"], "bare": 0.0}]
+        for shards, each in every
     ]
-    head = ("", "pushes/s", "lifecycles/s", "an extent", "bare loop/s", "p50/p99 ms")
-    print_table(f"{CLIENTS} clients, then {CLIENTS // 16}; {len(BODY)} B", head, rows)
-    print_table("longest silence", ("", "s"), [(k, f"{v:.2f}") for k, v in pauses.items()])
-    one = rates["1 shards"]["rounds"]
+    print_table(f"{CLIENTS} clients, {len(BODY)} B", head, rows)
+    kinds = ("clients_us", "nodes_us", "nats_us")
+    spent = [
+        (shards, *(f"{each[kind]:.0f}" for kind in kinds), f"{each['cores']:.2f}")
+        for shards, each in every
+    ]
+    title = f"processor time a push, us; {os.cpu_count()} cores are the limit"
+    print_table(title, ("shards", "clients", "3 nodes", "3 NATS", "cores used"), spent)
+    half = rates["half"]
+    print(
+        f"at half load, {half['rate']:,.0f} pushes/s: "
+        f"p50 {half['p50_ms']:.1f} ms, p99 {half['p99_ms']:.1f} ms"
+    )
+
+
+def main() -> None:
+    """Measures, prints the tables, and the targets."""
+    rounds, seconds, times = (1, 0.5, 1) if is_quick() else (ROUNDS, SECONDS, FAILURES)
+    root = disk_directory()
+    (root / "rabbit").mkdir()
+    broker = Broker(root / "rabbit")
+    try:
+        broker.start()
+        try:
+            rates = asyncio.run(measure_rates(root, rounds, seconds, broker.url))
+        finally:
+            broker.end()
+        pauses = asyncio.run(measure_pauses(root, times))
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    print(machine())
+    print_rates(rates)
+    rows = [(kind, " ".join(f"{each:.2f}" for each in found)) for kind, found in pauses.items()]
+    print_table("longest silence", ("", "s"), rows)
+    one = rates["1"]
+    ours = {kind: [each[kind] for each in one] for kind in ("pushes", "lifecycles")}
     targets = [
-        Target(
-            "pushes / bare loop", ratio([e["pushes"] for e in one], [e["bare"] for e in one]), 0.5
+        Target("pushes / bare loop", ratio(ours["pushes"], [each["bare"] for each in one]), 0.5),
+        *(
+            Target(f"{kind} / RabbitMQ", ratio(ours[kind], [e[f"rabbit_{kind}"] for e in one]), 1.0)
+            for kind in ours
         ),
-        Target("silence after kill -9, s", pauses["kill"], 1.0, at_least=False),
-        Target("silence after SIGSTOP, s", pauses["stop"], 3.0, at_least=False),
-        Target("silence of a planned move, s", pauses["move"], 0.2, at_least=False),
+        Target("silence after kill -9, s", max(pauses["kill"]), 1.0, at_least=False),
+        Target("silence after SIGSTOP, s", max(pauses["stop"]), 3.0, at_least=False),
+        Target("silence of a planned move, s", max(pauses["move"]), 0.2, at_least=False),
     ]
     finish("cluster", targets, {"rates": rates, "silence_s": pauses})
 

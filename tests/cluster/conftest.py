@@ -48,5 +48,4 @@ def local_cluster(tmp_path_factory):
     up = penstock_cluster("up", root, *options)
     cluster = LocalCluster(root, json.loads(up))
     yield cluster
-    cluster.end_restarted()
-    penstock_cluster("down", root)
+    cluster.down()

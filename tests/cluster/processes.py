@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from penstock.cluster.address import read_address
+from penstock.cluster.nats_servers import find_program
 from penstock.cluster.operations import operate
 from penstock.url import read_url
 
@@ -31,9 +32,11 @@ class LocalCluster:
         self.nodes = {node["name"]: node for node in state["nodes"]}
         self.nats = [each["pid"] for each in state["nats"]]
         self.restarted = []
+        self.restarted_nats = []
+        self.address = read_address(read_url(self.url))
 
     async def status(self):
-        return await operate(read_address(read_url(self.url)), lambda each: each.status())
+        return await operate(self.address, lambda each: each.status())
 
     def spread(self, queue, *shards):
         """Spreads a queue, or asks how it is spread, as people do."""
@@ -70,8 +73,28 @@ class LocalCluster:
         self.nodes[node]["pid"] = process.pid
         self.restarted.append(process)
 
-    def end_restarted(self):
-        for process in self.restarted:
-            process.terminate()
-        for process in self.restarted:
-            process.wait(PATIENCE_S)
+    def start_nats_again(self, number):
+        """Starts a NATS server that was killed."""
+        configuration = self.root / "nats" / f"{number + 1}.conf"
+        with open(self.root / "nats" / f"{number + 1}.out", "ab") as out:
+            process = subprocess.Popen(
+                [find_program(), "-c", str(configuration)],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.nats[number] = process.pid
+        self.restarted_nats.append(process)
+
+    def down(self):
+        """Stops everything; the nodes hand over through the NATS servers, which end last."""
+        end(self.restarted)
+        penstock_cluster("down", self.root)
+        end(self.restarted_nats)
+
+
+def end(processes):
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(PATIENCE_S)

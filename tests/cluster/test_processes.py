@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 import penstock.aio
-from penstock.cluster.address import read_address
+from penstock.cluster import calls
+from penstock.cluster.jetstream import open_client
 from penstock.cluster.operations import operate
 from penstock.cluster.placement import first_shard
 from penstock.core.events import Claimed
@@ -22,7 +23,7 @@ from penstock.journal import codec
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.journal.store import journals_in
-from penstock.url import read_url
+from penstock.service import Peek, Pull, Push, Stats
 from tests.cluster.ledger import Ledger
 from tests.cluster.processes import PATIENCE_S
 from tests.conftest import FULL
@@ -69,7 +70,6 @@ def test_a_planned_move_is_seen_by_nobody(local_cluster):
 
     async def work():
         await local_cluster.until_served()
-        address = read_address(read_url(local_cluster.url))
         stopped = False
         async with await penstock.aio.connect(local_cluster.url) as queues:
             names = [
@@ -88,7 +88,7 @@ def test_a_planned_move_is_seen_by_nobody(local_cluster):
             for _ in range(MOVES):
                 owner = await local_cluster.owner(0)
                 other = next(name for name in local_cluster.nodes if name != owner)
-                await operate(address, lambda each, to=other: each.move(0, to))
+                await operate(local_cluster.address, lambda each, to=other: each.move(0, to))
                 terms.add((await local_cluster.status()).shards[0].term)
                 before = len(pushed)
                 while len(pushed) < before + 100 and not any(task.done() for task in tasks):  # noqa: ASYNC110
@@ -122,6 +122,74 @@ def test_an_owner_that_is_stopped_and_resumed_answers_nothing_stale(local_cluste
             await ledger.next_answers(50)
 
     assert with_ledger(local_cluster, stop) == []
+
+
+def test_an_owner_that_was_replaced_never_answers(local_cluster):
+    """Row 10: whoever still asks the old owner, by its old term, is told to ask elsewhere."""
+
+    async def work():
+        await local_cluster.until_served()
+        async with await penstock.aio.connect(local_cluster.url) as queues:
+            name = next(name for name in _names if first_shard(name, 4) == 0)
+            await queues.create(name)
+            await queues.push(name, b"before")
+            shard = (await local_cluster.status()).shards[0]
+            client = await open_client(local_cluster.address, "test")
+            replies = {}
+            answered = asyncio.Event()
+
+            async def take(message):
+                for token, data in calls.unpack(message.data):
+                    if data[:1] != calls.AT_IT:
+                        replies.setdefault(token, data[:1])
+                        if len(replies) == len(commands):
+                            answered.set()
+
+            inbox = client.new_inbox()
+            await client.subscribe(inbox + calls.REPLIES, cb=take)
+            commands = [Stats(name), Peek(name), Push(name, b"stale"), Pull(name, wait_ms=0)]
+            local_cluster.signal(shard.owner, signal.SIGSTOP)
+            try:
+                # They arrive while it is stopped, and are the first that it sees when it resumes.
+                sender = calls.Sender(client, inbox)
+                for token, command in enumerate(commands):
+                    (message,) = calls.write_command(command)
+                    sender.send(f"penstock.serve.0.{shard.term}", token, message)
+                await sender.drain()
+                await client.flush()
+                while await local_cluster.owner(0) == shard.owner:
+                    pass
+                await queues.push(name, b"after")
+            finally:
+                local_cluster.signal(shard.owner, signal.SIGCONT)
+            async with asyncio.timeout(PATIENCE_S):
+                await answered.wait()
+            assert set(replies.values()) <= {calls.NOT_OWNER, calls.LOST}
+            bodies = {claim.body for claim in await queues.pull_many(name, 10)}
+            assert bodies == {b"before", b"after"}
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_nats_server_is_killed_under_load_and_comes_back(local_cluster):
+    """Row 11: one server of three is lost; clients go on, and it heals within 15 s."""
+
+    async def lose(number, ledger):
+        os.kill(local_cluster.nats[number], signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            await ledger.next_answers(100)
+        local_cluster.start_nats_again(number)
+        async with asyncio.timeout(15):
+            await ledger.next_answers(50)
+
+    async def lose_one_after_another(ledger):
+        await lose(0, ledger)
+        # If the first had not caught up, there would be no majority now.
+        await local_cluster.until_served()
+        await lose(1, ledger)
+
+    assert with_ledger(local_cluster, lose_one_after_another) == []
 
 
 def test_without_a_majority_nothing_is_answered_and_it_heals(local_cluster):

@@ -41,7 +41,7 @@ from nats.aio.client import Client
 
 from penstock.backends.remote.retry import is_repeatable
 from penstock.errors import PenstockError, ProtocolError
-from penstock.service import Command, PushMany
+from penstock.service import Command, Pull, PushMany
 from penstock.wire.frames.bodies import (
     DECODE_REPLY,
     decode_command,
@@ -117,13 +117,14 @@ class CallUnderWay:
 
         After a change of owners a call that may be repeated is given up at once: it is sooner
         answered by the new owner. For another one the reply of the old owner, if it comes, is worth
-        more than not to know.
+        more than not to know; and the claims in the reply to a pull would be held by nobody.
         """
         if self.shard != shard:
             return False
         if self.term == term:
             return self.sweeps >= _SILENT_SWEEPS_MAX
-        return self.is_silent or is_repeatable(self.command)
+        may_go = type(self.command) is not Pull and is_repeatable(self.command)
+        return self.is_silent or may_go
 
 
 class Sender:

@@ -239,6 +239,7 @@ class ClusterNode:
                 str(shard): {
                     "term": owned.term,
                     "slot": owned.journal.slot,
+                    "position": owned.journal.end_position,
                     "waiting_entries": owned.journal.last_sequence - owned.journal.durable_sequence,
                     "queues": len(owned.engine.shard.names),
                     "unarchived_bytes": owned.unarchived_bytes,

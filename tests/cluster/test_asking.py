@@ -1,0 +1,146 @@
+"""Commands that travel to a shard together: each is answered, refused and repeated by itself."""
+
+import asyncio
+
+import pytest
+
+from penstock.cluster import calls
+from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
+from penstock.service import Delete, Extend, Pull, Push
+
+
+def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        await cluster.until_owned("a")
+        journal = cluster.nodes["a"].node.owned[0].journal
+        before = journal.last_sequence
+        ids = await asyncio.gather(*(queues.push("orders", b"%d" % n) for n in range(100)))
+        # 32, 32, 32 and 4; there may be some empty entries that confirm an answer.
+        assert journal.last_sequence - before < 10
+        claims = await queues.pull_many("orders", 100)
+        assert [int(claim.body) for claim in claims] == list(range(100))
+        assert [claim.id for claim in claims] == ids
+        before = journal.last_sequence
+        assert all(await asyncio.gather(*map(queues.delete, claims)))
+        assert journal.last_sequence - before < 10
+
+    on_cluster(work, shards=1)
+
+
+def test_one_that_is_refused_among_others_is_told_why_in_its_own_words(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        execute = queues.service.execute
+        (claim,) = await claim_one(queues)
+        commands = [
+            Push("orders", b"first"),
+            Push("orders", b"misspelt", delay_ms="soon"),
+            Push("nowhere", b"lost"),
+            Delete("orders", "000-forged"),
+            Extend("orders", claim.receipt, 60_000),
+            Push("orders", b"unsendable", attributes={"a": object()}),
+            Push("orders", b"last"),
+        ]
+        together = await asyncio.gather(*map(execute, commands), return_exceptions=True)
+        alone = []
+        for command in commands:
+            alone += await asyncio.gather(execute(command), return_exceptions=True)
+        expected = [None, InvalidField, QueueNotFound, InvalidReceipt, None, InvalidField, None]
+        for kind, one, other in zip(expected, together, alone, strict=True):
+            if kind is None:
+                assert not isinstance(one, Exception)
+            else:
+                assert type(one) is type(other) is kind
+                assert str(one) == str(other)
+        bodies = {each.body for each in await queues.pull_many("orders", 10)}
+        assert bodies == {b"first", b"last"}
+
+    on_cluster(work, shards=1)
+
+
+async def claim_one(queues):
+    await queues.push("orders", b"held")
+    return await queues.pull_many("orders", 1)
+
+
+def test_a_cancelled_command_does_not_harm_those_it_travelled_with(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        tasks = [asyncio.create_task(queues.push("orders", b"%d" % n)) for n in range(10)]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(done[3], asyncio.CancelledError)
+        assert sum(isinstance(each, str) for each in done) == 9
+        found = await queues.service.execute(Pull("orders", 20))
+        assert {claim.id for claim in found} >= {each for each in done if isinstance(each, str)}
+
+    on_cluster(work, shards=1)
+
+
+def test_items_of_a_message_come_in_order_with_turns_between_them():
+    async def work():
+        items = [(n, b"x" * 1_000) for n in range(10)]
+        ((_, message),) = calls._pack(items)
+        turns = 0
+
+        def count():
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        found = [each async for each in calls.in_slices(message)]
+        assert found == items
+        assert turns >= 3
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("size", [0, 1, 1_024, 1_025, 70_000])
+def test_bodies_of_every_size_arrive_whole(on_cluster, size):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        body = bytes(n % 251 for n in range(size))
+        await asyncio.gather(*(queues.push("orders", body) for _ in range(40)))
+        claims = await queues.pull_many("orders", 100)
+        assert [claim.body for claim in claims] == [body] * 40
+
+    on_cluster(work, shards=1)
+
+
+def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        owned = cluster.nodes["a"].node.owned[0]
+        client = cluster.nodes["a"].node._client
+        subject = f"{cluster.address.name}.serve.0.{owned.term}"
+        # Somebody hears it who is not the owner, as the log of a server that is killed then.
+        heard = asyncio.Event()
+
+        async def swallow(message):
+            heard.set()
+
+        instead = await client.subscribe(subject, cb=swallow)
+        await owned._subscription.unsubscribe()
+        await client.flush()
+        pushing = asyncio.create_task(queues.push("orders", b"lost", dedup_id="once"))
+        await heard.wait()
+        owned._subscription = await client.subscribe(subject, cb=owned._take)
+        await instead.unsubscribe()
+        async with asyncio.timeout(20):
+            sent = await pushing
+        assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent]
+
+    on_cluster(work, shards=1)

@@ -1,0 +1,222 @@
+"""NATS servers in network namespaces of their own, with the links between them cut.
+
+Each server has a link to each other one and one to this process; a node is connected to each. The
+minority's node and clients must answer nothing; the majority goes on; all heals when links are up.
+"""
+
+import asyncio
+import itertools
+import os
+import shutil
+import subprocess
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.aio import AsyncQueues
+from penstock.cluster.address import read_address
+from penstock.cluster.nats_servers import find_program
+from penstock.cluster.open import open_node, open_router
+from penstock.errors import BackendLost
+from penstock.url import read_url
+from tests.cluster.ledger import Ledger
+from tests.conftest import FULL
+
+PARTITIONS = 200 if FULL else 6
+HEALED_S = 15
+PATIENCE_S = 60
+SERVERS = (1, 2, 3)
+CONFIGURATION = """
+server_name: "n{number}"
+listen: "0.0.0.0:4222"
+max_payload: 8MB
+ping_interval: "1s"
+ping_max: 2
+authorization {{ user: "penstock", password: "secret" }}
+jetstream {{ store_dir: "{root}/{number}", sync_interval: always }}
+cluster {{
+  name: "penstock"
+  listen: "0.0.0.0:6222"
+  no_advertise: true
+  authorization {{ user: "penstock", password: "secret" }}
+  routes: [{routes}]
+}}
+"""
+
+
+def ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+class Network:
+    """Three namespaces; a link between each two of them, and from each to this process."""
+
+    def __init__(self):
+        self.start = f"pst{os.getpid() % 10_000}"
+        # A network that nobody else uses at the same time.
+        self.net = f"10.{200 + os.getpid() % 50}"
+
+    def name(self, number):
+        return f"{self.start}n{number}"
+
+    def device(self, at, to):
+        return f"{self.start}v{at}{to}"
+
+    def address(self, at, to):
+        """The address of server `at` on its link to `to`; 0 is this process."""
+        low, high = sorted((at, to))
+        return f"{self.net}.{10 * low + high}.{1 if at == low else 2}"
+
+    def make(self):
+        for number in SERVERS:
+            ip("netns", "add", self.name(number))
+            ip("-n", self.name(number), "link", "set", "lo", "up")
+        for one, two in itertools.combinations((0, *SERVERS), 2):
+            ends = self.device(one, two), self.device(two, one)
+            ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+            for at, to, device in ((one, two, ends[0]), (two, one, ends[1])):
+                inside = ["-n", self.name(at)] if at else []
+                if at:
+                    ip("link", "set", device, "netns", self.name(at))
+                ip(*inside, "addr", "add", f"{self.address(at, to)}/30", "dev", device)
+                ip(*inside, "link", "set", device, "up")
+
+    def remove(self):
+        for number in SERVERS:
+            # The links end with the namespaces.
+            subprocess.run(["ip", "netns", "del", self.name(number)], capture_output=True)
+
+    def cut(self, one, two):
+        """Nothing passes between two servers."""
+        ip("-n", self.name(one), "link", "set", self.device(one, two), "down")
+
+    def join(self, one, two):
+        ip("-n", self.name(one), "link", "set", self.device(one, two), "up")
+
+    def mute(self, one, two):
+        """What one sends to the other is dropped; the other direction is as it was."""
+        name = self.name(one)
+        ip("-n", name, "route", "add", "blackhole", f"{self.address(two, one)}/32")
+
+    def unmute(self, one, two):
+        ip("-n", self.name(one), "route", "del", "blackhole", f"{self.address(two, one)}/32")
+
+
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory):
+    """The network with a NATS server in each namespace."""
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces: there is no ip command")
+    network = Network()
+    processes = []
+    try:
+        try:
+            network.make()
+        except OSError as error:
+            pytest.skip(f"network namespaces are not permitted here: {error}")
+        root = tmp_path_factory.mktemp("partitions")
+        for number in SERVERS:
+            routes = ", ".join(
+                f'"nats-route://penstock:secret@{network.address(other, number)}:6222"'
+                for other in SERVERS
+                if other != number
+            )
+            path = root / f"{number}.conf"
+            path.write_text(CONFIGURATION.format(number=number, root=root, routes=routes))
+            command = ["ip", "netns", "exec", network.name(number), find_program(), "-c", str(path)]
+            with open(root / f"{number}.out", "wb") as out:
+                processes.append(subprocess.Popen(command, stdout=out, stderr=out))
+        yield network
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(PATIENCE_S)
+        network.remove()
+
+
+class Spread:
+    """A node and a router at each server."""
+
+    def __init__(self, network, path):
+        self.network = network
+        self.path = path
+        self.undo = AsyncExitStack()
+        self.queues = {}
+
+    def address(self, number):
+        place = f"{self.network.address(number, 0)}:4222"
+        url = f"cluster:nats://penstock:secret@{place}?insecure=1&shards=3"
+        return read_address(read_url(url))
+
+    async def start(self):
+        for number in SERVERS:
+            node = await self.open(open_node, number, node=f"node{number}")
+            self.undo.push_async_callback(node.close)
+        for number in SERVERS:
+            router = await self.open(open_router, number)
+            self.undo.push_async_callback(router.close)
+            self.queues[number] = AsyncQueues(router)
+
+    async def open(self, kind, number, **more):
+        if kind is open_node:
+            more["directory"] = self.path / str(number)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await kind(self.address(number), **more)
+                except BackendLost:
+                    # The servers are starting.
+                    await asyncio.sleep(0.1)
+
+
+async def disturb(spread, kind, number, ledgers):
+    """Cuts server `number` off in some way, until the others have gone on; then heals it."""
+    network = spread.network
+    others = [each for each in SERVERS if each != number]
+    change, back = {
+        "majority": (network.cut, network.join),
+        "one-way": (network.mute, network.unmute),
+        "bridge": (network.cut, network.join),
+    }[kind]
+    cut = others[:1] if kind == "bridge" else others
+    for other in cut:
+        change(number, other)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            # In a bridge all three can still agree by the one in the middle.
+            await asyncio.gather(*(ledgers[each].next_answers(30) for each in others[-1:]))
+        if kind == "majority":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await spread.queues[number].push("minority", b"refused")
+    finally:
+        for other in cut:
+            back(number, other)
+    async with asyncio.timeout(HEALED_S):
+        await asyncio.gather(*(ledger.next_answers(10) for ledger in ledgers.values()))
+
+
+def test_partitions_between_the_servers_lose_nothing(partitioned, tmp_path):
+    """Row 11: majority, one-way and bridge; the minority refuses, and it heals within 15 s."""
+
+    async def work():
+        spread = Spread(partitioned, tmp_path)
+        async with spread.undo:
+            await spread.start()
+            ledgers = {
+                number: Ledger(queues, [f"at{number}", f"and{number}"])
+                for number, queues in spread.queues.items()
+            }
+            await spread.queues[1].create("minority")
+            for ledger in ledgers.values():
+                await ledger.begin()
+                await ledger.next_answers(20)
+            kinds = itertools.cycle(("majority", "one-way", "bridge"))
+            for count, kind in zip(range(PARTITIONS), kinds, strict=False):
+                await disturb(spread, kind, SERVERS[count % 3], ledgers)
+            return [wrong for ledger in ledgers.values() for wrong in await ledger.end()]
+
+    assert asyncio.run(work()) == []
