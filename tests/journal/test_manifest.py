@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from penstock.errors import JournalError, StoreFull, StoreUnusable
-from penstock.journal.fileheader import PAGE_BYTES
+from penstock.journal.fileheader import PAGE_BYTES, SLOT_OFFSETS, pack_slot, unpack_slots
 from penstock.journal.manifest import NAME, FileList, Manifest, read_manifest
 from penstock.journal.segments import Segments
 from penstock.journal.storage import OsStorage
@@ -88,6 +88,30 @@ def test_an_accepted_loss_costs_what_the_files_held_and_no_id_is_given_twice(kil
         assert bool(segments.quarantined) == bool(lost or which == "last")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "lost"),
+    [([0], range(1, 5)), ([2], range(9, 13)), ([0, 2], [*range(1, 5), *range(9, 13)])],
+)
+def test_an_accepted_loss_spares_the_entries_behind_it_that_were_never_synced(
+    tmp_path, numbers, lost
+):
+    """Rows 3 and 4: with durability=os nothing is promised; what is there is kept all the same."""
+    path = tmp_path / "stream"
+    segments = open_in(path)
+    for number in range(19):
+        segments.append([bytes([number]) * 992], version=VERSION)
+    shutil.copytree(path, tmp_path / "copy")
+    segments.close()
+    for number in numbers:
+        os.unlink(tmp_path / "copy" / f"{number:012d}.seg")
+    kept = [entry_id for entry_id in range(1, 20) if entry_id not in lost]
+    assert found_in(tmp_path / "copy", accept_loss=True) == (kept, 20)
+    with open_in(tmp_path / "copy") as segments:
+        assert [entry.entry_id for entry in segments.entries()] == kept
+        segments.append([b"later"], version=VERSION)
+        assert sum(each.size_bytes for each in segments.quarantined) >= len(lost) * 992
+
+
 def test_a_file_that_was_put_back_makes_the_stream_whole_again(killed, tmp_path):
     shutil.move(killed / "000000000002.seg", tmp_path / "aside")
     with pytest.raises(StoreUnusable, match="missing"):
@@ -148,18 +172,46 @@ def test_what_is_no_file_in_place_of_one_is_refused_at_once(killed, number, kind
         open_in(killed)
 
 
+def make_older(path):
+    """Makes a stream what a version without the manifest would have left."""
+    (path / NAME).unlink()
+    for each in names_in(path):
+        with each.open("r+b") as file:
+            page = file.read(PAGE_BYTES)
+            for place, slot in unpack_slots(page):
+                file.seek(SLOT_OFFSETS[place])
+                file.write(pack_slot(slot._replace(is_listed=False)))
+
+
 def test_a_stream_of_an_older_version_has_no_list_and_is_given_one(killed):
-    (killed / NAME).unlink()
+    make_older(killed)
     assert found_in(killed) == ([*range(1, 20)], 20)
     assert read_manifest(OsStorage().open(str(killed), writable=False)) == FileList(1, 0, 5, 0)
-    (killed / NAME).unlink()
+    make_older(killed)
     os.unlink(killed / "000000000002.seg")
     with pytest.raises(StoreUnusable, match=r"missing: 000000000002\.seg"):
         open_in(killed)
 
 
-def test_a_snapshot_knows_how_far_a_stream_without_a_list_reached(killed):
+@pytest.mark.parametrize("also", [[], [4, 5], [0]])
+def test_a_stream_whose_list_was_taken_away_does_not_open(killed, also):
+    """Rows 3 and 4: without its list it looks like a stream of an older version."""
+    for number in also:
+        os.unlink(killed / f"{number:012d}.seg")
     (killed / NAME).unlink()
+    before = sorted(os.listdir(killed))
+    with pytest.raises(StoreUnusable, match=r"missing: manifest \(which listed the files, and any"):
+        open_in(killed)
+    assert sorted(os.listdir(killed)) == before
+    with open_in(killed, accept_loss=True) as segments:
+        assert segments.accepted_loss.startswith("manifest (which listed the files, and any behind")
+        assert "000000000000.seg" in segments.accepted_loss or 0 not in also
+    # Accepted once: there is a list again.
+    open_in(killed).close()
+
+
+def test_a_snapshot_knows_how_far_a_stream_without_a_list_reached(killed):
+    make_older(killed)
     for number in (4, 5):
         os.unlink(killed / f"{number:012d}.seg")
     with pytest.raises(StoreUnusable, match=r"missing: 000000000004\.seg"):
@@ -170,7 +222,7 @@ def test_files_that_were_dropped_are_not_missing(killed):
     with open_in(killed) as segments:
         segments.drop_before([entry.offset for entry in segments.entries()][9])
     assert found_in(killed)[0] == [*range(10, 20)]
-    (killed / NAME).unlink()
+    make_older(killed)
     assert found_in(killed)[0] == [*range(10, 20)]
 
 

@@ -78,13 +78,15 @@ def write_golden_stream(path, monkeypatch):
 def test_the_golden_files_are_what_is_written(tmp_path, monkeypatch):
     write_golden_stream(tmp_path, monkeypatch)
     for name in ("000000000000.seg", "000000000001.seg"):
-        golden = (GOLDEN / f"{name}.txt").read_text()
+        golden = (GOLDEN / f"listed-{name}.txt").read_text()
         assert dump((tmp_path / name).read_bytes()) == golden
 
 
-def test_the_golden_files_are_read_as_what_they_are(tmp_path):
+@pytest.mark.parametrize("kind", ["", "listed-"])
+def test_the_golden_files_are_read_as_what_they_are(tmp_path, kind):
+    """Those without a kind are of a version that had no manifest."""
     for name in ("000000000000.seg", "000000000001.seg"):
-        golden = (GOLDEN / f"{name}.txt").read_text()
+        golden = (GOLDEN / f"{kind}{name}.txt").read_text()
         (tmp_path / name).write_bytes(undump(golden, FILE_BYTES))
     segments = JournalReader(tmp_path)
     assert segments.identity == bytes(range(16))

@@ -31,7 +31,7 @@ from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import NotPlaced, SpreadChanged
 from penstock.errors import BackendLost, EngineClosed, InvalidField, PenstockError, StaleReceipt
-from penstock.service import Batch, Command, Delete, Extend, Pull, Push, PushMany
+from penstock.service import Batch, BatchItem, Command, Delete, Extend, Pull, Push, PushMany
 
 R = TypeVar("R")
 # How long a command is tried before it fails: a shard is without an owner for less than this.
@@ -242,7 +242,9 @@ class ShardAsker:
 
     def _send_shared(self, shard: int, shared: Sequence[_Shared]) -> None:
         """Sends commands as one, which is a Batch if they are several."""
-        command = shared[0][0] if len(shared) == 1 else Batch([each for each, _ in shared])
+        command = shared[0][0]
+        if len(shared) > 1:
+            command = Batch([cast(BatchItem, each) for each, _ in shared])
         try:
             call = self._send(shard, command, calls.write_command(command))
         except PenstockError as error:
@@ -269,6 +271,13 @@ class ShardAsker:
         try:
             reply = _read_answer(call.command, *answer.result())
             replies = [reply] if len(shared) == 1 else reply
+        except SpreadChanged as error:
+            if len(shared) > 1:
+                # The push of one queue is not for this shard: the others are done without it.
+                for each in shared:
+                    self._send_shared(call.shard, [each])
+                return
+            replies = [error]
         except Exception as error:
             replies = [copy(error) for _ in shared]
         for each, reply in zip(shared, replies, strict=True):

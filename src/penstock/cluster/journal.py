@@ -78,6 +78,9 @@ class ReplicatedJournal:
         self._sending: bytes | None = None
         self._sending_ends = (0, 0, True)
         self._waiting: list[tuple[int, Callable[[], object]]] = []
+        # Who waits for the next extent, and for the one under way, whatever is in it.
+        self._to_confirm: list[Callable[[], object]] = []
+        self._confirming: list[Callable[[], object]] = []
         self._recent: dict[int, Pushed] = {}
 
     # What the engine asks for: `Journal`.
@@ -276,17 +279,32 @@ class ReplicatedJournal:
     @property
     def has_unsent(self) -> bool:
         """Whether there is anything that the log does not have."""
-        return bool(self._unsent) or self._sending is not None
+        return bool(self._unsent or self._to_confirm) or self._sending is not None
+
+    def confirm(self, done: Callable[[], object]) -> None:
+        """Has `done` called once the log has kept an extent that is made after this, or failed.
+
+        If there is nothing to append, the extent has no entries: the stream does not grow by it.
+        Raises what has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        is_first = not self.has_unsent
+        self._to_confirm.append(done)
+        if is_first:
+            self.wake()
 
     def next_extent(self) -> bytes | None:
         """What is to be appended next; the same bytes until `kept` is called (rule 4)."""
-        if self._sending is None and self._unsent:
+        if self._sending is None and (self._unsent or self._to_confirm):
             self._sending = self._make_extent()
         return self._sending
 
     def _make_extent(self) -> bytes:
+        self._confirming, self._to_confirm = self._to_confirm, []
         unsent = self._unsent
-        _, first = unsent[0]
+        first = unsent[0][1] if unsent else self._sequence
+        is_empty = not unsent
         reached = first - 1
         parts: list[bytes] = []
         size = 0
@@ -294,7 +312,7 @@ class ReplicatedJournal:
             part, reached = unsent.popleft()
             parts.append(part)
             size += len(part)
-        goes_on = not parts
+        goes_on = not parts and not is_empty
         if goes_on:
             large, sequence = unsent.popleft()
             parts.append(large[:DATA_BYTES_MAX])
@@ -319,6 +337,7 @@ class ReplicatedJournal:
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
         self.durable_sequence = max(self.durable_sequence, reached)
         self._call_waiting()
+        self._call_confirmed()
         self.advanced()
 
     def fail(self, error: PenstockError) -> None:
@@ -327,6 +346,14 @@ class ReplicatedJournal:
             self.failure = error
             self._unsent.clear()
             self._call_waiting()
+            self._confirming += self._to_confirm
+            self._to_confirm = []
+            self._call_confirmed()
+
+    def _call_confirmed(self) -> None:
+        confirmed, self._confirming = self._confirming, []
+        for done in confirmed:
+            done()
 
     def _call_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -6,6 +6,7 @@ state is discarded at once and everybody who waits is told to ask elsewhere.
 """
 
 import asyncio
+import itertools
 import math
 import secrets
 from collections import deque
@@ -118,8 +119,9 @@ class ShardAnswers:
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by who asked.
         self._pending: dict[Caller, Pending] = {}
-        # When the entry was appended that last proved that this is the owner; those that are on
-        # their way, with the sequence of each; and the answers, each with the sequence it needs.
+        # When the extent was asked for that last proved that this is the owner; those that are on
+        # their way, with the number of each; and the answers, each with the number it needs.
+        self._proofs = itertools.count(1)
         self._confirmed_s = -math.inf
         self._confirming: deque[tuple[float, int]] = deque()
         self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
@@ -209,7 +211,7 @@ class ShardAnswers:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
 
         What is appended to the log is refused there if another owner has come. What only looks at
-        the state would not be: so an empty entry is appended if the last one is too long ago.
+        the state would not be: so an empty extent is appended if the last one is too long ago.
         """
         now_s = self._loop.time()
         if now_s - self._confirmed_s < _CONFIRMED_S:
@@ -220,23 +222,23 @@ class ShardAnswers:
             self._unconfirmed.append((self._confirming[-1][1], caller, parts))
             return
         try:
-            sequence, _ = self.journal.append(())
+            self.journal.confirm(self._confirm)
         except JournalError:
             self._sender.send(*caller, calls.NOT_OWNER)
             return
-        self._confirming.append((now_s, sequence))
-        self._unconfirmed.append((sequence, caller, parts))
-        self.journal.notify(sequence, self._confirm)
+        number = next(self._proofs)
+        self._confirming.append((now_s, number))
+        self._unconfirmed.append((number, caller, parts))
 
     def _confirm(self) -> None:
-        """The log took the next entry that was to prove the ownership, or refused it."""
-        began_s, sequence = self._confirming.popleft()
-        if sequence > self.journal.durable_sequence:
+        """The log took the next extent that was to prove the ownership, or refused it."""
+        began_s, number = self._confirming.popleft()
+        if self.journal.failure is not None:
             self._refuse_unconfirmed()
             return
         self._confirmed_s = began_s
-        # Not the answers behind these: they were made too long after this entry was appended.
-        while self._unconfirmed and self._unconfirmed[0][0] <= sequence:
+        # Not the answers behind these: they were made too long after this extent was asked for.
+        while self._unconfirmed and self._unconfirmed[0][0] <= number:
             _, caller, parts = self._unconfirmed.popleft()
             for part in parts:
                 self._sender.send(*caller, part)
@@ -370,6 +372,7 @@ class OwnedShard:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         journal.wake = self._woken.set
+        self.guard = guard
         self._answers = ShardAnswers(
             journal, engine, guard, self._sender, self._loop, partial(lost, self)
         )

@@ -132,7 +132,7 @@ class Carried(Event, frozen=True, gc=False, array_like=True, tag=15):
 
 
 class QueueStated(Event, frozen=True, gc=False, array_like=True, tag=16):
-    """What a living queue is, said again because the events that made it so are dropped.
+    """The state of a queue, repeated because the files with the events that led to it are dropped.
 
     It changes no state: it lets a reader that begins here know the queue.
     """

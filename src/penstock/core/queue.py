@@ -14,6 +14,7 @@ takes it out of the order, so a pull takes and lends in one step, and `claimed` 
 """
 
 from collections import deque
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -140,6 +141,19 @@ class QueueState:
     def visible(self) -> int:
         """How many messages could be pulled now, groups permitting."""
         return len(self.deliveries) - self.in_flight - self.delayed
+
+    def standing(self, state: int, limit: int) -> list[Delivery]:
+        """The next messages in one state, in the order they stand.
+
+        The messages are kept in order of arrival, so looking through them ends with the last one
+        that there is or that is wanted. Only priorities change the order.
+        """
+        order = self.order
+        if state == VISIBLE and isinstance(order, StandardOrder) and not order.is_by_arrival:
+            return order.ahead(limit)
+        counts = {VISIBLE: self.visible, DELAYED: self.delayed, IN_FLIGHT: self.in_flight}
+        matching = (each for each in self.deliveries.values() if each.state == state)
+        return list(islice(matching, min(limit, counts[state])))
 
     def noted_ms(self, kind: int) -> int:
         """When something of this kind may be due next, as noted with the alarm."""

@@ -1,10 +1,10 @@
 """Replaying a journal over a state that may be newer than it, or have a hole in it.
 
-A snapshot is taken a slice at a time while the shard lives on, so each message in it may already
-show events that the journal tells of later; and an entry that was lost to damage leaves events
-behind that speak of messages nobody knows. Every event can be told apart: a claim by its epoch, a
-move by its rank, an ending by the message being gone. `apply_if_new` applies what is news and
-passes over the rest. Over an exact state it does what `ShardState.apply` does.
+A snapshot is taken a slice at a time while the shard goes on, so a message in it may already show
+events that come later in the journal; and where an entry was lost to damage, later events name
+messages that do not exist. Whether an event was applied can be seen: of a claim by its epoch, of a
+move by its rank, of an ending by the message being gone. `apply_if_new` applies the events that are
+new and skips the others. Over an exact state it does what `ShardState.apply` does.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
     elif isinstance(event, Arrived | Lost) and event.number in shard.departed.deliveries:
         # Also if the queue it left has been removed.
         pass
-    elif queue is None or not _is_news(shard, queue, event):
+    elif queue is None or not _is_new(shard, queue, event):
         _count(shard, event.rank if isinstance(event, Moved) else getattr(event, "number", 0))
         return False
     shard.apply(event)
@@ -92,9 +92,9 @@ def apply_arrivals_if_new(shard: ShardState, arrivals: Arrivals) -> bool:
 
 
 def _recover_queue(shard: ShardState, number: int, at_ms: int) -> None:
-    """Makes a queue in place of one whose making was lost: its messages must not be lost with it.
+    """Creates a queue whose creation was lost: its messages must not be lost with it.
 
-    Nothing arrives in a queue after its removal, so one that is not known was never told of.
+    Nothing arrives in a queue after its removal, so the creation of an unknown queue was lost.
     """
     name = f"recovered-{number}"
     while name in shard.names:
@@ -103,16 +103,16 @@ def _recover_queue(shard: ShardState, number: int, at_ms: int) -> None:
 
 
 def _count(shard: ShardState, used: int) -> None:
-    """Sees to it that a number or rank once given is not given again, though its event be old."""
+    """Prevents that a number or rank is given again, also if its event has been applied before."""
     if used >= shard.next_number:
         shard.next_number = used + 1
 
 
-def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
+def _is_new(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
     """Whether an event of a queue that is known has yet to be applied; `_RULES` has the rules."""
     kind = type(event)
     if kind is Claimed:
-        return _claim_is_news(queue, cast(Claimed, event))
+        return _is_new_claim(queue, cast(Claimed, event))
     if kind is QueuePurged:
         _purge_older(queue, cast(QueuePurged, event))
         return False
@@ -124,11 +124,11 @@ def _is_news(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
     return delivery is not None and rule(shard, delivery, event)
 
 
-def _expiry_is_news(shard: ShardState, delivery: Delivery, event: Expired) -> bool:
+def _is_new_expiry(shard: ShardState, delivery: Delivery, event: Expired) -> bool:
     return delivery.state != IN_FLIGHT
 
 
-def _move_is_news(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
+def _is_new_move(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
     if event.rank <= delivery.rank or delivery.state == IN_FLIGHT:
         return False
     if event.to not in shard.queues:
@@ -136,34 +136,34 @@ def _move_is_news(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
     return True
 
 
-def _departure_is_news(shard: ShardState, delivery: Delivery, event: Departed) -> bool:
+def _is_new_departure(shard: ShardState, delivery: Delivery, event: Departed) -> bool:
     """A message departs once: one that is still in the queue has yet to do so."""
     if delivery.epoch < event.epoch or delivery.state == IN_FLIGHT:
         # Its last claim, or the end of it, was lost.
         queue = shard.queues[event.queue]
         ended = ClaimExpired(event.at_ms, event.queue, event.number, event.epoch)
-        if _end_of_claim_is_news(shard, delivery, ended):
+        if _is_new_end_of_claim(shard, delivery, ended):
             queue.returned(ended)
     return True
 
 
-def _arrival_is_news(shard: ShardState, delivery: Delivery, event: Arrived) -> bool:
+def _is_new_arrival(shard: ShardState, delivery: Delivery, event: Arrived) -> bool:
     """Its departure was lost. That it is in the other shard was not: it must not be in both."""
     shard.queues[event.queue].dropped(delivery)
     return False
 
 
-def _end_of_delay_is_news(shard: ShardState, delivery: Delivery, event: DelayEnded) -> bool:
+def _is_new_end_of_delay(shard: ShardState, delivery: Delivery, event: DelayEnded) -> bool:
     return delivery.state == DELAYED and delivery.epoch == event.epoch
 
 
-def _end_of_claim_is_news(shard: ShardState, delivery: Delivery, event: OfClaim) -> bool:
+def _is_new_end_of_claim(shard: ShardState, delivery: Delivery, event: OfClaim) -> bool:
     return _is_of_later_claim(shard, delivery, event) or (
         delivery.state == IN_FLIGHT and delivery.epoch == event.epoch
     )
 
 
-def _extension_is_news(shard: ShardState, delivery: Delivery, event: Extended) -> bool:
+def _is_new_extension(shard: ShardState, delivery: Delivery, event: Extended) -> bool:
     # An extension may also take up a claim that had run out. Should it be older than the end of
     # the claim, that end follows.
     return _is_of_later_claim(shard, delivery, event) or (
@@ -180,28 +180,28 @@ def _is_of_later_claim(shard: ShardState, delivery: Delivery, event: OfClaim) ->
         return False
     queue = shard.queues[event.queue]
     claimed = Claimed(event.at_ms, event.queue, event.number, event.epoch, event.at_ms)
-    _claim_is_news(queue, claimed)
+    _is_new_claim(queue, claimed)
     queue.claimed(claimed)
     return True
 
 
-# When an event of a message is news, by its kind.
+# Whether an event of a message is new, by its kind.
 _RULES: Final[dict[type, Callable[[ShardState, Delivery, Any], bool]]] = {
-    Expired: _expiry_is_news,
-    Moved: _move_is_news,
-    DelayEnded: _end_of_delay_is_news,
-    Extended: _extension_is_news,
-    Released: _end_of_claim_is_news,
-    ClaimExpired: _end_of_claim_is_news,
-    Deleted: _end_of_claim_is_news,
-    Lost: _end_of_claim_is_news,
-    Departed: _departure_is_news,
-    Arrived: _arrival_is_news,
+    Expired: _is_new_expiry,
+    Moved: _is_new_move,
+    DelayEnded: _is_new_end_of_delay,
+    Extended: _is_new_extension,
+    Released: _is_new_end_of_claim,
+    ClaimExpired: _is_new_end_of_claim,
+    Deleted: _is_new_end_of_claim,
+    Lost: _is_new_end_of_claim,
+    Departed: _is_new_departure,
+    Arrived: _is_new_arrival,
 }
 
 
-def _claim_is_news(queue: QueueState, event: Claimed) -> bool:
-    """Whether the claim is news; if it is, the message is made ready to be claimed."""
+def _is_new_claim(queue: QueueState, event: Claimed) -> bool:
+    """Whether the claim is new; if it is, the message is made ready to be claimed."""
     delivery = queue.deliveries.get(event.number)
     if delivery is None or delivery.epoch >= event.epoch:
         if event.attempt_id is not None:

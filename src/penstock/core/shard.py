@@ -7,8 +7,7 @@ decide and apply in one step; they raise, if at all, before anything has changed
 events alone rebuild the state: `apply` over a journal gives what the living shard has.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -119,6 +118,7 @@ class ShardState:
         "next_queue",
         "number",
         "queues",
+        "spread",
     )
 
     def __init__(self) -> None:
@@ -127,11 +127,12 @@ class ShardState:
         self.next_number = 1
         self.next_queue = 1
         # What a router between shards knows, and no part of the state: this shard's own number,
-        # and the shards of queues that are in others, or in others too.
+        # the shards of queues that are in others, and which queues are here and in others too.
         self.number = 0
         self.elsewhere: Mapping[str, int] = {}
+        self.spread: Container[str] = ()
         self.departed = Outbox()
-        # While somebody is taking a snapshot: which messages moved, from where and to where.
+        # While a snapshot is being taken: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
         self.discards = Discards(self.alarm)
@@ -243,7 +244,7 @@ class ShardState:
         if target is None or target.settings.fifo != queue.settings.fifo:
             return None
         # If one of them is in other shards too, it is not decided here where the message belongs.
-        return None if name in self.elsewhere or queue.name in self.elsewhere else target
+        return None if name in self.spread or queue.name in self.spread else target
 
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
@@ -258,9 +259,12 @@ class ShardState:
         if name is None:
             return None
         here = self.names.get(name)
-        if here is not None and here.settings.fifo != queue.settings.fifo:
-            return None
-        if name not in self.elsewhere and (here is None or queue.name not in self.elsewhere):
+        if here is None:
+            if name not in self.elsewhere:
+                return None
+        elif here.settings.fifo != queue.settings.fifo or not (
+            name in self.spread or queue.name in self.spread
+        ):
             return None
         shard = self.elsewhere.get(name, self.number)
         return Departed(now_ms, queue.number, delivery.number, delivery.epoch, shard, name)
@@ -398,10 +402,7 @@ class ShardState:
         state = _STATES.get(str(command.state))
         if state is None:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
-        if state == VISIBLE:
-            return queue.order.ahead(command.limit)
-        matching = (each for each in queue.deliveries.values() if each.state == state)
-        return list(islice(matching, command.limit))
+        return queue.standing(state, command.limit)
 
     def outbox(self, limit: int = PULL_LIMIT_MAX) -> list[Owed]:
         """Messages that are owed to other shards, those that departed first before others."""
@@ -603,8 +604,8 @@ def replay(events: Iterable[AnyEvent]) -> ShardState:
 
 def _without_notes(settings: QueueSettings) -> QueueSettings:
     """The settings but for what is only noted among their annotations."""
-    told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
-    return msgspec.structs.replace(settings, annotations=told)
+    public = {name: text for name, text in settings.annotations.items() if name[0] != "."}
+    return msgspec.structs.replace(settings, annotations=public)
 
 
 def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
@@ -619,7 +620,7 @@ def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
 
 
 def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-    """The event by which a claim that ran out lives again, for whoever comes late with it."""
+    """The event by which a claim that ran out lives again, when its holder uses it late."""
     if delivery.state == IN_FLIGHT:
         return []
     return [Extended(now_ms, delivery.queue, delivery.number, delivery.epoch, now_ms)]

@@ -12,7 +12,7 @@ line's new messages are already in order (a deque); only those that come back ne
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from penstock.core.delivery import GONE, VISIBLE, Delivery
@@ -228,6 +228,11 @@ class StandardOrder:
         # Most queues use neither priorities nor groups: their only line, without a lookup.
         self._plain = level.line.fresh
 
+    @property
+    def is_by_arrival(self) -> bool:
+        """Whether messages stand in the order in which they arrived: they have one priority."""
+        return len(self._levels) == 1
+
     def join(self, delivery: Delivery) -> None:
         """Adds a message that arrived; a delayed one is added later, by `come_back`."""
         if delivery.state == VISIBLE:
@@ -299,7 +304,12 @@ class StandardOrder:
         deliveries: list[Delivery] = []
         for level in self._levels:
             room = limit - len(deliveries)
-            level_ahead = [d for line in level.lines() for d in line.ahead(room)]
+            if not room:
+                break
+            # No more lines than messages are looked into, those with the first messages.
+            firsts = [(first.rank, line) for line in level.lines() if (first := line.first())]
+            lines = [line for _, line in nsmallest(room, firsts, key=itemgetter(0))]
+            level_ahead = [d for line in lines for d in line.ahead(room)]
             deliveries += sorted(level_ahead, key=lambda delivery: delivery.rank)[:room]
         return deliveries
 
@@ -441,16 +451,6 @@ class FifoOrder:
     def has_group(self, name: str) -> bool:
         """Whether a message of this group is there, whatever its state."""
         return name in self._groups and self._groups[name].first() is not None
-
-    def ahead(self, limit: int) -> list[Delivery]:
-        """The visible messages in order of arrival, blocked or not; none is taken."""
-        visible = (
-            delivery
-            for group in self._groups.values()
-            for delivery in group.order
-            if delivery.state == VISIBLE
-        )
-        return nsmallest(limit, visible, key=lambda delivery: delivery.rank)
 
     def parts(self) -> Iterator[Container]:
         """The containers, for `Discards`."""

@@ -143,7 +143,7 @@ class Fields(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """The size of all that this header speaks of."""
+        """The size of everything that belongs to this header."""
         return self.body_bytes + self.first_bytes + self.second_bytes + self.extra_bytes
 
 

@@ -14,7 +14,7 @@
 
     a slot
          0     4  crc32 of the 60 bytes that follow it
-         4     4  zero
+         4     4  1 if a manifest lists the stream's files, 0 in slots of older versions
          8     8  serial: the greater of two valid slots is the newer
         16    16  identity of the stream
         32     8  durable offset: every byte before it is on the disk
@@ -38,7 +38,7 @@ SLOT_OFFSETS = (512, 1024)
 SLOT_BYTES = 64
 
 _HEADER = struct.Struct("<8sIIQQQ16s")
-_SLOT = struct.Struct("<4xQ16sQQQQ")
+_SLOT = struct.Struct("<IQ16sQQQQ")
 _CRC = struct.Struct("<I")
 
 
@@ -61,6 +61,7 @@ class Slot(NamedTuple):
     next_id: int
     first_offset: int
     first_id: int
+    is_listed: bool = False
 
 
 def pack_page(header: FileHeader) -> bytes:
@@ -90,7 +91,8 @@ def unpack_header(page: bytes) -> FileHeader | None:
 
 def pack_slot(slot: Slot) -> bytes:
     """Return the slot's 64 bytes."""
-    fields = _SLOT.pack(*slot)
+    *stated, is_listed = slot
+    fields = _SLOT.pack(is_listed, *stated)
     return _CRC.pack(crc32(fields)) + fields
 
 
@@ -103,5 +105,6 @@ def unpack_slots(page: bytes) -> list[tuple[int, Slot]]:
     for place, at in enumerate(SLOT_OFFSETS):
         packed = page[at : at + SLOT_BYTES]
         if len(packed) == SLOT_BYTES and _CRC.unpack_from(packed)[0] == crc32(packed[4:]):
-            found.append((place, Slot._make(_SLOT.unpack(packed[4:]))))
+            flags, *stated = _SLOT.unpack(packed[4:])
+            found.append((place, Slot(*stated, is_listed=bool(flags & 1))))
     return found

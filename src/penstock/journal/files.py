@@ -68,6 +68,11 @@ class Files:
         """The stream offset at which the last file ends."""
         return (self.last + 1) * self.payload_bytes
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the manifest lists the files, durably."""
+        return self._manifest.is_kept
+
     def pieces(self, offset: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield (file number, place in the file, size) for a range of the stream."""
         while size_bytes > 0:

@@ -20,7 +20,9 @@
 
 A file is listed, durably, after it was made and before a byte is appended to it; it leaves the
 list before it is unlinked. So a listed file that is not there was taken away by somebody else.
-A directory without a manifest is one of an older version: its next writer makes one.
+A directory without a manifest is one of an older version, whose next writer makes one; or the
+manifest was taken away. Every watermark that is written beside a manifest says so, which tells the
+two apart.
 `docs/formats/segment.md` is the format.
 """
 
@@ -107,6 +109,11 @@ class Manifest:
         # an earlier process wrote is written again before anything is built on it.
         self._is_durable = False
         self._writing = threading.Lock()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a list."""
+        return self._listed is not None
 
     def write(self, first: int, last: int) -> None:
         """Lists the files from `first` to `last`, durably. Raises OSError if it cannot.

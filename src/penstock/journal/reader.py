@@ -129,6 +129,11 @@ class JournalReader:
             held |= set(numbers_in(self._archive.directory))
         return sorted(held)
 
+    def lacks_manifest(self) -> bool:
+        """Whether the list of files was taken away: files at the end may be missing unnoticed."""
+        examined = examine(self._journal.directory)
+        return examined is not None and examined.lacks_manifest
+
     def missing_files(self) -> list[int]:
         """The numbers of the files that the journal must have and has not."""
         missing: list[int] = []

@@ -11,7 +11,7 @@ reported as damage, and the stream continues behind it: no id and no offset is u
 """
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from penstock.errors import StoreUnusable
@@ -27,8 +27,8 @@ from penstock.journal.fileheader import (
     unpack_slots,
 )
 from penstock.journal.files import Files, drafts_in, name_of, numbers_in
-from penstock.journal.manifest import FileList, read_manifest
-from penstock.journal.scan import Quarantined, valid_end
+from penstock.journal.manifest import NAME, FileList, read_manifest
+from penstock.journal.scan import Limit, Quarantined, find_first, valid_end
 from penstock.journal.storage import Directory
 
 _CHUNK_BYTES = 1 << 20
@@ -45,6 +45,7 @@ class Examined:
     slot: Slot
     slot_place: tuple[int, int]
     listed: FileList | None = None
+    lacks_manifest: bool = False
     damage: list[Quarantined] = field(default_factory=list)
     damaged_headers: list[int] = field(default_factory=list)
 
@@ -109,6 +110,8 @@ def examine(directory: Directory) -> Examined | None:
             raise StoreUnusable(f"{directory.path}: no file is left that was in use; put them back")
         slot = slot._replace(first_offset=begin, first_id=0)
     examined = Examined(identity, file_bytes, numbers, slot, slot_place, listed)
+    # One that is there but damaged is no reason to stop: nobody took it away.
+    examined.lacks_manifest = slot.is_listed and NAME not in directory.names()
     examined.damaged_headers = pages.damaged_headers
     for number in pages.damaged_headers:
         why = f"header of {name_of(number)} does not match its checksum"
@@ -118,15 +121,25 @@ def examine(directory: Directory) -> Examined | None:
 
 def describe_missing(examined: Examined, missing: list[int]) -> str:
     """Return the names of the files and the offsets of the stream that they held."""
+    if examined.lacks_manifest:
+        others = describe_missing(replace(examined, lacks_manifest=False), missing)
+        last = name_of(max([*examined.numbers, *missing]))
+        found = f"{NAME} (which listed the files, and any behind {last})"
+        return f"{found} and {others}" if others else found
+    return " and ".join(
+        f"{name_of(first)}{f' to {name_of(last)}' if last > first else ''} "
+        f"(offsets {first * examined.payload_bytes} to {(last + 1) * examined.payload_bytes})"
+        for first, last in _runs(missing)
+    )
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of numbers without a gap."""
     runs = [
         [number for _, number in run]
-        for _, run in groupby(enumerate(missing), lambda pair: pair[1] - pair[0])
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    return " and ".join(
-        f"{name_of(run[0])}{f' to {name_of(run[-1])}' if len(run) > 1 else ''} "
-        f"(offsets {run[0] * examined.payload_bytes} to {(run[-1] + 1) * examined.payload_bytes})"
-        for run in runs
-    )
+    return [(run[0], run[-1]) for run in runs]
 
 
 def newest_slot(directory: Directory, from_number: int, identity: bytes) -> Slot | None:
@@ -209,6 +222,10 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     found_end, next_id = valid_end(
         files.scan, slot.durable_offset, slot.next_id, max(files.allocated_end, 0)
     )
+    for _, last in _runs(missing or []):
+        # The loss was accepted, so entries behind the gap count though nothing promised them.
+        if (last + 1) * payload_bytes > found_end:
+            found_end, next_id = _pass_gap(files, (last + 1) * payload_bytes, found_end, next_id)
     end = found_end
     if missing and (missing[-1] + 1) * payload_bytes > end:
         # An unknown number of entries is lost: skip every id that one of them may have had.
@@ -231,6 +248,15 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     with contextlib.suppress(OSError):
         files.write_list()
     return end, next_id
+
+
+def _pass_gap(files: Files, gap_end: int, found_end: int, next_id: int) -> tuple[int, int]:
+    """Return the end of the entries behind a gap and the next id; as given if there are none."""
+    limit = Limit(files.allocated_end, None)
+    offset, entry_id = find_first(files.scan, gap_end, limit)
+    if offset >= limit.offset or entry_id < next_id:
+        return found_end, next_id
+    return valid_end(files.scan, offset, entry_id, limit.offset)
 
 
 def _finish_interrupted(files: Files, examined: Examined, missing: list[int]) -> None:

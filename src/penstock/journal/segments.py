@@ -119,15 +119,17 @@ class Segments:
                     segments = cls._create(opened, file_bytes, identity, begin)
                 else:
                     missing = examined.missing(known_end)
-                    if missing and not accept_loss:
+                    is_whole = not missing and not examined.lacks_manifest
+                    if not is_whole and not accept_loss:
+                        count = len(missing) + examined.lacks_manifest
                         raise StoreUnusable(
-                            f"{path}: {len(missing)} of its files are missing: "
+                            f"{path}: {count} of its files are missing: "
                             f"{describe_missing(examined, missing)}; put them back, or open it "
                             "with accept_loss (--accept-loss of penstock check and serve) to go on "
                             "without what they held"
                         )
                     segments = cls._recover(opened, examined, missing)
-                    if missing:
+                    if not is_whole:
                         segments.accepted_loss = describe_missing(examined, missing)
                 segments._reserve_bytes = segments._payload_bytes // 2
                 if reserve_bytes is not None:

@@ -1,4 +1,4 @@
-"""A shard's state in a file, written a slice at a time while the shard lives on.
+"""A shard's state in a file, written a slice at a time while the shard goes on.
 
 The file is a row of entries (the 32-byte header of `entry`, version PSNAPS03): first the outline
 with the point in the journal where it was taken, then slices of dedup ids and of deliveries, last
@@ -158,7 +158,7 @@ class Taken(NamedTuple):
     """A snapshot read back: the state, and what was ahead of it when its slice was taken.
 
     `early` are messages found in a queue that was made after the outline, by the queue's number:
-    they join it when the journal tells of its making. `is_ordered` is false if a message moved
+    they join it when its creation is replayed. `is_ordered` is false if a message moved
     after the outline: it then stands before others that the journal has yet to bring.
     """
 

@@ -67,7 +67,7 @@ def check_format(store: Path) -> bool:
 
 
 def _counts(name: str) -> bool:
-    """Whether a file of this name makes a directory somebody's: not what a kill left half made."""
+    """Whether a file of this name means that a directory is in use; an unfinished file does not."""
     return name != "lost+found" and not name.startswith(".store.")
 
 

@@ -16,6 +16,7 @@ from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, JournalError, StoreUnusable
 from penstock.journal import codec, readers
 from penstock.journal.entry import HEADER_BYTES
+from penstock.journal.manifest import NAME as MANIFEST
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery
 from penstock.journal.snapshot import Taken, read_snapshot, snapshot_paths
@@ -25,7 +26,7 @@ _ATTEMPTS_MAX: Final = 3
 
 
 class Finding(NamedTuple):
-    """One line about a store, and whether it tells of damage or loss."""
+    """One line about a store, and whether it reports damage or loss."""
 
     is_damage: bool
     text: str
@@ -95,6 +96,13 @@ class _Verification:
         payload_bytes = reader.payload_bytes
         if self._is_store:
             missing = reader.missing_files()
+            if reader.lacks_manifest():
+                last = max([*reader.file_numbers, *missing])
+                yield Finding(
+                    True,
+                    f"journal: {MANIFEST} is missing; it listed the files, so any behind "
+                    f"{last:012d}.seg may be missing too",
+                )
         else:
             # An archive alone: the stream goes on in files that are not archived yet.
             files = reader.file_numbers

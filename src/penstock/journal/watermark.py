@@ -35,7 +35,8 @@ class Watermark:
         number = min(durable[0] // self._files.payload_bytes, self._files.last)
         durable_number, durable_place = self._durable_place
         place = 1 - durable_place if durable_number == number else 0
-        self.slot = Slot(self.slot.serial + 1, self._files.identity, *durable, *first)
+        files = self._files
+        self.slot = Slot(self.slot.serial + 1, files.identity, *durable, *first, files.is_listed)
         at = SLOT_OFFSETS[place]
         try:
             self._files.get(number).map()[at : at + SLOT_BYTES] = pack_slot(self.slot)

@@ -28,7 +28,7 @@ class ReaderFigures:
         moved = MetricFamily(
             "penstock_reader_moved_age_seconds",
             "gauge",
-            "Time since a named reader last said how far it has read.",
+            "Time since a named reader last reported how far it has read.",
         )
         now_ms = time.time_ns() // 1_000_000
         durable = self._durable_offset()

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.backends.engine import upkeep as upkeep_module
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
-from penstock.core.delivery import OUTBOX
+from penstock.core.delivery import OUTBOX, VISIBLE
 from penstock.core.shard import replay
 from penstock.errors import RequestError
 from penstock.journal import file as file_module
@@ -72,12 +72,18 @@ def portrait(shard, load=None):
         queues[kept.number] = {
             "settings": (kept.name, kept.settings, kept.created_at_ms, kept.configured_at_ms),
             "deliveries": [_portrait_of(each, load) for each in kept.deliveries],
-            "ahead": [each.number for each in queue.order.ahead(100_000)],
+            "ahead": [each.number for each in _ahead(queue)],
             "counts": (queue.visible, queue.delayed, queue.in_flight, queue.stored_bytes),
             "dedups": kept.dedups,
             "attempts": kept.attempts,
         }
     return {"next": (snapshot.next_number, snapshot.next_queue), "queues": queues}
+
+
+def _ahead(queue):
+    if queue.settings.fifo:
+        return queue.standing(VISIBLE, 100_000)
+    return queue.order.ahead(100_000)
 
 
 def _portrait_of(delivery, load):

@@ -25,9 +25,20 @@ from penstock.errors import (
 )
 from penstock.journal import MemoryJournal
 from penstock.server.frames.server import Limits
-from penstock.service import CreateQueue, Peek, Pull, Push, PushMany, Stats
+from penstock.service import (
+    Batch,
+    BatchItem,
+    CreateQueue,
+    Delete,
+    Peek,
+    Pull,
+    Push,
+    PushMany,
+    PushReply,
+    Stats,
+)
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
-from penstock.wire.frames.bulk import encode_bulk
+from penstock.wire.frames.bulk import decode_bulk_reply, encode_bulk
 from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
@@ -406,6 +417,50 @@ def test_a_server_that_stops_answers_what_it_has_taken(slow):
 
 
 # Limits.
+
+
+def test_a_large_bulk_push_is_answered_once_and_others_are_served_before_it_is_done(serve):
+    """Row 20: one frame of 10,000 messages is executed in parts."""
+    server = serve()
+    with Wire(server) as wire, Wire(server) as other:
+        wire.ask(1, CreateQueue("orders"))
+        bodies = [b"%d" % number for number in range(10_000)]
+        rows: list[Any] = [{"number": str(n), "more": "x"} for n in range(10_000)]
+        wire.link.sendall(encode_bulk(2, PushMany("orders", bodies, each_attributes=rows)))
+        seen = {other.ask(request, Stats("orders")).messages for request in range(2, 200)}
+        kind, request, body = wire.next()
+        replies: list[Any] = decode_bulk_reply(body)
+        assert (kind, request) == (REPLY, 2)
+        assert [reply.sequence for reply in replies] == [*range(1, 10_001)]
+        assert len({reply.id for reply in replies}) == 10_000
+        assert seen - {0, 10_000}, "nobody was served between the parts"
+        found = []
+        while claims := wire.ask(3, Pull("orders", 10_000)):
+            assert len(claims) <= 2_000
+            found += claims
+        assert [claim.body for claim in found] == bodies
+        assert [claim.attributes for claim in found] == rows
+
+
+def test_a_large_batch_is_answered_with_each_items_reply(wire):
+    pushes: list[BatchItem] = [
+        Push("orders" if number % 3 else "missing", b"%d" % number) for number in range(1_000)
+    ]
+    replies = wire.ask(2, Batch(pushes))
+    kinds = [type(reply) for reply in replies]
+    assert kinds == [PushReply if number % 3 else QueueNotFound for number in range(1_000)]
+    claims = wire.ask(3, Pull("orders", 1_000))
+    assert [int(claim.body) for claim in claims] == [n for n in range(1_000) if n % 3]
+    assert wire.ask(4, Batch([Delete("orders", claim.proof) for claim in claims])) == [True] * 666
+
+
+def test_a_large_frame_with_a_fault_at_its_end_changes_nothing(wire):
+    rows: list[Any] = [*[{"name": "value"}] * 4_999, {"name": 5}]
+    bulk = PushMany("orders", [b"x"] * 5_000, each_attributes=rows)
+    wire.link.sendall(encode_bulk(2, bulk))
+    kind, request, _ = wire.next()
+    assert (kind, request) == (ERROR, 2)
+    assert wire.ask(3, Stats("orders")).messages == 0
 
 
 def test_an_answer_that_would_not_fit_into_a_frame_comes_in_parts(serve):

@@ -16,6 +16,7 @@ from penstock.service import (
     ATTRIBUTES_MAX,
     Batch,
     BatchItem,
+    Claim,
     CreateQueue,
     Delete,
     DescribeQueues,
@@ -172,7 +173,7 @@ def pull_many(service):
 
 
 def delete_many(service):
-    claims = []
+    claims: list[Claim] = []
     while len(claims) < BULK:
         claims += pull_many(service)
     service.execute(Batch([Delete("long", claim.receipt) for claim in claims[:BULK]]))

@@ -1,5 +1,7 @@
 """Large batches and bulk pushes, cut into parts: the same items, faults and answers as whole."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from penstock.server.frames.parts import take_parts
 from penstock.service import (
     BATCH_ITEMS_MAX,
     Batch,
+    BatchItem,
     Delete,
     NumberedReplies,
     Push,
@@ -28,6 +31,8 @@ from penstock.wire.frames.parts import (
     PLAIN_PART_ITEMS_MAX,
     parts_of,
 )
+
+BAD_ROWS: list[Any] = [None] * 899 + [{"a": 5}]
 
 
 def framed(command):
@@ -108,7 +113,7 @@ def answered(kind, parts, replies):
 
 
 def test_the_answer_to_parts_of_a_batch_is_that_to_the_whole():
-    items = [Push("q", b"x", dedup_id=str(n)) for n in range(1_000)]
+    items: list[BatchItem] = [Push("q", b"x", dedup_id=str(n)) for n in range(1_000)]
     missing = QueueNotFound("queue: there is none")
 
     def replies(batch):
@@ -133,7 +138,7 @@ def test_the_answer_to_parts_of_a_bulk_push_is_that_to_the_whole(step):
 
 @pytest.mark.parametrize("kind", [BATCH, BULK_PUSH])
 def test_a_store_that_becomes_full_refuses_the_items_from_there_on(kind):
-    pushes = [Push("q", b"x", group="g")] * 700
+    pushes: list[BatchItem] = [Push("q", b"x", group="g")] * 700
     command = Batch(pushes) if kind == BATCH else PushMany("q", [b"x"] * 700, group="g")
     full = StoreFull("journal: no room")
     replies = [[PushReply("a", 1, False)] * 200, [PushReply("a", 1, False)] * 200, full]
@@ -163,7 +168,7 @@ def test_a_journal_that_fails_in_a_later_part_fails_the_request():
     [
         (BATCH, [16, [*[[1, "q", b"x"]] * 900, [1, b"\xff", b"x"]]], None),
         (BATCH, msgspec.msgpack.encode([16, [[1, "q", b"x"]] * 900])[:-1], ProtocolError),
-        (BULK_PUSH, PushMany("q", [b"x"] * 900, each_attributes=[None] * 899 + [{"a": 5}]), None),
+        (BULK_PUSH, PushMany("q", [b"x"] * 900, each_attributes=BAD_ROWS), None),
     ],
 )
 def test_a_fault_in_the_last_part_is_found_before_the_first_is_executed(kind, body, error):

@@ -478,7 +478,7 @@ class Engine:
             is_known |= event is not None
             yield None if event is None else self._history_event(event)
         if not is_known:
-            raise MessageNotFound(f"id: the journal knows nothing of {command.id!r}")
+            raise MessageNotFound(f"id: no event of {command.id!r} is in the journal")
 
     def _history_event(self, event: AnyEvent) -> HistoryEvent:
         queue = self.shard.queues.get(event.queue)

@@ -1,4 +1,4 @@
-"""Upkeep while the engine lives on: snapshots, old content carried forward, files dropped.
+"""Upkeep while the engine is running: snapshots, old content carried forward, files dropped.
 
 A pass goes over all messages a slice at a time, by their numbers. Each slice is taken exclusively,
 in well under the 50 ms for which commands may be delayed; what happens between the slices is in

@@ -146,7 +146,7 @@ def _reachable_socket(store: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def peer_credentials(link: socket.socket) -> tuple[int, int] | None:
-    """Process number and user at the other end of a Unix socket; None where that is not told."""
+    """Process number and user at the other end of a Unix socket; None if the system has neither."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -83,7 +83,7 @@ class _BulkAnswer:
 
 
 def with_faults(batch: Batch, replies: list[Any]) -> list[Any]:
-    """The replies to a batch, with what the decoder said where that is what was wrong."""
+    """The replies to a batch, with the decoder's error for each item that it could not decode."""
     items: list[Any] = batch.items
     if BadItem not in map(type, items):
         return replies

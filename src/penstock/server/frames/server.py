@@ -240,7 +240,7 @@ class FrameServer(StreamServer):
     def _refuse_later(
         self, connection: "FrameConnection", kind: int, request: int, error: Exception
     ) -> None:
-        # A service that failed has said so to everyone already, and the connection ends.
+        # When the service fails, every client is sent the reason (`fail`), and the connection ends.
         if self.broken is None:
             self._refuse(connection, kind, request, self.shown_error(error))
 

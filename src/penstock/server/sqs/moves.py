@@ -8,7 +8,6 @@ annotation, tasks are known until the server ends.
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -16,7 +15,7 @@ import msgspec
 
 from penstock.backends.loop import Steps, result_of
 from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
-from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
+from penstock.server.sqs.lookup import Caller, QueueLookup, annotated, refusal_of
 from penstock.service import Command, DescribeQueue, QueueInfo, QueueStats, Redrive, Stats
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
@@ -61,13 +60,24 @@ class MoveActions:
         self._workers: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> Steps[None]:
-        """Goes on with the tasks that ran when the server was stopped."""
+        """Goes on with the tasks that ran when the server was stopped.
+
+        Requests may be served meanwhile. A task that one of them starts is run by `start`, and one
+        of a queue that is deleted ends with it.
+        """
         for queue in (
             yield from self._lookup.select(lambda each: NOTE in each.settings.annotations)
         ):
+            kept = {task.id for task in _read_note(queue)}
             for task in self._of(queue):
-                if task.status == RUNNING and task.id not in self._workers:
+                if task.status != RUNNING or task.id not in kept or task.id in self._workers:
+                    continue
+                try:
                     stats: QueueStats = yield Stats(queue.queue)
+                except QueueNotFound:
+                    break
+                # It may have been cancelled while the service was asked.
+                if task.status == RUNNING and task.id not in self._workers:
                     task.moved = max(0, task.to_move - stats.messages)
                     self._work(task, queue)
 
@@ -76,21 +86,32 @@ class MoveActions:
         key = (queue.queue, queue.created_at_ms)
         tasks = self._tasks.get(key)
         if tasks is None:
-            kept = queue.settings.annotations.get(NOTE)
-            if kept is None:
-                return []
-            tasks = self._tasks[key] = msgspec.json.decode(kept, type=list[MoveTask])
+            tasks = _read_note(queue)
+            if tasks:
+                self._tasks[key] = tasks
         return tasks
 
-    def _keep(self, queue: QueueInfo, tasks: Sequence[MoveTask]) -> Steps[None]:
-        """Keeps the tasks of a queue with it, if the service can."""
+    def _keep(self, queue: QueueInfo) -> Steps[None]:
+        """Keeps the tasks of a queue with it, if the service can.
+
+        Another request may keep a later list while the service is asked, and this one may then
+        overwrite it. So it is written again until the list is the one that was written.
+        """
+        kept: list[tuple[str, str]] | None = None
         try:
-            yield from self._lookup.note(queue.queue, NOTE, msgspec.json.encode(tasks).decode())
+            while kept != (current := [(task.id, task.status) for task in self._of(queue)]):
+                kept = current
+                described: QueueInfo = yield DescribeQueue(queue.queue)
+                tasks = msgspec.json.encode(self._of(queue)).decode()
+                yield annotated(described, NOTE, tasks)
         except RequestError:
             if not self._service.LACKS:
                 raise
 
     def _work(self, task: MoveTask, source: QueueInfo) -> None:
+        """Runs a task, unless it is run already."""
+        if task.id in self._workers:
+            return
         name = f"move {task.id}"
         worker = asyncio.get_running_loop().create_task(self._run(task, source), name=name)
         self._workers[task.id] = worker
@@ -130,7 +151,7 @@ class MoveActions:
         # Before the next command: a second request that comes meanwhile must find it running.
         self._tasks[source.queue, source.created_at_ms] = tasks
         try:
-            yield from self._keep(source, tasks)
+            yield from self._keep(source)
         except BaseException:
             tasks.remove(task)
             raise
@@ -154,7 +175,7 @@ class MoveActions:
                 worker = self._workers.get(task.id)
                 if worker is not None:
                     worker.cancel()
-                yield from self._keep(source, tasks)
+                yield from self._keep(source)
                 return model.CancelMoveResult(task.moved)
         raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
 
@@ -250,7 +271,7 @@ class MoveActions:
     async def _keep_ended(self, source: QueueInfo) -> None:
         try:
             if await self._is_there(source):
-                await result_of(self._service.run(self._keep(source, self._of(source))))
+                await result_of(self._service.run(self._keep(source)))
         except PenstockError:
             # It ended all the same; the next start of the server finds nothing left to move.
             return
@@ -261,6 +282,12 @@ class MoveActions:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _read_note(queue: QueueInfo) -> list[MoveTask]:
+    """The tasks that are kept with a queue, as it was when it was described."""
+    kept = queue.settings.annotations.get(NOTE)
+    return [] if kept is None else msgspec.json.decode(kept, type=list[MoveTask])
 
 
 def _read_id(text: str) -> tuple[str, str]:
