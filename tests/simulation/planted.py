@@ -161,7 +161,7 @@ def open_term(replica, node, claim_id, revision):
 class ServesBeforeItHasReplayed(SimulatedNode):
     """Serves with what the replica that answered knew, and not with all up to its own term."""
 
-    def take_over(self, replica, claim_id, revision):
+    def take_over(self, replica, claim_id, revision, seen_slot):
         term, slot = yield from open_term(replica, self.name, claim_id, revision)
         yield from replica.catch_up()
         chain = replica._chain
@@ -174,7 +174,7 @@ class ServesBeforeItHasReplayed(SimulatedNode):
 class TakesOverWithoutOpeningATerm(SimulatedNode):
     """Reads the log to its end, and begins: nothing keeps the owner before from appending."""
 
-    def take_over(self, replica, claim_id, revision):
+    def take_over(self, replica, claim_id, revision, seen_slot):
         value = msgspec.json.encode(Ownership(self.name, claim_id))
         term = yield from _swap_ownership(replica.shard, value, revision)
         bounds = yield from insist(Bounds(replica.shard))
@@ -207,8 +207,8 @@ class ClaimlessJournal(ReplicatedJournal):
 class ClaimsAreNotReplicated(SimulatedNode):
     """Keeps claims in memory alone."""
 
-    def take_over(self, replica, claim_id, revision):
-        journal = yield from super().take_over(replica, claim_id, revision)
+    def take_over(self, replica, claim_id, revision, seen_slot):
+        journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
         journal.__class__ = ClaimlessJournal
         return journal
 

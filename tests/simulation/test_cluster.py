@@ -341,8 +341,8 @@ class SlowToServe(SimulatedNode):
 
     is_slow = True
 
-    def take_over(self, replica, claim_id, revision):
-        journal = yield from super().take_over(replica, claim_id, revision)
+    def take_over(self, replica, claim_id, revision, seen_slot):
+        journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
         if self.is_slow:
             yield Pause(1_000)
         return journal

@@ -273,8 +273,10 @@ class SimulatedCluster:
             then = partial(self._taken_from, owner, node, shard)
             owner.run(partial(owner.hand_over, shard, then))
 
-    def _taken_from(self, owner: Host, node: SimulatedNode, shard: int, term: int) -> None:
-        self.send(owner, node, partial(node.take, shard, term))
+    def _taken_from(
+        self, owner: Host, node: SimulatedNode, shard: int, term: int, slot: int
+    ) -> None:
+        self.send(owner, node, partial(node.take, shard, term, slot))
 
     def elect(self) -> None:
         """The leader of a stream changes: by request, or because its server was killed."""

@@ -188,10 +188,10 @@ class SimulatedNode(Host):
     # What a planted fault overrides.
 
     def take_over(
-        self, replica: ShardReplica, claim_id: str, revision: int
+        self, replica: ShardReplica, claim_id: str, revision: int, seen_slot: int
     ) -> LogSteps[ReplicatedJournal]:
         """The steps by which this node becomes the owner of a shard."""
-        return take_over(replica, self.name, claim_id, revision)
+        return take_over(replica, self.name, claim_id, revision, seen_slot)
 
     def append(self, journal: ReplicatedJournal) -> LogSteps[None]:
         """The steps that append what waits in a journal."""
@@ -244,8 +244,8 @@ class SimulatedNode(Host):
         if error is not None and not isinstance(error, StoreUnusable):
             self.schedule.violate(f"a standby raised {type(error).__name__}: {error}")
 
-    def take(self, shard: int, revision: int | None = None) -> None:
-        """Takes a shard over from whoever owns it, or from the owner of this term."""
+    def take(self, shard: int, revision: int | None = None, seen_slot: int = 0) -> None:
+        """Takes a shard over: from whoever owns it, or from one that has told its last slot."""
         if shard in self.owned or shard in self._taking:
             return
         self._taking[shard] = None
@@ -255,16 +255,18 @@ class SimulatedNode(Host):
             self.ended(process)
         replica = replica or self._replica(shard)
         self.schedule.note(self.name, "takes", shard)
-        steps = self._take_steps(replica, revision)
+        steps = self._take_steps(replica, revision, seen_slot)
         self.start("takeover", steps, partial(self._taken, replica))
 
-    def _take_steps(self, replica: ShardReplica, seen: int | None) -> LogSteps[ReplicatedJournal]:
+    def _take_steps(
+        self, replica: ShardReplica, seen: int | None, seen_slot: int
+    ) -> LogSteps[ReplicatedJournal]:
         revision = seen
         if revision is None:
             found: Register | None = yield from insist(Look(owner_key(replica.shard)))
             revision = 0 if found is None else found.revision
         claim_id = self.cluster.next_name("claim")
-        return (yield from self.take_over(replica, claim_id, revision))
+        return (yield from self.take_over(replica, claim_id, revision, seen_slot))
 
     def _taken(self, replica: ShardReplica, journal: Any, error: Exception | None) -> None:
         shard = replica.shard
@@ -356,8 +358,8 @@ class SimulatedNode(Host):
         if error is not None and not isinstance(error, PenstockError):
             self.schedule.violate(f"a snapshot raised {type(error).__name__}: {error}")
 
-    def hand_over(self, shard: int, then: Callable[[int], None]) -> None:
-        """Hands a shard over; `then` gets the term once everything is answered."""
+    def hand_over(self, shard: int, then: Callable[[int, int], None]) -> None:
+        """Hands a shard over; `then` gets the term and the last slot once all is answered."""
         part = self.owned.get(shard)
         if part is None or not part.is_serving:
             return
@@ -366,14 +368,14 @@ class SimulatedNode(Host):
         self.start("hand over", part.answers.hand_over(), done)
 
     def _handed_over(
-        self, part: OwnedPart, then: Callable[[int], None], _: Any, error: Exception | None
+        self, part: OwnedPart, then: Callable[[int, int], None], _: Any, error: Exception | None
     ) -> None:
         if error is not None:
             if not isinstance(error, NotOwner):
                 self.schedule.violate(f"handing over raised {type(error).__name__}: {error}")
         elif self.owned.get(part.shard) is part:
             self._leave(part, _REDIRECT_MS)
-            then(part.term)
+            then(part.term, part.journal.slot)
 
     def stop(self) -> None:
         super().stop()
