@@ -12,11 +12,12 @@ ARGS    ?=
 NAME    ?= memory
 ROWS    ?=
 FULL    ?=
+SEED    ?=
 # One more than there are cores on a small machine: many tests wait for a process or a disk.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix bench score services env clean static
+.PHONY: help serve test check fix bench score sim services env clean static
 
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,9 @@ bench: env ## run one benchmark and print its table (NAME=memory)
 
 score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures)
 	$(BIN)/python -m tools.score $(ROWS) $(if $(FULL),--full)
+
+sim: env ## simulate the cluster by seeds, from a random one on (SEED=7 repeats one, FULL=1 runs 100,000)
+	$(BIN)/python -m penstock.testing.simulate $(if $(SEED),--seed $(SEED)) $(if $(FULL),--seeds 100000) $(ARGS)
 
 services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh

@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
+import json
 
 import pytest
 
 from penstock.cluster.nats_servers import NatsServers
 from tests.cluster.nodes import Cluster
+from tests.cluster.processes import LocalCluster, penstock_cluster
 
 _names = (f"test{n}" for n in itertools.count())
 
@@ -36,3 +38,15 @@ def on_cluster(cluster_url, quick_path):
         asyncio.run(within())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def local_cluster(tmp_path_factory):
+    """Three nodes as processes, and their archive."""
+    root = tmp_path_factory.mktemp("local")
+    options = ("--json", "--port", "0", "--shards", "4", "--archive", str(root / "archive"))
+    up = penstock_cluster("up", root, *options)
+    cluster = LocalCluster(root, json.loads(up))
+    yield cluster
+    cluster.end_restarted()
+    penstock_cluster("down", root)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from penstock.aio import AsyncQueues
 from penstock.cluster.address import read_address
 from penstock.cluster.open import open_node, open_router
+from penstock.cluster.placement import ranked
 from penstock.url import read_url
 
 PATIENCE_S = 30
@@ -52,6 +53,11 @@ class Cluster:
 
     def owners(self):
         return {shard: name for name, service in self.nodes.items() for shard in service.node.owned}
+
+    async def until_settled(self):
+        """Waits until every shard is where it belongs: none moves any more by itself."""
+        belong = {shard: ranked(shard, self.nodes)[0] for shard in range(self.address.shards)}
+        await self.until(lambda: self.owners() == belong)
 
     def owned_shards(self):
         return [each for node in self.nodes.values() for each in node.node.owned.values()]

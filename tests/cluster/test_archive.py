@@ -120,7 +120,7 @@ def test_every_shard_of_a_cluster_is_archived_by_whoever_owns_it(on_cluster, tmp
             assert await owned.take_snapshot()
             assert owned.journal.first_position <= owned.journal.archived_position
         assert len(journals_in(archive)) == 4
-        kinds = {}
+        kinds: dict[str, list[int]] = {}
         for shard, path in enumerate(journals_in(archive)):
             assert path == str(shard_directory(archive, shard))
             with JournalReader(path, archive=path) as reader:

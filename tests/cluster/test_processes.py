@@ -4,95 +4,33 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
-import boto3
-import botocore.config
+import msgspec
 import pytest
 
 import penstock.aio
 from penstock.cluster.address import read_address
 from penstock.cluster.operations import operate
 from penstock.cluster.placement import first_shard
+from penstock.core.events import Claimed
+from penstock.journal import codec
+from penstock.journal.reader import JournalReader
+from penstock.journal.segments import Segments
+from penstock.journal.store import journals_in
 from penstock.url import read_url
 from tests.cluster.ledger import Ledger
+from tests.cluster.processes import PATIENCE_S
 from tests.conftest import FULL
 
 STOPS = 50 if FULL else 3
 MOVES = 50 if FULL else 4
 KILLS = 20 if FULL else 2
-PATIENCE_S = 60
 _names = (f"queue{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def local_cluster(tmp_path_factory):
-    root = tmp_path_factory.mktemp("local")
-    up = penstock_cluster("up", root, "--json", "--port", "0", "--shards", "4")
-    cluster = LocalCluster(root, json.loads(up))
-    yield cluster
-    cluster.end_restarted()
-    penstock_cluster("down", root)
-
-
-def penstock_cluster(action, root, *more):
-    """What the command prints."""
-    command = [sys.executable, "-m", "penstock", "cluster", action, "--directory", str(root)]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-class LocalCluster:
-    """The processes of a cluster, by what they are."""
-
-    def __init__(self, root, state):
-        self.root = root
-        self.url = state["url"]
-        self.nodes = {node["name"]: node for node in state["nodes"]}
-        self.nats = [each["pid"] for each in state["nats"]]
-        self.restarted = []
-
-    async def status(self):
-        return await operate(read_address(read_url(self.url)), lambda each: each.status())
-
-    async def owner(self, shard):
-        return (await self.status()).shards[shard].owner
-
-    async def until_served(self):
-        """Waits until every shard has an owner that answers, and a standby."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                status = await self.status()
-                if all(each.is_live and each.standby for each in status.shards):
-                    return
-
-    def signal(self, node, number):
-        os.kill(self.nodes[node]["pid"], number)
-
-    def start_again(self, node):
-        """Starts a node that was killed."""
-        environment = {**os.environ, "PENSTOCK_STORE": f"{self.url}&node={node}"}
-        environment.pop("PENSTOCK_URL", None)
-        with open(self.root / f"{node}.out", "ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", "serve", "--port", "0"],
-                env=environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        self.nodes[node]["pid"] = process.pid
-        self.restarted.append(process)
-
-    def end_restarted(self):
-        for process in self.restarted:
-            process.terminate()
-        for process in self.restarted:
-            process.wait(PATIENCE_S)
 
 
 def with_ledger(cluster, disturb, queues=4):
@@ -153,7 +91,7 @@ def test_a_planned_move_is_seen_by_nobody(local_cluster):
                 await operate(address, lambda each, to=other: each.move(0, to))
                 terms.add((await local_cluster.status()).shards[0].term)
                 before = len(pushed)
-                while len(pushed) < before + 100 and not any(task.done() for task in tasks):
+                while len(pushed) < before + 100 and not any(task.done() for task in tasks):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             stopped = True
             await asyncio.gather(*tasks)
@@ -211,29 +149,85 @@ def test_without_a_majority_nothing_is_answered_and_it_heals(local_cluster):
     assert with_ledger(local_cluster, lose_majority) == []
 
 
-def test_boto3_uses_any_of_the_three_endpoints(local_cluster):
-    nodes = asyncio.run(local_cluster.status()).nodes
-    assert len(nodes) == 3
-    clients = [
-        boto3.client(
-            "sqs",
-            endpoint_url=endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-            config=botocore.config.Config(retries={"max_attempts": 0}),
-        )
-        for endpoint in [node.endpoint for node in nodes]
-    ]
-    name = next(_names)
-    one, two, three = clients
-    one.create_queue(QueueName=name)
-    url = two.get_queue_url(QueueName=name)["QueueUrl"]
-    sent = two.send_message(QueueUrl=url, MessageBody="hello")["MessageId"]
-    url = three.get_queue_url(QueueName=name)["QueueUrl"]
-    (found,) = three.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
-    assert (found["Body"], found["MessageId"]) == ("hello", sent)
-    url = one.get_queue_url(QueueName=name)["QueueUrl"]
-    one.delete_message(QueueUrl=url, ReceiptHandle=found["ReceiptHandle"])
-    entries = [{"Id": str(n), "MessageBody": str(n)} for n in range(10)]
-    assert len(one.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == 10
+def pipeline(*words):
+    """What `penstock pipeline` prints, line by line, and its exit status."""
+    command = [sys.executable, "-m", "penstock", "pipeline", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode
+
+
+async def until_archived(cluster):
+    """Waits until everything that was answered is in the archive."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            shards = (await cluster.status()).shards
+            if all(each.is_live and not each.unarchived_bytes for each in shards):
+                return
+
+
+@pytest.mark.service("default-jre-headless")
+def test_the_audit_of_the_archive_holds_over_failovers_and_finds_a_planted_fault(
+    local_cluster, tmp_path
+):
+    """Row 9: owners are killed with -9, and the journal they leave is audited from end to end."""
+    pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+    async def kill(ledger):
+        await local_cluster.until_served()
+        victim = await local_cluster.owner(0)
+        local_cluster.signal(victim, signal.SIGKILL)
+        await local_cluster.until_served()
+        await ledger.next_answers(50)
+        local_cluster.start_again(victim)
+
+    assert with_ledger(local_cluster, kill) == []
+    asyncio.run(hold_a_message(local_cluster))
+    asyncio.run(until_archived(local_cluster))
+    copy = tmp_path / "archive"
+    shutil.copytree(local_cluster.archive, copy)
+    journals = journals_in(copy)
+    assert len(journals) == 4
+    terms = {journal: read_terms(journal) for journal in journals}
+    assert len(set(terms[journals[0]])) > 1
+    lake = tmp_path / "lake"
+    pipeline("run", "--journal", copy, "--lake", lake)
+    [verdict, *found], status = pipeline("audit", "--lake", lake)
+    assert (status, found) == (0, [])
+    assert verdict["events"] == sum(map(len, terms.values()))
+    for check in ("terms rise", "one holder", "nothing lost", "no gaps"):
+        assert verdict["counts"][check] == 0
+    # An owner that was replaced, and writes all the same.
+    plant(journals[0])
+    faulty = tmp_path / "faulty"
+    pipeline("run", "--journal", copy, "--lake", faulty)
+    [verdict, *found], status = pipeline("audit", "--lake", faulty)
+    assert (status, verdict["holds"]) == (1, False)
+    assert verdict["counts"]["terms rise"] == 1
+    assert verdict["counts"]["one holder"] >= 1
+    assert {each["finding"]["check"] for each in found} >= {"terms rise", "one holder"}
+
+
+def read_terms(journal):
+    with JournalReader(journal, archive=journal) as reader:
+        return [each.term for each in reader.events()]
+
+
+async def hold_a_message(cluster):
+    """Claims a message of shard 0, for long."""
+    name = next(name for name in _names if first_shard(name, 4) == 0)
+    async with await penstock.aio.connect(cluster.url) as queues:
+        await queues.create(name, visibility_timeout=10_000)
+        await queues.push(name, b"held", dedup_id="1")
+        assert await queues.pull(name) is not None
+
+
+def plant(journal):
+    """Appends another claim of a message that is in flight, by the first owner of the shard."""
+    with JournalReader(journal, archive=journal) as reader:
+        events = list(reader.events())
+    held = [each.event for each in events if type(each.event) is Claimed][-1]
+    again = msgspec.structs.replace(held, epoch=held.epoch + 1)
+    with Segments.open(journal, background=False) as segments:
+        block, _ = codec.encode([again], events[0].shard, events[0].term)
+        segments.append([block], version=codec.VERSION)

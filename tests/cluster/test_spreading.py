@@ -111,7 +111,7 @@ def test_a_retried_push_meets_the_shard_that_knows_its_dedup_id(on_cluster):
         await cluster.add("a")
         queues = await cluster.connect()
         await queues.create("hot")
-        ids = {}
+        ids: dict[int, str] = {}
         for shards in (1, 4, 2, 3):
             await spread(cluster, "hot", shards)
             for number in range(20):
@@ -131,7 +131,8 @@ def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes
         queues = await cluster.connect()
         await queues.create("line", fifo=True, dedup_per_group=True)
         groups = [f"g{number}" for number in range(8)]
-        sent, seen = Counter(), {group: [] for group in groups}
+        sent: Counter[str] = Counter()
+        seen: dict[str, list[int]] = {group: [] for group in groups}
         stop = asyncio.Event()
 
         async def push(group):
@@ -209,7 +210,8 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
         await cluster.until_owned("a", "b", "c")
         queues = await cluster.connect()
         await queues.create("hot", visibility_timeout=600)
-        pushed, pulled = set(), Counter()
+        pushed: set[str] = set()
+        pulled: Counter[str] = Counter()
         stop = asyncio.Event()
 
         async def push(worker):
@@ -342,5 +344,29 @@ def test_a_fifo_queue_is_spread_only_if_it_knows_dedup_ids_by_group(on_cluster):
                 await spread(cluster, "line", shards)
         with pytest.raises(QueueNotFound):
             await spread(cluster, "none", 2)
+
+    on_cluster(work)
+
+
+def test_what_is_sent_together_with_a_push_to_a_spread_queue_is_done_all_the_same(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        router = cluster.nodes["a"].router
+        home = router.shard_of("hot")
+        cold = next(f"q{n}" for n in range(100) if router.shard_of(f"q{n}") == home)
+        for name in ("hot", cold):
+            await queues.create(name)
+        await queues.push(cold, b"x")
+        claim = await queues.pull(cold)
+        await spread(cluster, "hot", 3)
+        # In one turn of the event loop, by a router that does not know of the spread.
+        works = [queues.delete(claim), *(queues.push("hot", b"%d" % n) for n in range(5))]
+        works += [queues.push(cold, b"y"), queues.push("hot", b"k", dedup_id="k")]
+        done = await asyncio.gather(*works)
+        assert done[0] is True
+        assert len(set(done[1:])) == 7
+        assert (await queues.stats("hot")).messages == 6
+        assert [each.body for each in await queues.pull_many(cold, 10)] == [b"y"]
 
     on_cluster(work)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -13,11 +14,19 @@ from penstock.clock import ManualClock
 from penstock.cluster.address import read_address
 from penstock.cluster.nats_servers import NatsServers
 from penstock.cluster.open import open_node, open_router
+from penstock.service import CreateQueue, DescribeQueue
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.batches import BatchContract
+from penstock.testing.conformance.claims import ClaimContract
+from penstock.testing.conformance.content import ContentContract
+from penstock.testing.conformance.crowd import CrowdContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
+from penstock.testing.conformance.fifo import FifoContract
+from penstock.testing.conformance.order import OrderContract
 from penstock.testing.conformance.queues import QueueContract
+from penstock.testing.conformance.waiting import WaitingContract
 from penstock.url import read_url
+from tests.conftest import FULL
 
 _names = (f"contract{n}" for n in itertools.count())
 
@@ -43,6 +52,15 @@ class NodeThread:
     def _run(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
+    def until_carried(self):
+        """Waits until what is due is settled, and all dead letters are where they belong."""
+        self._run(self._until_carried())
+
+    async def _until_carried(self):
+        engines = [each.engine for each in self._node.node.owned.values()]
+        while any(each.has_due_work or each.shard.departed.deliveries for each in engines):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     def stop(self):
         self._run(self._node.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -54,6 +72,14 @@ class NodeThread:
 def on_clock(nats_servers):
     clock = ManualClock()
     node = NodeThread(f"{nats_servers.url}?name={next(_names)}&shards=1", clock)
+    yield clock, node
+    node.stop()
+
+
+@pytest.fixture(scope="module")
+def on_shards(nats_servers):
+    clock = ManualClock()
+    node = NodeThread(f"{nats_servers.url}?name={next(_names)}&shards=4", clock)
     yield clock, node
     node.stop()
 
@@ -81,7 +107,102 @@ class TestCluster(ConformanceSuite):
             yield queues
 
 
-class TestClusterOfShards(DeadLetterContract, BatchContract, QueueContract):
+class WithoutInput(
+    BatchContract,
+    ClaimContract,
+    ContentContract,
+    CrowdContract,
+    DeadLetterContract,
+    FifoContract,
+    OrderContract,
+    QueueContract,
+    WaitingContract,
+):
+    """The suite without what is refused for its form, which one shard and four do alike."""
+
+
+class OnShards(ConformanceSuite if FULL else WithoutInput):  # type: ignore[misc]
+    """The suite on four shards, whose clock is set."""
+
+    @pytest.fixture
+    def clock(self, on_shards):
+        clock, self._node = on_shards
+        return clock
+
+    def pass_time(self, count):
+        super().pass_time(count)
+        self._node.until_carried()
+
+
+class TestClusterOfShards(OnShards):
+    """The whole suite on queues in four shards and a manual clock."""
+
+    @pytest.fixture
+    def queues(self, on_shards):
+        _, node = on_shards
+        with Queues(Portal(lambda: open_router(node.address))) as queues:
+            assert set(queues.service.LACKS) == {"dead-letter id"}
+            yield queues
+
+
+class SpreadingRouter:
+    """A router that spreads every queue it makes over three of four shards."""
+
+    def __init__(self, router):
+        self._router = router
+        self.LACKS = router.LACKS
+        self.redrive_max = router.redrive_max
+
+    async def execute(self, command):
+        reply = await self._router.execute(command)
+        if type(command) is CreateQueue:
+            for name in (command.queue, *reply.also_created):
+                await self._spread(name)
+        return reply
+
+    async def _spread(self, name):
+        info = await self._router.execute(DescribeQueue(name))
+        if info.settings.fifo and not info.settings.dedup_per_group:
+            return
+        await self._router.spread.spread(name, 3)
+
+    async def close(self):
+        await self._router.close()
+
+
+async def open_spreading(address):
+    return SpreadingRouter(await open_router(address))
+
+
+class TestSpreadQueues(OnShards):
+    """The whole suite on queues that are each spread over three shards of four."""
+
+    LACKS: ClassVar = {
+        **dict.fromkeys(
+            ("arrival order", "priority order", "head", "fair groups", "delay place", "peek"),
+            "the order of a spread queue is that of each of its shards",
+        ),
+        **dict.fromkeys(
+            ("capacity by messages", "capacity by bytes", "in-flight limit"),
+            "the limits of a spread queue count in each of its shards",
+        ),
+        "first waiter": "a pull is in the line of one shard and watches the others",
+    }
+
+    # These compare the order of messages, or of waiters.
+    test_a_waiter_gets_a_delayed_message_after_the_waiter_before_it_has_left = None
+    test_deleting_many_tells_for_each_what_became_of_it = None
+    test_redriving_can_send_messages_to_a_named_queue = None
+    test_redriving_moves_no_more_than_its_limit_oldest_first = None
+
+    @pytest.fixture
+    def queues(self, on_shards):
+        _, node = on_shards
+        with Queues(Portal(lambda: open_spreading(node.address))) as queues:
+            yield queues
+
+
+class TestClusterInRealTime(DeadLetterContract, WaitingContract):
     """Queues in several shards, in real time, as people open it."""
 
     SCALE = 0.05

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock.aio import AsyncQueues
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.blocking import BlockingEngine
-from penstock.backends.engine.loop import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.clock import ManualClock

@@ -135,6 +135,20 @@ def test_a_queue_of_this_shard_comes_before_one_of_that_name_elsewhere():
     assert source.shard.outbox() == []
 
 
+@pytest.mark.parametrize("spread", ["work", "away"])
+def test_dead_letters_depart_if_either_queue_is_in_other_shards_too(spread):
+    source = Source()
+    source.submit(CreateQueue("away"))
+    source.shard.spread = {spread}
+    source.depart(b"job")
+    assert source.submit(Pull("away")) == []
+    (owed,) = source.shard.outbox()
+    assert (owed.to_queue, owed.to_shard) == ("away", OTHER)
+    # Where the queue has its home in this very shard, it departs all the same.
+    source.shard.elsewhere = {}
+    assert source.depart(b"next").to_shard == SHARD
+
+
 def test_a_departed_message_arrives_once_and_ends_here():
     source, target = Source(), Target(delay_ms=5_000)
     source.depart(b"job", attributes={"a": "b"}, context={"trace": "1"}, priority=4, ttl_ms=60_000)

@@ -30,6 +30,7 @@ BY_A_TEST = {
     "fix": "test_fix_formats_and_mends",
     "bench": "test_bench_prints_a_table",
     "score": "test_score_prints_a_card",
+    "sim": "test_sim_runs_seeds_and_repeats_one",
     "clean": "test_clean_removes_what_tools_leave_behind",
 }
 
@@ -137,6 +138,15 @@ def test_bench_prints_a_table(copy):
 def test_score_prints_a_card(copy):
     out = make(copy, "score", "ROWS=21", PENSTOCK_SERVICES=os.devnull)
     assert re.search(r"^21 +queue names +passed", out, re.MULTILINE)
+
+
+def test_sim_runs_seeds_and_repeats_one(copy):
+    out = make(copy, "sim")
+    assert re.search(r"^seeds \d+ to \d+$", out, re.MULTILINE)
+    assert "200 seeds in " in out
+    again = make(copy, "sim", "SEED=7")
+    assert "seed 7: no rule broken" in again
+    assert again == make(copy, "sim", "SEED=7", PYTHONHASHSEED="5")
 
 
 def test_clean_removes_what_tools_leave_behind(copy):

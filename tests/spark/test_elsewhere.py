@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -98,29 +99,47 @@ def arrived(place):
     return found
 
 
-def test_a_standalone_cluster_ingests_audits_and_replays(place, tmp_path):
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
-    with started(
-        tmp_path, r"(spark://127\.0\.0\.1:\d+)", "spark-class", *master, "--port", "0"
-    ) as url:
-        worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "2"]
-        more = ["--memory", "1g", "--webui-port", "0", url]
-        with started(tmp_path, "(registered with master)", "spark-class", *worker, *more):
-            there = f"--lake lake --master {url} {SMALL}"
-            said = shell(
-                place,
-                f"pipeline run --journal store {there}",
-                f"pipeline audit {there}",
-                f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
-                f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
-            )
+@dataclass(frozen=True)
+class Cluster:
+    """A standalone master and two workers of one core each."""
+
+    url: str
+    directory: Path
+    workers: set[int]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cluster")
+    address = ["--host", "127.0.0.1", "--webui-port", "0"]
+    master = ["org.apache.spark.deploy.master.Master", *address, "--port", "0"]
+    worker = ["org.apache.spark.deploy.worker.Worker", *address, "--cores", "1", "--memory", "1g"]
+    with contextlib.ExitStack() as stack:
+        found = r"(spark://127\.0\.0\.1:\d+)"
+        url = stack.enter_context(started(directory, found, "spark-class", *master))
+        before = set(children(os.getpid()))
+        for _ in range(2):
+            registered = "(registered with master)"
+            stack.enter_context(started(directory, registered, "spark-class", *worker, url))
+        yield Cluster(url, directory, set(children(os.getpid())) - before)
+
+
+def test_a_standalone_cluster_ingests_audits_and_replays(place, cluster):
+    there = f"--lake lake --master {cluster.url} --conf spark.cores.max=1 {SMALL}"
+    said = shell(
+        place,
+        f"pipeline run --journal store {there}",
+        f"pipeline audit {there}",
+        f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
+        f"pipeline replay --where \"state = 'dead'\" --to orders {there}",
+    )
     assert "store: 0 B behind" in said
     assert "every check holds" in said
     assert f"sent {DEAD} messages to orders\n" in said
     assert f"sent 0 messages to orders; {DEAD} were sent before" in said
     assert arrived(place) == list(range(DEAD))
     # The work was done there: an application's executor left its traces.
-    assert list(tmp_path.glob("app-*/0"))
+    assert list(cluster.directory.glob("app-*/0"))
 
 
 def test_a_connect_server_does_the_batch_work(place, tmp_path):
@@ -216,8 +235,11 @@ def children(*parents):
     return found
 
 
-def test_a_run_goes_on_when_an_executor_is_killed(place, tmp_path):
-    """Two workers; one executor dies without warning while parts are made."""
+def test_a_run_goes_on_when_executors_and_a_worker_are_killed(cluster, tmp_path):
+    """An executor dies without warning in ingest and one in the tables, then a worker in the audit.
+
+    It is the last test of the cluster, which has one worker less after it.
+    """
     messages = 2_000
     with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
         queues.create("orders")
@@ -226,27 +248,19 @@ def test_a_run_goes_on_when_an_executor_is_killed(place, tmp_path):
         for _ in range(messages // 20):
             for claim in queues.pull_many("orders", 10):
                 queues.delete(claim)
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0"]
-    worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1"]
-    url = r"(spark://127\.0\.0\.1:\d+)"
-    with contextlib.ExitStack() as stack:
-        at = stack.enter_context(started(tmp_path, url, "spark-class", *master, "--port", "0"))
-        before = set(children(os.getpid()))
-        for _ in range(2):
-            more = ["--memory", "1g", "--webui-port", "0", at]
-            registered = "(registered with master)"
-            stack.enter_context(started(tmp_path, registered, "spark-class", *worker, *more))
-        workers = set(children(os.getpid())) - before
-        words = [sys.executable, "-c", RUNS_AND_AUDITS, tmp_path / "store", tmp_path / "lake", at]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        while not list((tmp_path / "lake" / "_tables").glob("progress-*/*")):
+    words = [sys.executable, "-c", RUNS_AND_AUDITS]
+    words += [str(tmp_path / "store"), str(tmp_path / "lake"), cluster.url]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for work in ("events/_staging-*", "_tables", "_audit"):
+        # A worker's children are its executors.
+        while not list((tmp_path / "lake").glob(f"{work}/progress-*/*")) or not (
+            executors := children(*cluster.workers)
+        ):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                pytest.fail(f"it ended before a part was made, with {process.wait(timeout=0.05)}")
-        # A worker's children are the executors that it was asked for.
-        victims = children(*workers)
-        os.kill(victims[0], signal.SIGKILL)
-        told, _ = process.communicate(timeout=300)
+                pytest.fail(f"it ended before {work} had a part, with {process.wait(timeout=0.02)}")
+        os.kill(min(cluster.workers) if work == "_audit" else executors[0], signal.SIGKILL)
+    told, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert told.split() == [str(messages // 100 + 1), str(2 * messages + 1), "True"]

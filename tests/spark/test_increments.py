@@ -338,8 +338,10 @@ def test_tables_and_audits_report_progress_part_by_part(tmp_path, monkeypatch):
         shown: list[float] = []
         step(no_spark, lake, progress=shown.append)
         assert shown == sorted(shown)
-        assert len(set(shown)) > LIVES // PART
-        assert (shown[0] < 0.6, shown[-1]) == (True, 1)
+        # One step a part at least; the first half of an audit is the tables, which are level here.
+        assert len(set(shown)) >= LIVES // PART
+        assert shown[0] < 0.7
+        assert shown[-1] == 1
 
 
 def test_a_terminal_shows_a_bar_of_tables_and_audit_and_a_file_does_not(tmp_path):

@@ -31,13 +31,11 @@ from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import NotPlaced, SpreadChanged
 from penstock.errors import BackendLost, EngineClosed, InvalidField, PenstockError, StaleReceipt
-from penstock.service import Batch, Command, Delete, Extend, Pull, Push, PushMany
+from penstock.service import Batch, BatchItem, Command, Delete, Extend, Pull, Push, PushMany
 
 R = TypeVar("R")
 # How long a command is tried before it fails: a shard is without an owner for less than this.
 PATIENCE_S: Final = 25.0
-# Without a word from an owner for once or twice so long, the router looks whether there is another.
-_SILENCE_S: Final = 0.35
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
 # How many commands travel together, and how large the body of one may be: so many are decoded fast
@@ -53,13 +51,13 @@ class _NotDone(Exception):
 
 
 class _MayBeDone(Exception):
-    """The owner was replaced before it answered, and may have fallen silent before that."""
+    """The owner was replaced before it answered, or its answer was lost."""
 
 
-class _Call:
+class _Call(calls.CallUnderWay):
     """A command on its way to an owner."""
 
-    __slots__ = ("answer", "command", "parts", "shard", "subject", "sweeps", "term", "token")
+    __slots__ = ("answer", "parts", "subject", "token")
 
     def __init__(
         self,
@@ -70,20 +68,11 @@ class _Call:
         command: Command[Any],
         answer: "asyncio.Future[tuple[bytes, bytes]]",
     ) -> None:
-        self.shard = shard
-        self.term = term
+        super().__init__(shard, term, command)
         self.subject = subject
         self.token = token
-        self.command = command
         self.answer = answer
         self.parts: list[bytes] = []
-        # How many sweeps have passed since the owner was asked, or last spoke.
-        self.sweeps = 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the owner has said nothing for a whole interval between sweeps."""
-        return self.sweeps >= 2
 
 
 class OpenWait:
@@ -120,7 +109,7 @@ class ShardAsker:
         self._subscriptions: list[Subscription] = []
         self._closed = False
         self._looking: asyncio.Task[None] | None = None
-        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
+        self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
 
     async def open(self) -> None:
         """Begins to listen for replies, and learns who owns what."""
@@ -253,7 +242,9 @@ class ShardAsker:
 
     def _send_shared(self, shard: int, shared: Sequence[_Shared]) -> None:
         """Sends commands as one, which is a Batch if they are several."""
-        command = shared[0][0] if len(shared) == 1 else Batch([each for each, _ in shared])
+        command = shared[0][0]
+        if len(shared) > 1:
+            command = Batch([cast(BatchItem, each) for each, _ in shared])
         try:
             call = self._send(shard, command, calls.write_command(command))
         except PenstockError as error:
@@ -280,6 +271,13 @@ class ShardAsker:
         try:
             reply = _read_answer(call.command, *answer.result())
             replies = [reply] if len(shared) == 1 else reply
+        except SpreadChanged as error:
+            if len(shared) > 1:
+                # The push of one queue is not for this shard: the others are done without it.
+                for each in shared:
+                    self._send_shared(call.shard, [each])
+                return
+            replies = [error]
         except Exception as error:
             replies = [copy(error) for _ in shared]
         for each, reply in zip(shared, replies, strict=True):
@@ -293,7 +291,7 @@ class ShardAsker:
 
     def _sweep(self) -> None:
         """Looks for another owner where one has said nothing since the last sweep but one."""
-        self._sweeper = self._loop.call_later(_SILENCE_S, self._sweep)
+        self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
         for call in self._calls.values():
             call.sweeps += 1
         silent = {call.shard for call in self._calls.values() if call.is_silent}
@@ -352,16 +350,10 @@ class ShardAsker:
         return self._terms.get(shard) != term
 
     def _leave_silent(self, shard: int) -> None:
-        """Gives up calls to an owner before this one that has said nothing lately.
-
-        A call that may be repeated is given up at once: it is sooner answered by the new owner. For
-        another one the reply of the old owner, if it comes, is worth more than not to know.
-        """
+        """Gives up calls to an owner before this one, or of which nothing was heard for long."""
         term = self._terms.get(shard)
         for call in self._calls.values():
-            if call.shard != shard or call.term == term or call.answer.done():
-                continue
-            if call.is_silent or is_repeatable(call.command):
+            if call.is_given_up(shard, term) and not call.answer.done():
                 call.answer.set_result((calls.LOST, b""))
 
     async def _look(self, shard: int) -> None:
@@ -389,7 +381,7 @@ def _read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
     if kind == calls.NOT_PLACED_HERE:
         raise NotPlaced
     if kind == calls.LOST:
-        raise _MayBeDone("its owner was replaced before it answered")
+        raise _MayBeDone("its owner was replaced before it answered, or its answer was lost")
     if kind == calls.REFUSED:
         raise calls.read_error(body)
     return calls.read_reply(command, body)

@@ -27,7 +27,8 @@ requests say they should, with the same tokens. Of a request the byte is
     L  lost: the owner was replaced before the change was kept; it may have been done
     K  still at it: the pull waits, or the log does not answer yet
 
-A reply that takes long is announced by K again and again; silence means that the owner is gone.
+A reply that takes long is announced by K again and again; silence means that the owner is gone, or
+that the reply was lost on its way.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from typing import Any, Final
 
 from nats.aio.client import Client
 
+from penstock.backends.remote.retry import is_repeatable
 from penstock.errors import PenstockError, ProtocolError
 from penstock.service import Command, PushMany
 from penstock.wire.frames.bodies import (
@@ -80,9 +82,48 @@ _HALF_RECEIVED_MAX: Final = 256
 # part led to is appended, or sent: so the log, owners and routers work at the same time.
 SLICE_BYTES: Final = 2_048
 KEEP_ALIVE_S: Final = 0.25
+# Without a word from an owner for once or twice so long, a router looks whether there is another.
+SILENCE_S: Final = 0.35
+# After so many times that span, a command to one that is still the owner is sent again.
+_SILENT_SWEEPS_MAX: Final = 10
 _ITEM: Final = struct.Struct("<QI")
 # So many messages back it is known what was in one that nobody heard.
 _SENT_MAX: Final = 4_096
+
+
+class CallUnderWay:
+    """A command that was sent to the owner of a term.
+
+    Whoever sent it counts in `sweeps` how many intervals have begun since the owner was asked, or
+    last spoke. One that is silent for a whole interval may have been replaced. If it was not, and
+    stays silent, its answer was lost on its way.
+    """
+
+    __slots__ = ("command", "shard", "sweeps", "term")
+
+    def __init__(self, shard: int, term: int, command: Command[Any]) -> None:
+        self.shard = shard
+        self.term = term
+        self.command = command
+        self.sweeps = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the owner has said nothing for a whole interval between sweeps."""
+        return self.sweeps >= 2
+
+    def is_given_up(self, shard: int, term: int | None) -> bool:
+        """Whether to ask again, now that the owner of this shard is known to have this term.
+
+        After a change of owners a call that may be repeated is given up at once: it is sooner
+        answered by the new owner. For another one the reply of the old owner, if it comes, is worth
+        more than not to know.
+        """
+        if self.shard != shard:
+            return False
+        if self.term == term:
+            return self.sweeps >= _SILENT_SWEEPS_MAX
+        return self.is_silent or is_repeatable(self.command)
 
 
 class Sender:

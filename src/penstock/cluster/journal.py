@@ -30,7 +30,6 @@ DATA_BYTES_MAX: Final = EXTENT_BYTES_MAX - OVERHEAD_BYTES
 # How much may wait for the log before commands are refused: without a majority nothing leaves.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 MARK_BYTES: Final = 1024 * 1024
-_REGION_BYTES: Final = 1024 * 1024
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 
@@ -47,8 +46,12 @@ class ReplicatedJournal:
         contents: Contents,
         end: ChainPoint,
         marks: Sequence[ChainPoint] = (),
+        mark_bytes: int = MARK_BYTES,
     ) -> None:
-        """`end` is where the next extent stands; `marks` are earlier points to begin at."""
+        """`end` is where the next extent stands; `marks` are earlier points to begin at.
+
+        There is a mark every `mark_bytes`: the log is purged in parts of about that size.
+        """
         self.shard = shard
         self.term = term
         self.durable_sequence = end.sequence - 1
@@ -65,6 +68,7 @@ class ReplicatedJournal:
         self._contents = contents
         self._sequence = end.sequence
         self._marks = deque(marks)
+        self._mark_bytes = mark_bytes
         # What the log does not have: parts of the stream, each with the sequence it completes.
         self._unsent: deque[tuple[bytes, int]] = deque()
         self._unsent_bytes = 0
@@ -74,6 +78,9 @@ class ReplicatedJournal:
         self._sending: bytes | None = None
         self._sending_ends = (0, 0, True)
         self._waiting: list[tuple[int, Callable[[], object]]] = []
+        # Who waits for the next extent, and for the one under way, whatever is in it.
+        self._to_confirm: list[Callable[[], object]] = []
+        self._confirming: list[Callable[[], object]] = []
         self._recent: dict[int, Pushed] = {}
 
     # What the engine asks for: `Journal`.
@@ -189,7 +196,7 @@ class ReplicatedJournal:
 
     @property
     def region_bytes(self) -> int:
-        return _REGION_BYTES
+        return self._mark_bytes
 
     def count_held_by(self, count: Callable[[], int]) -> None:
         pass
@@ -272,17 +279,32 @@ class ReplicatedJournal:
     @property
     def has_unsent(self) -> bool:
         """Whether there is anything that the log does not have."""
-        return bool(self._unsent) or self._sending is not None
+        return bool(self._unsent or self._to_confirm) or self._sending is not None
+
+    def confirm(self, done: Callable[[], object]) -> None:
+        """Has `done` called once the log has kept an extent that is made after this, or failed.
+
+        If there is nothing to append, the extent has no entries: the stream does not grow by it.
+        Raises what has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        is_first = not self.has_unsent
+        self._to_confirm.append(done)
+        if is_first:
+            self.wake()
 
     def next_extent(self) -> bytes | None:
         """What is to be appended next; the same bytes until `kept` is called (rule 4)."""
-        if self._sending is None and self._unsent:
+        if self._sending is None and (self._unsent or self._to_confirm):
             self._sending = self._make_extent()
         return self._sending
 
     def _make_extent(self) -> bytes:
+        self._confirming, self._to_confirm = self._to_confirm, []
         unsent = self._unsent
-        _, first = unsent[0]
+        first = unsent[0][1] if unsent else self._sequence
+        is_empty = not unsent
         reached = first - 1
         parts: list[bytes] = []
         size = 0
@@ -290,7 +312,7 @@ class ReplicatedJournal:
             part, reached = unsent.popleft()
             parts.append(part)
             size += len(part)
-        goes_on = not parts
+        goes_on = not parts and not is_empty
         if goes_on:
             large, sequence = unsent.popleft()
             parts.append(large[:DATA_BYTES_MAX])
@@ -298,7 +320,7 @@ class ReplicatedJournal:
             size = DATA_BYTES_MAX
         position = self._sent_position
         if self._sent_is_whole and (
-            not self._marks or position - self._marks[-1].position >= MARK_BYTES
+            not self._marks or position - self._marks[-1].position >= self._mark_bytes
         ):
             # If void extents come to stand before it, reading begins with them and passes over.
             self._marks.append(ChainPoint(self.slot + 1, position, first, self.term))
@@ -315,6 +337,7 @@ class ReplicatedJournal:
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
         self.durable_sequence = max(self.durable_sequence, reached)
         self._call_waiting()
+        self._call_confirmed()
         self.advanced()
 
     def fail(self, error: PenstockError) -> None:
@@ -323,6 +346,14 @@ class ReplicatedJournal:
             self.failure = error
             self._unsent.clear()
             self._call_waiting()
+            self._confirming += self._to_confirm
+            self._to_confirm = []
+            self._call_confirmed()
+
+    def _call_confirmed(self) -> None:
+        confirmed, self._confirming = self._confirming, []
+        for done in confirmed:
+            done()
 
     def _call_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -428,7 +428,8 @@ class ClusterNode:
             )
             archive = await self._open_archive(journal)
             guard = SpreadGuard(engine.shard, settings.shards)
-            engine.shard.elsewhere = Elsewhere(shard, settings.shards, guard.names)
+            engine.shard.elsewhere = Elsewhere(shard, settings.shards)
+            engine.shard.spread = guard.names
             owned = OwnedShard(
                 self._replicated,
                 self._client,

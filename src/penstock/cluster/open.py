@@ -5,7 +5,6 @@ node, which owns some of the shards, with a router beside it for whatever it is 
 """
 
 import asyncio
-import os
 import secrets
 import socket
 import tempfile
@@ -127,7 +126,7 @@ async def open_node(
     `directory` is for the local copies of shards; what lies in it is removed. `archive` is for
     segment files (`archive`), or "none" if nobody is to keep any from here on.
     """
-    kept = None if archive in (None, "none") else Path(os.path.abspath(archive or ""))
+    kept = None if archive in (None, "none") else Path(archive or "")
     name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
     client = await open_client(address, f"penstock node {name}")
     replicated = JetStream(client, address.name)

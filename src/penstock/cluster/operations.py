@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from penstock.cluster.address import ClusterAddress
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.jetstream import JetStream, open_client
+from penstock.cluster.known import KnownQueues
 from penstock.cluster.log import Look, LookAll, Unanswered
 from penstock.cluster.membership import (
     ClusterSettings,
@@ -20,7 +21,7 @@ from penstock.cluster.membership import (
     set_register,
 )
 from penstock.cluster.owner import read_ownership
-from penstock.cluster.spreading import SpreadQueues, SpreadStatus
+from penstock.cluster.respreading import Respreading, SpreadStatus
 from penstock.errors import BackendLost, InvalidField
 
 T = TypeVar("T")
@@ -183,7 +184,7 @@ class Operator:
         asker = ShardAsker(self._replicated, self._client, self._name)
         await asker.open()
         try:
-            queues = SpreadQueues(asker, self._settings.shards)
+            queues = Respreading(KnownQueues(asker, self._settings.shards))
             if shards is None:
                 return await queues.status(queue)
             return await queues.spread(queue, shards)

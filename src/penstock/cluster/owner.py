@@ -129,6 +129,9 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
             if unpack_extent(packed).term == term:
                 raise JournalError(f"shard {shard}: slot {number} was written twice in one term")
             if number != after + 1:
+                # A replica misses slots, or they were purged since the end was asked for.
+                bounds = yield from insist(Bounds(shard))
+                after = max(after, bounds.first - 1)
                 break
             after = number
             attempts = 0

@@ -6,7 +6,7 @@ ranked by a hash of both (rendezvous): when a node comes or goes, only its own s
 """
 
 import hashlib
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -14,7 +14,9 @@ IDENTITY_BYTES: Final = 5
 
 
 def _hash(*parts: str) -> int:
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
+    # What is no text is refused where it belongs.
+    text = "\0".join(parts).encode(errors="surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8)
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -45,20 +47,14 @@ def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> lis
 
 
 class Elsewhere(Mapping[str, int]):
-    """The home shards of all queues that are not, or not only, in this one; every name has one.
+    """The shards of all queues that are not in this one, by name: every name is somewhere."""
 
-    `spread` are the queues that are in this shard and in others.
-    """
-
-    def __init__(self, shard: int, shards: int, spread: Container[str] = ()) -> None:
+    def __init__(self, shard: int, shards: int) -> None:
         self._shard = shard
         self._shards = shards
-        self._spread = spread
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (
-            first_shard(name, self._shards) != self._shard or name in self._spread
-        )
+        return isinstance(name, str) and first_shard(name, self._shards) != self._shard
 
     def __getitem__(self, name: str) -> int:
         if name not in self:

@@ -40,7 +40,8 @@ class ShardReplica:
     """The state of one shard, as far as it was read from the log.
 
     `directory` is for the snapshot that was loaded and, unless `make_contents` says otherwise, for
-    the local copy of the stream. `gaps` counts how often slots were found missing.
+    the local copy of the stream. `gaps` counts how often slots were found missing. `mark_bytes` is
+    that of the owner's journal.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ShardReplica:
         shard: int,
         directory: Path,
         make_contents: Callable[[int], Contents] | None = None,
+        mark_bytes: int = MARK_BYTES,
     ) -> None:
         self.shard = shard
         self.directory = directory
@@ -57,6 +59,7 @@ class ShardReplica:
         self._recovery = Recovery(None)
         self._contents: Contents | None = None
         self._marks: deque[ChainPoint] = deque()
+        self._mark_bytes = mark_bytes
         # Entries before this position are in the snapshot; their content is still needed.
         self._snapshot_position = 0
 
@@ -113,7 +116,7 @@ class ShardReplica:
     def _take(self, chain: ExtentChain, number: int, extent: bytes) -> None:
         point = chain.point
         data, entries = chain.take(number, extent)
-        is_far = not self._marks or chain.position - self._marks[-1].position >= MARK_BYTES
+        is_far = not self._marks or chain.position - self._marks[-1].position >= self._mark_bytes
         if point is not None and data and is_far:
             self._marks.append(point)
         assert self._contents is not None
@@ -147,7 +150,7 @@ class ShardReplica:
         end = chain.point
         if chain.term != term or end is None:
             raise Fenced(f"shard {self.shard}: term {term} was replaced by term {chain.term}")
-        return ReplicatedJournal(self.shard, term, contents, end, self._marks)
+        return ReplicatedJournal(self.shard, term, contents, end, self._marks, self._mark_bytes)
 
     def engine(
         self,

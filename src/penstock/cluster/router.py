@@ -16,10 +16,11 @@ from nats.aio.client import Client
 
 from penstock.cluster.asking import PATIENCE_S, ShardAsker
 from penstock.cluster.jetstream import JetStream
+from penstock.cluster.known import every
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
 from penstock.cluster.spread import SpreadChanged, without_note
-from penstock.cluster.spreading import SpreadQueues, every
+from penstock.cluster.spreading import SpreadQueues
 from penstock.errors import (
     BackendLost,
     InvalidField,
@@ -65,6 +66,8 @@ from penstock.service import (
 R = TypeVar("R")
 # The note in a message's context that says which queue it was dead-lettered from.
 SOURCE_NOTE: Final = ".source"
+_RETRY_S: Final = 0.01
+_RETRY_S_MAX: Final = 0.25
 _BY_RECEIPT: Final = (Delete, Extend, Release)
 
 
@@ -196,7 +199,7 @@ class Router:
                     await self.spread.describe(queue)
             if left:
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s + 0.01, 0.25)
+                pause_s = min(pause_s + _RETRY_S, _RETRY_S_MAX)
         return replies
 
     async def _try_batch(
@@ -348,7 +351,16 @@ class Router:
         await self._push(push)
 
     async def _redrive(self, command: Redrive) -> int:
-        """Redrives within the shard, then message by message what has to go to another."""
+        while True:
+            with suppress(SpreadChanged):
+                return await self._try_redrive(command)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _try_redrive(self, command: Redrive) -> int:
+        """Redrives within the shard, then message by message what has to go to another.
+
+        Raises SpreadChanged, with nothing done.
+        """
         shard = self.shard_of(command.queue)
         check_number("limit", command.limit, 1, 10_000)
         info = await self.spread.describe(command.queue)
@@ -370,7 +382,7 @@ class Router:
         if command.to is None and is_here:
             try:
                 moved = await self.ask(shard, command)
-            except (InvalidField, SpreadChanged):
+            except InvalidField:
                 # No message knows a source in this shard; some may have a note of another.
                 await self._check_sources(command.queue)
         elif command.to is None:

@@ -6,6 +6,7 @@ state is discarded at once and everybody who waits is told to ask elsewhere.
 """
 
 import asyncio
+import itertools
 import math
 import secrets
 from collections import deque
@@ -26,6 +27,7 @@ from penstock.cluster import calls
 from penstock.cluster.archive import PART_BYTES, ShardArchive
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.log import LogSteps, Pause
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
@@ -57,6 +59,7 @@ _HELD_BACK_S: Final = 1.0
 # For how long a proof of ownership is good: so old may an answer be that changed nothing.
 _CONFIRMED_S: Final = 0.1
 _FLUSH_S: Final = 10.0
+_FLUSHED_MS: Final = 2
 _UNSUBSCRIBE_S: Final = 1.0
 
 
@@ -76,85 +79,62 @@ class Carrier(Protocol):
         ...
 
 
-class OwnedShard:
-    """One shard in the hands of its owner, on an event loop."""
+class AnswerSender(Protocol):
+    """Brings answers to those who asked: `calls.Sender` does."""
+
+    def send(self, subject: str, token: int, data: bytes) -> None:
+        """Sends an answer, soon."""
+        ...
+
+
+class ShardAnswers:
+    """What the owner of a shard answers, and when.
+
+    It starts no task and does no I/O: `loop` is asked for the time and for callbacks, and may be
+    that of a simulation.
+    """
 
     def __init__(
         self,
-        replicated: JetStream,
-        client: Client,
-        name: str,
-        replica: ShardReplica,
         journal: ReplicatedJournal,
         engine: Engine,
         guard: SpreadGuard,
-        archive: ShardArchive | None,
-        lost: Callable[["OwnedShard", PenstockError], None],
+        sender: AnswerSender,
+        loop: asyncio.AbstractEventLoop,
+        lost: Callable[[PenstockError], None],
     ) -> None:
         """`lost` is called once if the shard can no longer be served from here."""
         self.shard = journal.shard
-        self.term = journal.term
         self.journal = journal
         self.engine = engine
-        self.service = LoopEngine(engine)
         self.guard = guard
-        self._archive = archive
-        # Why the last attempt to archive failed; empty if it did not.
-        self.archive_error = ""
-        self.directory = replica.directory
-        self._replicated = replicated
-        self._client = client
-        self._name = name
-        self._sender = calls.Sender(client)
-        self._upkeep = Upkeep(engine, journal, replica.directory, None)
-        self._lost = lost
-        self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
-        journal.wake = self._woken.set
+        self.service = LoopEngine(engine, loop)
+        self.has_departures = asyncio.Event()
+        self.is_closing = False
         # In a later turn: first the next extent is sent.
-        journal.advanced = partial(self._loop.call_soon, self.service.answer_durable)
+        journal.advanced = partial(loop.call_soon, self.service.answer_durable)
+        self._sender = sender
+        self._loop = loop
+        self._lost = lost
         self._assembly = calls.Assembly()
         # What was submitted and is not answered, by who asked.
         self._pending: dict[Caller, Pending] = {}
-        # When the entry was appended that last proved that this is the owner; when those were that
-        # are on their way; and the answers that wait for them.
-        self._confirmed_s = self._loop.time()
-        self._confirming: deque[float] = deque()
-        self._unconfirmed: deque[tuple[Caller, list[bytes]]] = deque()
+        # When the extent was asked for that last proved that this is the owner; those that are on
+        # their way, with the number of each; and the answers, each with the number it needs.
+        self._proofs = itertools.count(1)
+        self._confirmed_s = -math.inf
+        self._confirming: deque[tuple[float, int]] = deque()
+        self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
         # Replies that wait until what departed has arrived: since when, where to, and what.
         self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
-        self._closing = False
         self._ended = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._subscription: Subscription | None = None
-        self._keep_alive: asyncio.TimerHandle | None = None
-        self._hint: asyncio.TimerHandle | None = None
-        # When the stream's leader is to be moved to the server that this node is connected to.
-        self._prefer_at_s = self._loop.time() + _PREFER_S
-        self._has_departures = asyncio.Event()
-        self.service.on_failure(self._fail)
-
-    async def start(self, carrier: Carrier) -> None:
-        """Begins to serve."""
-        for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
-            self._tasks.append(self._loop.create_task(work))
-        if self._archive is not None:
-            self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
-        self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
-        self._subscription = await self._client.subscribe(
-            f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
-        )
-        # NATS handles both in this order, on every server: whoever hears of it can ask.
-        await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
+        self._keep_alive = loop.call_later(calls.KEEP_ALIVE_S, self._announce)
+        self.service.on_failure(self.fail)
 
     # Requests.
 
-    async def _take(self, message: Msg) -> None:
-        back = message.reply.rpartition(".")[0] + calls.REPLIES
-        async for token, data in calls.in_slices(message.data):
-            self._take_item((back, token), data)
-
-    def _take_item(self, caller: Caller, data: bytes) -> None:
+    def take(self, caller: Caller, data: bytes) -> None:
+        """An item of a request has come (`calls`)."""
         kind, rest = data[:1], data[1:]
         if kind == calls.COMMAND_PART:
             self._assembly.add(caller, rest)
@@ -164,7 +144,7 @@ class OwnedShard:
             pending = self._pending.pop(caller, None)
             if pending is not None:
                 pending.cancel()
-        elif self._closing:
+        elif self.is_closing:
             self._sender.send(*caller, calls.NOT_OWNER)
         else:
             self._submit(caller, self._assembly.whole(caller, rest), kind == calls.LOOK)
@@ -184,7 +164,7 @@ class OwnedShard:
         except PenstockError as error:
             self._send_confirmed(caller, [calls.write_error(error)])
         except Exception as fault:
-            self._fail(JournalError(f"shard {self.shard}: {type(fault).__name__}: {fault}"))
+            self.fail(JournalError(f"shard {self.shard}: {type(fault).__name__}: {fault}"))
             self._sender.send(*caller, calls.LOST)
         else:
             if isinstance(result, Pending):
@@ -195,7 +175,7 @@ class OwnedShard:
             if isinstance(command, _OF_SETTINGS):
                 self._note_settings(command.queue)
         if self.engine.shard.departed.deliveries:
-            self._has_departures.set()
+            self.has_departures.set()
 
     def _look(self, command: Any) -> Any:
         """Does a pull whose attempt is known here; others only wait for a message, or not at all.
@@ -231,41 +211,48 @@ class OwnedShard:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
 
         What is appended to the log is refused there if another owner has come. What only looks at
-        the state would not be: so an empty entry is appended if the last one is too long ago.
+        the state would not be: so an empty extent is appended if the last one is too long ago.
         """
         now_s = self._loop.time()
         if now_s - self._confirmed_s < _CONFIRMED_S:
             for part in parts:
                 self._sender.send(*caller, part)
             return
-        self._unconfirmed.append((caller, parts))
-        if not self._confirming or now_s - self._confirming[-1] >= _CONFIRMED_S:
-            try:
-                sequence, _ = self.journal.append(())
-            except JournalError:
-                self._refuse_unconfirmed()
-                return
-            self._confirming.append(now_s)
-            self.journal.notify(sequence, partial(self._confirm, sequence))
+        if self._confirming and now_s - self._confirming[-1][0] < _CONFIRMED_S:
+            self._unconfirmed.append((self._confirming[-1][1], caller, parts))
+            return
+        try:
+            self.journal.confirm(self._confirm)
+        except JournalError:
+            self._sender.send(*caller, calls.NOT_OWNER)
+            return
+        number = next(self._proofs)
+        self._confirming.append((now_s, number))
+        self._unconfirmed.append((number, caller, parts))
 
-    def _confirm(self, sequence: int) -> None:
-        """The log took an entry that was appended after these answers were made, or refused it."""
-        began_s = self._confirming.popleft()
-        if sequence > self.journal.durable_sequence:
+    def _confirm(self) -> None:
+        """The log took the next extent that was to prove the ownership, or refused it."""
+        began_s, number = self._confirming.popleft()
+        if self.journal.failure is not None:
             self._refuse_unconfirmed()
             return
         self._confirmed_s = began_s
-        while self._unconfirmed:
-            caller, parts = self._unconfirmed.popleft()
+        # Not the answers behind these: they were made too long after this extent was asked for.
+        while self._unconfirmed and self._unconfirmed[0][0] <= number:
+            _, caller, parts = self._unconfirmed.popleft()
             for part in parts:
                 self._sender.send(*caller, part)
 
     def _refuse_unconfirmed(self) -> None:
         while self._unconfirmed:
-            self._sender.send(*self._unconfirmed.popleft()[0], calls.NOT_OWNER)
+            self._sender.send(*self._unconfirmed.popleft()[1], calls.NOT_OWNER)
 
     def _answer(self, caller: Caller, command: Command[Any], result: Any) -> None:
         parts = calls.write_reply(command, result)
+        if type(command) is Pull and not result:
+            # A wait that ended with nothing: no entry proves that this is still the owner.
+            self._send_confirmed(caller, parts)
+            return
         if type(command) is Release and self.engine.shard.departed.deliveries:
             # It may have made a dead letter: whoever looks for it next should find it there.
             self._held_back.append((self._loop.time(), caller, parts))
@@ -273,7 +260,7 @@ class OwnedShard:
         for part in parts:
             self._sender.send(*caller, part)
 
-    def _answer_held_back(self) -> None:
+    def answer_held_back(self) -> None:
         """Sends the replies that waited for departures, if those have arrived or take too long."""
         now_s = self._loop.time()
         while self._held_back and (
@@ -295,16 +282,123 @@ class OwnedShard:
         ):
             self._sender.send(*caller, calls.LOST)
         else:
-            self._sender.send(*caller, calls.write_error(error))
+            self._send_confirmed(caller, [calls.write_error(error)])
 
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
-        self._answer_held_back()
-        for caller in self._pending:
+        self.answer_held_back()
+        for caller in (*self._pending, *(caller for _, caller, _ in self._unconfirmed)):
             self._sender.send(*caller, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
-            self._has_departures.set()
+            self.has_departures.set()
+
+    # Ending.
+
+    def fail(self, error: PenstockError) -> None:
+        """The state may be ahead of the log, or another owner has come: nothing more is served."""
+        if self._ended:
+            return
+        self._ended = True
+        self.is_closing = True
+        self.journal.fail(error if isinstance(error, JournalError) else JournalError(str(error)))
+        self.service.fail(error)
+        self._lost(error)
+
+    @property
+    def _has_work(self) -> bool:
+        waiting = self._pending or self._held_back or self._unconfirmed
+        return bool(self.journal.has_unsent or waiting)
+
+    def hand_over(self) -> LogSteps[None]:
+        """Answers what was accepted, and nothing else: the next owner can take over.
+
+        Raises NotOwner if the shard was lost meanwhile.
+        """
+        self.is_closing = True
+        for caller, pending in list(self._pending.items()):
+            if pending.waits:
+                # A waiting pull asks the next owner.
+                del self._pending[caller]
+                pending.cancel()
+                self._sender.send(*caller, calls.NOT_OWNER)
+        give_up = self._loop.time() + _FLUSH_S
+        while self._has_work and self._loop.time() < give_up:
+            if self.journal.failure is not None:
+                raise NotOwner(f"shard {self.shard}: was lost while it was handed over")
+            yield Pause(_FLUSHED_MS)
+
+    def stop(self) -> None:
+        """Takes nothing more."""
+        self._ended = self.is_closing = True
+        self._keep_alive.cancel()
+
+    def leave_unanswered(self) -> None:
+        """Tells all who still wait that they have to ask the next owner."""
+        self._refuse_unconfirmed()
+        for caller in (*self._pending, *(caller for _, caller, _ in self._held_back)):
+            self._sender.send(*caller, calls.LOST)
+
+
+class OwnedShard:
+    """One shard in the hands of its owner, on an event loop."""
+
+    def __init__(
+        self,
+        replicated: JetStream,
+        client: Client,
+        name: str,
+        replica: ShardReplica,
+        journal: ReplicatedJournal,
+        engine: Engine,
+        guard: SpreadGuard,
+        archive: ShardArchive | None,
+        lost: Callable[["OwnedShard", PenstockError], None],
+    ) -> None:
+        """`lost` is called once if the shard can no longer be served from here."""
+        self.shard = journal.shard
+        self.term = journal.term
+        self.journal = journal
+        self.engine = engine
+        self._archive = archive
+        # Why the last attempt to archive failed; empty if it did not.
+        self.archive_error = ""
+        self.directory = replica.directory
+        self._replicated = replicated
+        self._client = client
+        self._name = name
+        self._sender = calls.Sender(client)
+        self._upkeep = Upkeep(engine, journal, replica.directory, None)
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        journal.wake = self._woken.set
+        self.guard = guard
+        self._answers = ShardAnswers(
+            journal, engine, guard, self._sender, self._loop, partial(lost, self)
+        )
+        self.service = self._answers.service
+        self._tasks: list[asyncio.Task[None]] = []
+        self._subscription: Subscription | None = None
+        self._hint: asyncio.TimerHandle | None = None
+        # When the stream's leader is to be moved to the server that this node is connected to.
+        self._prefer_at_s = self._loop.time() + _PREFER_S
+
+    async def start(self, carrier: Carrier) -> None:
+        """Begins to serve."""
+        for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
+            self._tasks.append(self._loop.create_task(work))
+        if self._archive is not None:
+            self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
+        self._subscription = await self._client.subscribe(
+            f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
+        )
+        # NATS handles both in this order, on every server: whoever hears of it can ask.
+        await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
+
+    async def _take(self, message: Msg) -> None:
+        back = message.reply.rpartition(".")[0] + calls.REPLIES
+        async for token, data in calls.in_slices(message.data):
+            self._answers.take((back, token), data)
 
     # Tasks.
 
@@ -317,10 +411,10 @@ class OwnedShard:
             except Exception as error:
                 if not isinstance(error, JournalError):
                     error = JournalError(f"shard {self.shard}: {type(error).__name__} {error}")
-                self._fail(error)
+                self._answers.fail(error)
                 return
             if self.engine.shard.departed.deliveries:
-                self._has_departures.set()
+                self._answers.has_departures.set()
             if self._loop.time() > self._prefer_at_s:
                 # Between two appends: one that is under way while the leader changes is lost, and
                 # repeated only after a while.
@@ -375,8 +469,8 @@ class OwnedShard:
     async def _carry(self, carrier: Carrier) -> None:
         """Brings what departed to the other shards, and ends it here once it is durable there."""
         while True:
-            await self._has_departures.wait()
-            self._has_departures.clear()
+            await self._answers.has_departures.wait()
+            self._answers.has_departures.clear()
             try:
                 owed = self.engine.departures(_CARRIED_MAX)
                 await self._until_durable(self.engine.answer_sequence)
@@ -385,12 +479,12 @@ class OwnedShard:
                     source = None if queue is None else queue.name
                     await carrier.push_to(push, source)
                     self.engine.arrived(each.delivery.number, each.delivery.epoch)
-                self._answer_held_back()
+                self._answers.answer_held_back()
             except PenstockError:
                 # The other shard moves, or refuses it: it stays owed.
                 await asyncio.sleep(_CARRY_AGAIN_S)
             if self.engine.shard.departed.deliveries:
-                self._has_departures.set()
+                self._answers.has_departures.set()
 
     async def _until_durable(self, sequence: int) -> None:
         done = asyncio.Event()
@@ -402,45 +496,20 @@ class OwnedShard:
 
     def replaced_by(self, term: int) -> None:
         """The register names an owner of a higher term: this one has been replaced."""
-        self._fail(Fenced(f"shard {self.shard}: term {self.term} was replaced by term {term}"))
-
-    def _fail(self, error: PenstockError) -> None:
-        """The state may be ahead of the log, or another owner has come: nothing more is served."""
-        if self._ended:
-            return
-        self._ended = True
-        self._closing = True
-        self.journal.fail(error if isinstance(error, JournalError) else JournalError(str(error)))
-        self.service.fail(error)
-        self._lost(self, error)
-
-    @property
-    def _has_work(self) -> bool:
-        waiting = self._pending or self._held_back or self._unconfirmed
-        return bool(self.journal.has_unsent or waiting)
+        self._answers.fail(
+            Fenced(f"shard {self.shard}: term {self.term} was replaced by term {term}")
+        )
 
     async def hand_over(self) -> None:
         """Answers what was accepted, and nothing else: the next owner can take over."""
-        self._closing = True
-        for caller, pending in list(self._pending.items()):
-            if pending.waits:
-                # A waiting pull asks the next owner.
-                del self._pending[caller]
-                pending.cancel()
-                self._sender.send(*caller, calls.NOT_OWNER)
-        give_up = self._loop.time() + _FLUSH_S
-        while self._has_work and self._loop.time() < give_up:
-            if self.journal.failure is not None:
-                raise NotOwner(f"shard {self.shard}: was lost while it was handed over")
-            await asyncio.sleep(0.002)
+        await self._replicated.run(self._answers.hand_over())
         await self._sender.drain()
 
     async def close(self) -> None:
         """Ends the tasks and discards the state."""
-        self._ended = self._closing = True
-        for timer in (self._keep_alive, self._hint):
-            if timer is not None:
-                timer.cancel()
+        self._answers.stop()
+        if self._hint is not None:
+            self._hint.cancel()
         await end_tasks(self._tasks)
         if self._archive is not None:
             with suppress(PenstockError):
@@ -453,9 +522,7 @@ class OwnedShard:
         self.journal.fail(NotOwner(f"shard {self.shard}: its owner has stopped"))
         with suppress(PenstockError):
             await self.service.close()
-        self._refuse_unconfirmed()
-        for caller in (*self._pending, *(caller for _, caller, _ in self._held_back)):
-            self._sender.send(*caller, calls.LOST)
+        self._answers.leave_unanswered()
         await self._sender.drain()
 
 

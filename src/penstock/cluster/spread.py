@@ -272,3 +272,8 @@ def _holds(queue: QueueState, push: Push, now_ms: int) -> bool:
 def merged_order(spread: Sequence[Any]) -> list[Any]:
     """Messages of several shards in one order: by priority, then by when they were pushed."""
     return sorted(spread, key=lambda each: (-each.priority, each.pushed_at_ms, each.sequence))
+
+
+def places_in(queue: str, spread: Spread, shards: int) -> list[int]:
+    """All shards of a queue that is spread like this; the home shard is the first."""
+    return shards_of(queue, shards, spread.widest)

@@ -7,7 +7,7 @@ decide and apply in one step; they raise, if at all, before anything has changed
 events alone rebuild the state: `apply` over a journal gives what the living shard has.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -118,6 +118,7 @@ class ShardState:
         "next_queue",
         "number",
         "queues",
+        "spread",
     )
 
     def __init__(self) -> None:
@@ -126,9 +127,10 @@ class ShardState:
         self.next_number = 1
         self.next_queue = 1
         # What a router between shards knows, and no part of the state: this shard's own number,
-        # and the shards of queues that are in others, or in others too.
+        # the shards of queues that are in others, and which queues are here and in others too.
         self.number = 0
         self.elsewhere: Mapping[str, int] = {}
+        self.spread: Container[str] = ()
         self.departed = Outbox()
         # While a snapshot is being taken: which messages moved, from where and to where.
         self.moves: dict[int, tuple[int, int]] | None = None
@@ -242,7 +244,7 @@ class ShardState:
         if target is None or target.settings.fifo != queue.settings.fifo:
             return None
         # If one of them is in other shards too, it is not decided here where the message belongs.
-        return None if name in self.elsewhere or queue.name in self.elsewhere else target
+        return None if name in self.spread or queue.name in self.spread else target
 
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
         return Moved(now_ms, delivery.queue, delivery.number, to.number, self.next_number, dead)
@@ -257,9 +259,12 @@ class ShardState:
         if name is None:
             return None
         here = self.names.get(name)
-        if here is not None and here.settings.fifo != queue.settings.fifo:
-            return None
-        if name not in self.elsewhere and (here is None or queue.name not in self.elsewhere):
+        if here is None:
+            if name not in self.elsewhere:
+                return None
+        elif here.settings.fifo != queue.settings.fifo or not (
+            name in self.spread or queue.name in self.spread
+        ):
             return None
         shard = self.elsewhere.get(name, self.number)
         return Departed(now_ms, queue.number, delivery.number, delivery.epoch, shard, name)

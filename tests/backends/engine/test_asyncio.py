@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.aio import AsyncQueues
-from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, PenstockError
 from tests.backends.engine.life import small_slices

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import AsyncEngine
 from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import AsyncEngine, LoopEngine
+from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
 from penstock.backends.loop import PAUSE, AwaitedService, Pending, result_of
 from penstock.clock import ManualClock
@@ -15,6 +16,7 @@ from penstock.errors import (
     JournalError,
     MessageNotFound,
     PenstockError,
+    QueueDeleted,
     QueueNotFound,
 )
 from penstock.journal import MemoryJournal
@@ -430,3 +432,34 @@ def test_a_history_is_read_in_slices_between_which_others_are_answered(tmp_path)
         await face.close()
 
     asyncio.run(main())
+
+
+def test_a_watcher_is_told_of_a_visible_message_and_claims_none():
+    """A pull that only watches ends once a message is visible that no waiting pull has taken."""
+
+    async def work():
+        engine = LoopEngine(Engine(MemoryJournal(), ManualClock()))
+        engine.submit(CreateQueue("q"))
+        told: list[Any] = []
+        engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: told.append(claims))
+        served = engine.submit(Pull("q", wait_ms=60_000))
+        served.then(lambda claims, error: told.append([claim.body for claim in claims]))
+        engine.submit(Push("q", b"for the pull"))
+        await asyncio.sleep(0)
+        assert told == [[b"for the pull"]]
+        engine.submit(Push("q", b"for nobody"))
+        await asyncio.sleep(0)
+        assert told == [[b"for the pull"], []]
+        assert engine.submit(Stats("q")).visible == 1
+        assert engine.submit(Stats("q")).waiting_pulls == 0
+        # A watch that is cancelled, one that was in vain, one whose queue is removed.
+        engine.watch(Pull("q", wait_ms=60_000)).cancel()
+        ends: list[Any] = []
+        engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: ends.append(error))
+        engine.submit(DeleteQueue("q"))
+        await asyncio.sleep(0)
+        assert [type(error) for error in ends] == [QueueDeleted]
+        assert not engine.engine.has_waiters
+        await engine.close()
+
+    asyncio.run(work())

@@ -16,6 +16,7 @@ from penstock.service import Batch, Pull, Push, Release
 
 CONNECT: Any = penstock.connect
 FOLLOWER: Any = MirrorFollower
+QUEUES: Any = penstock.Queues
 
 
 class Killed(Exception):
@@ -143,7 +144,7 @@ class Story:
     def tell_with_kill(self, service, engine):
         """The same; the killed mirror leaves its state as it was last saved."""
         was_killed = False
-        follower = None
+        follower: Any = None
         chapters = iter(self.chapters)
         chapter = next(chapters)
         chapter()
@@ -184,7 +185,7 @@ def test_a_connection_lost_at_any_command_costs_nothing_and_doubles_nothing(quic
         story = Story(quick_path / f"{at}")
         engine = WithoutDedup(Engine(clock=story.clock))
         was_lost = story.tell(LosesConnection(engine, at, how))
-        story.check(penstock.Queues(engine))
+        story.check(QUEUES(engine))
         story.primary.close()
         engine.close()
         if not was_lost:
@@ -199,7 +200,7 @@ def test_a_service_that_forgets_while_nothing_is_asked_of_it_is_set_right(quick_
     service = LosesConnection(engine, 0, "not done")
     follower = FOLLOWER(str(story.path), service, pause=no_pause, now_ms=story.clock.now_ms)
     follower.start()
-    primary, mirrored = story.primary, penstock.Queues(engine)
+    primary, mirrored = story.primary, QUEUES(engine)
     primary.create("orders")
     primary.push_many("orders", [b"0", b"1", b"2", b"3"])
     follower.catch_up()
@@ -258,7 +259,7 @@ def check_after_kill(story, engine):
     follower.catch_up()
     follower._target.seek_missing(forget=False)
     follower.catch_up()
-    mirrored = penstock.Queues(engine)
+    mirrored = QUEUES(engine)
     for name in story.primary.names():
         assert sorted(shown(mirrored, name)) == sorted(shown(story.primary, name)), name
     follower.close()

@@ -4,6 +4,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,10 @@ def again(use):
     """Does something until a node answers; for as long as patience lasts."""
     pause = threading.Event()
     for _ in range(PATIENCE_S * 5):
-        try:
+        with suppress(PenstockError):
             return use()
-        except PenstockError as error:
-            last = error
-            pause.wait(0.2)
-    raise last
+        pause.wait(0.2)
+    return use()
 
 
 @in_full

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.engine.engine import Engine
-from penstock.backends.engine.loop import AsyncEngine
+from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.loop import AwaitedService, result_of
 from penstock.server.sqs.lookup import Caller, QueueLookup, Windows
 from penstock.server.sqs.moves import NOTE, MoveActions

@@ -1,6 +1,6 @@
 """The engine on an event loop: no lock, no thread, one timer and one notification for all.
 
-The servers use `LoopEngine`, and `AsyncEngine` awaits its replies. It waits for three things:
+The servers use `LoopEngine`; `AsyncEngine` awaits its replies. It waits for three things:
 
 - the disk: a reply whose changes are not durable yet is deferred; one notification of the journal
   serves all replies that are deferred in one turn of the event loop
@@ -47,7 +47,8 @@ class LoopEngine:
     LACKS: ClassVar[Mapping[str, str]] = {}
     redrive_max: int = REDRIVE_MAX
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
@@ -56,7 +57,7 @@ class LoopEngine:
         self._names = engine.shard.names
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         # Replies that wait for the disk, roughly in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
@@ -554,56 +555,3 @@ class EngineReply(Pending, kw_only=True):
 def engine_fault(fault: Exception) -> PenstockError:
     """The error for an engine that raised an unexpected exception: its state is unknown."""
     return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}")
-
-
-class AsyncEngine:
-    """An `AsyncQueueService` over an engine that belongs to one event loop."""
-
-    LACKS: ClassVar[Mapping[str, str]] = {}
-    redrive_max: int = REDRIVE_MAX
-
-    def __init__(self, engine: Engine) -> None:
-        self._loop_engine = LoopEngine(engine)
-        self._loop = asyncio.get_running_loop()
-
-    async def execute(self, command: Command[R]) -> R:
-        """Executes the command, and returns once its changes are durable."""
-        submit = self._loop_engine.submit
-        if type(command) is History:
-            submit = self._loop_engine.history  # type: ignore[assignment]
-        reply = submit(command)
-        if not isinstance(reply, Pending):
-            return reply
-        answer: asyncio.Future[R] = self._loop.create_future()
-        reply.then(partial(self._resolve, command, answer))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            reply.cancel()
-            if not answer.cancelled() and not answer.exception():
-                self._release_claims(command, answer.result())
-            raise
-
-    def _resolve(
-        self,
-        command: Command[R],
-        answer: "asyncio.Future[R]",
-        reply: R,
-        error: Exception | None,
-    ) -> None:
-        if answer.done():
-            # The caller was cancelled, and its task has not run since.
-            self._release_claims(command, reply)
-        elif error is None:
-            answer.set_result(reply)
-        else:
-            answer.set_exception(error)
-
-    def _release_claims(self, command: Command[R], reply: R) -> None:
-        """Releases claims whose caller was cancelled before it received them."""
-        if type(command) is Pull and command.attempt_id is None and reply:
-            self._loop_engine.abandon(cast("list[Claim]", reply))
-
-    async def close(self) -> None:
-        """Ends all waits, makes everything durable, and closes the journal."""
-        await self._loop_engine.close()

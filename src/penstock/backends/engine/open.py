@@ -25,7 +25,7 @@ def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
 async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
     """The asyncio service. Raises InvalidField, or why the store cannot be opened."""
     if url.is_in_this_process:
-        from penstock.backends.engine.loop import AsyncEngine
+        from penstock.backends.engine.asynchronous import AsyncEngine
 
         return AsyncEngine(_open(url, clock))
     from penstock.backends.remote import open as remote

@@ -113,7 +113,7 @@ def _read_nodes(text: str, port: int) -> tuple[tuple[str, int], ...]:
             parts = urlsplit(f"//{each}")
             host, given = parts.hostname, parts.port
         except ValueError:
-            host = given = None
+            raise InvalidField(f"url: nodes={each!r} is not HOST:PORT") from None
         if not host or given == 0 or each != parts.netloc or "@" in each:
             raise InvalidField(f"url: nodes={each!r} is not HOST:PORT")
         nodes.append((host, given or port))

@@ -1,0 +1,1 @@
+"""The cluster in one process, with time, network, servers and faults decided by a seed."""

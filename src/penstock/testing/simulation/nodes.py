@@ -1,0 +1,385 @@
+"""A node of the simulated cluster: the real takeovers, engines, journals, answers and snapshots.
+
+Only what is asyncio and NATS in `cluster.node` and `cluster.serving` is done here in another way:
+steps are run by the schedule, and messages go through the simulated network. Which node takes which
+shard, and when, is decided by chance: the registers only tell everyone whom to ask, so any node may
+take over at any time, and nothing may go wrong.
+
+The methods of the first part may be overridden to plant a fault, which the simulation must find.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.upkeep import Upkeep
+from penstock.cluster import calls
+from penstock.cluster.contents import MemoryContents
+from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.log import LogRequest, LogSteps, Look, Pause, Register, insist
+from penstock.cluster.owner import append_steps, owner_key, take_over
+from penstock.cluster.replica import ShardReplica
+from penstock.cluster.serving import Caller, ShardAnswers
+from penstock.cluster.snapshots import keep_snapshot
+from penstock.cluster.spread import SpreadGuard
+from penstock.errors import Fenced, NotOwner, PenstockError, StoreUnusable
+from penstock.service import Pull
+from penstock.testing.simulation.schedule import Host, Process
+from penstock.testing.simulation.truth import state_bytes
+
+if TYPE_CHECKING:
+    from penstock.testing.simulation.cluster import SimulatedCluster
+
+EPOCH_MS: Final = 1_700_000_000_000
+KEY: Final = b"k" * 32
+# A mark every few messages, so that a short run purges slots.
+MARK_BYTES: Final = 1_500
+# The answer to a pull that found nothing, however long it waited.
+_NO_CLAIMS: Final = calls.write_reply(Pull("q"), [])[0]
+# So old may an answer be that changed nothing (docs/decisions/142).
+_CONFIRMED_MS: Final = 100
+_REDIRECT_MS: Final = 500
+
+
+def identity_of(shard: int) -> bytes:
+    """What the ids of a shard's messages begin with."""
+    return b"simul" + shard.to_bytes(2, "big")
+
+
+class NodeClock:
+    """The clock of an owner, as `SystemClock` is: wall time at the start, then monotonic."""
+
+    def __init__(self, node: "SimulatedNode", last_ms: int) -> None:
+        self._schedule = node.schedule
+        start_ms = max(EPOCH_MS + self._schedule.now_ms + node.skew_ms, last_ms)
+        self._shift_ms = start_ms - self._schedule.now_ms
+
+    def now_ms(self) -> int:
+        return self._schedule.now_ms + self._shift_ms
+
+    def timeout_s(self, until_ms: int) -> float | None:
+        return max(0, until_ms + 1 - self.now_ms()) / 1_000
+
+    def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
+        return self.timeout_s(until_ms)
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        return _nothing
+
+
+class WatchedAnswers(ShardAnswers):
+    """The answers of an owner, with a note of when each was made that changed nothing."""
+
+    made_ms: dict[Caller, int]
+    now_ms: Callable[[], int]
+
+    def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
+        self.made_ms[caller] = self.now_ms()
+        super()._send_confirmed(caller, parts)
+
+
+class OwnedPart:
+    """A shard that a node serves."""
+
+    def __init__(
+        self, node: "SimulatedNode", replica: ShardReplica, journal: ReplicatedJournal
+    ) -> None:
+        self.shard = journal.shard
+        self.term = journal.term
+        self.node = node
+        self.journal = journal
+        self.directory = replica.directory
+        self.engine: Engine = replica.engine(
+            journal, partial(NodeClock, node), identity_of(self.shard), KEY
+        )
+        self.guard = SpreadGuard(self.engine.shard, node.cluster.profile.shards)
+        self.upkeep = node.make_upkeep(self.engine, journal, self.directory)
+        self.made_ms: dict[Caller, int] = {}
+        self.appending: Process | None = None
+        self.snapshot: Process | None = None
+        journal.wake = self._append
+        self.answers = node.make_answers(self)
+        self.answers.made_ms = self.made_ms
+        self.answers.now_ms = lambda: node.schedule.now_ms
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes commands."""
+        return not self.answers.is_closing
+
+    def _append(self) -> None:
+        if self.appending is None:
+            steps = self.node.append(self.journal)
+            # Not at once: the engine is in the middle of a command.
+            self.node.loop.call_soon(self._start_appending, steps)
+
+    def _start_appending(self, steps: LogSteps[None]) -> None:
+        if self.appending is None and self.journal.failure is None:
+            self.appending = self.node.start("append", steps, self._appended)
+            if self.appending.is_over:
+                self.appending = None
+
+    def _appended(self, _: Any, error: Exception | None) -> None:
+        self.appending = None
+        if error is not None:
+            if not isinstance(error, PenstockError):
+                self.node.schedule.violate(f"appending raised {type(error).__name__}: {error}")
+                return
+            self.answers.fail(error)
+        elif self.journal.has_unsent:
+            self._append()
+
+    def send(self, subject: str, token: int, data: bytes) -> None:
+        """Sends an answer; for `ShardAnswers`."""
+        kind = data[:1]
+        if kind in (calls.REPLY_WHOLE, calls.REFUSED):
+            made_ms = self.made_ms.pop((subject, token), None)
+            if made_ms is None and (kind == calls.REFUSED or data == _NO_CLAIMS):
+                made_ms = self.node.schedule.now_ms
+            self._check_fresh(made_ms)
+        self.node.cluster.answer(self.node, subject, token, data)
+
+    def _check_fresh(self, made_ms: int | None) -> None:
+        replaced_ms = self.node.cluster.truths[self.shard].replaced_ms(self.term)
+        if (
+            made_ms is not None
+            and replaced_ms is not None
+            and made_ms > replaced_ms + _CONFIRMED_MS
+        ):
+            self.node.schedule.violate(
+                f"shard {self.shard}: the owner of term {self.term} was replaced at {replaced_ms} "
+                f"and sent an answer that it made at {made_ms}"
+            )
+
+    def discard(self) -> None:
+        """Discards the state, as `OwnedShard.close` does."""
+        self.answers.stop()
+        for process in (self.appending, self.snapshot):
+            if process is not None:
+                process.end()
+                self.node.ended(process)
+        self.journal.fail(NotOwner(f"shard {self.shard}: its owner has stopped"))
+        closing = self.answers.service.close()
+        with suppress(StopIteration, PenstockError):
+            closing.send(None)
+        self.answers.leave_unanswered()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class SimulatedNode(Host):
+    """A process that owns shards."""
+
+    answers_class: ClassVar[type[WatchedAnswers]] = WatchedAnswers
+
+    def __init__(self, cluster: "SimulatedCluster", name: str, skew_ms: int) -> None:
+        super().__init__(cluster.schedule, name)
+        self.cluster = cluster
+        self.skew_ms = skew_ms
+        self.owned: dict[int, OwnedPart] = {}
+        # Those that were lost or handed over and are not discarded yet.
+        self._leaving: list[OwnedPart] = []
+        self._taking: dict[int, None] = {}
+        self._standbys: dict[int, tuple[ShardReplica, Process | None]] = {}
+
+    # What a planted fault overrides.
+
+    def take_over(
+        self, replica: ShardReplica, claim_id: str, revision: int
+    ) -> LogSteps[ReplicatedJournal]:
+        """The steps by which this node becomes the owner of a shard."""
+        return take_over(replica, self.name, claim_id, revision)
+
+    def append(self, journal: ReplicatedJournal) -> LogSteps[None]:
+        """The steps that append what waits in a journal."""
+        return append_steps(journal)
+
+    def make_upkeep(self, engine: Engine, journal: ReplicatedJournal, directory: Path) -> Upkeep:
+        """What takes snapshots of a shard."""
+        return Upkeep(engine, journal, directory, None)
+
+    def make_answers(self, part: OwnedPart) -> WatchedAnswers:
+        """What answers for a shard."""
+        lost = partial(self._lost, part)
+        return self.answers_class(
+            part.journal, part.engine, part.guard, part, self.event_loop, lost
+        )
+
+    def keep_snapshot(self, part: OwnedPart, name: str) -> LogSteps[bool]:
+        """The steps of a snapshot."""
+        return keep_snapshot(part.journal, part.upkeep, part.directory, name)
+
+    # Requests.
+
+    def execute(self, process: Process, request: LogRequest[Any]) -> None:
+        if type(request) is Pause:
+            super().execute(process, request)
+        else:
+            self.cluster.request(self, process, request)
+
+    # Taking over.
+
+    def _replica(self, shard: int) -> ShardReplica:
+        path = self.cluster.directory / self.cluster.next_name(f"{self.name}-{shard}")
+        return ShardReplica(shard, path, MemoryContents, MARK_BYTES)
+
+    def stand_by(self, shard: int) -> None:
+        """Reads along with a shard's log, as far as it goes now."""
+        if shard in self.owned or shard in self._taking:
+            return
+        replica, process = self._standbys.get(shard, (None, None))
+        if process is not None:
+            return
+        replica = replica or self._replica(shard)
+        process = self.start("standby", replica.catch_up(), partial(self._caught_up, shard))
+        under_way = None if process.is_over else process
+        self._standbys[shard] = (replica, under_way)
+
+    def _caught_up(self, shard: int, _: Any, error: Exception | None) -> None:
+        if shard in self._standbys:
+            self._standbys[shard] = (self._standbys[shard][0], None)
+        if error is not None and not isinstance(error, StoreUnusable):
+            self.schedule.violate(f"a standby raised {type(error).__name__}: {error}")
+
+    def take(self, shard: int, revision: int | None = None) -> None:
+        """Takes a shard over from whoever owns it, or from the owner of this term."""
+        if shard in self.owned or shard in self._taking:
+            return
+        self._taking[shard] = None
+        replica, process = self._standbys.pop(shard, (None, None))
+        if process is not None:
+            process.end()
+            self.ended(process)
+        replica = replica or self._replica(shard)
+        self.schedule.note(self.name, "takes", shard)
+        steps = self._take_steps(replica, revision)
+        self.start("takeover", steps, partial(self._taken, replica))
+
+    def _take_steps(self, replica: ShardReplica, seen: int | None) -> LogSteps[ReplicatedJournal]:
+        revision = seen
+        if revision is None:
+            found: Register | None = yield from insist(Look(owner_key(replica.shard)))
+            revision = 0 if found is None else found.revision
+        claim_id = self.cluster.next_name("claim")
+        return (yield from self.take_over(replica, claim_id, revision))
+
+    def _taken(self, replica: ShardReplica, journal: Any, error: Exception | None) -> None:
+        shard = replica.shard
+        del self._taking[shard]
+        if error is not None:
+            self.schedule.note(self.name, "does not take", shard, type(error).__name__)
+            if isinstance(error, Fenced):
+                self._check_fenced(shard, self._last_term(shard))
+            elif not isinstance(error, NotOwner | StoreUnusable):
+                self.schedule.violate(f"a takeover raised {type(error).__name__}: {error}")
+            replica.close()
+            shutil.rmtree(replica.directory, ignore_errors=True)
+            return
+        self._serve(replica, journal)
+
+    def _last_term(self, shard: int) -> int:
+        """The newest term that this node was ever given."""
+        return self.cluster.terms_of.get((self.name, shard), 0)
+
+    def _serve(self, replica: ShardReplica, journal: ReplicatedJournal) -> None:
+        shard = replica.shard
+        truth = self.cluster.truths[shard]
+        part = OwnedPart(self, replica, journal)
+        if truth.term == journal.term and state_bytes(part.engine.shard) != truth.state():
+            self.schedule.violate(
+                f"shard {shard}: the owner of term {journal.term} begins with another state than "
+                "the one that the log tells"
+            )
+        self.owned[shard] = part
+        self.schedule.note(self.name, "serves", shard, f"term {journal.term}")
+        self.cluster.serving(part)
+
+    def _check_fenced(self, shard: int, term: int) -> None:
+        """Only another owner makes one stop: nothing else is a fence."""
+        register = self.cluster.streams.register(owner_key(shard))
+        newest = 0 if register is None else register.revision
+        if max(newest, self.cluster.truths[shard].term) <= term:
+            self.schedule.violate(
+                f"shard {shard}: the owner of term {term} takes itself for fenced, and there is no "
+                "other"
+            )
+
+    def _lost(self, part: OwnedPart, error: PenstockError) -> None:
+        self.schedule.note(self.name, "loses", part.shard, f"term {part.term}", str(error))
+        if isinstance(error, Fenced):
+            self._check_fenced(part.shard, part.term)
+        else:
+            self.schedule.violate(f"shard {part.shard}: its owner stopped: {error}")
+        self._leave(part, 1)
+
+    def _leave(self, part: OwnedPart, after_ms: int) -> None:
+        if self.owned.get(part.shard) is part:
+            del self.owned[part.shard]
+        self._leaving.append(part)
+        self.later(after_ms, partial(self._discard, part))
+
+    def _discard(self, part: OwnedPart) -> None:
+        if part in self._leaving:
+            self._leaving.remove(part)
+            self.cluster.silent(part)
+            part.discard()
+
+    # What else a node does with its shards.
+
+    def look_whether_replaced(self, shard: int) -> None:
+        """Reads the register of a shard, as nodes do now and then."""
+        part = self.owned.get(shard)
+        if part is not None:
+            self.start("look", insist(Look(owner_key(shard))), partial(self._looked, part))
+
+    def _looked(self, part: OwnedPart, found: Register | None, error: Exception | None) -> None:
+        if found is not None and found.revision > part.term:
+            text = f"term {part.term} was replaced by term {found.revision}"
+            part.answers.fail(Fenced(f"shard {part.shard}: {text}"))
+
+    def take_snapshot(self, shard: int) -> None:
+        """Takes a snapshot of a shard, if none is under way."""
+        part = self.owned.get(shard)
+        if part is None or part.snapshot is not None or not part.is_serving:
+            return
+        self.schedule.note(self.name, "snapshots", shard)
+        steps = self.keep_snapshot(part, self.cluster.next_name("snapshot"))
+        process = self.start("snapshot", steps, partial(self._snapshot_ended, part))
+        part.snapshot = None if process.is_over else process
+
+    def _snapshot_ended(self, part: OwnedPart, listed: Any, error: Exception | None) -> None:
+        part.snapshot = None
+        self.schedule.note(self.name, "snapshot ended", part.shard, listed, type(error).__name__)
+        if error is not None and not isinstance(error, PenstockError):
+            self.schedule.violate(f"a snapshot raised {type(error).__name__}: {error}")
+
+    def hand_over(self, shard: int, then: Callable[[int], None]) -> None:
+        """Hands a shard over; `then` gets the term once everything is answered."""
+        part = self.owned.get(shard)
+        if part is None or not part.is_serving:
+            return
+        self.schedule.note(self.name, "hands over", shard)
+        done = partial(self._handed_over, part, then)
+        self.start("hand over", part.answers.hand_over(), done)
+
+    def _handed_over(
+        self, part: OwnedPart, then: Callable[[int], None], _: Any, error: Exception | None
+    ) -> None:
+        if error is not None:
+            if not isinstance(error, NotOwner):
+                self.schedule.violate(f"handing over raised {type(error).__name__}: {error}")
+        elif self.owned.get(part.shard) is part:
+            self._leave(part, _REDIRECT_MS)
+            then(part.term)
+
+    def stop(self) -> None:
+        super().stop()
+        for part in (*self.owned.values(), *self._leaving):
+            self.cluster.silent(part)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,238 @@
+"""Time, chance and order of a simulation: a heap of actions, and the hosts that run them.
+
+Everything random comes from one generator with the run's seed, and nothing iterates over a set, so
+the same seed gives the same run in every process. A *step* is one action of the heap.
+
+A host is a process of the simulated cluster: it may be paused, in which case what comes for it
+waits, or stopped for good, in which case that is dropped. Steps under way on a host (`LogSteps`)
+are resumed by replies, or by `Unanswered`, as `jetstream` would.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final, cast
+
+from penstock.cluster.log import LogRequest, LogSteps, Pause
+
+Action = Callable[[], object]
+Done = Callable[[Any, Exception | None], None]
+# What may happen at one instant before the run is given up as one that never ends.
+STEPS_MAX: Final = 60_000
+
+
+class Timer:
+    """An action that is to run at an instant, unless it is cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """Has nothing happen."""
+        self.action = None
+
+
+class RunSchedule:
+    """The instant, the actions to come, and what has happened so far."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.chance = self.random.random
+        self.now_ms = 0
+        self.steps = 0
+        self.violation: str | None = None
+        self.trace: list[tuple[Any, ...]] = []
+        self._heap: list[tuple[int, float, int, Timer]] = []
+        self._count = 0
+
+    def after(self, delay_ms: int, action: Action) -> Timer:
+        """Has it done so much later; of several at one instant any may be the first."""
+        timer = Timer(action)
+        self._count += 1
+        heappush(self._heap, (self.now_ms + delay_ms, self.chance(), self._count, timer))
+        return timer
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to below the limit."""
+        return int(self.chance() * limit)
+
+    def between(self, low: int, high: int) -> int:
+        """A number from `low` to below `high`."""
+        return low + int(self.chance() * (high - low))
+
+    def pick(self, items: "list[Any]") -> Any:
+        """One of these."""
+        return items[int(self.chance() * len(items))]
+
+    def note(self, *what: Any) -> None:
+        """Adds a line to the trace."""
+        self.trace.append((self.now_ms, *what))
+
+    def violate(self, text: str) -> None:
+        """Something happened that must never happen: the run ends after this step."""
+        if self.violation is None:
+            self.violation = text
+            self.note("VIOLATION", text)
+
+    def step(self) -> bool:
+        """Runs the next action; false if there is none, or if the run has ended."""
+        while self._heap and self.violation is None:
+            self.now_ms, _, _, timer = heappop(self._heap)
+            action = timer.action
+            if action is not None:
+                self.steps += 1
+                action()
+                if self.steps >= STEPS_MAX:
+                    self.violate(f"nothing has come to an end in {STEPS_MAX} steps")
+                return True
+        return False
+
+
+class SimulatedLoop:
+    """What the engine and the answers need of an event loop, for one host."""
+
+    def __init__(self, host: "Host") -> None:
+        self._host = host
+        self._ready: deque[Action] = deque()
+
+    def time(self) -> float:
+        """The instant, in seconds."""
+        return self._host.schedule.now_ms / 1_000
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Calls it once the action under way is over."""
+        self._ready.append(partial(callback, *args) if args else callback)
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
+        """The same: there are no threads."""
+        self.call_soon(callback, *args)
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer:
+        """Calls it so many seconds later."""
+        action = partial(callback, *args) if args else callback
+        return self._host.later(max(1, round(delay * 1_000)), action)
+
+    def run_ready(self) -> None:
+        """Runs callbacks until none is left."""
+        ready = self._ready
+        while ready:
+            ready.popleft()()
+
+
+class Host:
+    """A process of the simulated cluster."""
+
+    def __init__(self, schedule: RunSchedule, name: str) -> None:
+        self.schedule = schedule
+        self.name = name
+        self.loop = SimulatedLoop(self)
+        self.is_stopped = False
+        self.is_paused = False
+        # Whether what it sends, and what is sent to it, is lost.
+        self.is_unheard = False
+        self.is_deaf = False
+        self._backlog: list[Action] = []
+        self._under_way: dict[Process, None] = {}
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, for code that expects a whole one."""
+        return cast(asyncio.AbstractEventLoop, self.loop)
+
+    def run(self, action: Action) -> None:
+        """Has the host do it: later if it is paused, never if it was stopped."""
+        if self.is_stopped:
+            return
+        if self.is_paused:
+            self._backlog.append(action)
+            return
+        action()
+        self.loop.run_ready()
+
+    def later(self, delay_ms: int, action: Action) -> Timer:
+        """Has the host do it so much later."""
+        timer = Timer(action)
+        self.schedule.after(delay_ms, partial(self.run, partial(_unless_cancelled, timer)))
+        return timer
+
+    def pause(self) -> None:
+        """Stops the host's processor; what comes for it waits, and time goes on."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Lets the host go on, with all that has come meanwhile."""
+        if not self.is_paused:
+            return
+        self.is_paused = False
+        backlog, self._backlog = self._backlog, []
+        for action in backlog:
+            self.run(action)
+
+    def stop(self) -> None:
+        """Ends the host as a crash would."""
+        self.is_stopped = True
+        under_way, self._under_way = self._under_way, {}
+        for process in under_way:
+            process.end()
+
+    def start(self, what: str, steps: LogSteps[Any], done: Done) -> "Process":
+        """Runs steps on this host; `done` gets what they return or raise."""
+        process = Process(self, what, steps, done)
+        self._under_way[process] = None
+        process.resume(None, None)
+        return process
+
+    def ended(self, process: "Process") -> None:
+        """Steps have come to their end."""
+        self._under_way.pop(process, None)
+
+    def execute(self, process: "Process", request: LogRequest[Any]) -> None:
+        """Carries a request of some steps out; a host knows only how to wait."""
+        assert type(request) is Pause, f"{self.name} cannot carry out {request}"
+        delay_ms = max(request.ms, 1)
+        self.later(delay_ms, partial(process.resume, None, None))
+
+
+class Process:
+    """Steps under way on a host."""
+
+    __slots__ = ("_done", "_steps", "host", "is_over", "what")
+
+    def __init__(self, host: Host, what: str, steps: LogSteps[Any], done: Done) -> None:
+        self.host = host
+        self.what = what
+        self.is_over = False
+        self._steps = steps
+        self._done = done
+
+    def resume(self, reply: Any, error: Exception | None) -> None:
+        """Gives the steps what they asked for, and carries out what they ask next."""
+        if self.is_over or self.host.is_stopped:
+            return
+        try:
+            request = self._steps.send(reply) if error is None else self._steps.throw(error)
+        except StopIteration as stop:
+            self.is_over = True
+            self.host.ended(self)
+            self._done(stop.value, None)
+        except Exception as raised:
+            self.is_over = True
+            self.host.ended(self)
+            self._done(None, raised)
+        else:
+            self.host.execute(self, request)
+
+    def end(self) -> None:
+        """Ends the steps where they are: what they hold open is closed."""
+        self.is_over = True
+        self._steps.close()
+
+
+def _unless_cancelled(timer: Timer) -> None:
+    if timer.action is not None:
+        timer.action()

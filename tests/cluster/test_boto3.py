@@ -1,0 +1,139 @@
+"""boto3 against three endpoints of a cluster at once: each call goes to another of them.
+
+The tests are those of one endpoint, with clients that take the endpoints in turn.
+"""
+
+import asyncio
+import itertools
+import re
+import time
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.server.sqs.test_boto3 import (
+    test_a_batch_of_ten_succeeds_and_fails_entry_by_entry,
+    test_a_long_poll_ends_when_a_message_arrives,
+    test_a_message_is_sent_received_and_deleted,
+    test_an_error_carries_the_codes_of_both_protocols,
+    test_attributes_of_every_type_come_back_as_they_were_sent,
+    test_regions_and_accounts_do_not_see_each_other,
+    test_without_keys_the_url_of_another_accounts_queue_opens_it,
+)
+
+__all__ = [
+    "test_a_batch_of_ten_succeeds_and_fails_entry_by_entry",
+    "test_a_long_poll_ends_when_a_message_arrives",
+    "test_a_message_is_sent_received_and_deleted",
+    "test_an_error_carries_the_codes_of_both_protocols",
+    "test_attributes_of_every_type_come_back_as_they_were_sent",
+    "test_regions_and_accounts_do_not_see_each_other",
+    "test_without_keys_the_url_of_another_accounts_queue_opens_it",
+]
+
+
+class Endpoints:
+    """Three endpoints, as if they had one address."""
+
+    def __init__(self, urls):
+        self.urls = urls
+        self.url = urls[0]
+        self._clients = []
+
+    def client(self, **options):
+        options = {
+            "region_name": "us-east-1",
+            "aws_access_key_id": "any",
+            "aws_secret_access_key": "any",
+            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
+            **options,
+        }
+        clients = [boto3.client("sqs", endpoint_url=url, **options) for url in self.urls]
+        self._clients += clients
+        return InTurn(clients, self)
+
+    def close(self):
+        for client in self._clients:
+            client.close()
+
+
+class InTurn:
+    """Calls one client after another; the URLs of queues are those of the first."""
+
+    def __init__(self, clients, endpoints):
+        self._clients = clients
+        self._turns = itertools.cycle(clients)
+        self._endpoints = endpoints
+
+    def __getattr__(self, name):
+        method = getattr(next(self._turns), name)
+
+        def call(**parameters):
+            answer = method(**parameters)
+            if "QueueUrl" in answer:
+                path = re.sub(r"^http://[^/]+", "", answer["QueueUrl"])
+                answer["QueueUrl"] = self._endpoints.url + path
+            return answer
+
+        return call
+
+    def close(self):
+        for client in self._clients:
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def server(local_cluster):
+    asyncio.run(local_cluster.until_served())
+    urls = [node.endpoint.rstrip("/") for node in asyncio.run(local_cluster.status()).nodes]
+    assert len(urls) == 3
+    endpoints = Endpoints(urls)
+    yield endpoints
+    endpoints.close()
+
+
+@pytest.fixture(scope="module")
+def sqs(server):
+    return server.client()
+
+
+@pytest.fixture
+def queue_name(request):
+    plain = re.sub(r"[^A-Za-z0-9]", "-", request.node.name)[:60]
+    return f"{plain}-{time.monotonic_ns() % 10**9}"
+
+
+@pytest.fixture
+def queue(sqs, queue_name):
+    return sqs.create_queue(QueueName=queue_name)["QueueUrl"]
+
+
+def test_a_queue_that_is_spread_serves_boto3_at_every_endpoint(local_cluster, sqs, queue_name):
+    url = sqs.create_queue(QueueName=queue_name)["QueueUrl"]
+    sqs.tag_queue(QueueUrl=url, Tags={"kept": "before"})
+    local_cluster.spread(queue_name, 4)
+    sqs.tag_queue(QueueUrl=url, Tags={"added": "after"})
+    assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"kept": "before", "added": "after"}
+    sent = set()
+    for number in range(6):
+        entries = [{"Id": str(n), "MessageBody": f"{number}-{n}"} for n in range(5)]
+        answer = sqs.send_message_batch(QueueUrl=url, Entries=entries)
+        sent |= {entry["MessageId"] for entry in answer["Successful"]}
+    spread = local_cluster.spread(queue_name)
+    assert (spread["shards"], sum(spread["messages"].values())) == (4, 30)
+    assert len([count for count in spread["messages"].values() if count]) > 1
+    received = set()
+    while messages := sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1
+    ).get("Messages"):
+        received |= {each["MessageId"] for each in messages}
+        entries = [
+            {"Id": str(n), "ReceiptHandle": each["ReceiptHandle"]}
+            for n, each in enumerate(messages)
+        ]
+        deleted = sqs.delete_message_batch(QueueUrl=url, Entries=entries)
+        assert len(deleted["Successful"]) == len(messages)
+    assert received == sent
+    sqs.create_queue(QueueName=queue_name)
+    sqs.delete_queue(QueueUrl=url)

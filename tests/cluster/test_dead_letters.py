@@ -1,0 +1,187 @@
+"""Dead letters between shards: whoever is killed on their way, each arrives, and once."""
+
+import asyncio
+
+import pytest
+
+from penstock.aio import AsyncQueues
+from penstock.cluster.open import open_router
+from penstock.errors import PenstockError
+from penstock.service import Claim, Stats
+
+COUNT = 12
+
+
+class Between:
+    """A queue whose shard one node owns, and its dead-letter queue in a shard of another."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    async def begin(self, **settings):
+        cluster = self.cluster
+        await cluster.add("a", "b", "c")
+        await cluster.until_settled()
+        self.router = cluster.nodes["c"].router
+        self.queues = await cluster.connect()
+        self.work = self.name_owned_by("a", "work")
+        self.dead = self.name_owned_by("b", "dead")
+        settings = {"dead_letter": self.dead, "max_receives": 1, **settings}
+        await self.queues.create(self.work, **settings)
+        for number in range(COUNT):
+            await self.queues.push(self.work, b"%d" % number)
+        self.claims = await self.queues.pull_many(self.work, COUNT)
+        assert len(self.claims) == COUNT
+
+    def name_owned_by(self, node, prefix):
+        owners = self.cluster.owners()
+        for number in range(1_000):
+            name = f"{prefix}{number}"
+            if owners[self.router.shard_of(name)] == node:
+                return name
+        raise AssertionError("no such name")
+
+    def source(self):
+        """The owner of the queue's shard, as of now."""
+        shard = self.router.shard_of(self.work)
+        return next(each for each in self.cluster.owned_shards() if each.shard == shard)
+
+    async def release_all(self):
+        """Makes dead letters of all messages."""
+        await asyncio.gather(*(self.queues.release(claim) for claim in self.claims))
+
+    async def check_arrived(self):
+        """Every message is in the dead-letter queue, once, and knows where it came from."""
+        found: list[Claim] = []
+        async with asyncio.timeout(30):
+            while len(found) < COUNT:
+                found += await self.queues.pull_many(self.dead, 100, wait=1)
+        assert sorted(int(each.body) for each in found) == list(range(COUNT))
+        assert {each.source for each in found} == {self.work}
+        await self.cluster.until(lambda: not self.source().engine.shard.departed.deliveries)
+        assert (await self.queues.stats(self.work)).messages == 0
+        assert (await self.queues.stats(self.dead)).messages == COUNT
+
+
+def between_shards(on_cluster, disturb, **settings):
+    async def work(cluster):
+        between = Between(cluster)
+        await between.begin(**settings)
+        await disturb(cluster, between)
+        await between.check_arrived()
+
+    on_cluster(work)
+
+
+def test_the_owner_of_the_dead_letter_queue_is_killed_before_they_arrive(on_cluster):
+    async def disturb(cluster, between):
+        await cluster.crash("b")
+        await between.release_all()
+        # They have left, durably, and are owed until the other shard is taken over.
+        assert (await between.queues.stats(between.work)).messages == 0
+
+    between_shards(on_cluster, disturb)
+
+
+def test_both_owners_are_killed_between_leaving_and_arriving(on_cluster):
+    async def disturb(cluster, between):
+        await cluster.crash("b")
+        await between.release_all()
+        await cluster.crash("a")
+
+    between_shards(on_cluster, disturb)
+
+
+def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_cluster, monkeypatch):
+    async def disturb(cluster, between):
+        router = cluster.nodes["a"].router
+        carried = asyncio.Event()
+        push_to = router.push_to
+
+        async def push_and_hang(push, source):
+            await push_to(push, source)
+            carried.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(router, "push_to", push_and_hang)
+        await between.release_all()
+        await asyncio.wait_for(carried.wait(), 20)
+        assert between.source().engine.shard.departed.deliveries
+        await cluster.crash("a")
+
+    between_shards(on_cluster, disturb)
+
+
+def test_dead_letters_of_a_spread_queue_reach_a_spread_dead_letter_queue(on_cluster):
+    async def work(cluster):
+        await cluster.add("a", "b")
+        queues = await cluster.connect()
+        await queues.create("work", dead_letter="dead", max_receives=1)
+        router = cluster.nodes["a"].router
+        await router.spread.spread("work", 3)
+        await router.spread.spread("dead", 4)
+        for number in range(COUNT):
+            await queues.push("work", b"%d" % number)
+        claims = await queues.pull_many("work", COUNT)
+        await asyncio.gather(*(queues.release(claim) for claim in claims))
+        found: list[Claim] = []
+        async with asyncio.timeout(20):
+            while len(found) < COUNT:
+                found += await queues.pull_many("dead", 100, wait=1)
+        assert {each.source for each in found} == {"work"}
+        assert (await queues.stats("work")).messages == 0
+        for claim in found:
+            await queues.release(claim)
+        assert await queues.redrive("dead") == COUNT
+        back = await queues.pull_many("work", 100)
+        assert sorted(int(each.body) for each in back) == list(range(COUNT))
+        assert (await queues.stats("dead")).messages == 0
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_redrive_that_is_broken_off_and_begun_again_brings_each_message_once(on_cluster, spread):
+    async def work(cluster):
+        await cluster.add("a", "b")
+        await cluster.until_owned("a", "b")
+        queues = await cluster.connect()
+        router = cluster.nodes["a"].router
+        names = {router.shard_of(f"dead{n}"): f"dead{n}" for n in range(50)}
+        dead = next(name for shard, name in names.items() if shard != router.shard_of("work"))
+        await queues.create("work", dead_letter=dead, max_receives=1)
+        await queues.configure(dead, visibility_timeout=1)
+        if spread:
+            await router.spread.spread("work", 3)
+        for number in range(COUNT):
+            await queues.push("work", b"%d" % number)
+        for claim in await queues.pull_many("work", COUNT):
+            await queues.release(claim)
+        async with asyncio.timeout(20):
+            while (await queues.stats(dead)).messages < COUNT:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        # A router that dies after it has pushed some, before it has deleted the last of them.
+        dying = await open_router(cluster.address)
+        deletes = 0
+        by_receipt = dying._by_receipt
+
+        async def die(command):
+            nonlocal deletes
+            deletes += 1
+            if deletes == 4:
+                await dying.close()
+            return await by_receipt(command)
+
+        dying._by_receipt = die
+        with pytest.raises(PenstockError):
+            await AsyncQueues(dying).redrive(dead)
+        moved = 0
+        async with asyncio.timeout(20):
+            while (await router.execute(Stats(dead))).messages:
+                moved += await queues.redrive(dead)
+                await asyncio.sleep(0.05)
+        assert moved == COUNT - 3
+        back = await queues.pull_many("work", 100)
+        assert sorted(int(each.body) for each in back) == list(range(COUNT))
+
+    on_cluster(work)

@@ -1,0 +1,245 @@
+"""The rules of spread queues, without a network: steps of routers and shards in any order."""
+
+import random
+
+import pytest
+
+from penstock.backends.engine.engine import Engine
+from penstock.clock import ManualClock
+from penstock.cluster.placement import shards_of
+from penstock.cluster.spread import (
+    NOTE,
+    NotPlaced,
+    QueuePlaces,
+    Spread,
+    SpreadChanged,
+    SpreadGuard,
+    next_spread,
+    noted,
+    places_by,
+    push_key,
+    renewed,
+    settled,
+    spread_of,
+    without_note,
+)
+from penstock.service import (
+    Batch,
+    ConfigureQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Pull,
+    Push,
+    QueueSettings,
+    Stats,
+)
+
+SHARDS = 5
+GROUPS = [f"g{number}" for number in range(6)]
+
+
+class Shards:
+    """Five shards with one FIFO queue, its home shard first to know of changes."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.clock = ManualClock(1_700_000_000_000)
+        self.engines, self.guards = [], []
+        for number in range(SHARDS):
+            engine = Engine(clock=self.clock)
+            engine.shard.number = number
+            self.engines.append(engine)
+            self.guards.append(SpreadGuard(engine.shard, SHARDS))
+        self.home = shards_of("line", SHARDS, 1)[0]
+        settings = {"fifo": True, "dedup_per_group": True}
+        self.engines[self.home].submit(CreateQueue("line", settings))
+        self.seen = {group: [] for group in GROUPS}
+        # Copies of the home shard's settings that are on their way.
+        self.copies = []
+        self.steps = [self.change, self.copy, self.copy, self.consume, self.consume]
+
+    def ask(self, shard, command, version=0):
+        self.guards[shard].check(command, version, self.clock.now_ms())
+        reply = self.engines[shard].submit(command)
+        self.guards[shard].configured("line")
+        return reply
+
+    def describe(self):
+        return self.ask(self.home, DescribeQueue("line"))
+
+    def change(self):
+        info = self.describe()
+        old = spread_of(info.settings)
+        new = next_spread(old, self.random.randint(1, SHARDS), self.clock.now_ms())
+        if self.random.random() < 0.2:
+            new = renewed(old, self.clock.now_ms())
+        if not old.version and new.shards == 1:
+            return
+        changes = {"annotations": noted(info.settings.annotations, new)}
+        self.ask(self.home, ConfigureQueue("line", changes), old.version)
+        settings = self.describe().settings
+        for shard in shards_of("line", SHARDS, new.widest)[1:]:
+            self.copies.append((shard, settings))
+
+    def copy(self):
+        """One of the copies arrives, not always in their order; one may arrive twice."""
+        if not self.copies:
+            return
+        at = self.random.randrange(len(self.copies))
+        shard, settings = self.copies[at]
+        if self.random.random() < 0.9:
+            del self.copies[at]
+        if "line" not in self.engines[shard].shard.names:
+            wanted = {"fifo": True, "dedup_per_group": True, "annotations": settings.annotations}
+            self.ask(shard, CreateQueue("line", wanted))
+            return
+        try:
+            changes = {"annotations": settings.annotations}
+            self.ask(shard, ConfigureQueue("line", changes), spread_of(settings).version)
+        except SpreadChanged:
+            # A newer one was first.
+            del changes
+
+    def consume(self):
+        shard = self.random.randrange(SHARDS)
+        engine = self.engines[shard]
+        if "line" in engine.shard.names:
+            for claim in engine.submit(Pull("line", self.random.randint(1, 3))):
+                self.seen[claim.group].append(claim.body.decode())
+                engine.submit(Delete("line", claim.proof))
+
+    def check_whole(self):
+        for group in GROUPS:
+            having = [
+                engine.shard.number
+                for engine in self.engines
+                if "line" in engine.shard.names
+                and engine.shard.names["line"].order.has_group(group)
+            ]
+            assert len(having) <= 1, f"{group} is in {having}"
+
+
+class Sender:
+    """A router that pushes the messages of a group, one after another, by what it last heard."""
+
+    def __init__(self, shards, group, name):
+        self.shards = shards
+        self.group = group
+        self.name = name
+        self.next = 0
+        self.places = None
+        self.offers = []
+
+    def step(self):
+        """Asks one shard; a push may take several steps, and others' steps come between."""
+        shards = self.shards
+        body = f"{self.name} {self.next}"
+        push = Push("line", body.encode(), group=self.group, dedup_id=body)
+        if not self.offers and shards.random.random() < 0.1:
+            # It learns of a change before a shard refuses it.
+            self.places = places_by(shards.describe(), SHARDS)
+        if not self.offers:
+            self.offers = [shards.home]
+            if self.places is not None:
+                self.offers = self.places.places_of(push_key(self.places.settings, push))
+        version = 0 if self.places is None else self.places.version
+        try:
+            shards.ask(self.offers.pop(0), push, version)
+        except NotPlaced:
+            return
+        except SpreadChanged:
+            self.places = places_by(shards.describe(), SHARDS)
+        else:
+            # Now and then the answer is lost, and the same push is sent again.
+            self.next += shards.random.random() < 0.8
+        self.offers = []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_group_is_whole_and_in_order_whatever_comes_between(seed):
+    shards = Shards(seed)
+    senders = [Sender(shards, group, name) for group in GROUPS for name in "xyz"]
+    for _ in range(1_500):
+        if shards.random.random() < 0.7:
+            shards.random.choice(senders).step()
+        elif shards.random.random() < 0.05:
+            shards.change()
+        else:
+            shards.random.choice(shards.steps[1:])()
+        shards.clock.advance(ms=shards.random.randint(0, 3))
+        shards.check_whole()
+    while shards.copies:
+        shards.copy()
+    for _ in range(3_000):
+        shards.consume()
+    for sender in senders:
+        # The last one may have been taken, and its answer lost.
+        taken = [each for each in shards.seen[sender.group] if each[0] == sender.name]
+        assert taken == [f"{sender.name} {number}" for number in range(len(taken))]
+        assert sender.next <= len(taken) <= sender.next + 1
+    assert sum(sender.next for sender in senders) > 100
+
+
+def test_a_shard_with_another_note_refuses_everything_but_receipts_and_descriptions():
+    shards = Shards(1)
+    guard, engine = shards.guards[shards.home], shards.engines[shards.home]
+    for command in (Push("line", b"x", group="g"), Pull("line"), Stats("line")):
+        with pytest.raises(SpreadChanged):
+            guard.check(command, 77, 0)
+    with pytest.raises(SpreadChanged):
+        guard.check(Batch([Push("line", b"x", group="g")]), 77, 0)
+    guard.check(Batch([Delete("line", "any")]), 77, 0)
+    guard.check(Delete("line", "any"), 77, 0)
+    guard.check(DescribeQueue("line"), 77, 0)
+    # A queue that left a shard is removed there only if it is empty.
+    engine.submit(Push("line", b"x", group="g"))
+    with pytest.raises(NotPlaced):
+        guard.check(DeleteQueue("line"), 77, 0)
+    guard.check(DeleteQueue("line"), 0, 0)
+
+
+def test_versions_rise_also_when_a_queue_is_made_anew():
+    first = next_spread(Spread(), 4, 1_700_000_000_000)
+    versions = [first.version]
+    old = first
+    for make in (renewed, settled, lambda old, now_ms: next_spread(old, 2, now_ms)):
+        old = make(old, 1_700_000_000_000)
+        versions.append(old.version)
+    versions.append(next_spread(Spread(), 3, 1_700_000_010_000).version)
+    assert versions == sorted(set(versions))
+    assert old.before == (4,)
+
+
+def test_a_key_is_offered_where_it_was_before_and_last_where_it_belongs():
+    for keys in range(200):
+        key = f"key{keys}"
+        places = QueuePlaces("q", QueueSettings(), Spread(5, 4, (1, 3)), 8)
+        offers = places.places_of(key)
+        assert offers[-1] in places.current
+        assert set(offers) <= set(places.every)
+        assert len(offers) == len(set(offers)) <= 3
+        settled_places = places._replace(spread=Spread(6, 4))
+        assert settled_places.places_of(key) == offers[-1:]
+
+
+def test_the_note_is_not_shown_and_ends_with_the_spread():
+    shards = Shards(2)
+    shards.change()
+    while not spread_of(shards.describe().settings).version:
+        shards.change()
+    info = shards.describe()
+    assert NOTE in info.settings.annotations
+    assert without_note(info).settings.annotations == {}
+    assert noted(info.settings.annotations, Spread(9, 1)) == {}
+
+
+def test_what_is_no_key_places_nothing():
+    fifo = QueueSettings(fifo=True)
+    assert push_key(fifo, Push("q", b"x")) is None
+    assert push_key(fifo, Push("q", b"x", group=5)) is None  # type: ignore[arg-type]
+    assert push_key(QueueSettings(), Push("q", b"x", group="g")) is None
+    assert push_key(QueueSettings(), Push("q", b"x", dedup_id=5)) is None  # type: ignore[arg-type]
+    by_content = QueueSettings(dedup_by_content=True)
+    assert push_key(by_content, Push("q", b"x")) == push_key(by_content, Push("q", b"x"))

@@ -1,0 +1,333 @@
+"""Nodes with a fault planted into them, each of which the simulation has to find."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.backends.engine.upkeep import Upkeep
+from penstock.backends.loop import Pending
+from penstock.cluster import calls
+from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
+from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.log import (
+    RETRY_MS,
+    Append,
+    Bounds,
+    LogRequest,
+    Mismatch,
+    Pause,
+    PurgeSlots,
+    Unanswered,
+    insist,
+)
+from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
+from penstock.cluster.replica import ShardReplica
+from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
+from penstock.core.events import Claimed
+from penstock.errors import Fenced
+from penstock.journal.snapshot import pack_dedups, snapshot_paths
+from penstock.service import Pull
+from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
+
+
+@dataclass(frozen=True)
+class SeveralRequests(LogRequest[list[Any]]):
+    """Requests that are under way at once; the reply is a list of replies and errors."""
+
+    requests: tuple[LogRequest[Any], ...]
+
+
+class OneOfSeveral:
+    """One of several requests that some steps wait for."""
+
+    def __init__(self, outcomes, index, done):
+        self.outcomes = outcomes
+        self.index = index
+        self.done = done
+
+    def resume(self, reply, error):
+        self.outcomes[self.index] = (reply, error)
+        if None not in self.outcomes:
+            self.done(self.outcomes)
+
+
+class TwoAppendsInFlight(SimulatedNode):
+    """Sends the next extent before the one before it is known to be kept: a window of two."""
+
+    def append(self, journal):
+        while True:
+            first = next_entry(journal)
+            if first is None:
+                return
+            first_ends, journal._sent_position = journal._sending_ends, journal._sending_ends[1]
+            requests = [Append(journal.shard, journal.slot, first)]
+            ends = [first_ends]
+            if journal._unsent:
+                journal._sending = None
+                requests.append(Append(journal.shard, journal.slot + 1, next_entry(journal)))
+                ends.append(journal._sending_ends)
+            outcomes = yield SeveralRequests(tuple(requests))
+            for request, end, (slot, error) in zip(requests, ends, outcomes, strict=True):
+                if error is not None and request is requests[0] and outcomes[-1][1] is None:
+                    continue
+                if error is not None:
+                    slot = yield from append_extent(
+                        journal.shard, journal.term, journal.slot, request.extent
+                    )
+                journal._sending, journal._sending_ends = request.extent, end
+                journal.kept(slot)
+
+    def execute(self, process, request):
+        if type(request) is not SeveralRequests:
+            super().execute(process, request)
+            return
+        outcomes = [None] * len(request.requests)
+        done = lambda found: process.resume(found, None)  # noqa: E731
+        for index, each in enumerate(request.requests):
+            waiting: Any = OneOfSeveral(outcomes, index, done)
+            self.cluster.request(self, waiting, each)
+
+
+def next_entry(journal):
+    """An extent of one entry."""
+    if journal._sending is None and journal._unsent:
+        later = [journal._unsent.pop() for _ in range(len(journal._unsent) - 1)]
+        journal._sending = journal._make_extent()
+        journal._unsent.extend(reversed(later))
+    return journal._sending
+
+
+def append_with(journal, on_mismatch):
+    """Appends as `owner.append_steps` does, but for what a refusal is taken for."""
+    while (extent := journal.next_extent()) is not None:
+        after = journal.slot
+        slot = None
+        while slot is None:
+            try:
+                slot = yield Append(journal.shard, after, extent)
+            except Unanswered:
+                yield Pause(RETRY_MS)
+            except Mismatch:
+                after, slot = yield from on_mismatch(journal, after)
+        journal.kept(slot)
+
+
+class RefusalIsAFence(SimulatedNode):
+    """Takes error 10071 for the proof that another owner has come."""
+
+    def append(self, journal):
+        def stop(journal, after):
+            yield Pause(0)
+            journal.fail(Fenced("refused"))
+            raise Fenced("refused")
+
+        return append_with(journal, stop)
+
+
+class RefusalIsIgnored(SimulatedNode):
+    """Takes error 10071 for the answer to its own earlier attempt."""
+
+    def append(self, journal):
+        def take_for_kept(journal, after):
+            yield Pause(0)
+            return after, after + 1
+
+        return append_with(journal, take_for_kept)
+
+
+class RefusalMeansTheNextSlot(SimulatedNode):
+    """After error 10071, appends behind whatever is there by now."""
+
+    def append(self, journal):
+        def go_on_behind(journal, after):
+            bounds = yield from insist(Bounds(journal.shard))
+            return max(after, bounds.last), None
+
+        return append_with(journal, go_on_behind)
+
+
+def open_term(replica, node, claim_id, revision):
+    """The first part of a takeover: the term, and the slot that opens it."""
+    value = msgspec.json.encode(Ownership(node, claim_id))
+    term = yield from _swap_ownership(replica.shard, value, revision)
+    opening = pack_extent(Extent(replica.shard, term, 0, 0, node.encode(), opens_term=True))
+    bounds = yield from insist(Bounds(replica.shard))
+    slot = yield from append_extent(replica.shard, term, bounds.last, opening)
+    return term, slot
+
+
+class ServesBeforeItHasReplayed(SimulatedNode):
+    """Serves with what the replica that answered knew, and not with all up to its own term."""
+
+    def take_over(self, replica, claim_id, revision):
+        term, slot = yield from open_term(replica, self.name, claim_id, revision)
+        yield from replica.catch_up()
+        chain = replica._chain
+        end = ChainPoint(slot + 1, chain.position, chain.sequence, term)
+        return ReplicatedJournal(
+            replica.shard, term, replica._contents, end, replica._marks, MARK_BYTES
+        )
+
+
+class TakesOverWithoutOpeningATerm(SimulatedNode):
+    """Reads the log to its end, and begins: nothing keeps the owner before from appending."""
+
+    def take_over(self, replica, claim_id, revision):
+        value = msgspec.json.encode(Ownership(self.name, claim_id))
+        term = yield from _swap_ownership(replica.shard, value, revision)
+        bounds = yield from insist(Bounds(replica.shard))
+        yield from replica.catch_up(bounds.last)
+        chain = replica._chain
+        chain.term = term
+        end = ChainPoint(chain.slot, chain.position, chain.sequence, term)
+        return ReplicatedJournal(
+            replica.shard, term, replica._contents, end, replica._marks, MARK_BYTES
+        )
+
+
+class ForgetfulUpkeep(Upkeep):
+    def _take_dedups(self, number, first, end, outline):
+        return pack_dedups(number, [])
+
+
+class SnapshotsForgetDedupIds(SimulatedNode):
+    """Leaves the dedup window out of snapshots."""
+
+    def make_upkeep(self, engine, journal, directory):
+        return ForgetfulUpkeep(engine, journal, directory, None)
+
+
+class ClaimlessJournal(ReplicatedJournal):
+    def append(self, events):
+        return super().append([each for each in events if type(each) is not Claimed])
+
+
+class ClaimsAreNotReplicated(SimulatedNode):
+    """Keeps claims in memory alone."""
+
+    def take_over(self, replica, claim_id, revision):
+        journal = yield from super().take_over(replica, claim_id, revision)
+        journal.__class__ = ClaimlessJournal
+        return journal
+
+
+class HastyService:
+    def __init__(self, service):
+        self._service = service
+
+    def submit(self, command):
+        result = self._service.submit(command)
+        if type(command) is Pull and isinstance(result, Pending) and result.is_known:
+            return result.reply
+        return result
+
+    def __getattr__(self, name):
+        return getattr(self._service, name)
+
+
+class HastyAnswers(WatchedAnswers):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        hasty: Any = HastyService(self.service)
+        self.service = hasty
+
+
+def send_all(answers, caller, parts):
+    """Sends an answer at once."""
+    for part in parts:
+        answers._sender.send(caller[0], caller[1], part)
+
+
+class UnconfirmedAnswers(WatchedAnswers):
+    def _send_confirmed(self, caller, parts):
+        self.made_ms[caller] = self.now_ms()
+        send_all(self, caller, parts)
+
+
+class AnswersClaimsBeforeTheyAreKept(SimulatedNode):
+    """Sends claims at once, and appends them at the same time."""
+
+    answers_class = HastyAnswers
+
+
+class AnswersAreNotConfirmed(SimulatedNode):
+    """Answers what changes nothing without a proof that it is still the owner."""
+
+    answers_class = UnconfirmedAnswers
+
+
+class ConfirmedAtOnce(WatchedAnswers):
+    def _confirm(self):
+        super()._confirm()
+        while self._unconfirmed:
+            _, caller, parts = self._unconfirmed.popleft()
+            send_all(self, caller, parts)
+
+
+class OneProofServesAllWhoWait(SimulatedNode):
+    """Takes an entry for the proof of answers that were made long after it was appended."""
+
+    answers_class = ConfirmedAtOnce
+
+
+class ConfirmedFromTheStart(WatchedAnswers):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._confirmed_s = self._loop.time()
+
+
+class ATakeoverIsAProof(SimulatedNode):
+    """Takes the end of its takeover for the instant at which it was the owner."""
+
+    answers_class = ConfirmedFromTheStart
+
+
+class WaitsEndUnconfirmed(WatchedAnswers):
+    def _answer(self, caller, command, result):
+        send_all(self, caller, calls.write_reply(command, result))
+
+
+class WaitsEndWithoutAProof(SimulatedNode):
+    """Ends a pull that waited in vain without a proof that it is still the owner."""
+
+    answers_class = WaitsEndUnconfirmed
+
+
+class PurgesBeforeItLists(SimulatedNode):
+    """Purges what a snapshot makes superfluous before the snapshot is listed."""
+
+    def keep_snapshot(self, part, name):
+        start = part.journal.mark_before(part.journal.end_position)
+        if start is not None:
+            yield from insist(PurgeSlots(part.shard, start.slot))
+        return (yield from keep_snapshot(part.journal, part.upkeep, part.directory, name))
+
+
+class ListsSnapshotsOfWhatIsNotKept(SimulatedNode):
+    """Lists a snapshot without waiting for the entries that it holds."""
+
+    def keep_snapshot(self, part, name):
+        journal = part.journal
+        for _ in part.upkeep.pass_steps():
+            yield Pause(0)
+        path = snapshot_paths(part.directory)[0]
+        kept = yield from _put_chunks(journal.shard, name, path)
+        return (yield from _list_snapshot(journal, kept)) is not None
+
+
+class GapBlindReplica(ShardReplica):
+    def _take(self, chain, number, extent):
+        chain.slot = number
+        with suppress(BrokenChain):
+            super()._take(chain, number, extent)
+
+
+class ReadsOverGaps(SimulatedNode):
+    """Does not check that slots follow on each other."""
+
+    def _replica(self, shard):
+        replica = super()._replica(shard)
+        replica.__class__ = GapBlindReplica
+        return replica
