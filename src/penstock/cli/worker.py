@@ -196,13 +196,15 @@ class _StatusLine:
 
 
 def _serve_metrics(supervisor: "Supervisor", port: int) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry
+
+    from penstock.cli.metrics_page import MetricsPage
 
     check_number("metrics", port, 1, 65_535)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WorkerMetrics(supervisor))  # type: ignore[arg-type]
     try:
-        start_http_server(port, _METRICS_HOST, registry)
+        MetricsPage(port, registry)
     except OSError as error:
         raise AddressInUse(
             f"metrics: cannot listen on {_METRICS_HOST}:{port}: {error.strerror}"

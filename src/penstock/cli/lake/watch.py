@@ -117,7 +117,9 @@ class _Metrics:
     """Figures for Prometheus, on a port of this machine only."""
 
     def __init__(self, port: int) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        from penstock.cli.metrics_page import MetricsPage
 
         registry = CollectorRegistry()
 
@@ -136,7 +138,7 @@ class _Metrics:
         self._seen: tuple[int, float] | None = None
         self._level_s: dict[str, float] = {}
         try:
-            self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+            self._page = MetricsPage(port, registry)
         except OSError as error:
             raise UsageError(f"--metrics-port: {port} cannot be used: {error.strerror}") from None
 
@@ -158,6 +160,4 @@ class _Metrics:
             self._findings.labels(check).set(count)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._page.close()

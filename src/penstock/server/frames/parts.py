@@ -22,7 +22,7 @@ def take_parts(kind: int, request: int, parts: Iterator[Batch | PushMany]) -> St
     for part in parts:
         decoded.append(part)
         yield PAUSE
-    answer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
+    answer: _BatchAnswer | _BulkAnswer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
     refused: PenstockError | None = None
     for part in decoded:
         if refused is None:
