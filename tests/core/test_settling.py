@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+import penstock
+from penstock.clock import ManualClock
 from penstock.core.events import ClaimExpired, Expired
 from penstock.core.shard import replay
 from penstock.errors import AttemptLapsed, RequestError, StaleReceipt
@@ -268,3 +270,17 @@ def test_whatever_happens_while_little_is_settled_at_a_time_replaying_it_gives_t
         for each in queue.deliveries.values():
             assert each.due_at_ms > now_ms or each.state == 1
             assert each.state == 2 or not queue.is_expired(each, now_ms)
+
+
+def test_a_retention_shortened_while_the_queue_is_empty_holds_for_what_comes():
+    clock = ManualClock()
+    with penstock.connect("memory:", clock=clock) as queues:
+        queues.create("orders")
+        queues.push("orders", b"gone before")
+        claim = queues.pull("orders")
+        assert claim is not None
+        queues.delete(claim)
+        queues.configure("orders", retention=60)
+        queues.push("orders", b"short-lived")
+        clock.advance(seconds=61)
+        assert queues.stats("orders").messages == 0

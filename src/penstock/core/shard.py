@@ -513,7 +513,8 @@ class ShardState:
             queue.configured_at_ms = event.at_ms
         retention_ms = queue.settings.retention_ms
         queue.settings = event.settings
-        if queue.deliveries and event.settings.retention_ms != retention_ms:
+        # Also of an empty queue: the time noted for it is that of the old retention.
+        if event.settings.retention_ms != retention_ms:
             queue.retention.start_over()
             queue.retention.note(queue.number, event.at_ms)
 
