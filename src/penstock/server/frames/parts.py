@@ -24,6 +24,7 @@ def take_parts(kind: int, request: int, parts: Iterator[Batch | PushMany]) -> St
         yield PAUSE
     answer: _BatchAnswer | _BulkAnswer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
     refused: PenstockError | None = None
+    replies: Sequence[Any] = ()
     for part in decoded:
         if refused is None:
             try:
