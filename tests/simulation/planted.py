@@ -92,9 +92,11 @@ class TwoAppendsInFlight(SimulatedNode):
 
 def next_entry(journal):
     """An extent of one entry."""
-    if journal._sending is None and journal._unsent:
-        later = [journal._unsent.pop() for _ in range(len(journal._unsent) - 1)]
+    if journal._sending is None and journal.has_unsent:
+        later = [journal._unsent.pop() for _ in range(max(0, len(journal._unsent) - 1))]
+        waiting = journal._confirming
         journal._sending = journal._make_extent()
+        journal._confirming = waiting + journal._confirming
         journal._unsent.extend(reversed(later))
     return journal._sending
 
