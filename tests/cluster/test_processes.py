@@ -159,7 +159,8 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
                 await client.flush()
                 while await local_cluster.owner(0) == shard.owner:
                     pass
-                await queues.push(name, b"after")
+                # By its dedup id it is sent again, should the router ask the old owner first.
+                await queues.push(name, b"after", dedup_id="after")
             finally:
                 local_cluster.signal(shard.owner, signal.SIGCONT)
             async with asyncio.timeout(PATIENCE_S):

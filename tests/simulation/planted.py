@@ -93,8 +93,10 @@ class TwoAppendsInFlight(SimulatedNode):
 def next_entry(journal):
     """An extent of one entry, or of none if only the ownership is to be proved."""
     if journal._sending is None and journal.has_unsent:
-        later = [journal._unsent.pop() for _ in range(len(journal._unsent) - 1)]
+        later = [journal._unsent.pop() for _ in range(max(0, len(journal._unsent) - 1))]
+        waiting = journal._confirming
         journal._sending = journal._make_extent()
+        journal._confirming = waiting + journal._confirming
         journal._unsent.extend(reversed(later))
     return journal._sending
 
