@@ -174,30 +174,17 @@ async def open_spreading(address):
     return SpreadingRouter(await open_router(address))
 
 
-class TestSpreadQueues(OnShards):
-    """The whole suite on queues that are each spread over three shards of four."""
+class TestSpreadQueues(CrowdContract, QueueContract):
+    """What does not ask for one order of messages, on queues over three shards of four each."""
 
     LACKS: ClassVar = {
-        **dict.fromkeys(
-            ("arrival order", "priority order", "head", "fair groups", "delay place", "peek"),
-            "the order of a spread queue is that of each of its shards",
-        ),
-        **dict.fromkeys(
-            ("capacity by messages", "capacity by bytes", "in-flight limit"),
-            "the limits of a spread queue count in each of its shards",
-        ),
-        "first waiter": "a pull is in the line of one shard and watches the others",
+        "arrival order": "the order of a spread queue is that of each of its shards",
+        "peek": "the order of a spread queue is that of each of its shards",
     }
 
-    # A pull with an attempt id takes from one shard, though others have more.
-    test_a_repeated_attempt_gives_the_same_claims_and_receipts = None
-    test_an_attempt_of_which_one_claim_was_deleted_has_lapsed_as_a_whole = None
-    # These compare the order of messages, of groups, or of waiters.
-    test_dedup_ids_can_be_kept_apart_by_group = None
-    test_a_waiter_gets_a_delayed_message_after_the_waiter_before_it_has_left = None
-    test_deleting_many_tells_for_each_what_became_of_it = None
-    test_redriving_can_send_messages_to_a_named_queue = None
-    test_redriving_moves_no_more_than_its_limit_oldest_first = None
+    @pytest.fixture
+    def clock(self, on_shards):
+        return on_shards[0]
 
     @pytest.fixture
     def queues(self, on_shards):

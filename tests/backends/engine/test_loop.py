@@ -438,7 +438,7 @@ def test_a_watcher_is_told_of_a_visible_message_and_claims_none():
     """A pull that only watches ends once a message is visible that no waiting pull has taken."""
 
     async def work():
-        engine = LoopEngine(Engine(MemoryJournal(), ManualClock()))
+        engine: Any = LoopEngine(Engine(MemoryJournal(), ManualClock()))
         engine.submit(CreateQueue("q"))
         told: list[Any] = []
         engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: told.append(claims))

@@ -1,4 +1,5 @@
 """The engine on an event loop: no lock, no thread, one timer and one notification for all.
+Long, because every way in which a reply can wait is here.
 
 The servers use `LoopEngine`; `AsyncEngine` awaits its replies. It waits for three things:
 
