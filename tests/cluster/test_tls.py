@@ -47,6 +47,7 @@ def nats_server(configuration):
     process = subprocess.Popen(
         [find_program(), "-c", str(configuration)], stderr=subprocess.PIPE, text=True
     )
+    assert process.stderr is not None
     try:
         for line in process.stderr:
             if "Server is ready" in line:
