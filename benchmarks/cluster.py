@@ -48,6 +48,7 @@ from penstock.cluster.address import read_address
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import Append, Bounds, Mismatch, Unanswered
 from penstock.cluster.operations import Operator, operate
+from penstock.cluster.placement import ranked
 from penstock.url import read_url
 from tests.rabbit import Broker
 
@@ -82,13 +83,13 @@ class LocalCluster:
         return int(next(each["pid"] for each in self.state["nodes"] if each["name"] == node))
 
     async def settle(self) -> None:
-        """Waits until every node owns shards and every shard has a standby."""
+        """Waits until every shard is where it belongs and has a standby that has read it all."""
         while True:
             status = await operate(self.address, Operator.status)
-            live = [each for each in status.nodes if each.is_live]
-            wanted = min(len(live), len(status.shards))
-            if sum(bool(each.owned) for each in live) >= wanted and all(
-                each.is_live and each.standby_lag == 0 for each in status.shards
+            live = [each.node for each in status.nodes if each.is_live]
+            if all(
+                each.is_live and each.standby_lag == 0 and each.owner == ranked(each.shard, live)[0]
+                for each in status.shards
             ):
                 return
             await asyncio.sleep(0.2)

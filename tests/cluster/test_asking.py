@@ -39,15 +39,15 @@ def test_one_that_is_refused_among_others_is_told_why_in_its_own_words(on_cluste
         (claim,) = await claim_one(queues)
         commands = [
             Push("orders", b"first"),
-            Push("orders", b"misspelt", delay_ms="soon"),
+            Push("orders", b"misspelt", delay_ms="soon"),  # type: ignore[arg-type]
             Push("nowhere", b"lost"),
             Delete("orders", "000-forged"),
             Extend("orders", claim.receipt, 60_000),
-            Push("orders", b"unsendable", attributes={"a": object()}),
+            Push("orders", b"unsendable", attributes={"a": object()}),  # type: ignore[dict-item]
             Push("orders", b"last"),
         ]
         together = await asyncio.gather(*map(execute, commands), return_exceptions=True)
-        alone = []
+        alone: list[object] = []
         for command in commands:
             alone += await asyncio.gather(execute(command), return_exceptions=True)
         expected = [None, InvalidField, QueueNotFound, InvalidReceipt, None, InvalidField, None]

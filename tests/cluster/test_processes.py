@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import penstock.aio
 from penstock.cluster import calls
 from penstock.cluster.jetstream import open_client
-from penstock.cluster.operations import operate
+from penstock.cluster.operations import Operator, operate
 from penstock.cluster.placement import first_shard
 from penstock.core.events import Claimed
 from penstock.journal import codec
@@ -88,7 +89,7 @@ def test_a_planned_move_is_seen_by_nobody(local_cluster):
             for _ in range(MOVES):
                 owner = await local_cluster.owner(0)
                 other = next(name for name in local_cluster.nodes if name != owner)
-                await operate(local_cluster.address, lambda each, to=other: each.move(0, to))
+                await operate(local_cluster.address, partial(Operator.move, shard=0, node=other))
                 terms.add((await local_cluster.status()).shards[0].term)
                 before = len(pushed)
                 while len(pushed) < before + 100 and not any(task.done() for task in tasks):  # noqa: ASYNC110
@@ -135,7 +136,7 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
             await queues.push(name, b"before")
             shard = (await local_cluster.status()).shards[0]
             client = await open_client(local_cluster.address, "test")
-            replies = {}
+            replies: dict[int, bytes] = {}
             answered = asyncio.Event()
 
             async def take(message):

@@ -43,7 +43,7 @@ _RETRY_S_MAX: Final = 0.25
 _SHARED_MAX: Final = 32
 _SHARED_BODY_BYTES_MAX: Final = 1_024
 # A command that travels with others, and who waits for its reply.
-_Shared = tuple[Command[Any], "asyncio.Future[Any]"]
+_Shared = tuple[Any, "asyncio.Future[Any]"]
 
 
 class _NotDone(Exception):

@@ -57,6 +57,8 @@ _TIMEOUT_S: Final = 2.0
 # An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
 _APPEND_S: Final = 0.5
 _CREATE_S: Final = 60.0
+# Three servers, three times, that do not even refuse.
+_CONNECT_S: Final = 20.0
 _RETRY_S: Final = 0.2
 _READ_BYTES_MAX: Final = 16 * 1024 * 1024
 # How long reads are answered by the leader of the stream after a replica was found damaged.
@@ -86,13 +88,16 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
     if address.credentials_file:
         options["user_credentials"] = address.credentials_file
     last: list[Exception] = []
+    untrusted = asyncio.Event()
 
     async def note_error(error: Exception) -> None:
         last[:] = [error]
+        if isinstance(error, ssl.SSLError):
+            untrusted.set()
 
     client = Client()
-    try:
-        await client.connect(
+    connecting = asyncio.ensure_future(
+        client.connect(
             list(address.servers),
             name=name,
             connect_timeout=2,
@@ -106,10 +111,23 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
             pending_size=64 * 1024 * 1024,
             **options,
         )
+    )
+    giving_up = asyncio.ensure_future(untrusted.wait())
+    both: list[asyncio.Future[Any]] = [connecting, giving_up]
+    try:
+        # After a certificate that is not trusted the client would wait without end.
+        await asyncio.wait(both, timeout=_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            raise TimeoutError
+        connecting.result()
     except (TimeoutError, OSError, nats.errors.Error) as error:
         shown = last[0] if last else error
         cause = " ".join(str(shown).split()) or type(shown).__name__
         raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
+    finally:
+        for each in both:
+            each.cancel()
+        await asyncio.wait(both, timeout=1)
     client.options["max_reconnect_attempts"] = -1
     return client
 
