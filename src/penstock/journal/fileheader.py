@@ -106,5 +106,5 @@ def unpack_slots(page: bytes) -> list[tuple[int, Slot]]:
         packed = page[at : at + SLOT_BYTES]
         if len(packed) == SLOT_BYTES and _CRC.unpack_from(packed)[0] == crc32(packed[4:]):
             flags, *stated = _SLOT.unpack(packed[4:])
-            found.append((place, Slot(*stated, bool(flags & 1))))
+            found.append((place, Slot._make([*stated, bool(flags & 1)])))
     return found
