@@ -210,6 +210,20 @@ def test_a_message_whose_dead_letter_queue_is_gone_comes_back(shared_redis):
         assert queues.stats("orders").visible == 1
 
 
+def test_dead_letters_of_one_instant_leave_in_their_order(shared_redis):
+    """Redis sorts members of one score as text: 10 would be before 9."""
+    clock = ManualClock()
+    with connect(shared_redis, "together", clock=clock) as queues:
+        queues.create("jobs.fifo", dead_letter="dead.fifo", max_receives=1, dedup_by_content=True)
+        for number in range(12):
+            queues.push("jobs.fifo", b"%d" % number, group="g")
+        assert len(queues.pull_many("jobs.fifo", 12, visibility=5)) == 12
+        clock.advance(ms=6_000)
+        assert queues.stats("jobs.fifo").messages == 0
+        found = [int(message.body) for message in queues.peek("dead.fifo", 20)]
+        assert found == list(range(12))
+
+
 def test_a_queue_that_owes_a_message_is_removed_after_it_has_arrived(shared_redis):
     url = f"{shared_redis.url}?prefix=removed"
     clock = ManualClock()

@@ -344,7 +344,18 @@ end
 -- functions are made only here, as most calls find nothing due.
 local function settle_due(most)
   local function settle_claims(limit)
-    local due = call('ZRANGEBYSCORE', UNACKED, '-inf', now, 'LIMIT', 0, limit)
+    local found = call('ZRANGEBYSCORE', UNACKED, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+    local due, deadline = {}, {}
+    for place = 1, #found, 2 do
+      due[#due + 1] = found[place]
+      deadline[found[place]] = tonumber(found[place + 1])
+    end
+    -- Redis orders members of one score as text, 10 before 9; messages of a group that end
+    -- together as dead letters must leave in their own order.
+    table.sort(due, function(one, other)
+      if deadline[one] ~= deadline[other] then return deadline[one] < deadline[other] end
+      return tonumber(one) < tonumber(other)
+    end)
     for _, number in ipairs(due) do
       local s = state_of(number)
       note('ClaimExpired', number, s.epoch)
