@@ -75,8 +75,10 @@ def test_every_target_is_judged_by_ratios_within_a_round():
         "narrow": [12.0, 6.0],
         "prebuilt": [8.0, 4.0],
     }
-    lake = {"tables_s": 10.0, "news_s": 1.0, "rebuild_s": 20.0}
-    run = spark.Run(*journals, {}, rates, lake, audit, {"sink": [12.0], "client": [2.0]})
+    lake = {"tables_s": 10.0, "tenth_s": 2.0, "news_s": 1.0, "rebuild_s": 20.0}
+    commands = {"run": 5.0, "audit": 4.0, "run, nothing new": 0.5, "audit, nothing new": 0.6}
+    sink = {"sink": [12.0], "client": [2.0]}
+    run = spark.Run(*journals, {}, rates, lake, audit, commands, sink)
     found = {target.name: target.value for target in spark.targets(run)}
     assert found == {
         "source / prebuilt into Spark": 0.75,
@@ -86,6 +88,11 @@ def test_every_target_is_judged_by_ratios_within_a_round():
         "audit, million events/s": 10 / 15,
         "audit of a tenth, seconds": 1.5,
         "audit, time of all / of a tenth": 10,
+        "tables, time of all / of a tenth": 5,
+        "60,000 messages: run, seconds": 5,
+        "60,000 messages: audit, seconds": 4,
+        "run, nothing new, seconds": 0.5,
+        "audit, nothing new, seconds": 0.6,
         "1% new, time / rebuild": 0.05,
         "sink / client in tens": 6,
     }

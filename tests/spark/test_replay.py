@@ -94,8 +94,12 @@ def killed(*_):
 
 def bodies(queues, queue):
     """How often each body stands in a queue."""
-    found = queues.pull_many(queue, 10_000, visibility=0) if queues.stats(queue).visible else []
-    return Counter(claim.body for claim in found)
+    claims = []
+    while found := queues.pull_many(queue, 1_000, visibility=60):
+        claims += found
+    for claim in claims:
+        queues.release(claim)
+    return Counter(claim.body for claim in claims)
 
 
 ALL_DEAD = Counter(b"order %d" % number for number in range(DEAD))

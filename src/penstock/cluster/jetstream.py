@@ -91,7 +91,9 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
     untrusted = asyncio.Event()
 
     async def note_error(error: Exception) -> None:
-        last[:] = [error]
+        if not last or not isinstance(error, OSError):
+            # What a server said tells more than that it hung up then.
+            last[:] = [error]
         if isinstance(error, ssl.SSLError):
             untrusted.set()
 
