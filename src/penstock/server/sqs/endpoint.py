@@ -147,21 +147,20 @@ class SqsEndpoint:
             return self._refused(name, error, protocol, request_id)
         if isinstance(result, Pending):
             exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
-            self._answer_when_done(exchange)
+            if result.is_known:
+                # While the disk syncs there is time to make the answer; later others wait for it.
+                answer = self._make_answer(exchange, result.reply, None)
+                result.done = partial(self._send_durable, exchange, answer)
+                if name == _RECEIVE:
+                    connection.on_gone = result.cancel
+            else:
+                self._answer_when_done(exchange)
             return None
         self.answered[name, 200] += 1
         return protocol.encode(action, result, request_id, self._loop.time())
 
     def _answer_when_done(self, exchange: _Exchange) -> None:
-        pending = exchange.pending
-        if pending.is_known:
-            # While the disk syncs there is time to make the answer; afterwards others wait for it.
-            answer = self._make_answer(exchange, pending.reply, None)
-            pending.then(partial(self._send_durable, exchange, answer))
-            if exchange.action.name == _RECEIVE:
-                exchange.connection.on_gone = pending.cancel
-            return
-        pending.then(partial(self._answer_later, exchange))
+        exchange.pending.then(partial(self._answer_later, exchange))
         if exchange.action.name == _RECEIVE:
             # Other actions are completed even if the client disconnects.
             self._receives.add(exchange)
