@@ -111,6 +111,8 @@ def test_an_interrupt_ends_a_waiting_pull_quietly():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A suite that a shell started in the background ignores interrupts, and its children do.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with child:
         assert child.stdin is not None

@@ -1,6 +1,7 @@
 """Nodes and routers reach NATS over TLS, with a certificate and a password that are checked."""
 
 import asyncio
+import gc
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -15,6 +16,16 @@ from penstock.cluster.open import open_node, open_router
 from penstock.errors import BackendLost
 from penstock.url import read_url
 from tests.rabbit import CERTIFICATE
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Sockets of handshakes that failed are left to the garbage collector: it runs here."""
+    yield
+    gc.collect()
+
 
 CONFIGURATION = """
 listen: "127.0.0.1:{port}"
