@@ -7,7 +7,6 @@ minority's node and clients must answer nothing; the majority goes on; all heals
 import asyncio
 import itertools
 import os
-import shutil
 import subprocess
 from contextlib import AsyncExitStack
 
@@ -107,8 +106,6 @@ class Network:
 @pytest.fixture(scope="module")
 def partitioned(tmp_path_factory):
     """The network with a NATS server in each namespace."""
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces: there is no ip command")
     network = Network()
     processes = []
     try:
@@ -199,6 +196,7 @@ async def disturb(spread, kind, number, ledgers):
         await asyncio.gather(*(ledger.next_answers(10) for ledger in ledgers.values()))
 
 
+@pytest.mark.service("iproute2")
 def test_partitions_between_the_servers_lose_nothing(partitioned, tmp_path):
     """Row 11: majority, one-way and bridge; the minority refuses, and it heals within 15 s."""
 

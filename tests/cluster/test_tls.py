@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,10 @@ from penstock.errors import BackendLost
 from penstock.url import read_url
 from tests.rabbit import CERTIFICATE
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.service("openssl"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +40,6 @@ tls {{ cert_file: "{root}/cert.pem", key_file: "{root}/key.pem" }}
 @pytest.fixture(scope="module")
 def tls_server(tmp_path_factory):
     """A NATS server that speaks TLS only: its port, and the directory of its certificate."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
     root = tmp_path_factory.mktemp("tls")
     make_certificate(root)
     (port,) = free_ports(1)

@@ -1,7 +1,6 @@
 """`rediss://` against a real redis-server that speaks TLS, with and without client certificates."""
 
 import gc
-import shutil
 import subprocess
 
 import pytest
@@ -13,7 +12,7 @@ from tests.rabbit import free_ports
 
 pytestmark = [
     pytest.mark.service("redis-server"),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl"),
+    pytest.mark.service("openssl"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
