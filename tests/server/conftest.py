@@ -150,6 +150,21 @@ def serve(tmp_path):
         server.stop()
 
 
+def wait_for_listener(store):
+    """Wait until the process that holds a store accepts connections.
+
+    Its socket's file exists a little earlier.
+    """
+
+    def is_listening():
+        link = connect_socket(store)
+        if link is not None:
+            link.close()
+        return link is not None
+
+    until(is_listening)
+
+
 def send_one_peek(store):
     """Send a peek to a store's socket once, without the retries of a client, and read to the end.
 

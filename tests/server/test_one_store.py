@@ -19,7 +19,13 @@ import penstock.aio
 from penstock.backends.remote.daemon import connect_socket, running_pid, socket_path
 from penstock.backends.remote.starting import daemon_status
 from penstock.errors import InvalidField
-from tests.server.conftest import PATIENCE_S, DaemonProcess, send_one_peek, until
+from tests.server.conftest import (
+    PATIENCE_S,
+    DaemonProcess,
+    send_one_peek,
+    until,
+    wait_for_listener,
+)
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, read_until_started, serve
 
 QUICK = {"PENSTOCK_DURABILITY": "os"}
@@ -396,7 +402,8 @@ def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
         text=True,
     )
     try:
-        until(lambda: running_pid(store) == process.pid and socket_path(store).exists())
+        wait_for_listener(store)
+        until((store / "daemon" / "http").exists)
         port = int((store / "daemon" / "http").read_text())
         send_one_peek(store)
         assert "\npenstock_faults_total 1.0\n" in get(f"http://127.0.0.1:{port}/metrics")[1]

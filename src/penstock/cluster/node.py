@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import secrets
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -343,23 +343,32 @@ class ClusterNode:
             # What this node owned by the register it has lost since, or before it was started.
             owner = None if ownership is None or ownership.node == self.node else ownership.node
             if is_first and (owner is None or owner not in self._live):
-                self._start(shard, self._take(shard, 0 if register is None else register.revision))
+                self._start(shard, self._take, 0 if register is None else register.revision)
             elif is_first and self._moving is None and (is_settled or owner not in self._takers):
                 assert owner is not None
                 self._moving = shard
-                self._start(shard, self._ask_for(shard, owner))
+                self._start(shard, self._ask_for, owner)
             elif self.node in order[:2]:
                 self._stand_by(shard)
             else:
                 self._leave_standby(shard)
 
-    def _start(self, shard: int, work: Coroutine[Any, Any, None]) -> None:
-        self._busy.add(shard)
-        self._run(self._then_free(shard, work))
+    def _start(
+        self, shard: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
+        """Starts what is done to a shard, which nothing else is done to until then.
 
-    async def _then_free(self, shard: int, work: Coroutine[Any, Any, None]) -> None:
+        It is called inside the task: a task that is cancelled before its first step would leave
+        a coroutine that was made outside it unawaited.
+        """
+        self._busy.add(shard)
+        self._run(self._then_free(shard, work, *arguments))
+
+    async def _then_free(
+        self, shard: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
         try:
-            await work
+            await work(shard, *arguments)
         except PenstockError as error:
             # Another node was first, or the log does not answer: the next look decides again.
             self.failures.append(f"shard {shard}: {error}")
@@ -399,7 +408,7 @@ class ClusterNode:
 
     def _leave_standby(self, shard: int) -> None:
         if shard in self._standbys:
-            self._start(shard, self._drop_standby(shard))
+            self._start(shard, self._drop_standby)
 
     async def _drop_standby(self, shard: int) -> None:
         replica = await self._end_standby(shard)

@@ -225,9 +225,12 @@ class StoreHolder:
             self.write_file("elsewhere", f"{self.socket}\n")
 
     def write_file(self, name: str, text: str) -> None:
-        """Writes a file of `daemon/` anew."""
-        with os.fdopen(self._new_file(name), "w") as file:
+        """Writes a file of `daemon/` anew; who reads it meanwhile never finds a part of it."""
+        unfinished = f"{name}.new"
+        with os.fdopen(self._new_file(unfinished), "w") as file:
             file.write(text)
+        directory = self._directory_fd
+        os.replace(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
 
     def keep_output(self) -> None:
         """Has what this process prints go to `daemon/output`."""
