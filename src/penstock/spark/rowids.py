@@ -54,6 +54,6 @@ class SeenNumbers:
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) <= len(self._runs[-1]):
             self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]
-        counts = np.empty_like(earlier)
+        counts: Array = np.empty_like(earlier)
         counts[order] = earlier
         return counts
