@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
-from penstock.cluster.asking import PATIENCE_S, ShardAsker
+from penstock.cluster.asking import ShardAsker
+from penstock.cluster.attempts import PATIENCE_S
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.known import every
 from penstock.cluster.membership import ClusterSettings
