@@ -30,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     QueueNotFound,
     RequestError,
+    StaleReceipt,
 )
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -424,8 +425,10 @@ class Router:
                         left.append(claim)
                         continue
                     await self._push(_pushed_back(claim, to))
-                    await self._by_receipt(Delete(command.queue, claim.receipt))
-                    carried += 1
+                    # If its claim has run out, it is pulled again, and the push adds nothing.
+                    with suppress(StaleReceipt):
+                        await self._by_receipt(Delete(command.queue, claim.receipt))
+                        carried += 1
         finally:
             for claim in left:
                 with suppress(PenstockError):
