@@ -31,6 +31,26 @@ def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
     on_cluster(work, shards=1)
 
 
+def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("hot")
+        await cluster.nodes["a"].router.spread.spread("hot", 2)
+        await queues.push("hot", b"told of the spread")
+        journals = [each.journal for each in cluster.nodes["a"].node.owned.values()]
+        before = sum(each.last_sequence for each in journals)
+        pushes = [queues.push("hot", b"%d" % n) for n in range(60)]
+        # A key whose place depends on the spread before goes alone: its shard may refuse it.
+        keyed = [queues.push("hot", b"k", dedup_id=f"{n}") for n in range(4)]
+        ids = await asyncio.gather(*pushes, *keyed)
+        assert len(set(ids)) == 64
+        assert sum(each.last_sequence for each in journals) - before < 20
+        assert sum((await queues.service.spread.status("hot")).messages.values()) == 65
+
+    on_cluster(work, shards=2)
+
+
 def test_one_that_is_refused_among_others_is_told_why_in_its_own_words(on_cluster):
     async def work(cluster):
         await cluster.add("a")
@@ -163,7 +183,7 @@ def test_an_owner_that_announces_itself_while_it_is_asked_is_asked_again_at_once
         try_once = asker._try
         tries = 0
 
-        async def fail_twice(shard, command, messages, wait):
+        async def fail_twice(*arguments):
             nonlocal tries
             tries += 1
             if tries == 2:
@@ -173,7 +193,7 @@ def test_an_owner_that_announces_itself_while_it_is_asked_is_asked_again_at_once
                 await cluster.until(lambda: asker._announced.get(0, 0) > heard)
             if tries <= 2:
                 raise NotDone("nobody listens there yet")
-            return await try_once(shard, command, messages, wait)
+            return await try_once(*arguments)
 
         monkeypatch.setattr(asker, "_try", fail_twice)
         async with asyncio.timeout(20):

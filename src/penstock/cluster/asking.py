@@ -89,8 +89,8 @@ class ShardAsker:
         self._sender = calls.Sender(client, self._inbox)
         self._tokens = itertools.count(1)
         self._calls: dict[int, _Call] = {}
-        # What is asked of each shard in this turn of the event loop.
-        self._shared: dict[int, list[_Shared]] = {}
+        # What is asked in this turn of the event loop, by the shard and the version of the spread.
+        self._shared: dict[tuple[int, int], list[_Shared]] = {}
         self._terms: dict[int, int] = {}
         # Set, and forgotten, when a shard has a new owner; and how often it had one.
         self._news: dict[int, asyncio.Event] = {}
@@ -130,23 +130,26 @@ class ShardAsker:
         version: int = 0,
         *,
         looks: bool = False,
+        alone: bool = False,
         wait: OpenWait | None = None,
     ) -> R:
         """Has the shard's owner do it, whoever that is by then.
 
-        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`).
+        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`). A push
+        that the shard may refuse for its place goes `alone`: a batch is checked for the version.
         Raises PenstockError, SpreadChanged or NotPlaced.
         """
         kind = calls.LOOK if looks else calls.COMMAND
         messages: list[bytes] = []
-        if version or not _may_share(command):
+        if alone or not _may_share(command):
             messages = calls.write_command(command, version, kind)
         began_s = self._loop.time()
         attempts = Attempts(shard, command, began_s)
         while True:
             known = self._known_owner(shard)
             try:
-                return attempts.settle(await self._try(shard, command, messages, wait))
+                reply = await self._try(shard, command, version, messages, wait)
+                return attempts.settle(reply)
             except StaleReceipt as error:
                 return attempts.settle(error)
             except (NotDone, MayBeDone) as error:
@@ -160,11 +163,16 @@ class ShardAsker:
                 messages = calls.write_command(left, version, kind)
 
     async def _try(
-        self, shard: int, command: Command[R], messages: list[bytes], wait: OpenWait | None
+        self,
+        shard: int,
+        command: Command[R],
+        version: int,
+        messages: list[bytes],
+        wait: OpenWait | None,
     ) -> R:
         """Sends a command to the owner that is known. Raises NotDone or MayBeDone."""
         if not messages:
-            return cast(R, await self._share(shard, command))
+            return cast(R, await self._share((shard, version), command))
         call = self._send(shard, command, messages)
         if wait is not None:
             wait.end_there = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
@@ -194,44 +202,46 @@ class ShardAsker:
 
     # Commands that travel together.
 
-    def _share(self, shard: int, command: Command[Any]) -> "asyncio.Future[Any]":
+    def _share(self, key: tuple[int, int], command: Command[Any]) -> "asyncio.Future[Any]":
         """Sends a command with the others of this turn; its reply."""
         waiting: asyncio.Future[Any] = self._loop.create_future()
-        shared = self._shared.setdefault(shard, [])
+        shared = self._shared.setdefault(key, [])
         shared.append((command, waiting))
         if len(shared) == 1:
-            self._loop.call_soon(self._send_waiting, shard)
+            self._loop.call_soon(self._send_waiting, key)
         elif len(shared) == _SHARED_MAX:
-            self._send_shared(shard, self._shared.pop(shard))
+            self._send_shared(key, self._shared.pop(key))
         return waiting
 
-    def _send_waiting(self, shard: int) -> None:
-        shared = self._shared.pop(shard, None)
+    def _send_waiting(self, key: tuple[int, int]) -> None:
+        shared = self._shared.pop(key, None)
         if shared:
-            self._send_shared(shard, shared)
+            self._send_shared(key, shared)
 
-    def _send_shared(self, shard: int, shared: Sequence[_Shared]) -> None:
+    def _send_shared(self, key: tuple[int, int], shared: Sequence[_Shared]) -> None:
         """Sends commands as one, which is a Batch if they are several."""
+        shard, version = key
         command = shared[0][0]
         if len(shared) > 1:
             command = Batch([cast(BatchItem, each) for each, _ in shared])
         try:
-            call = self._send(shard, command, calls.write_command(command))
+            call = self._send(shard, command, calls.write_command(command, version))
         except PenstockError as error:
             if len(shared) == 1:
                 _finish(shared[0][1], error)
             else:
                 # One of them cannot be sent: by itself it is told why.
                 for each in shared:
-                    self._send_shared(shard, [each])
+                    self._send_shared(key, [each])
         except NotDone as error:
             for _, waiting in shared:
                 _finish(waiting, copy(error))
         else:
-            call.answer.add_done_callback(partial(self._answer_shared, call, shared))
+            call.answer.add_done_callback(partial(self._answer_shared, key, call, shared))
 
     def _answer_shared(
         self,
+        key: tuple[int, int],
         call: _Call,
         shared: Sequence[_Shared],
         answer: "asyncio.Future[tuple[bytes, bytes]]",
@@ -245,7 +255,7 @@ class ShardAsker:
             if len(shared) > 1:
                 # The push of one queue is not for this shard: the others are done without it.
                 for each in shared:
-                    self._send_shared(call.shard, [each])
+                    self._send_shared(key, [each])
                 return
             replies = [error]
         except Exception as error:
@@ -253,7 +263,7 @@ class ShardAsker:
         for each, reply in zip(shared, replies, strict=True):
             if isinstance(reply, InvalidField) and str(reply).startswith("items["):
                 # It was refused for its form, in words that name its place in the batch.
-                self._send_shared(call.shard, [each])
+                self._send_shared(key, [each])
             else:
                 _finish(each[1], reply)
 

@@ -81,7 +81,7 @@ class SpreadQueues:
         offers = [self._turn(places.current)] if key is None else places.places_of(key)
         for place in offers:
             with suppress(NotPlaced):
-                return await self._ask(place, command, places.version)
+                return await self._ask(place, command, places.version, alone=len(offers) > 1)
         # The last shard takes it by this version; it is about to have another.
         raise SpreadChanged
 
