@@ -12,6 +12,11 @@ from tests.conftest import FULL
 PACE_S = 0 if FULL else 0.01
 
 
+async def pace():
+    """The pause of a client between two messages."""
+    await asyncio.sleep(PACE_S)
+
+
 class Ledger:
     """Pushes, pulls and deletes on some queues, and keeps account of every answer."""
 
@@ -54,7 +59,7 @@ class Ledger:
                 await self.queues.push(name, b"%d" % number, dedup_id=str(number))
                 self.pushed.add(number)
                 self._count()
-            await asyncio.sleep(PACE_S)
+            await pace()
 
     async def _pull(self, name):
         while not self._stop.is_set():

@@ -10,7 +10,7 @@ from penstock.cluster.membership import set_register
 from penstock.cluster.open import open_node
 from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
-from tests.cluster.ledger import PACE_S
+from tests.cluster.ledger import pace
 from tests.cluster.nodes import PATIENCE_S
 
 
@@ -67,7 +67,7 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
                 await queues.push(name, b"x")
                 await queues.delete(await queues.pull(name, wait=10))
                 answered += 1
-                await asyncio.sleep(PACE_S)
+                await pace()
 
         workers = [asyncio.create_task(use(name)) for name in names]
         await cluster.add("b")

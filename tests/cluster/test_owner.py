@@ -340,11 +340,12 @@ def test_a_takeover_without_a_standby_applies_only_what_follows_the_snapshot(
         owner.do(Push("q", b"after %d" % n))
     applied = []
     apply_entry = Recovery.apply_entry
-    monkeypatch.setattr(
-        Recovery,
-        "apply_entry",
-        lambda recovery, entry: (applied.append(entry.entry_id), apply_entry(recovery, entry)),
-    )
+
+    def note_and_apply(recovery, entry):
+        applied.append(entry.entry_id)
+        apply_entry(recovery, entry)
+
+    monkeypatch.setattr(Recovery, "apply_entry", note_and_apply)
     last = owner.journal.last_sequence
     other.take()
     assert applied == [last - 2, last - 1, last]

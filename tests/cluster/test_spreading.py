@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Batch, Delete, DescribeQueue, Push, PushMany
-from tests.cluster.ledger import PACE_S
+from tests.cluster.ledger import pace
 from tests.cluster.nodes import PATIENCE_S
 
 
@@ -143,7 +143,7 @@ def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes
                 number = sent[group]
                 await own.push("line", b"%d" % number, group=group, dedup_id=f"{number}")
                 sent[group] += 1
-                await asyncio.sleep(PACE_S)
+                await pace()
 
         async def pull():
             own = await cluster.connect()
@@ -224,7 +224,7 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
                 await queues.push("hot", body.encode(), dedup_id=body)
                 pushed.add(body)
                 number += 1
-                await asyncio.sleep(PACE_S)
+                await pace()
 
         async def pull():
             while not stop.is_set():

@@ -121,24 +121,24 @@ class TestCluster(ConformanceSuite):
 
 class BetweenShards(
     DeadLetterContract,
-    some(
+    some(  # type: ignore[misc]
         BatchContract,
         "test_a_batch_may_mix_verbs_and_queues_and_each_item_stands_alone",
         "test_an_item_that_is_refused_does_not_disturb_its_neighbours",
         "test_an_empty_batch_gives_no_results",
     ),
-    some(
+    some(  # type: ignore[misc]
         InputContract,
         "test_a_receipt_of_another_queue_is_refused",
         "test_the_history_of_an_unknown_message_is_refused",
     ),
-    some(
+    some(  # type: ignore[misc]
         QueueContract,
         "test_names_are_listed_in_order_by_prefix_and_page_by_page",
         "test_a_removed_queue_is_not_listed_and_is_unknown",
         "test_a_queue_made_again_is_empty_and_takes_no_old_receipts",
     ),
-    some(
+    some(  # type: ignore[misc]
         WaitingContract,
         "test_a_waiter_on_one_queue_is_woken_in_time_after_those_of_another_have_left",
         "test_deleting_a_queue_fails_its_waiters_and_no_others",
@@ -200,7 +200,7 @@ async def open_spreading(address):
 
 
 class TestSpreadQueues(
-    some(
+    some(  # type: ignore[misc]
         CrowdContract,
         "test_many_threads_lose_nothing_and_delete_nothing_twice",
         "test_threads_that_push_the_same_dedup_id_make_one_message",
@@ -229,12 +229,12 @@ class TestSpreadQueues(
 
 
 class TestClusterInRealTime(
-    some(
+    some(  # type: ignore[misc]
         DeadLetterContract,
         "test_a_message_is_dead_after_exactly_so_many_pulls_that_time_out",
         "test_a_redriven_message_has_all_its_chances_again",
     ),
-    some(
+    some(  # type: ignore[misc]
         WaitingContract,
         "test_a_waiting_pull_wakes_on_a_push",
         "test_a_wait_that_ends_without_a_message_gives_none",

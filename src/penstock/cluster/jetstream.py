@@ -85,7 +85,7 @@ class _OneConnection(Client):
 
     async def _connect_to_server(self, server: Any) -> None:
         if self._transport is not None:
-            self._transport.close()
+            self._transport.close()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(server)
 
 

@@ -32,6 +32,10 @@ FORMAT: Final = 1
 ARCHIVE_KEY: Final = "archive"
 ARCHIVE_ON: Final = b"on"
 ARCHIVE_OFF: Final = b"off"
+# After so many refusals in a row a node is gone; one may be its connection that is opened again.
+REFUSED_MAX: Final = 3
+# After so long a silence, too.
+SILENT_S: Final = 2.0
 NodeState = Literal["up", "draining", "left"]
 
 
@@ -50,6 +54,21 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
     state: NodeState
     endpoint: str = ""
+
+
+class Peer:
+    """Another node, as one sees it that pings it."""
+
+    __slots__ = ("info", "refused", "seen_s")
+
+    def __init__(self, info: NodeInfo, now_s: float) -> None:
+        self.info = info
+        self.refused = 0
+        self.seen_s = now_s
+
+    def is_live(self, now_s: float) -> bool:
+        """Whether it answers: it has not refused too often, nor been silent for too long."""
+        return self.refused < REFUSED_MAX and now_s - self.seen_s < SILENT_S
 
 
 _decode_settings = msgspec.json.Decoder(ClusterSettings).decode

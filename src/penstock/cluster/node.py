@@ -34,9 +34,12 @@ from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_ON,
+    REFUSED_MAX,
+    SILENT_S,
     ClusterSettings,
     NodeInfo,
     NodeState,
+    Peer,
     read_node,
     set_register,
 )
@@ -57,12 +60,9 @@ _LOOK_S: Final = 0.1
 # How long a look waits for the pings it has sent. A ping that was under way when a node was killed
 # is never answered; a busy node answers late, which counts as well.
 _PING_S: Final = 0.12
-# After so many refusals in a row a node is gone; one may be its connection that is opened again.
-# After the first it is asked sooner.
-_REFUSED_MAX: Final = 3
+# How soon a node is asked again that has refused once.
 _REFUSED_S: Final = 0.06
 _NAME_TAKEN_S: Final = 0.25
-_SILENT_S: Final = 2.0
 _REGISTERS_S: Final = 1.0
 # Without a change of membership for so long, shards are moved to the nodes they belong to.
 _SETTLED_S: Final = 2.0
@@ -79,20 +79,6 @@ _NOT_OWNED: Final = b"? not owned here"
 _LEAVE_S: Final = 5.0
 # How long a shard that was handed over answers that it is not here any more.
 _REDIRECT_S: Final = 2.0
-
-
-class _Peer:
-    """Another node, as this one sees it."""
-
-    __slots__ = ("info", "refused", "seen_s")
-
-    def __init__(self, info: NodeInfo, now_s: float) -> None:
-        self.info = info
-        self.refused = 0
-        self.seen_s = now_s
-
-    def is_live(self, now_s: float) -> bool:
-        return self.refused < _REFUSED_MAX and now_s - self.seen_s < _SILENT_S
 
 
 class _Standby:
@@ -143,7 +129,7 @@ class ClusterNode:
         self._loop = asyncio.get_running_loop()
         self._state: NodeState = "up"
         self._endpoint = ""
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         # The nodes that answer, and those of them that take shards.
         self._live: frozenset[str] = frozenset()
         self._takers: frozenset[str] = frozenset()
@@ -282,7 +268,7 @@ class ClusterNode:
                 await asyncio.wait(pings, timeout=_PING_S)
             self._count_live()
             self._decide()
-            is_refused = any(0 < peer.refused < _REFUSED_MAX for peer in self._peers.values())
+            is_refused = any(0 < peer.refused < REFUSED_MAX for peer in self._peers.values())
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
                     await self._must_look.wait()
@@ -309,11 +295,11 @@ class ClusterNode:
             elif node in self._peers:
                 self._peers[node].info = info
             else:
-                self._peers[node] = _Peer(info, self._loop.time())
+                self._peers[node] = Peer(info, self._loop.time())
 
-    async def _ping(self, node: str, peer: _Peer) -> None:
+    async def _ping(self, node: str, peer: Peer) -> None:
         try:
-            await self._client.request(f"{self._name}.node.{node}.ping", timeout=_SILENT_S)
+            await self._client.request(f"{self._name}.node.{node}.ping", timeout=SILENT_S)
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):
