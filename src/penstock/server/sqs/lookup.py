@@ -5,6 +5,7 @@ front of an engine in this process and of a service elsewhere (`backends.loop`).
 that an action does not catch becomes the refusal that `refusal_of` names.
 """
 
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -39,6 +40,8 @@ from penstock.wire.sqs.errors import Refusal
 # The annotation that keeps the home of a queue with a bare name.
 HOME_NOTE: Final = ".home"
 _KNOWN_URLS_MAX: Final = 10_000
+# The longest name or ARN, encoded, with room to spare: none that was given out is longer.
+_OPAQUE_CHARS_MAX: Final = 1_024
 # How many queues are read in one go. A queue's annotations take up to 64 KiB, and a page of a
 # service elsewhere is one frame.
 _PAGE: Final = 500
@@ -192,6 +195,13 @@ class QueueLookup:
     def arn(self, inside: str) -> str:
         """The ARN of a queue."""
         return self.directory.arn(inside)
+
+
+def decode_opaque(text: str) -> bytes:
+    """What was encoded in a token of a page or of a task. Raises ValueError."""
+    if len(text) > _OPAQUE_CHARS_MAX:
+        raise ValueError("longer than any that was given out")
+    return urlsafe_b64decode(text.encode("ascii"))
 
 
 def no_such_queue() -> Refusal:
