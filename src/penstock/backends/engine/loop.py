@@ -98,7 +98,8 @@ class LoopEngine:
             self._deferred.append(pending)
             if sequence > self._wanted_sequence:
                 self._wanted_sequence = sequence
-                self._plan_turn()
+                if not self._turn_is_planned:
+                    self._plan_turn()
             return pending
         return reply
 
