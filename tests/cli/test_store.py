@@ -220,10 +220,10 @@ def test_what_is_no_store_is_refused_in_one_line_and_left_alone(run, tmp_path, c
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "000000000000.seg").write_bytes(b"not a segment" * 999)
     for name, words in {
-        "missing": "there is nothing here",
+        "missing": "does not exist",
         "file": "is a file; a store is a directory",
         "empty": "is not a Penstock store",
-        "photos": "is not empty and not a Penstock store",
+        "photos": "is not empty, and is not a Penstock store",
         "newer": "is a store of another format",
         "hollow": "cannot be read: No such file or directory",
         "odd": "is not a segment file, or is damaged",

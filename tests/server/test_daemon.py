@@ -252,7 +252,7 @@ def test_a_directory_of_somebody_elses_is_refused(tmp_path):
     path = tmp_path / "home"
     path.mkdir()
     (path / "letter").write_text("mine")
-    assert "is not empty and not a Penstock store" in refusal(path, StoreUnusable)
+    assert "is not empty, and is not a Penstock store" in refusal(path, StoreUnusable)
     assert [each.name for each in path.iterdir()] == ["letter"]
 
 

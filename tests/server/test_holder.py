@@ -99,7 +99,7 @@ def foreign_folder(path):
 def test_a_folder_that_is_no_store_stays_as_it_was_even_with_a_daemon_directory(tmp_path):
     path = foreign_folder(tmp_path / "folder")
     before = tree(path)
-    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+    with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
         penstock.connect(f"file:{path}")
     assert run_daemon(path)[0] == 6
     assert tree(path) == before
@@ -109,7 +109,7 @@ def test_a_folder_with_nothing_but_a_daemon_directory_stays_as_it_was(tmp_path):
     path = foreign_folder(tmp_path / "folder")
     (path / "letter").unlink()
     before = tree(path)
-    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+    with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
         penstock.connect(f"file:{path}")
     assert tree(path) == before
 

@@ -79,7 +79,7 @@ def test_a_path_below_a_file_is_refused(tmp_path):
 def test_a_directory_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
-    refuse(tmp_path / "photos", "is not empty and not a Penstock store")
+    refuse(tmp_path / "photos", "is not empty, and is not a Penstock store")
 
 
 def test_a_store_of_another_version_is_refused(closed):

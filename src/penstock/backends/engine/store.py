@@ -19,9 +19,9 @@ from penstock.journal.segments import FILE_BYTES, Segments
 from penstock.journal.storage import Storage
 from penstock.journal.store import (
     check_parts,
-    claim_directory,
     journal_path,
     make_key,
+    prepare_directory,
     read_key,
     snapshot_end,
 )
@@ -52,7 +52,7 @@ def open_engine(
     check_interval(interval_ms)
     store = Path(path)
     with ExitStack() as undo:
-        claim_directory(store, undo)
+        prepare_directory(store, undo)
         if storage is None:
             check_parts(store)
         segments = Segments.open(
