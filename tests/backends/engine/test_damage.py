@@ -229,7 +229,7 @@ def test_a_store_whose_snapshots_are_all_damaged_is_refused_and_not_opened_empty
         open_copy(quick_path / "store")
 
 
-def test_messages_of_a_queue_whose_making_was_lost_are_found_in_one_named_for_it(quick_path):
+def test_messages_of_a_queue_whose_creation_was_lost_are_in_a_recovered_queue(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"), Push("q", b"two"))
     store.engine.close()
@@ -253,7 +253,7 @@ def test_the_number_of_a_message_lost_to_damage_is_not_given_again(quick_path):
     store.engine.close()
 
 
-def test_a_queue_whose_removal_was_lost_makes_way_for_its_successor(quick_path):
+def test_a_queue_whose_removal_was_lost_is_replaced_by_the_next_of_its_name(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"old", ttl_ms=5_000), Pull("q", visibility_ms=1_000))
     start = store.engine.journal.segments.end_offset

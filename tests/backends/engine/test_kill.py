@@ -78,7 +78,7 @@ class Account:
 
 
 @pytest.mark.parametrize("group", range(2))
-def test_a_killed_engine_loses_no_answer_and_brings_nothing_back(quick_path, group):
+def test_a_killed_engine_loses_no_answered_push_and_restores_no_deleted_message(quick_path, group):
     rng = random.Random(group)
     account = Account()
     fates = [

@@ -147,7 +147,7 @@ def test_a_url_accepts_a_loss_and_a_warning_says_what_is_lost(killed, caplog):
         assert caplog.messages == []
 
 
-def test_a_file_left_out_of_a_sound_store_is_not_made_up_for_by_accepting(killed):
+def test_accepting_a_loss_does_not_open_a_store_that_a_file_was_left_out_of(killed):
     before = listing(killed / "journal").keys()
     engine = open_copy(killed, accept_loss=True)
     assert served(engine) == [*range(COUNT)]
@@ -155,7 +155,7 @@ def test_a_file_left_out_of_a_sound_store_is_not_made_up_for_by_accepting(killed
     assert before <= listing(killed / "journal").keys()
 
 
-def test_a_journal_that_is_gone_from_a_store_in_use_is_never_an_empty_one(killed):
+def test_a_missing_journal_of_a_store_in_use_is_not_replaced_by_an_empty_one(killed):
     shutil.rmtree(killed / "journal")
     for accept_loss in (False, True):
         with pytest.raises(StoreUnusable, match="is missing or empty, though"):
