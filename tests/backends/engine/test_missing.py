@@ -147,7 +147,7 @@ def test_a_url_accepts_a_loss_and_a_warning_says_what_is_lost(killed, caplog):
         assert caplog.messages == []
 
 
-def test_accepting_a_loss_does_not_open_a_store_that_a_file_was_left_out_of(killed):
+def test_accepting_a_loss_leaves_a_complete_store_unchanged(killed):
     before = listing(killed / "journal").keys()
     engine = open_copy(killed, accept_loss=True)
     assert served(engine) == [*range(COUNT)]

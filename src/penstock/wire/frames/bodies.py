@@ -275,7 +275,7 @@ def encode_command(
     if kind is None:
         if isinstance(command, PushMany):
             return encode_bulk(request, command, frame_bytes_max)
-        raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+        raise InvalidField(f"command: the engine has no command {type(command).__name__}")
     try:
         body = encode_body(command)
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -3,8 +3,8 @@
 -- in queue.lua.
 --
 -- ARGV 4: limit; 5: the queue they go to, or ""; from 6 on: the sources to which messages may go back,
--- each a name, \0 and a queue number; or "?" alone, to be told which sources there are.
--- Reply: queue number, time, owed, how many were moved, how many were looked at and stay; or for "?"
+-- each a name, \0 and a queue number; or "?" alone, to list the sources.
+-- Reply: queue number, time, owed, how many were moved, how many were examined and stay; or for "?"
 -- the sources of the messages that would be moved.
 
 local KEPT_MAX = 10000
@@ -59,7 +59,7 @@ local function go_on(plain, grouped)
   while moved < limit and kept < KEPT_MAX do
     local one, other = tonumber(plain.list[plain.at + 1]), tonumber(grouped.list[grouped.at + 1])
     if not one and not other then break end
-    -- Where one list was cut off, nothing is known of what comes after it.
+    -- After the end of a list that was cut off by its limit, the order is not known.
     if (plain_cut and not one) or (grouped_cut and not other) then break end
     local next_of = (not other or (one and one < other)) and plain or grouped
     local before = moved
