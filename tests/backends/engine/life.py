@@ -82,7 +82,7 @@ def portrait(shard, load=None):
 
 def _ahead(queue):
     if queue.settings.fifo:
-        return queue.standing(VISIBLE, 100_000)
+        return queue.in_state(VISIBLE, 100_000)
     return queue.order.ahead(100_000)
 
 
