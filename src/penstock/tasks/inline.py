@@ -6,9 +6,9 @@ from penstock.clock import ManualClock
 from penstock.errors import QueueNotFound
 from penstock.service import DAY_MS, Claim, Pull, Stats
 from penstock.tasks.control import CancelledIds
+from penstock.tasks.finishing import Settler
 from penstock.tasks.running import HeldTask, fail, hold, run_to_end
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.settling import Settler
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp

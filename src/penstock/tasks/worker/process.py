@@ -32,10 +32,10 @@ from penstock.service import (
 )
 from penstock.tasks.app import TaskApp
 from penstock.tasks.control import CancelledIds
+from penstock.tasks.finishing import Settler
 from penstock.tasks.names import TASK_QUEUE
 from penstock.tasks.running import HeldTask, fail, hold, run_here
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.settling import Settler
 from penstock.tasks.steps import await_steps, ensure_queue
 from penstock.tasks.worker.children import TaskChild
 from penstock.tasks.worker.counts import WorkerStatus
