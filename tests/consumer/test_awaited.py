@@ -150,7 +150,7 @@ def test_a_claim_is_held_no_longer_than_asked_for():
     run(scene)
 
 
-def test_stop_ends_the_loop_after_the_message_at_hand():
+def test_stop_ends_the_loop_after_the_current_message():
     async def scene(queues, clock):
         await queues.push_many("orders", ["a", "b"])
         consumer = queues.consume("orders")

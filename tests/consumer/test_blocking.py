@@ -145,7 +145,7 @@ def test_work_that_lost_its_claim_goes_on_with_the_next_message(queues, clock):
     assert stats(queues) == (0, 0, 0)
 
 
-def test_stop_ends_the_loop_after_the_message_at_hand(queues):
+def test_stop_ends_the_loop_after_the_current_message(queues):
     queues.push_many("orders", ["a", "b"])
     consumer = queues.consume("orders")
     for _ in consumer:
