@@ -284,3 +284,18 @@ def test_a_retention_shortened_while_the_queue_is_empty_holds_for_what_comes():
         queues.push("orders", b"short-lived")
         clock.advance(seconds=61)
         assert queues.stats("orders").messages == 0
+
+
+def test_redriven_messages_whose_claims_end_together_are_dead_in_the_order_of_their_queue():
+    clock = ManualClock()
+    with penstock.connect("memory:", clock=clock) as queues:
+        queues.create("dead")
+        queues.create("work", dead_letter="dead", max_receives=1, visibility_timeout=10)
+        queues.push_many("work", ["first", "second"])
+        first, second = queues.pull_many("work", 2)
+        queues.release(second)
+        queues.release(first)
+        queues.redrive("dead")
+        assert [claim.body for claim in queues.pull_many("work", 2)] == [b"second", b"first"]
+        clock.advance(seconds=10)
+        assert [claim.body for claim in queues.pull_many("dead", 2)] == [b"second", b"first"]

@@ -33,7 +33,7 @@ DEADLINE: Final = 0
 EXPIRY: Final = 1
 RETENTION: Final = 2
 
-# When, the number of the first message then (0 if not known yet), the queue, and what is due.
+# When, the rank of the first message then (0 if not known yet), the queue, and what is due.
 Appointment = tuple[int, int, int, int]
 NO_APPOINTMENT: Final[Appointment] = (NEVER_MS, 0, 0, 0)
 
@@ -109,10 +109,10 @@ class Due:
         if bucket is not None:
             bucket[delivery.number] = delivery
         elif key <= self._opened:
-            heappush(self._near, (at_ms, delivery.number, delivery))
-            # Also if another of the same instant is noted: among queues the number decides then.
+            heappush(self._near, (at_ms, delivery.rank, delivery))
+            # Also if another of the same instant is noted: among queues the rank decides then.
             if at_ms <= self.noted_ms and self._near[0][2] is delivery:
-                self._note(at_ms, delivery.number)
+                self._note(at_ms, delivery.rank)
         else:
             self._buckets[key] = {delivery.number: delivery}
             heappush(self._starts, key)
@@ -165,8 +165,8 @@ class Due:
         return due
 
     def _is_before(self, entry: tuple[int, int, Delivery], until: Appointment) -> bool:
-        at_ms, number, _ = entry
-        return at_ms < until[0] or (at_ms, number, self._queue, self._kind) <= until
+        at_ms, rank, _ = entry
+        return at_ms < until[0] or (at_ms, rank, self._queue, self._kind) <= until
 
     def _has_unopened(self, now_ms: int) -> bool:
         """Whether a bucket whose time has come is not completely in the heap yet."""
@@ -186,7 +186,7 @@ class Due:
             self._opening = {}
         instant, opened = self._instant, self._opened
         entries = [
-            (at_ms, each.number, each)
+            (at_ms, each.rank, each)
             for each in part
             # One whose instant was discarded or changed since the bucket was opened is left out.
             if (at_ms := instant(each)) >> BUCKET_BITS == opened
@@ -206,22 +206,22 @@ class Due:
         If the last `pop` stopped at its limit, what is still due here is put after everything that
         is due by now in other queues.
         """
-        at_ms, number = NEVER_MS, 0
+        at_ms, rank = NEVER_MS, 0
         if self._near and (self._near[0][0] <= now_ms or not self._opening):
-            at_ms, number, _ = self._near[0]
+            at_ms, rank, _ = self._near[0]
         elif self._opening:
             at_ms = self._opened << BUCKET_BITS
         elif self._starts:
             at_ms = self._starts[0] << BUCKET_BITS
         if self.is_spent and at_ms < now_ms:
-            at_ms, number = now_ms, 0
+            at_ms, rank = now_ms, 0
         self.noted_ms = NEVER_MS
         if at_ms < NEVER_MS:
-            self._note(at_ms, number)
+            self._note(at_ms, rank)
 
-    def _note(self, at_ms: int, number: int) -> None:
+    def _note(self, at_ms: int, rank: int) -> None:
         self.noted_ms = at_ms
-        self._alarm.add((at_ms, number, self._queue, self._kind))
+        self._alarm.add((at_ms, rank, self._queue, self._kind))
 
     @property
     def next_ms(self) -> int:
