@@ -31,7 +31,7 @@ test: static services ## everything `make check` does, then every test (ARGS=…
 
 check: static ## format, lint, types, layers and tidiness, without running a test
 
-fix: env ## format the code and mend what the linter can mend by itself
+fix: env ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
