@@ -173,21 +173,21 @@ end
 
 local function take(most)
   while claims < most and skipped < SKIPPED_MAX do
-    local left, goes_on = most - claims, nil
+    local left, may_have_more = most - claims, nil
     if q.fifo then
-      goes_on = take_group(left)
+      may_have_more = take_group(left)
     elseif call('ZCARD', HEADS) == 0 then
-      goes_on = take_plain(left)
+      may_have_more = take_plain(left)
     else
-      goes_on = take_one()
+      may_have_more = take_one()
     end
-    if not goes_on then break end
+    if not may_have_more then break end
   end
   call_many('HSET', STATE, states)
   call_many('ZADD', UNACKED, deadlines)
   if claims > 0 then note_due(deadline) end
   if attempt ~= '' and claims > 0 then
-    remember(ATTEMPTS, ATTEMPT_ORDER, attempt, table.concat(given, ','), ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
+    store_id(ATTEMPTS, ATTEMPT_ORDER, attempt, table.concat(given, ','), ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
   end
 end
 
@@ -236,7 +236,7 @@ local function join_waiters()
 end
 
 if waiter ~= '' then remove_waiter(waiter) end
-local earlier = attempt ~= '' and remembered(ATTEMPTS, attempt, ATTEMPT_WINDOW_MS)
+local earlier = attempt ~= '' and find_id(ATTEMPTS, attempt, ATTEMPT_WINDOW_MS)
 local can_wait = wait_ms > 0 and address ~= '' and not is_last
 if earlier then
   if not repeat_attempt(earlier) then results[4] = 'lapsed' end

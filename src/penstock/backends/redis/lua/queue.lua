@@ -321,7 +321,7 @@ local function count_in_flight(s, change)
 end
 
 -- Ends a claim: its message expires, is dead-lettered, is delayed or comes back.
-local function come_back(number, s, delay_ms)
+local function end_claim(number, s, delay_ms)
   call('ZREM', UNACKED, number)
   count_in_flight(s, -1)
   if is_expired(s) then
@@ -359,7 +359,7 @@ local function settle_due(most)
     for _, number in ipairs(due) do
       local s = state_of(number)
       note('ClaimExpired', number, s.epoch)
-      come_back(number, s, 0)
+      end_claim(number, s, 0)
     end
     return #due
   end
@@ -433,7 +433,7 @@ end
 
 -- Dedup ids and attempt ids, kept for a limited time.
 
-local function remembered(key, id, window_ms)
+local function find_id(key, id, window_ms)
   local text = call('HGET', key, id)
   if not text then return nil end
   local colon = find(text, ':', 1, true)
@@ -441,7 +441,7 @@ local function remembered(key, id, window_ms)
   return sub(text, colon + 1)
 end
 
-local function remember(key, order, id, value, window_ms, count_max)
+local function store_id(key, order, id, value, window_ms, count_max)
   local at = digits(now)
   call('HSET', key, id, at .. ':' .. value)
   local count = call('RPUSH', order, at .. ':' .. id)

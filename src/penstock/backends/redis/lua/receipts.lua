@@ -31,14 +31,14 @@ local deadlines = get_many('ZMSCORE', UNACKED, numbers)
 
 -- The state of a message whose claim is valid, or was and is used late; or nil and the reason. The
 -- third value is true if it is used late.
-local function held(number, epoch, late, text)
+local function claimed_state(number, epoch, late, text)
   if not text or gone[number] or call('HEXISTS', OUTBOX, number) == 1 then return nil, 'gone' end
   local s = read_state(text)
   if s.epoch ~= epoch then return nil, 'again' end
   local until_ms = tonumber(call('ZSCORE', UNACKED, number))
   if until_ms and until_ms <= now then
     note('ClaimExpired', number, s.epoch)
-    come_back(number, s, 0)
+    end_claim(number, s, 0)
     text, until_ms = call('HGET', STATE, number), nil
     if not text or call('HEXISTS', OUTBOX, number) == 1 then return nil, 'gone' end
     s = read_state(text)
@@ -91,7 +91,7 @@ local function change(place)
   if verb == 'D' and delete_held(place, epoch) then return 1 end
   local number = numbers[place]
   -- Read again: an earlier item may have changed it.
-  local s, why, is_late = held(number, epoch, late == 1, texts[place] and call('HGET', STATE, number))
+  local s, why, is_late = claimed_state(number, epoch, late == 1, texts[place] and call('HGET', STATE, number))
   is_changed[number] = true
   if not s then return verb == 'D' and why == 'gone' and 0 or why end
   if verb == 'E' and held_max >= 0 and s.epoch == 1 and now + ms - s.first > held_max then
@@ -107,7 +107,7 @@ local function change(place)
   end
   if verb == 'E' then return extend(number, s, ms) end
   note('Released', number, s.epoch)
-  come_back(number, s, ms)
+  end_claim(number, s, ms)
   return 1
 end
 
