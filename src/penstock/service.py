@@ -56,7 +56,7 @@ R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 # How many messages one Redrive moves, unless a service has its own limit: other commands wait
 # meanwhile.
-REDRIVE_MAX: Final = 1_000
+REDRIVE_MAX: Final = 250
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):

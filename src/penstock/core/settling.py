@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.core.receipts import Ticket
     from penstock.core.shard import ShardState
 
-SETTLE_MAX: Final = 500
+SETTLE_MAX: Final = 250
 
 
 def settle(shard: "ShardState", now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:

@@ -71,6 +71,8 @@ def test_a_queue_of_ones_own_needs_no_account(url):
         "http://h/٠٠٠٠٠٠٠٠٠٠٠٠/q",
         "http://[/000000000000/q",
         "http://h/000000000000/" + "q" * 81,
+        # The standard library remembers the URLs that it was given to split, whatever their size.
+        "http://h/" + "a/" * 3_000 + "000000000000/q",
     ],
 )
 def test_a_url_that_names_no_queue_is_not_read(url):

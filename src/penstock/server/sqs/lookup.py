@@ -5,6 +5,7 @@ an engine in this process and with a remote service (`backends.loop`). A Penstoc
 action does not catch becomes the refusal of `refusal_of`.
 """
 
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -39,6 +40,8 @@ from penstock.wire.sqs.errors import Refusal
 # The annotation that keeps the home of a queue with a bare name.
 HOME_NOTE: Final = ".home"
 _KNOWN_URLS_MAX: Final = 10_000
+# The longest name or ARN, encoded, with room to spare: no token of ours is longer.
+_OPAQUE_CHARS_MAX: Final = 1_024
 # How many queues are read by one command. A queue's annotations take up to 64 KiB, and a page from
 # a remote service is one frame.
 _PAGE: Final = 500
@@ -194,6 +197,13 @@ class QueueLookup:
     def arn(self, internal: str) -> str:
         """The ARN of a queue."""
         return self.directory.arn(internal)
+
+
+def decode_opaque(text: str) -> bytes:
+    """The decoded content of a token of a page or of a task. Raises ValueError."""
+    if len(text) > _OPAQUE_CHARS_MAX:
+        raise ValueError("longer than any token of this server")
+    return urlsafe_b64decode(text.encode("ascii"))
 
 
 def no_such_queue() -> Refusal:

@@ -7,7 +7,7 @@ its tasks last until the server ends.
 """
 
 import asyncio
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -15,7 +15,13 @@ import msgspec
 
 from penstock.backends.loop import Steps, result_of
 from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
-from penstock.server.sqs.lookup import Caller, QueueLookup, annotated, refusal_of
+from penstock.server.sqs.lookup import (
+    Caller,
+    QueueLookup,
+    annotated,
+    decode_opaque,
+    refusal_of,
+)
 from penstock.service import Command, DescribeQueue, QueueInfo, QueueStats, Redrive, Stats
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
@@ -292,7 +298,7 @@ def _read_note(queue: QueueInfo) -> list[MoveTask]:
 
 def _read_id(text: str) -> tuple[str, str]:
     try:
-        named: Any = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")))
+        named: Any = msgspec.json.decode(decode_opaque(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _bad_id()
     if not isinstance(named, dict):

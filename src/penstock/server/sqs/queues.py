@@ -1,12 +1,12 @@
 """The SQS actions on queues: create, find, list, describe, configure, purge, delete."""
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from typing import Any, Final
 
 import msgspec
 
 from penstock.backends.loop import PAUSE, Steps
-from penstock.server.sqs.lookup import Caller, QueueLookup, no_such_queue
+from penstock.server.sqs.lookup import Caller, QueueLookup, decode_opaque, no_such_queue
 from penstock.server.sqs.tags import tags_text
 from penstock.service import (
     ConfigureQueue,
@@ -23,6 +23,7 @@ from penstock.wire.sqs import attributes, model
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import (
     QueueAddress,
+    is_account,
     is_fifo_name,
     is_standard_name,
 )
@@ -176,7 +177,7 @@ class QueueActions:
         account = request.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
         queue = None
-        if caller.may_reach(owner):
+        if is_account(account) and caller.may_reach(owner):
             queue = yield from self._lookup.find(owner, request.queue_name or "")
         if queue is None:
             raise no_such_queue()
@@ -349,7 +350,7 @@ def _read_token(token: str, limit: int | None, scope: str) -> str:
         )
     reason = "Invalid NextToken value."
     try:
-        after, _, of_scope = urlsafe_b64decode(token.encode("ascii")).decode().partition(" ")
+        after, _, of_scope = decode_opaque(token).decode().partition(" ")
     except ValueError:
         raise Refusal(faults.INVALID_PARAMETER_VALUE, reason) from None
     if of_scope != scope:

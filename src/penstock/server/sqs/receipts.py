@@ -222,6 +222,9 @@ def _refused_change(
 
 def _refused_receipt(error: PenstockError, receipt: str) -> Refusal:
     refusal = refusal_of(error)
-    if refusal.fault is faults.RECEIPT_IS_INVALID:
-        refusal.message = f'The input receipt handle "{receipt}" is not a valid receipt handle.'
-    return refusal
+    if refusal.fault is not faults.RECEIPT_IS_INVALID:
+        return refusal
+    return Refusal(
+        faults.RECEIPT_IS_INVALID,
+        f'The input receipt handle "{receipt}" is not a valid receipt handle.',
+    )

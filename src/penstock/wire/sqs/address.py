@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 DEFAULT_ACCOUNT: Final = "000000000000"
 DEFAULT_REGION: Final = "us-east-1"
 
+# No URL of a queue is nearly as long, whatever the host and the path before the account.
+_URL_CHARS_MAX: Final = 4_096
+_ARN_PARTS: Final = 6
 _ACCOUNT: Final = re.compile(r"[0-9]{12}", re.ASCII)
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
@@ -99,7 +102,7 @@ def read_path(path: str) -> tuple[str | None, str] | None:
 
     `/queue/NAME`, as other local endpoints have it, is a queue of the caller's own account.
     """
-    parts = path.split("/")
+    parts = path.rsplit("/", 2)
     if len(parts) < 3 or not (is_account(parts[-2]) or parts[-2] == "queue"):
         return None
     name = parts[-1]
@@ -113,6 +116,9 @@ def read_url(url: str) -> tuple[str | None, str] | None:
 
     A name alone is a queue of the caller's own account; Amazon accepts a host without a path, too.
     """
+    if len(url) > _URL_CHARS_MAX:
+        # `urlsplit` keeps the last URLs that it was given, whatever their size.
+        return None
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -127,9 +133,12 @@ def read_arn(arn: object) -> QueueAddress | None:
     """The queue that an ARN names, or None if it is not the ARN of a queue."""
     if not isinstance(arn, str):
         return None
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not is_account(parts[4]):
+    parts = arn.split(":", _ARN_PARTS)
+    if len(parts) != _ARN_PARTS or (parts[0], parts[2]) != ("arn", "sqs"):
         return None
-    if not is_region(parts[3]) or not (is_standard_name(parts[5]) or is_fifo_name(parts[5])):
+    region, account, name = parts[3:]
+    if not (is_region(region) and is_account(account)):
         return None
-    return QueueAddress(Owner(parts[4], parts[3]), parts[5])
+    if not (is_standard_name(name) or is_fifo_name(name)):
+        return None
+    return QueueAddress(Owner(account, region), name)
