@@ -1,4 +1,4 @@
-"""Rows 13 and 19: the page of figures of commands without a server, and what strangers send it."""
+"""Rows 13 and 19: the metrics page of commands without a server, and malformed requests to it."""
 
 import os
 import random

@@ -55,7 +55,7 @@ class TestSqsInRealTime(Endpointed, ConformanceSuite if FULL else WaitingContrac
 
     SCALE = 0.2
     LACKS: ClassVar[Mapping[str, str]] = {
-        "retention": "nobody waits minutes for this test; on a manual clock it is tried"
+        "retention": "takes minutes in real time; tested on a manual clock"
     }
 
     @pytest.fixture

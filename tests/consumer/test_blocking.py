@@ -139,7 +139,7 @@ def test_work_that_lost_its_claim_goes_on_with_the_next_message(queues, clock):
     for claim in queues.consume("orders", idle=0):
         seen.append(claim.receives)
         if len(seen) == 1:
-            # A jump past the deadline: nobody could have extended it.
+            # A jump past the deadline: the claim could not have been extended before.
             clock.advance(seconds=31)
     assert seen == [1, 2]
     assert stats(queues) == (0, 0, 0)

@@ -267,7 +267,7 @@ HAPPENINGS = st.lists(
 
 
 def happen(life, happenings):
-    """Lets the same things happen to a queue, whoever's it is; claims are given back last first."""
+    """Applies the same commands and times to a queue; releases the newest claim first."""
     claims: list[Claim] = []
     for what in happenings:
         # There may be too much in flight, and a claim may be over.

@@ -1,4 +1,4 @@
-"""A real writer, killed in the middle of its work, against the account of whoever it answered."""
+"""A real writer is killed in the middle of its work; its answers are compared with the stream."""
 
 import random
 import subprocess

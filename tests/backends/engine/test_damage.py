@@ -159,7 +159,7 @@ def test_bits_flipped_under_a_running_engine_are_never_served(built, quick_path,
         copy = store.flipped(quick_path / "copy")
         engine = open_copy(copy)
         start, end, events = rng.choice(pushes)
-        # Past the entry's own header, which nobody reads again: the event's header and payload.
+        # After the entry's own header, which is not read again: the event's header and payload.
         offset = rng.randrange(start + 32, end)
         number, within = divmod(offset, store.payload_bytes)
         flip(copy / "journal" / f"{number:012d}.seg", PAGE_BYTES + within, rng.randrange(8))

@@ -1,4 +1,4 @@
-"""Many wait for the disk at once: one syncs for all, and nobody is forgotten."""
+"""Many callers wait for the disk at once: one of them syncs for all, and every caller returns."""
 
 import threading
 import time

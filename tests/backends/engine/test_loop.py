@@ -447,12 +447,12 @@ def test_a_watcher_is_woken_by_a_visible_message_and_claims_none():
         engine.submit(Push("q", b"for the pull"))
         await asyncio.sleep(0)
         assert told == [[b"for the pull"]]
-        engine.submit(Push("q", b"for nobody"))
+        engine.submit(Push("q", b"for the watch"))
         await asyncio.sleep(0)
         assert told == [[b"for the pull"], []]
         assert engine.submit(Stats("q")).visible == 1
         assert engine.submit(Stats("q")).waiting_pulls == 0
-        # A watch that is cancelled, one that was in vain, one whose queue is removed.
+        # A watch that is cancelled, and one whose queue is removed.
         engine.watch(Pull("q", wait_ms=60_000)).cancel()
         ends: list[Any] = []
         engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: ends.append(error))

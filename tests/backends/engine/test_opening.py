@@ -146,7 +146,7 @@ def test_a_directory_that_may_not_be_written_is_refused(closed, exists):
         each.chmod(0o555 if each.is_dir() else 0o444)
     closed.parent.chmod(0o555)
     before = listing(closed.parent)
-    # Someone who is nobody: root may write anywhere.
+    # As the user `nobody`: root may write anywhere.
     ways = [closed.parent, *closed.parent.parents]
     opened = [(each, each.stat().st_mode) for each in ways if not each.stat().st_mode & 0o001]
     for each, mode in opened:

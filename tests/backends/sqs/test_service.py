@@ -449,7 +449,7 @@ def until(holds):
         if holds():
             return
         pause.wait(0.005)
-    pytest.fail("waited in vain")
+    pytest.fail(f"not true after {PATIENCE_S} s")
 
 
 def until_waiting(local, queue):

@@ -105,7 +105,7 @@ def test_a_group_is_in_order_and_blocked_while_one_is_in_flight(local, either):
     ]
     numbers = [answer["SequenceNumber"] for answer in sent]
     assert numbers == sorted(numbers)
-    # Twenty digits also for whoever takes it for a number; nor may it look like an account's.
+    # Twenty digits, also for clients that read it as a number; it must not look like an account's.
     assert {len(str(int(number))) for number in numbers} == {20}
     assert "000000" not in numbers[0]
     (first,) = receive(either, url, AttributeNames=["All"])

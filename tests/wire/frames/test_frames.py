@@ -1,4 +1,4 @@
-"""Frames: golden bytes both ways, any chunking, and what strangers send."""
+"""Frames: golden bytes both ways, any chunking, and malformed input."""
 
 import struct
 import tracemalloc
@@ -415,7 +415,7 @@ def test_a_command_that_cannot_be_sent_is_refused_before_sending(command, kind, 
         encode_command(1, command, 80_000)
 
 
-# What strangers send.
+# Malformed input.
 
 
 @pytest.mark.parametrize(
