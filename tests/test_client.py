@@ -1,4 +1,4 @@
-"""The two faces are one: the same words with the same parameters, blocking and awaited."""
+"""The blocking and the asyncio client have the same methods with the same parameters."""
 
 import asyncio
 import inspect

@@ -321,7 +321,7 @@ def test_after_a_failed_sync_the_queue_stops_and_keeps_what_it_answered():
 
 
 class Account:
-    """What a user of a queue knows: what was answered, and what may or may not have happened."""
+    """The model of a queue: the answered calls, and those that may or may not have taken effect."""
 
     def __init__(self, disk, durability="sync"):
         self.expected: deque[bytes] = deque()

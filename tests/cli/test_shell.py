@@ -1,4 +1,4 @@
-"""The shell runs whole flows in one process, and what people read is pleasant."""
+"""The shell runs whole flows in one process, and its output is readable."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The file engine holds the contract: through both faces, in every durability, and in real time."""
+"""The file engine holds the contract: blocking and asyncio, in every durability, in real time."""
 
 from collections.abc import Mapping
 from pathlib import Path

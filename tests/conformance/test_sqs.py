@@ -28,7 +28,7 @@ WAITING = re.compile(r'penstock_waiting_pulls\{queue="([^"]+)"\} ([0-9.]+)')
 
 
 class Endpointed(Contract):
-    """SQS does not tell who waits, but our endpoint does."""
+    """SQS does not report waiting receives, but our endpoint does."""
 
     endpoint: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""The awaited loop: the same promises as the blocking one."""
+"""The awaited loop: the same guarantees as the blocking one."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from penstock import ManualClock
 
 
 def run(scene, auto_advance=True):
-    """Runs a scene on a queue in memory."""
+    """Runs a coroutine on a queue in memory."""
 
     async def whole():
         clock = ManualClock(auto_advance=auto_advance)

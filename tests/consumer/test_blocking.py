@@ -1,4 +1,4 @@
-"""The blocking loop: what becomes of a message when its work succeeds, fails, or takes long."""
+"""The blocking loop: what happens to a message when its work succeeds, fails, or takes long."""
 
 import gc
 import logging

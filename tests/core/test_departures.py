@@ -1,4 +1,4 @@
-"""Dead letters whose queue lives in another shard: at least once there, never lost here."""
+"""Dead letters whose queue is in another shard: delivered at least once there, never lost here."""
 
 import pytest
 
@@ -47,7 +47,7 @@ class Source(Life):
 
 
 class Target(Life):
-    """Shard 7, where the dead-letter queue lives."""
+    """Shard 7, which has the dead-letter queue."""
 
     def __init__(self, **settings):
         super().__init__()
@@ -56,7 +56,7 @@ class Target(Life):
 
 
 def route(source, target, arrives=True):
-    """What a router does once: pushes all that is owed, and says what arrived."""
+    """One turn of a router: pushes all departed messages, and confirms those that arrived."""
     for owed, push in source.engine.departures():
         assert owed.to_shard == target.shard.number
         target.submit(push)

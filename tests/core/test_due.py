@@ -50,7 +50,7 @@ def test_of_several_messages_due_at_one_instant_the_alarm_has_the_lowest_number(
 
 
 class Watched(Due):
-    """Deadlines that count how many of them were looked at, and how often anyone asked."""
+    """Deadlines that count how many of them were examined, and the number of searches."""
 
     def __init__(self, alarm: Alarm) -> None:
         self.examined = 0
@@ -213,7 +213,7 @@ steps = st.lists(
 
 @given(steps)
 def test_any_sequence_of_deadlines_is_returned_as_from_a_sorted_list(steps):
-    """The caller asks each delivery whether it still means it; so does this test."""
+    """The caller checks that each deadline is still valid; so does this test."""
     deadlines = due()
     now_ms, number = START_MS, 0
     meant: dict[int, Delivery] = {}

@@ -1,4 +1,4 @@
-"""Who is served next on a FIFO queue: one group as far as it goes, then the longest waiting."""
+"""The order of groups on a FIFO queue: all of one group, then the group that waited longest."""
 
 from penstock.core.shard import ShardState
 from penstock.service import ConfigureQueue, CreateQueue, Delete, Pull, Purge, Push, Release

@@ -102,7 +102,7 @@ def test_a_late_receipt_of_a_message_that_is_gone_changes_nothing():
 
 
 def test_events_with_late_receipts_replay_from_any_point():
-    """Each prefix of the events, taken as a snapshot, then told everything again."""
+    """Each prefix of the events as a snapshot, to which all events are then applied again."""
     life = Life()
     receipt = lapsed(life)
     for _ in range(2):

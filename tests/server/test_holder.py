@@ -1,4 +1,4 @@
-"""Whose store it is: what a process looks at before it writes anything into a directory."""
+"""Which process holds a store: the checks before anything is written into a directory."""
 
 import functools
 import os

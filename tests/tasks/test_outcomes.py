@@ -1,4 +1,4 @@
-"""What becomes of a task: retries, dead letters, results, middleware, the context, the trace."""
+"""Outcomes of tasks: retries, dead letters, results, middleware, the context, the trace."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""Schedules: when they are due, that they are pushed once, and what becomes of missed ones."""
+"""Schedules: when they are due, that they are pushed once, and the treatment of missed ones."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ class Nights:
         self.app.schedule("nightly", when, report.prepare("short"), **options)
 
     def worker(self):
-        """What one worker process knows of the schedules, from its start on."""
+        """The schedules in one worker process, from its start on."""
         known = ScheduleClock(self.app)
         self.app.run_steps(known.begin())
         return known

@@ -1,4 +1,4 @@
-"""The asyncio face on a disk that fails, closed under its callers, or looked after meanwhile."""
+"""The asyncio engine when its disk fails, when it is closed during calls, and during upkeep."""
 
 import asyncio
 from typing import Any

@@ -21,7 +21,7 @@ JUMPS = {
 
 
 class Machine:
-    """The two clocks of a machine: the wall's, which anybody may set, and the steady one."""
+    """The two clocks of a machine: the wall clock, which can be set, and the monotonic one."""
 
     def __init__(self, monkeypatch):
         self.wall_s = NOW_S
@@ -34,7 +34,7 @@ class Machine:
         self.steady_s += seconds
 
     def reboot(self):
-        """The steady clock begins anew."""
+        """Restarts the monotonic clock."""
         self.steady_s = 3.0
 
 

@@ -63,7 +63,7 @@ class Built:
             ]
 
     def hit_by(self, offset):
-        """The events of the entry in which this byte of the stream stands."""
+        """The events of the entry that contains this byte of the stream."""
         return [e for start, end, events in self.entries if start <= offset < end for e in events]
 
     def flipped(self, to, *bits):

@@ -1,4 +1,4 @@
-"""Two stores as two shards: what departs from one is kept, through anything, until it arrives."""
+"""Two stores as two shards: a message that departs from one is kept until it has arrived."""
 
 from typing import Any
 

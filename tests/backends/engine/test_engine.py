@@ -1,4 +1,4 @@
-"""The engine and its faces: who waits for the disk, who waits for a message, and what stops it."""
+"""The engine, blocking and asynchronous: waits for the disk, waits for a message, and failures."""
 
 import asyncio
 import threading
@@ -85,7 +85,7 @@ class Failing(MemoryJournal):
 
 
 def in_thread(run: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Starts the call in a thread; what it gives or raises is put in the list."""
+    """Starts the call in a thread; its result or error is put in the list."""
     given: list[Any] = []
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""The engine's face for event loops: who is called back, when, and what a cancelled pull leaves."""
+"""The engine in event loops: which callbacks run and when, and the effect of a cancelled pull."""
 
 import asyncio
 from typing import Any
@@ -72,7 +72,7 @@ class HeldJournal(MemoryJournal):
 
 
 def on_loop(scene, journal=None):
-    """Run a scene with a face, its engine and its clock; nothing may escape into the loop."""
+    """Run a coroutine with a loop engine and its clock; no exception may reach the loop."""
 
     async def main():
         escaped = []

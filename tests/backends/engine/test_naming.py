@@ -1,4 +1,4 @@
-"""What is kept of a journal names its queues, however much of its beginning was dropped."""
+"""The remaining journal names its queues, however much of its beginning was dropped."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Upkeep beside a living engine: nothing moves out of its sight, and the disk stays small."""
+"""Upkeep while the engine runs: no message is lost or changed, and the disk use stays small."""
 
 import os
 import threading

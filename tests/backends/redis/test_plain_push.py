@@ -1,4 +1,4 @@
-"""The fast path of a push does what the general one does, and steps aside where it may not act."""
+"""The fast path of a push does the same as the general one, and declines what it cannot do."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""What SQS cannot carry is carried nonetheless, and what it can stays readable for everyone."""
+"""Content that SQS cannot store is encoded; other content stays readable for every client."""
 
 import re
 from base64 import b64encode

@@ -1,4 +1,4 @@
-"""Every error that SQS declares becomes one of ours, and says what the caller can do."""
+"""Every error that SQS declares becomes one of Penstock's, by what the caller can do."""
 
 import gzip
 import json

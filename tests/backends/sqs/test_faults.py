@@ -125,7 +125,7 @@ def queues(between):
 
 
 def once(action, how):
-    """Spoils the first request of this action, and no other."""
+    """Disturbs the first request of this action, and no other."""
     hows = iter([how])
 
     def spoil(asked, body):

@@ -1,4 +1,4 @@
-"""The HTTP server against whatever may come over a socket: limits, smuggling, order, haste."""
+"""The HTTP server against any input: limits, smuggling, order of requests, pipelining."""
 
 import json
 import re

@@ -420,7 +420,7 @@ def test_a_long_poll_ends_with_nothing_when_its_queue_is_deleted(plain):
 
 
 def served(url):
-    """Whether a newcomer is let in and answered."""
+    """Whether a new connection is accepted and answered."""
     late = Wire(url)
     try:
         return late.ask("ListQueues", {})[0] == 200

@@ -1,4 +1,4 @@
-"""Row 23 of the scorecard: 300 requests that are nearly signed well, and none that gets in."""
+"""Row 23 of the scorecard: 300 requests with almost correct signatures; each is refused."""
 
 import hmac
 from contextlib import closing, contextmanager
