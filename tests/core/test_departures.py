@@ -38,7 +38,7 @@ class Source(Life):
         self.submit(CreateQueue("work", chosen | settings))
 
     def depart(self, body=b"job", **fields):
-        """Pushes a message and lets its only claim run out; returns what is owed of it."""
+        """Pushes a message and lets its only claim run out; returns its departure."""
         self.submit(Push("work", body, **fields))
         self.submit(Pull("work"))
         self.clock.advance(ms=1_000)

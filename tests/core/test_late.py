@@ -1,4 +1,4 @@
-"""A receipt whose time has run out, used by one who says that it may be late."""
+"""A receipt whose claim has run out, used by a caller that allows late receipts."""
 
 import pytest
 

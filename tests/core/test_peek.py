@@ -1,4 +1,4 @@
-"""Looking at a queue: any state, in the order messages stand, without a walk over all of them."""
+"""Peeking: messages of any state in their order, without a scan of all of them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Receipts and ids: what this store made is believed, and nothing else."""
+"""Receipts and ids: only those that this store made are accepted."""
 
 import random
 import string

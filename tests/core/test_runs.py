@@ -39,7 +39,7 @@ from tests.core.life import Life, as_bytes
 
 @pytest.fixture(autouse=True, scope="module")
 def short_runs():
-    """Lets two pushes be a run, where it is not a matter of time."""
+    """Makes two pushes a run; usually more are needed, for speed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_MIN", 2)
         yield
@@ -70,7 +70,7 @@ ODD = st.sampled_from(ODD_ONES)
 
 @st.composite
 def batches(draw):
-    """Mostly runs; and runs but for one push, with which something is amiss."""
+    """Mostly runs; and runs in which one push is not valid."""
     items = draw(st.lists(PLAIN, max_size=4) | st.lists(NAMED, max_size=4))
     if draw(st.booleans()):
         items.insert(draw(st.integers(0, len(items))), draw(NAMED | PLAIN | ODD))
@@ -155,7 +155,7 @@ def test_the_block_of_a_run_is_that_of_its_events(run, data_offset):
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_run_is_journalled_as_one_entry_and_restored_from_it(tmp_path, named):
-    """By its effect on a store: the entry, the places of its messages, and a later life."""
+    """By its effect on a store: the entry, the places of its messages, and later commands."""
     bodies = [b"%d" % number * 50 for number in range(3_000)]
     names = [f"{number}" for number in range(3_000)] if named else None
     clock = ManualClock()

@@ -1,4 +1,4 @@
-"""Much that is due at once is settled in steps, and no command sees anything that is not so."""
+"""Much that is due at once is settled in steps, and every command sees the right state."""
 
 import random
 

@@ -27,7 +27,7 @@ from tests.core.life import Life, as_bytes
 
 @pytest.fixture
 def life():
-    """A life in which everything happens that can happen to a message."""
+    """Commands that give every event that a message can have."""
     life = Life()
     submit, clock = life.submit, life.clock
     submit(CreateQueue("std", {"dead_letter": "dead", "max_receives": 2}))

@@ -1,4 +1,4 @@
-"""The order of a queue, and that what has left it leaves nothing behind."""
+"""The order of a queue, and that removed messages take no memory in it."""
 
 from collections import deque
 from random import Random
@@ -15,7 +15,7 @@ def delivery(rank: int, group: str | None = None, priority: int = 0) -> Delivery
 
 
 def taken(order: StandardOrder) -> list[int]:
-    """The ranks of all there is, in the order in which it is taken."""
+    """The ranks of all messages, in the order in which they are taken."""
     ranks = []
     while (each := order.take(0)) is not None:
         ranks.append(each.rank)

@@ -1,4 +1,4 @@
-"""Ids remembered for a while, and no longer."""
+"""Ids that are kept for a window of time, and no longer."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -20,7 +20,7 @@ def open_on(disk, file_bytes=SMALL_FILE):
 
 
 class Writer:
-    """A program that appends, syncs and drops, and keeps its own account of what it was told."""
+    """A program that appends, syncs and drops, and keeps its own account of the answers."""
 
     def __init__(self, disk, file_bytes=SMALL_FILE):
         self.disk = disk

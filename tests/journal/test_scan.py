@@ -1,4 +1,4 @@
-"""Finding the way after damage, on bytes in memory: entries that imitate entries do not mislead."""
+"""Finding the next entry after damage, in memory: bytes that imitate entries are not taken."""
 
 import random
 

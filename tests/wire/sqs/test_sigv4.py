@@ -1,4 +1,4 @@
-"""Signatures made by botocore are believed; the same with anything changed are not."""
+"""Signatures made by botocore are accepted; with any change they are refused."""
 
 from datetime import UTC, datetime
 
