@@ -1,9 +1,9 @@
 """What becomes due, and when: instants in buckets of about a second.
 
-Each queue has an index of its own for each kind of instant (`Due`); the `Alarm` shared by all of
-them knows which one has something due first. Each bucket of later instants is a dict, where adding
-and discarding are O(1) and leave nothing behind. Only when a bucket's time comes are its deliveries
-put in exact order, in a heap (`_near`).
+Each queue has an index for each kind of instant (`Due`); the `Alarm`, which all of them share, says
+which index has something due first. Each bucket of later instants is a dict, where adding and
+discarding are O(1). A bucket's deliveries are put in exact order, in a heap (`_near`), only when
+its time comes.
 
 A bucket may hold a million deliveries, so it is opened some thousands at a time, in the order in
 which they were added. What is due then comes out in exact order within each such part.
@@ -99,7 +99,7 @@ class Due:
         self._rest: Iterator[Delivery] = iter(())
         # The instant noted with the alarm for this index; any other is out of date.
         self.noted_ms = NEVER_MS
-        # Whether the last `pop` was ended by its limit.
+        # Whether the last `pop` stopped at its limit.
         self.is_spent = False
 
     def add(self, at_ms: int, delivery: Delivery) -> None:
@@ -130,7 +130,7 @@ class Due:
                 return
 
     def discard(self, at_ms: int, delivery: Delivery) -> None:
-        """Forgets an instant noted before."""
+        """Removes an instant that was added."""
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)
         if bucket is not None:
             bucket.pop(delivery.number, None)
@@ -141,7 +141,7 @@ class Due:
     def pop(
         self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
     ) -> list[tuple[int, Delivery]]:
-        """Takes out what is due, earliest first, with the instant each was noted for.
+        """Takes out what is due, earliest first, with the instant each was added for.
 
         At most `limit` deliveries, or fewer if many had to be put in order first; and none after
         `until`, the appointment of another index.
@@ -169,7 +169,7 @@ class Due:
         return at_ms < until[0] or (at_ms, rank, self._queue, self._kind) <= until
 
     def _has_unopened(self, now_ms: int) -> bool:
-        """Whether a bucket whose time has come is not all in order yet."""
+        """Whether a bucket whose time has come is not completely in the heap yet."""
         starts = self._starts
         return bool(self._opening) or (bool(starts) and starts[0] << BUCKET_BITS <= now_ms)
 
@@ -203,8 +203,8 @@ class Due:
     def note_next(self, now_ms: int) -> None:
         """Notes with the alarm what is due next.
 
-        If the last `pop` was ended by its limit, what is still due here comes after all that is
-        due by now in other queues.
+        If the last `pop` stopped at its limit, what is still due here is put after everything that
+        is due by now in other queues.
         """
         at_ms, rank = NEVER_MS, 0
         if self._near and (self._near[0][0] <= now_ms or not self._opening):

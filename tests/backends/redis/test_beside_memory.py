@@ -225,7 +225,7 @@ def shown(reply, in_order):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_lives_are_alike_in_redis_and_in_memory(seed, shared_redis):
+def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shared_redis):
     """Row 8: random commands on queues in Redis and in the engine get the same replies."""
     clock = ManualClock()
     url = f"{shared_redis.url}?prefix=lives{seed}"

@@ -32,7 +32,7 @@ from penstock.server.sqs.tags import TagActions
 from penstock.service import ListQueues
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.errors import Refusal, absent
-from penstock.wire.sqs.message import header_trace
+from penstock.wire.sqs.message import trace_of_header
 from penstock.wire.sqs.model import ACTIONS, Action, ReceiveResult, Shape, wire_name
 
 Operation = Callable[[Any, Caller], Single | Steps[Any]]
@@ -48,7 +48,7 @@ class _Exchange(msgspec.Struct, eq=False):
     request_id: str
     connection: HttpConnection
     pending: Pending
-    # What makes the result of the reply, if the action was a single command.
+    # The function that makes the result from the reply, if the action was a single command.
     finish: Finish | None
     context: Any
 
@@ -122,7 +122,7 @@ class SqsEndpoint:
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
-                caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
+                caller = caller._replace(trace=trace_of_header(request.headers["x-amzn-trace-id"]))
             action, parameters = protocol.decode(request, caller.base_url)
             name = action.name
             operation, required = self._operations[name]
@@ -151,7 +151,7 @@ class SqsEndpoint:
                     _Exchange(action, protocol, request_id, connection, result, finish, context)
                 )
                 return None
-            # While the disk syncs there is time to make the answer; later others wait for it.
+            # The answer is made while the disk syncs, so that it is sent without further work.
             try:
                 reply = result.reply if finish is None else finish(context, result.reply, None)
                 answer = protocol.encode(action, reply, request_id, self._loop.time())

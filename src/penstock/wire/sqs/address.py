@@ -1,7 +1,8 @@
-"""Queue URLs and ARNs, their owners, and the names their queues have in the engine.
+"""Queue URLs and ARNs, their owners, and the internal names of their queues.
 
-Two accounts, or two regions of one account, each have their own queues. In the engine, a queue of
-the default account and region has its bare name; any other has both appended after an `@`:
+Two accounts, or two regions of one account, each have their own queues. The internal name of a
+queue, in the engine, is its bare name for the default account and region; for any other, both are
+appended after an `@`:
 
     http://HOST/000000000000/orders     in us-east-1    orders
     http://HOST/111122223333/orders     in eu-west-1    orders@eu-west-1.111122223333
@@ -30,7 +31,7 @@ _PARTITIONS: Final = (
 
 
 class Owner(NamedTuple):
-    """An account in a region: what a queue belongs to, and what a caller acts for."""
+    """An account in a region: the owner of a queue, or the identity of a caller."""
 
     account: str
     region: str
@@ -50,24 +51,24 @@ class QueueDirectory:
         self.default = default
 
     def suffix(self, owner: Owner) -> str:
-        """What is appended to the names of the owner's queues."""
+        """The text that is appended to the names of the owner's queues."""
         return "" if owner == self.default else f"@{owner.region}.{owner.account}"
 
-    def inside(self, address: QueueAddress) -> str:
+    def internal_name(self, address: QueueAddress) -> str:
         """The name of a queue in the engine."""
         return address.name + self.suffix(address.owner)
 
-    def address(self, inside: str) -> QueueAddress:
+    def address(self, internal: str) -> QueueAddress:
         """The address of a queue, by its name in the engine."""
-        name, _, scope = inside.partition("@")
+        name, _, scope = internal.partition("@")
         region, _, account = scope.rpartition(".")
         if not scope or not is_account(account):
             return QueueAddress(self.default, name)
         return QueueAddress(Owner(account, region), name)
 
-    def arn(self, inside: str) -> str:
+    def arn(self, internal: str) -> str:
         """The ARN of a queue, by its name in the engine."""
-        (account, region), name = self.address(inside)
+        (account, region), name = self.address(internal)
         return f"arn:{partition(region)}:sqs:{region}:{account}:{name}"
 
 
