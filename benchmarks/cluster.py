@@ -9,7 +9,12 @@ them in each round:
     RabbitMQ    as many clients publish persistent messages to quorum queues and wait for confirms,
                 then consume and acknowledge. It is one broker: it replicates nothing.
 
-Where the processor goes is a table of its own: if all cores are used, that is the limit.
+A queue that is spread over k shards is measured beside them: one queue, all clients on it.
+
+Where the processor goes is a table of its own. Clients, nodes and NATS servers share the cores of
+this machine, so `limit` is what it could push if nothing ever waited: its cores, divided by the
+processor time that a push took in that run. More shards cannot pass it here; `of it` says how near
+a run came. On machines of their own the parts would have as many cores each.
 
 Pauses: clients push without rest while an owner is killed, stopped or drained; the figure is the
 longest time without an answer on any shard, the worst of some runs. A run that loses an answered
@@ -25,7 +30,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,6 +64,7 @@ ROUNDS = 3
 CLIENTS = 256
 SECONDS = 3.0
 SHARDS = (1, 2, 4, 8)
+SPREAD = (1, 2, 4)
 # How often each failure is tried.
 FAILURES = 3
 PACE_S = 0.005
@@ -86,7 +94,7 @@ class LocalCluster:
         """Waits until every shard is where it belongs and has a standby that has read it all."""
         while True:
             status = await operate(self.address, Operator.status)
-            live = [each.node for each in status.nodes if each.is_live]
+            live = [each.node for each in status.nodes if each.is_live and each.state == "up"]
             if all(
                 each.is_live and each.standby_lag == 0 and each.owner == ranked(each.shard, live)[0]
                 for each in status.shards
@@ -123,12 +131,17 @@ class LocalCluster:
 
 
 async def push_pull_delete(
-    cluster: LocalCluster, queues: list[str], clients: int, seconds: float
+    cluster: LocalCluster, queues: list[str], clients: int, seconds: float, spread: int = 1
 ) -> dict[str, float]:
-    """Pushes for so long, then pulls and deletes it all; rates, and messages an extent."""
+    """Pushes for so long, then pulls and deletes it all; rates, and messages an extent.
+
+    Each queue is spread over so many shards.
+    """
     async with await penstock.aio.connect(cluster.url) as connected:
         for queue in queues:
             await connected.create(queue)
+            if spread > 1:
+                await operate(cluster.address, partial(Operator.spread, queue=queue, shards=spread))
         pushed: list[str] = []
         latencies: list[float] = []
         slots, size_bytes = await cluster.written()
@@ -170,6 +183,7 @@ async def push_pull_delete(
             "extent_bytes": (bytes_now - size_bytes) / extents,
             **{f"{kind}_us": 1e6 * each_s / len(pushed) for kind, each_s in used.items()},
             "cores": sum(used.values()) / push_s,
+            "limit": (os.cpu_count() or 1) * len(pushed) / sum(used.values()),
             **_percentiles(latencies),
         }
 
@@ -345,16 +359,53 @@ async def measure_rates(root: Path, rounds: int, seconds: float, rabbit: str) ->
     return figures
 
 
+async def measure_spread(root: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Rates of one queue, by the number of shards that it is spread over."""
+    cluster = LocalCluster(root / "spread", max(SPREAD))
+    figures: dict[str, Any] = {str(spread): [] for spread in SPREAD}
+    try:
+        await cluster.settle()
+        for number, spread in itertools.product(range(rounds), SPREAD):
+            queues = [f"hot{number}-{spread}"]
+            found = await push_pull_delete(cluster, queues, CLIENTS, seconds, spread)
+            figures[str(spread)].append(found)
+    finally:
+        cluster.down()
+    return figures
+
+
 async def measure_pauses(root: Path, times: int) -> dict[str, list[float]]:
-    """The longest silences for each kind of failure, each on a cluster of its own."""
-    pauses: dict[str, list[float]] = {"move": [], "stop": [], "kill": []}
-    for number, disturb in itertools.product(range(times), pauses):
-        cluster = LocalCluster(root / f"{disturb}{number}", 8)
+    """The longest silences for each kind of failure.
+
+    One cluster has them in this order: a node that was stopped comes back, one that was drained
+    takes no shards, and then one of the other two is killed.
+    """
+    pauses: dict[str, list[float]] = {"stop": [], "move": [], "kill": []}
+    for number in range(times):
+        cluster = LocalCluster(root / f"pauses{number}", 8)
         try:
-            pauses[disturb].append(await longest_silence(cluster, disturb))
+            for disturb, found in pauses.items():
+                found.append(await longest_silence(cluster, disturb))
         finally:
             cluster.down()
     return pauses
+
+
+def print_processor(title: str, what: str, every: Sequence[tuple[str, dict[str, float]]]) -> None:
+    """Where the processor goes, and what all cores of this machine would do at most."""
+    rows = [
+        (
+            name,
+            f"{each['pushes']:,.0f}",
+            *(f"{each[kind]:.0f}" for kind in ("clients_us", "nodes_us", "nats_us")),
+            f"{each['cores']:.2f}",
+            f"{each['limit']:,.0f}",
+            f"{100 * each['pushes'] / each['limit']:.0f}%",
+        )
+        for name, each in every
+    ]
+    head = (what, "pushes/s", "clients", "3 nodes", "3 NATS", "cores used", "limit/s", "of it")
+    print_table(f"{title}: processor time a push, us; {os.cpu_count()} cores", head, rows)
 
 
 def print_rates(rates: dict[str, Any]) -> None:
@@ -376,13 +427,7 @@ def print_rates(rates: dict[str, Any]) -> None:
         for shards, each in every
     ]
     print_table(f"{CLIENTS} clients, {len(BODY)} B", head, rows)
-    kinds = ("clients_us", "nodes_us", "nats_us")
-    spent = [
-        (shards, *(f"{each[kind]:.0f}" for kind in kinds), f"{each['cores']:.2f}")
-        for shards, each in every
-    ]
-    title = f"processor time a push, us; {os.cpu_count()} cores are the limit"
-    print_table(title, ("shards", "clients", "3 nodes", "3 NATS", "cores used"), spent)
+    print_processor("queues in several shards", "shards", every)
     half = rates["half"]
     print(
         f"at half load, {half['rate']:,.0f} pushes/s: "
@@ -402,11 +447,14 @@ def main() -> None:
             rates = asyncio.run(measure_rates(root, rounds, seconds, broker.url))
         finally:
             broker.end()
+        spread = asyncio.run(measure_spread(root, rounds, seconds))
         pauses = asyncio.run(measure_pauses(root, times))
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(machine())
     print_rates(rates)
+    hot = [(number, each) for number, found in spread.items() for each in found]
+    print_processor("one queue that is spread", "over", hot)
     rows = [(kind, " ".join(f"{each:.2f}" for each in found)) for kind, found in pauses.items()]
     print_table("longest silence", ("", "s"), rows)
     one = rates["1"]
@@ -421,7 +469,7 @@ def main() -> None:
         Target("silence after SIGSTOP, s", max(pauses["stop"]), 3.0, at_least=False),
         Target("silence of a planned move, s", max(pauses["move"]), 0.2, at_least=False),
     ]
-    finish("cluster", targets, {"rates": rates, "silence_s": pauses})
+    finish("cluster", targets, {"rates": rates, "spread": spread, "silence_s": pauses})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Three NATS servers for all tests of the cluster, started once."""
+"""Three NATS servers for the tests of a module, and clusters on them."""
 
 import asyncio
 import itertools
@@ -6,19 +6,17 @@ import json
 
 import pytest
 
-from penstock.cluster.nats_servers import NatsServers
 from tests.cluster.nodes import Cluster
-from tests.cluster.processes import LocalCluster, penstock_cluster
+from tests.cluster.processes import LocalCluster, nats_in_memory, penstock_cluster
 
 _names = (f"test{n}" for n in itertools.count())
 
 
-@pytest.fixture(scope="session")
-def nats_servers(tmp_path_factory):
-    servers = NatsServers(tmp_path_factory.mktemp("cluster"))
-    servers.start()
-    yield servers
-    servers.stop()
+# Not for the session: servers that nobody uses any more would run on beside all other tests.
+@pytest.fixture(scope="module")
+def nats_servers():
+    with nats_in_memory() as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -28,7 +26,10 @@ def cluster_url(nats_servers):
 
 
 @pytest.fixture
-def on_cluster(cluster_url, quick_path):
+def on_cluster(cluster_url, quick_path, monkeypatch):
+    # How long nodes wait for others to come or go before they move shards: here they come at once.
+    monkeypatch.setattr("penstock.cluster.node._SETTLED_S", 0.2)
+
     def run(work, shards=4):
         async def within():
             cluster = Cluster(cluster_url.replace("shards=2", f"shards={shards}"), quick_path)
@@ -40,7 +41,7 @@ def on_cluster(cluster_url, quick_path):
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_cluster(tmp_path_factory):
     """Three nodes as processes, and their archive."""
     root = tmp_path_factory.mktemp("local")

@@ -5,6 +5,11 @@ import itertools
 from contextlib import suppress
 
 from penstock.errors import BackendLost, RequestError
+from tests.conftest import FULL
+
+# How long each client pauses between two messages: faults take seconds, and a client that repeats
+# at full speed meanwhile takes the processor from the nodes.
+PACE_S = 0 if FULL else 0.01
 
 
 class Ledger:
@@ -49,6 +54,7 @@ class Ledger:
                 await self.queues.push(name, b"%d" % number, dedup_id=str(number))
                 self.pushed.add(number)
                 self._count()
+            await asyncio.sleep(PACE_S)
 
     async def _pull(self, name):
         while not self._stop.is_set():

@@ -3,15 +3,43 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from penstock.cluster.address import read_address
-from penstock.cluster.nats_servers import find_program
+from penstock.cluster.log import Unanswered
+from penstock.cluster.nats_servers import NatsServers, find_program
 from penstock.cluster.operations import operate
 from penstock.url import read_url
+from tests.conftest import MEMORY
 
 PATIENCE_S = 60
+LOOK_S = 0.05
+# All nodes are asked each time.
+STATUS_S = 0.2
+
+
+def _in_memory():
+    """Where files are kept in memory, if there is room for the stores of some servers."""
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1 << 30
+    return MEMORY if has_room else None
+
+
+@contextmanager
+def nats_in_memory():
+    """Three NATS servers whose files are in memory: tests of these do not cut the power."""
+    root = Path(tempfile.mkdtemp(prefix="penstock-", dir=_in_memory()))
+    servers = NatsServers(root)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.stop()
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def penstock_cluster(action, root, *more):
@@ -38,21 +66,45 @@ class LocalCluster:
     async def status(self):
         return await operate(self.address, lambda each: each.status())
 
+    async def until_replaced(self, shard, owner, timeout_s):
+        """Waits until another node owns the shard; its register is asked, which always answers."""
+
+        async def look(operator):
+            async with asyncio.timeout(timeout_s):
+                while await operator.owner(shard) == owner:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+
+        await operate(self.address, look)
+
     def spread(self, queue, *shards):
         """Spreads a queue, or asks how it is spread, as people do."""
         words = [queue, *map(str, shards), "--json"]
         return json.loads(penstock_cluster("spread", self.root, *words))
 
     async def owner(self, shard):
-        return (await self.status()).shards[shard].owner
+        return await operate(self.address, lambda each: each.owner(shard))
+
+    async def until(self, is_so):
+        """Waits until this is so of all shards, by one connection."""
+
+        async def look(operator):
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    # The registers have no leader for a while after a NATS server was killed.
+                    with suppress(Unanswered):
+                        if all(map(is_so, (await operator.status()).shards)):
+                            return
+                    await asyncio.sleep(STATUS_S)
+
+        await operate(self.address, look)
 
     async def until_served(self):
         """Waits until every shard has an owner that answers, and a standby."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                status = await self.status()
-                if all(each.is_live and each.standby for each in status.shards):
-                    return
+        await self.until(lambda each: each.is_live and each.standby)
+
+    async def until_archived(self):
+        """Waits until everything that was answered is in the archive."""
+        await self.until(lambda each: each.is_live and not each.unarchived_bytes)
 
     def signal(self, node, number):
         os.kill(self.nodes[node]["pid"], number)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from penstock.cluster import calls
+from penstock.cluster.attempts import NotDone
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Delete, Extend, Pull, Push
 
@@ -142,5 +143,41 @@ def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
         async with asyncio.timeout(20):
             sent = await pushing
         assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent]
+
+    on_cluster(work, shards=1)
+
+
+def test_an_owner_that_announces_itself_while_it_is_asked_is_asked_again_at_once(
+    on_cluster, monkeypatch
+):
+    """A router may know the term from the register before the new owner listens."""
+    monkeypatch.setattr("penstock.cluster.attempts._RETRY_S", 60.0)
+    monkeypatch.setattr("penstock.cluster.attempts._RETRY_S_MAX", 60.0)
+
+    async def work(cluster):
+        await cluster.add("a")
+        await cluster.until_owned("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        asker, node = queues.service._asker, cluster.nodes["a"].node
+        try_once = asker._try
+        tries = 0
+
+        async def fail_twice(shard, command, messages, wait):
+            nonlocal tries
+            tries += 1
+            if tries == 2:
+                heard = asker._announced.get(0, 0)
+                term = str(node.owned[0].term).encode()
+                await node._client.publish(f"{node._name}.owned.0", term)
+                await cluster.until(lambda: asker._announced.get(0, 0) > heard)
+            if tries <= 2:
+                raise NotDone("nobody listens there yet")
+            return await try_once(shard, command, messages, wait)
+
+        monkeypatch.setattr(asker, "_try", fail_twice)
+        async with asyncio.timeout(20):
+            await queues.push("orders", b"x")
+        assert tries == 3
 
     on_cluster(work, shards=1)

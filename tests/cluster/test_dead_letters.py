@@ -42,9 +42,15 @@ class Between:
         raise AssertionError("no such name")
 
     def source(self):
-        """The owner of the queue's shard, as of now."""
+        """The owner of the queue's shard as of now; None while the shard moves."""
         shard = self.router.shard_of(self.work)
-        return next(each for each in self.cluster.owned_shards() if each.shard == shard)
+        owned = self.cluster.owned_shards()
+        return next((each for each in owned if each.shard == shard), None)
+
+    def has_settled(self):
+        """Whether no dead letter is owed any more, by an owner."""
+        source = self.source()
+        return source is not None and not source.engine.shard.departed.deliveries
 
     async def release_all(self):
         """Makes dead letters of all messages."""
@@ -58,7 +64,7 @@ class Between:
                 found += await self.queues.pull_many(self.dead, 100, wait=1)
         assert sorted(int(each.body) for each in found) == list(range(COUNT))
         assert {each.source for each in found} == {self.work}
-        await self.cluster.until(lambda: not self.source().engine.shard.departed.deliveries)
+        await self.cluster.until(self.has_settled)
         assert (await self.queues.stats(self.work)).messages == 0
         assert (await self.queues.stats(self.dead)).messages == COUNT
 
@@ -185,5 +191,43 @@ def test_a_redrive_that_is_broken_off_and_begun_again_brings_each_message_once(
         assert moved == COUNT - 3
         back = await queues.pull_many("work", 100)
         assert sorted(int(each.body) for each in back) == list(range(COUNT))
+
+    on_cluster(work)
+
+
+def test_a_redrive_that_takes_longer_than_its_claims_last_brings_each_message_once(
+    on_cluster, monkeypatch
+):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        router = cluster.nodes["a"].router
+        home = router.shard_of("work")
+        dead = next(f"dead{n}" for n in range(50) if router.shard_of(f"dead{n}") != home)
+        await queues.create("work", dead_letter=dead, max_receives=1)
+        await queues.configure(dead, visibility_timeout=0.2)
+        for number in range(3):
+            await queues.push("work", b"%d" % number)
+        for claim in await queues.pull_many("work", 3):
+            await queues.release(claim)
+        pushes = 0
+        push = router._push
+
+        async def push_late(command):
+            nonlocal pushes
+            pushes += 1
+            if pushes == 1:
+                # The claim of the message that is carried, and of those behind it, run out.
+                await asyncio.sleep(0.5)
+            return await push(command)
+
+        monkeypatch.setattr(router, "_push", push_late)
+        moved = 0
+        async with asyncio.timeout(20):
+            while moved < 3:
+                moved += await AsyncQueues(router).redrive(dead)
+        back = await queues.pull_many("work", 100)
+        assert sorted(int(each.body) for each in back) == [0, 1, 2]
+        assert pushes > 3
 
     on_cluster(work)

@@ -174,6 +174,46 @@ def test_servers_that_are_not_there_are_named_in_one_sentence():
     assert "secret" not in str(caught.value)
 
 
+def test_a_connection_whose_handshake_fails_is_closed_before_the_next_is_opened():
+    """A server that is being started accepts connections and may say nothing sensible."""
+    opened, ended = [], set()
+
+    async def work():
+        lost = asyncio.Event()
+
+        async def serve(reader, writer):
+            number = len(opened)
+            opened.append(number)
+            if number == 0:
+                writer.write(b'INFO {"server_id": "x", "version": "2.12.0", "headers": true}\r\n')
+                assert (await reader.readline()).startswith(b"CONNECT")
+                assert await reader.readline() == b"PING\r\n"
+                writer.write(b"PONG\r\n")
+                await lost.wait()
+            else:
+                writer.write(b"+OK\r\n")
+                await reader.read()
+            ended.add(number)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        client = await open_client(
+            read_address(read_url(f"cluster:nats://me:secret@127.0.0.1:{port}")), "test"
+        )
+        lost.set()
+        try:
+            async with asyncio.timeout(20):
+                while not {0, 1, 2, 3} <= ended:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(work())
+    assert len(opened) >= 4
+
+
 def test_a_wrong_password_is_refused(nats_servers):
     url = nats_servers.url.replace(nats_servers.password, "guess")
     with pytest.raises(BackendLost, match=r"cannot be reached: .*(?i:authorization)"):

@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 
+from penstock.cluster.jetstream import JetStream
+from penstock.cluster.log import ReadSlots
+from penstock.cluster.membership import set_register
 from penstock.cluster.open import open_node
 from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
+from tests.cluster.ledger import PACE_S
 from tests.cluster.nodes import PATIENCE_S
 
 
@@ -63,6 +67,7 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
                 await queues.push(name, b"x")
                 await queues.delete(await queues.pull(name, wait=10))
                 answered += 1
+                await asyncio.sleep(PACE_S)
 
         workers = [asyncio.create_task(use(name)) for name in names]
         await cluster.add("b")
@@ -76,6 +81,42 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
         assert not any([(await queues.stats(name)).messages for name in names])
 
     on_cluster(work)
+
+
+def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, monkeypatch):
+    """What is not read by then is read while the shard has no owner, and clients wait for it."""
+    asked = []
+
+    async def work(cluster):
+        await cluster.add("a")
+        await cluster.until_owned("a")
+        queues = await cluster.connect()
+        await queues.create("q")
+        for number in range(60):
+            await queues.push("q", b"%d" % number)
+        await cluster.add("b")
+        old, new = (cluster.nodes[name].node for name in "ab")
+        execute, ask_to_yield = JetStream.execute, new._ask_to_yield
+
+        async def execute_late(log, request):
+            if log is new._replicated and type(request) is ReadSlots:
+                # Longer than the time in which a move used to begin.
+                await asyncio.sleep(0.3)
+            return await execute(log, request)
+
+        async def note_lag(shard, owner):
+            standby = new._standbys[shard].replica
+            asked.append(old.owned[shard].journal.slot - (standby.next_slot - 1))
+            return await ask_to_yield(shard, owner)
+
+        monkeypatch.setattr(JetStream, "execute", execute_late)
+        monkeypatch.setattr(new, "_ask_to_yield", note_lag)
+        await new._replicated.run(set_register("pin.0", b"b"))
+        await cluster.until(lambda: 0 in new.owned)
+        assert (await queues.stats("q")).visible == 60
+
+    on_cluster(work, shards=1)
+    assert max(asked) < 5
 
 
 def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):

@@ -21,6 +21,7 @@ from penstock.cluster.owner import append_extent, append_steps, owner_key, take_
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot, manifest_key
 from penstock.errors import Fenced, NotOwner, StoreUnusable
+from penstock.journal.restore import Recovery
 from penstock.service import CreateQueue, Delete, Peek, Pull, Push, Stats
 from tests.cluster.plainlog import PlainLog
 
@@ -330,6 +331,28 @@ def test_a_snapshot_bounds_what_is_replayed(log, owner, other):
     assert len(bodies(other)) == 3
 
 
+def test_a_takeover_without_a_standby_applies_only_what_follows_the_snapshot(
+    log, owner, other, monkeypatch
+):
+    filled(owner, 60)
+    assert owner.snapshot()
+    for n in range(3):
+        owner.do(Push("q", b"after %d" % n))
+    applied = []
+    apply_entry = Recovery.apply_entry
+    monkeypatch.setattr(
+        Recovery,
+        "apply_entry",
+        lambda recovery, entry: (applied.append(entry.entry_id), apply_entry(recovery, entry)),
+    )
+    last = owner.journal.last_sequence
+    other.take()
+    assert applied == [last - 2, last - 1, last]
+    # What is before it is read all the same: the bodies of messages are only there.
+    assert other.state == owner.state
+    assert bodies(other) == bodies(owner)
+
+
 def test_two_snapshots_are_kept_and_either_is_enough(log, owner, other, quick_path):
     filled(owner, 30, 100_000)
     for n in range(4):
@@ -370,6 +393,18 @@ def test_a_standby_that_tails_reads_only_what_is_new(log, owner, other):
     # Once to see what is behind the slot it knew, and once to apply it.
     assert {r.first for r in reads} == {reached}
     assert bodies(other)[-1] == b"new"
+
+
+def test_a_standby_that_has_read_everything_takes_over_without_reading(log, owner, other):
+    filled(owner)
+    run_steps(other.replica.catch_up(), log.answer)
+    log.requests.clear()
+    other.take()
+    assert not [r for r in log.requests if type(r) is ReadSlots]
+    assert other.state == owner.state
+    assert other.replica.next_slot == log.last(SHARD) + 1
+    other.do(Push("q", b"goes on"))
+    assert bodies(other)[-1] == b"goes on"
 
 
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):

@@ -7,6 +7,8 @@ import pytest
 
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Batch, Delete, DescribeQueue, Push, PushMany
+from tests.cluster.ledger import PACE_S
+from tests.cluster.nodes import PATIENCE_S
 
 
 def holding(status):
@@ -71,7 +73,7 @@ def test_a_long_poll_waits_on_every_shard_and_takes_nothing_it_does_not_return(o
             await asyncio.sleep(0.05)
             pushes = [queues.push("hot", b"%d" % round_number) for _ in range(2)]
             await asyncio.gather(*pushes)
-            claims = await asyncio.wait_for(asyncio.gather(*waits), 10)
+            claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
             assert [claim.receives for claim in claims] == [1, 1]
             assert claims[0].id != claims[1].id
             for claim in claims:
@@ -100,7 +102,7 @@ def test_a_long_poll_notices_that_the_queue_is_spread_wider(on_cluster):
             if places.places_of(key)[-1] != home:
                 await others.push("hot", b"there", dedup_id=key)
                 break
-        claim = await asyncio.wait_for(waiting, 10)
+        claim = await asyncio.wait_for(waiting, PATIENCE_S)
         assert claim.body == b"there"
 
     on_cluster(work)
@@ -141,6 +143,7 @@ def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes
                 number = sent[group]
                 await own.push("line", b"%d" % number, group=group, dedup_id=f"{number}")
                 sent[group] += 1
+                await asyncio.sleep(PACE_S)
 
         async def pull():
             own = await cluster.connect()
@@ -221,6 +224,7 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
                 await queues.push("hot", body.encode(), dedup_id=body)
                 pushed.add(body)
                 number += 1
+                await asyncio.sleep(PACE_S)
 
         async def pull():
             while not stop.is_set():

@@ -1,9 +1,8 @@
 """Asks the owners of shards, whoever they are by the time it is answered.
 
 An asker knows who owns which shard from what owners announce, and looks again whenever it is told
-otherwise. A command that was not done is sent again, to the owner of the day. If it may have been
-done, it is sent again only if doing it twice comes to the same (`remote.retry`): a push with a
-dedup id does, one without ends in BackendLost.
+otherwise. A command is sent again, to the owner of the day, by the rules of `attempts`: a push with
+a dedup id always is, one without ends in BackendLost if it may have been done.
 
 Small commands that are asked of one shard in one turn of the event loop travel as one Batch, which
 costs its owner one entry and one reply. Each of them is answered, refused and repeated by itself.
@@ -23,35 +22,24 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.backends.remote.retry import is_repeatable, settle_repeated, still_to_wait
+from penstock.backends.remote.retry import still_to_wait
 from penstock.cluster import calls
+from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
-from penstock.cluster.spread import NotPlaced, SpreadChanged
-from penstock.errors import BackendLost, EngineClosed, InvalidField, PenstockError, StaleReceipt
-from penstock.service import Batch, BatchItem, Command, Delete, Extend, Pull, Push, PushMany
+from penstock.cluster.spread import SpreadChanged
+from penstock.errors import EngineClosed, InvalidField, PenstockError, StaleReceipt
+from penstock.service import Batch, BatchItem, Command, Delete, Extend, Push
 
 R = TypeVar("R")
-# How long a command is tried before it fails: a shard is without an owner for less than this.
-PATIENCE_S: Final = 25.0
-_RETRY_S: Final = 0.02
-_RETRY_S_MAX: Final = 0.25
 # How many commands travel together, and how large the body of one may be: so many are decoded fast
 # (`wire.frames`), and an owner has begun to append them before it looks at the next.
 _SHARED_MAX: Final = 32
 _SHARED_BODY_BYTES_MAX: Final = 1_024
 # A command that travels with others, and who waits for its reply.
 _Shared = tuple[Any, "asyncio.Future[Any]"]
-
-
-class _NotDone(Exception):
-    """The owner did nothing of it: it is not the owner, or is not there."""
-
-
-class _MayBeDone(Exception):
-    """The owner was replaced before it answered, or its answer was lost."""
 
 
 class _Call(calls.CallUnderWay):
@@ -104,8 +92,9 @@ class ShardAsker:
         # What is asked of each shard in this turn of the event loop.
         self._shared: dict[int, list[_Shared]] = {}
         self._terms: dict[int, int] = {}
-        # Set, and forgotten, when a shard has a new owner.
+        # Set, and forgotten, when a shard has a new owner; and how often it had one.
         self._news: dict[int, asyncio.Event] = {}
+        self._announced: dict[int, int] = {}
         self._subscriptions: list[Subscription] = []
         self._closed = False
         self._looking: asyncio.Task[None] | None = None
@@ -153,36 +142,17 @@ class ShardAsker:
         if version or not _may_share(command):
             messages = calls.write_command(command, version, kind)
         began_s = self._loop.time()
-        give_up = began_s + PATIENCE_S
-        if type(command) is Pull and command.wait_ms:
-            give_up += command.wait_ms / 1_000
-        pause_s = 0.0
-        may_be_done = False
+        attempts = Attempts(shard, command, began_s)
         while True:
-            term = self._terms.get(shard)
+            known = self._known_owner(shard)
             try:
-                reply = await self._try(shard, command, messages, wait)
-                return cast(R, settle_repeated(command, reply) if may_be_done else reply)
+                return attempts.settle(await self._try(shard, command, messages, wait))
             except StaleReceipt as error:
-                if may_be_done and settle_repeated(command, error) is None:
-                    return cast(R, None)
-                raise
-            except _NotDone as error:
-                reason = str(error)
-            except _MayBeDone as error:
-                reason = str(error)
-                may_be_done = True
-                if not is_repeatable(command):
-                    hint = "; give a push a dedup_id and it is sent again safely"
-                    raise BackendLost(
-                        f"shard {shard}: {reason}; whether this {type(command).__name__} was done "
-                        f"is unknown{hint if isinstance(command, Push | Batch | PushMany) else ''}"
-                    ) from None
-            if self._loop.time() > give_up:
-                raise BackendLost(f"shard {shard}: {reason}, again and again")
-            if not await self._has_news(shard, term, pause_s):
+                return attempts.settle(error)
+            except (NotDone, MayBeDone) as error:
+                pause_s = attempts.pause_s(error, self._loop.time())
+            if not await self._has_news(shard, known, pause_s):
                 await self._look(shard)
-            pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
             left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
             if wait is not None and wait.is_over:
                 left = msgspec.structs.replace(left, wait_ms=0)
@@ -192,7 +162,7 @@ class ShardAsker:
     async def _try(
         self, shard: int, command: Command[R], messages: list[bytes], wait: OpenWait | None
     ) -> R:
-        """Sends a command to the owner that is known. Raises _NotDone or _MayBeDone."""
+        """Sends a command to the owner that is known. Raises NotDone or MayBeDone."""
         if not messages:
             return cast(R, await self._share(shard, command))
         call = self._send(shard, command, messages)
@@ -205,15 +175,15 @@ class ShardAsker:
             raise
         finally:
             del self._calls[call.token]
-        return cast(R, _read_answer(command, kind, body))
+        return cast(R, read_answer(command, kind, body))
 
     def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _Call:
-        """Sends a command; the call is to be removed once it is answered. Raises _NotDone."""
+        """Sends a command; the call is to be removed once it is answered. Raises NotDone."""
         if self._closed:
             raise EngineClosed("the connection to the cluster was closed")
         term = self._terms.get(shard)
         if term is None:
-            raise _NotDone("it has no owner yet")
+            raise NotDone("it has no owner yet")
         token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
         call = _Call(shard, term, subject, token, command, self._loop.create_future())
@@ -254,7 +224,7 @@ class ShardAsker:
                 # One of them cannot be sent: by itself it is told why.
                 for each in shared:
                     self._send_shared(shard, [each])
-        except _NotDone as error:
+        except NotDone as error:
             for _, waiting in shared:
                 _finish(waiting, copy(error))
         else:
@@ -269,7 +239,7 @@ class ShardAsker:
         del self._calls[call.token]
         replies: Sequence[Any]
         try:
-            reply = _read_answer(call.command, *answer.result())
+            reply = read_answer(call.command, *answer.result())
             replies = [reply] if len(shared) == 1 else reply
         except SpreadChanged as error:
             if len(shared) > 1:
@@ -334,20 +304,29 @@ class ShardAsker:
         shard, term = message.subject.rpartition(".")[2], message.data
         if shard.isdigit() and term.isdigit():
             number = int(shard)
+            self._announced[number] = self._announced.get(number, 0) + 1
             self._terms[number] = max(self._terms.get(number, 0), int(term))
             self._leave_silent(number)
             news = self._news.pop(number, None)
             if news is not None:
                 news.set()
 
-    async def _has_news(self, shard: int, term: int | None, pause_s: float) -> bool:
-        """Waits until there is an owner after that term, but not for longer than this."""
-        if self._terms.get(shard) == term:
+    def _known_owner(self, shard: int) -> tuple[int | None, int]:
+        """What is known of a shard's owner: its term, and how many owners announced themselves."""
+        return self._terms.get(shard), self._announced.get(shard, 0)
+
+    async def _has_news(self, shard: int, known: tuple[int | None, int], pause_s: float) -> bool:
+        """Waits until more is known than that of the shard's owner, but no longer than this.
+
+        An owner that announced itself while it was asked too early counts: its term may have been
+        read from the register before.
+        """
+        if self._known_owner(shard) == known:
             news = self._news.setdefault(shard, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await news.wait()
-        return self._terms.get(shard) != term
+        return self._known_owner(shard) != known
 
     def _leave_silent(self, shard: int) -> None:
         """Gives up calls to an owner before this one, or of which nothing was heard for long."""
@@ -370,21 +349,6 @@ def _may_share(command: Command[Any]) -> bool:
     if type(command) is Push:
         return type(command.body) is bytes and len(command.body) <= _SHARED_BODY_BYTES_MAX
     return type(command) is Delete or type(command) is Extend
-
-
-def _read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
-    """The reply in an owner's answer. Raises _NotDone, _MayBeDone, or what refused the command."""
-    if kind == calls.NOT_OWNER:
-        raise _NotDone("the node that was asked is not its owner")
-    if kind == calls.SPREAD_OTHERWISE:
-        raise SpreadChanged
-    if kind == calls.NOT_PLACED_HERE:
-        raise NotPlaced
-    if kind == calls.LOST:
-        raise _MayBeDone("its owner was replaced before it answered, or its answer was lost")
-    if kind == calls.REFUSED:
-        raise calls.read_error(body)
-    return calls.read_reply(command, body)
 
 
 def _finish(waiting: "asyncio.Future[Any]", reply: Any) -> None:

@@ -77,6 +77,18 @@ _encode_json = msgspec.json.encode
 _decode_json = msgspec.json.decode
 
 
+class _OneConnection(Client):
+    """A client that closes the connection of a handshake that failed before it opens the next.
+
+    nats-py leaves it to the garbage collector: a socket that is open until then, and a warning.
+    """
+
+    async def _connect_to_server(self, server: Any) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        await super()._connect_to_server(server)
+
+
 async def open_client(address: ClusterAddress, name: str) -> Client:
     """A connection to the NATS servers that is opened again whenever it breaks.
 
@@ -97,7 +109,7 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
         if isinstance(error, ssl.SSLError):
             untrusted.set()
 
-    client = Client()
+    client = _OneConnection()
     connecting = asyncio.ensure_future(
         client.connect(
             list(address.servers),

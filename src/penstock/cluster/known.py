@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from penstock.cluster.asking import PATIENCE_S, ShardAsker
+from penstock.cluster.asking import ShardAsker
+from penstock.cluster.attempts import PATIENCE_S
 from penstock.cluster.placement import first_shard
 from penstock.cluster.spread import QueuePlaces, SpreadChanged, places_by
 from penstock.errors import BackendLost, QueueNotFound

@@ -73,6 +73,8 @@ _TEND_COPIES: Final = 10
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
 _YIELD_S: Final = 15.0
+# How long a move waits for the standby to catch up before other shards have their turn.
+_CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
 _LEAVE_S: Final = 5.0
 # How long a shard that was handed over answers that it is not here any more.
@@ -96,12 +98,22 @@ class _Peer:
 class _Standby:
     """A shard that another node owns, read along with its log."""
 
-    __slots__ = ("replica", "task", "woken")
+    __slots__ = ("caught_up", "replica", "task", "woken")
 
     def __init__(self, replica: ShardReplica) -> None:
         self.replica = replica
         self.woken = asyncio.Event()
+        # Set whenever a reading has come to the end of the log, as it was then.
+        self.caught_up = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+
+    async def catch_up(self) -> None:
+        """Waits until a reading that begins after this call has come to the end of the log."""
+        # One may be under way that began before.
+        for _ in range(2):
+            self.caught_up.clear()
+            self.woken.set()
+            await self.caught_up.wait()
 
 
 class ClusterNode:
@@ -388,6 +400,7 @@ class ClusterNode:
         while True:
             try:
                 await self._replicated.run(standby.replica.catch_up())
+                standby.caught_up.set()
             except PenstockError as error:
                 self.failures.append(f"shard {standby.replica.shard}: {error}")
                 await asyncio.sleep(1)
@@ -486,11 +499,18 @@ class ClusterNode:
     # Planned moves.
 
     async def _ask_for(self, shard: int, owner: str) -> None:
-        """Has the owner hand a shard over to this node, once the standby here has caught up."""
+        """Has the owner hand a shard over to this node, once the standby here has caught up.
+
+        Until then the owner serves: what is left to read in the pause of the shard is little.
+        """
         try:
-            if shard not in self._standbys:
-                self._stand_by(shard)
-                await asyncio.sleep(_LOOK_S)
+            self._stand_by(shard)
+            try:
+                async with asyncio.timeout(_CATCH_UP_S):
+                    await self._standbys[shard].catch_up()
+            except TimeoutError:
+                # It goes on reading; the next look asks again.
+                return
             answer = await self._ask_to_yield(shard, owner)
             if answer == _NOT_OWNED:
                 # It was handed over to somebody who never took it.

@@ -20,7 +20,7 @@ from penstock.cluster.membership import (
     read_node,
     set_register,
 )
-from penstock.cluster.owner import read_ownership
+from penstock.cluster.owner import owner_key, read_ownership
 from penstock.cluster.respreading import Respreading, SpreadStatus
 from penstock.errors import BackendLost, InvalidField
 
@@ -144,6 +144,11 @@ class Operator:
         told: dict[str, Any] = msgspec.json.decode(answer.data)
         return told
 
+    async def owner(self, shard: int) -> str | None:
+        """The node that owns a shard by its register, whether it answers or not."""
+        ownership = read_ownership(await self._replicated.execute(Look(owner_key(shard))))
+        return None if ownership is None else ownership.node
+
     async def move(self, shard: int, node: str) -> None:
         """Moves a shard to a node, where it stays while the node lives.
 
@@ -155,11 +160,9 @@ class Operator:
         await self._replicated.run(set_register(f"pin.{shard}", node.encode()))
         give_up = asyncio.get_running_loop().time() + _MOVE_S
         while True:
-            found = await self._replicated.execute(Look(f"owner.{shard}"))
-            ownership = read_ownership(found)
             told = await self._ask(node)
             is_there = told is not None and str(shard) in told["owned"]
-            if ownership is not None and ownership.node == node and is_there:
+            if is_there and await self.owner(shard) == node:
                 return
             if asyncio.get_running_loop().time() > give_up:
                 raise BackendLost(f"shard {shard}: did not come to {node!r} in {_MOVE_S:.0f} s")

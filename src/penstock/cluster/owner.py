@@ -82,6 +82,7 @@ def take_over(
         bounds: SlotBounds = yield from insist(Bounds(shard))
         last = bounds.last
     slot = yield from append_extent(shard, term, last, opening)
+    replica.take_if_next(slot, opening)
     yield from replica.catch_up(slot)
     return replica.journal(term)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.cluster.asking import PATIENCE_S, OpenWait
+from penstock.cluster.asking import OpenWait
+from penstock.cluster.attempts import PATIENCE_S
 from penstock.cluster.known import KnownQueues, every
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import QueuePlaces, SpreadChanged

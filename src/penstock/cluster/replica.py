@@ -100,6 +100,11 @@ class ShardReplica:
                     yield from insist(Demote(self.shard))
                 yield Pause(RETRY_MS)
 
+    def take_if_next(self, number: int, extent: bytes) -> None:
+        """Takes a slot that is known to be kept without reading it, if it is the next one."""
+        if self._chain is not None and self._chain.slot == number:
+            self._take(self._chain, number, extent)
+
     def _begin(self) -> LogSteps[None]:
         """Loads the newest snapshot; the log is to be read from its start."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)

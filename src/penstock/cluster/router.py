@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
-from penstock.cluster.asking import PATIENCE_S, ShardAsker
+from penstock.cluster.asking import ShardAsker
+from penstock.cluster.attempts import PATIENCE_S
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.known import every
 from penstock.cluster.membership import ClusterSettings
@@ -29,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     QueueNotFound,
     RequestError,
+    StaleReceipt,
 )
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -423,8 +425,10 @@ class Router:
                         left.append(claim)
                         continue
                     await self._push(_pushed_back(claim, to))
-                    await self._by_receipt(Delete(command.queue, claim.receipt))
-                    carried += 1
+                    # If its claim has run out, it is pulled again, and the push adds nothing.
+                    with suppress(StaleReceipt):
+                        await self._by_receipt(Delete(command.queue, claim.receipt))
+                        carried += 1
         finally:
             for claim in left:
                 with suppress(PenstockError):

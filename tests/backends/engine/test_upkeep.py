@@ -23,6 +23,7 @@ from penstock.journal.fileheader import (
     pack_slot,
 )
 from penstock.journal.files import name_of
+from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import Outline, SnapshotWriter, read_outline, snapshot_paths
 from penstock.journal.store import FORMAT as STORE_FORMAT
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
@@ -295,6 +296,10 @@ def test_shrinking_frees_deleted_messages_though_nothing_more_is_pushed(quick_pa
     store(Purge("q"))
     store.engine.upkeep._shrink()
     assert store.engine.journal.segments.first_offset > end - 16_384
+    store.engine.journal.segments.sync()
+    with JournalReader(quick_path / "store" / "journal") as reader:
+        # An entry without events would be a gap in the audit of the journal.
+        assert [entry.entry_id for entry in reader.entries() if not reader.decoded(entry)] == []
     store.reopen()
     assert store.bodies("keep") == [b"kept"]
     store.engine.close()

@@ -1,8 +1,7 @@
 """Clients with ledgers: they push, pull, extend, release and delete, and check every answer.
 
 A client executes one command at a time. It sends it to the last owner it has learned of, and
-repeats it as `cluster.asking` does: a command that was not done is sent to the current owner; one
-that may have been done only if doing it twice has the same effect (`remote.retry`).
+repeats it by the rules of the package, in the same code (`cluster.attempts`).
 
 Each answer is checked when it arrives, against the slots that are kept in the log (`truth`):
 
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.backends.remote.retry import is_repeatable, settle_repeated
 from penstock.cluster import calls
+from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.cluster.log import LogRequest, Look, Pause, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.core.events import Deleted
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 ClientSteps = Generator[LogRequest[Any], Any, R]
 _SILENCE_MS: Final = round(calls.SILENCE_S * 1_000)
-_PATIENCE_MS: Final = 25_000
-_RETRY_MS: Final = 20
-_RETRY_MS_MAX: Final = 250
 # How old an answer that changes nothing may be; see `nodes`.
 _STALE_MS: Final = 100
 
@@ -259,30 +255,19 @@ class SimulatedClient(Host):
     def ask(self, shard: int, command: Command[R]) -> ClientSteps[R]:
         """Sends a command to the shard's owner until it is answered. Raises PenstockError."""
         (data,) = calls.write_command(command)
-        give_up_ms = self.schedule.now_ms + _PATIENCE_MS
-        pause_ms = 0
-        may_be_done = False
+        attempts = Attempts(shard, command, self.schedule.now_ms / 1_000)
         while True:
             term = self._terms.get(shard)
             kind, body = calls.NOT_OWNER, b""
             if term is not None:
                 kind, body = yield Call(shard, term, command, data)
-            if kind == calls.REPLY_WHOLE:
-                reply = calls.read_reply(command, body)
-                return settle_repeated(command, reply) if may_be_done else reply  # type: ignore[no-any-return]
-            if kind == calls.REFUSED:
-                error = calls.read_error(body)
-                is_settled = may_be_done and settle_repeated(command, error) is None
-                if isinstance(error, StaleReceipt) and is_settled:
-                    return None  # type: ignore[return-value]
-                raise error
-            may_be_done |= kind == calls.LOST
-            if may_be_done and not is_repeatable(command):
-                raise BackendLost("whether it was done is unknown")
-            if self.schedule.now_ms > give_up_ms:
-                raise BackendLost("no owner answers")
-            yield Pause(pause_ms)
-            pause_ms = min(max(2 * pause_ms, _RETRY_MS), _RETRY_MS_MAX)
+            try:
+                return attempts.settle(read_answer(command, kind, body))
+            except StaleReceipt as error:
+                return attempts.settle(error)
+            except (NotDone, MayBeDone) as error:
+                pause_s = attempts.pause_s(error, self.schedule.now_ms / 1_000)
+            yield Pause(round(1_000 * pause_s))
             yield from self._look(shard)
 
     # Working.
