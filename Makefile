@@ -23,7 +23,7 @@ help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The large environment serves too, and is not made small again.
-serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## create a small environment if need be and start Penstock (ARGS=… goes to `penstock serve`)
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## create a small environment if there is none and start Penstock (ARGS=… goes to `penstock serve`)
 	@$(BIN)/penstock serve $(ARGS)
 
 test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=1 runs one at a time)
@@ -31,7 +31,7 @@ test: static services ## everything `make check` does, then every test (ARGS=…
 
 check: static ## format, lint, types, layers and tidiness, without running a test
 
-fix: env ## format the code and mend what the linter can mend by itself
+fix: env ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 

@@ -14,7 +14,9 @@ a tenth of the events, then all of them. What is timed, each against a contestan
              judging all parts again
     commands a store of some 60,000 messages from the command line: `run`, `audit`, and both again
              with nothing new, each a process of its own
-    sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call
+    sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call.
+             What limits it: the same DataFrame into a sink that discards it (`benchmarks.discard`),
+             and the same rows into the daemon in frames that are made beforehand
 
 The run is void if two counts differ or the audit finds anything.
 """
@@ -189,6 +191,19 @@ class Enough(Exception):
     """As much of a journal was brought in as was wanted."""
 
 
+class Laps:
+    """Seconds from one moment to the next."""
+
+    def __init__(self) -> None:
+        self._start_s = time.perf_counter()
+
+    def lap_s(self) -> float:
+        """The seconds since this was last asked."""
+        now_s = time.perf_counter()
+        took_s, self._start_s = now_s - self._start_s, now_s
+        return took_s
+
+
 def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, float]:
     """Seconds from journals to bronze, from there to every table, and of a hundredth. Raises Void.
 
@@ -217,23 +232,34 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
     derive(lambda: spark, lake)
     tables_s = time.perf_counter() - start_s - bronze_s
     audit(lambda: spark, lake)
-    start_s = time.perf_counter()
+    clock = Laps()
     for store in stores:
         ingest(lambda: spark, lake, store)
-    derive(lambda: spark, lake)
-    audit(lambda: spark, lake)
-    news_s = time.perf_counter() - start_s
+    ingest_s = clock.lap_s()
+    parts = derive(lambda: spark, lake).parts
+    news_tables_s = clock.lap_s()
+    judged = audit(lambda: spark, lake).judged_parts
+    news_audit_s = clock.lap_s()
     agree("the lake", events_table(lake).rows(), expected)
-    start_s = time.perf_counter()
-    derive(lambda: spark, lake, rebuild=True)
+    clock.lap_s()
+    every = derive(lambda: spark, lake, rebuild=True).parts
+    all_tables_s = clock.lap_s()
     audit(lambda: spark, lake, everything=True)
-    rebuild_s = time.perf_counter() - start_s
+    all_audit_s = clock.lap_s()
     return {
         "bronze_s": bronze_s * expected / before,
         "tables_s": tables_s * expected / before,
-        "news_s": news_s,
         "news_events": expected - before,
-        "rebuild_s": rebuild_s,
+        "news_ingest_s": ingest_s,
+        "news_tables_s": news_tables_s,
+        "news_audit_s": news_audit_s,
+        "news_s": ingest_s + news_tables_s + news_audit_s,
+        "news_parts": parts,
+        "news_judged": judged,
+        "parts": every,
+        "all_tables_s": all_tables_s,
+        "all_audit_s": all_audit_s,
+        "rebuild_s": all_tables_s + all_audit_s,
     }
 
 
@@ -309,16 +335,52 @@ def run_commands(directory: Path, events: int) -> dict[str, float]:
     return took_s
 
 
-def push_by_sink(url: str, queue: str, rows: int) -> float:
-    """Writes a cached DataFrame into a queue; rows a second."""
+def write_rows(form: str, rows: int, options: Mapping[str, str]) -> float:
+    """Writes a cached DataFrame with keys by this data source; rows a second."""
     body = f"rpad(CAST(id AS string), {BODY_BYTES}, 'x') AS body"
     frame = _spark["session"].range(rows).repartition(CORES).selectExpr(body, "id AS key").cache()
-    agree("the rows to be pushed", frame.count(), rows)
+    agree("the rows to be written", frame.count(), rows)
     start_s = time.perf_counter()
-    frame.write.format("penstock").option("url", url).option("queue", queue).mode("append").save()
+    frame.write.format(form).options(**options).mode("append").save()
     took_s = time.perf_counter() - start_s
     frame.unpersist()
     return rows / took_s
+
+
+def push_by_sink(url: str, queue: str, rows: int) -> float:
+    """Writes the rows into a queue; rows a second."""
+    return write_rows("penstock", rows, {"url": url, "queue": queue})
+
+
+def discard_by_sink(rows: int) -> float:
+    """Writes the rows into a sink in Python that counts and discards them; rows a second."""
+    from benchmarks.discard import Discard
+
+    _spark["session"].dataSource.register(Discard)
+    return write_rows("discard", rows, {})
+
+
+def push_by_frames(url: str, queue: str, rows: int) -> float:
+    """The same rows in bulk pushes that are made beforehand, from as many threads as cores."""
+    from penstock.service import PushMany
+    from penstock.spark.sink import FRAME_ROWS_MAX
+
+    frames = [
+        PushMany(
+            queue,
+            [b"%d" % n + b"x" * (BODY_BYTES - len(str(n))) for n in numbers],
+            [str(n) for n in numbers],
+        )
+        for at in range(0, rows, FRAME_ROWS_MAX)
+        for numbers in [range(at, min(at + FRAME_ROWS_MAX, rows))]
+    ]
+    with penstock.connect(url) as queues:
+
+        def body(number: int) -> None:
+            for frame in frames[number::CORES]:
+                queues.service.execute(frame)
+
+        return rows / timed_in_threads(CORES, body)
 
 
 def push_by_client(url: str, queue: str, rows: int) -> float:
@@ -352,10 +414,16 @@ def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str
 
         return run
 
-    runs = {"sink": pushing(spark, push_by_sink), "client": pushing(client, push_by_client)}
+    runs = {
+        "sink": pushing(spark, push_by_sink),
+        "client": pushing(client, push_by_client),
+        "discard": lambda: spark.call(discard_by_sink, rows),
+        "frames": pushing(client, push_by_frames),
+    }
     try:
         # The first write includes the start of Spark's workers.
-        runs["sink"]()
+        for name in ("sink", "discard"):
+            runs[name]()
         return interleave(rounds, runs)
     finally:
         client.close()
@@ -402,8 +470,9 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
         lake["tenth_s"] = first["tables_s"]
         lake["duckdb_s"] = duck.call(tables_by_duckdb, lakes["large"])
         spark.call(audit_by_spark, lakes["small"], small.held, small.events)
+        # Two rounds: an audit takes long enough to vary little, and the whole run at most minutes.
         audit = interleave(
-            rounds,
+            min(rounds, 2),
             {
                 f"{who} {size}": _auditing(child, function, lakes[size], journals)
                 for size, journals in (("small", small), ("large", large))
@@ -468,6 +537,14 @@ def targets(run: Run) -> list[Target]:
     ]
 
 
+def sink_bound(sink: Mapping[str, Sequence[float]]) -> float:
+    """Rows a second if Spark and the daemon took no longer than each by itself.
+
+    Spark by itself keeps all cores busy, the daemon one of them.
+    """
+    return 1 / (1 / median(sink["discard"]) + 1 / (CORES * median(sink["frames"])))
+
+
 def show(run: Run) -> None:
     """Prints what was measured."""
 
@@ -501,6 +578,21 @@ def show(run: Run) -> None:
         [
             row("sink", run.sink["sink"]),
             row(f"blocking client, {BATCH} a call", run.sink["client"]),
+            row("Spark into a sink that discards", run.sink["discard"]),
+            row("daemon, frames made beforehand", run.sink["frames"]),
+            row("upper bound of the sink, from both", [sink_bound(run.sink)]),
+        ],
+    )
+    lake = run.lake
+    print_table(
+        f"{lake['news_events']:,.0f} new events, and all of them again",
+        ("", "new", "all"),
+        [
+            ("journal to lake, seconds", f"{lake['news_ingest_s']:.2f}", "–"),
+            ("tables, seconds", f"{lake['news_tables_s']:.2f}", f"{lake['all_tables_s']:.2f}"),
+            ("audit, seconds", f"{lake['news_audit_s']:.2f}", f"{lake['all_audit_s']:.2f}"),
+            ("parts made", f"{lake['news_parts']:.0f}", f"{lake['parts']:.0f}"),
+            ("parts judged", f"{lake['news_judged']:.0f}", f"{lake['parts']:.0f}"),
         ],
     )
     print_table(

@@ -1,6 +1,6 @@
-"""Which workers hold messages longest, and when: an analysis of one's own, cell by cell.
+"""Which workers hold messages longest, and when: an example of your own analysis of a lake.
 
-Run it whole, or open it in an editor that knows `# %%` cells:
+Run the file, or open it in an editor that supports `# %%` cells:
 
     penstock pipeline run --journal STORE --lake LAKE
     python examples/analysis.py LAKE
@@ -52,13 +52,15 @@ spark.sql(
     messages=messages,
 ).show(10, truncate=False)
 
-# %% A message pulled more than once: was it always the same worker that gave up?
+# %% Messages that were pulled more than once: which workers did not finish them?
 again = attempts.join(messages.where("claims > 1").select("store", "message"), ["store", "message"])
-given_up = again.where("ended IN ('timed out', 'released')")
-given_up.groupBy("queue", "holder", "ended").count().orderBy(sf.desc("count")).show(
+unfinished = again.where("ended IN ('timed out', 'released')")
+unfinished.groupBy("queue", "holder", "ended").count().orderBy(sf.desc("count")).show(
     10, truncate=False
 )
 
-# %% Small results go wherever Python goes: here, the ten unluckiest messages as a pandas frame.
-unlucky = messages.orderBy(sf.desc("claims"), sf.desc("age_ms")).limit(10)
-print(unlucky.select("message_id", "queue", "claims", "timeouts", "state", "age_ms").toPandas())
+# %% The ten messages with the most claims, as a pandas frame.
+most_claimed = messages.orderBy(sf.desc("claims"), sf.desc("age_ms")).limit(10)
+print(
+    most_claimed.select("message_id", "queue", "claims", "timeouts", "state", "age_ms").toPandas()
+)

@@ -61,11 +61,11 @@ LONGEST = (
 
 
 def group_of(nodeid):
-    """The tests that one worker of a parallel run takes together: they share what is dear to make.
+    """The name of the group of tests that one worker of a parallel run gets: they share fixtures.
 
-    Whatever starts a JVM is one group, so that the session is started once and two never compete;
-    the documents belong to it, whose servers also listen at one and the same port. So is whatever
-    needs a RabbitMQ.
+    All tests that start a JVM are one group, so that the session is started once and two never
+    compete; those of the documents belong to it, whose servers also listen at the same port. All
+    tests that need RabbitMQ are another.
     """
     path, *within = nodeid.partition("[")[0].split("::")
     if path.startswith(("tests/spark/", "tests/docs/")):
@@ -76,7 +76,7 @@ def group_of(nodeid):
 
 
 def rank_of(nodeid):
-    """When its group's turn comes."""
+    """The rank of the test's group in the order of the run."""
     group = group_of(nodeid)
     return next((n for n, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at every point of a call at which Python would let it come."""
+"""Ctrl-C at every point of a call at which Python can deliver it."""
 
 import gc
 import sys
@@ -45,7 +45,7 @@ def points(call: Callable[[], object]) -> Iterator[int]:
 
 
 def ends_in_time(what: Callable[[], object]) -> bool:
-    """Whether this comes to an end, however that is, in a thread of its own."""
+    """Whether the call ends, by a result or an error, in a thread of its own."""
     thread = threading.Thread(target=what, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)

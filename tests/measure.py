@@ -1,4 +1,4 @@
-"""What something takes: of a processor's time, whatever else the machine does, and of memory."""
+"""Processor time of a call, independent of other load on the machine, and memory."""
 
 import os
 import resource

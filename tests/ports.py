@@ -5,23 +5,23 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Below those that Linux gives to whoever asks for any, and to every connection that goes out.
+# Below the ports that Linux assigns to sockets without a given port, and to outgoing connections.
 LOWEST, COUNT = 20_000, 10_000
 
 
 @contextmanager
 def deaf_port() -> Iterator[int]:
-    """A port at which everybody is refused: it is taken, so nobody else can come to listen."""
+    """A port that refuses connections: it is bound, so that no other process can listen at it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
 def lasting_port() -> int:
-    """A free port that stays free when a server there has ended: nobody is given it by chance.
+    """A free port that stays free when a server there has ended: Linux does not assign it.
 
-    Where to look first depends on the process: two that run side by side, which often have
-    numbers in a row, look a hundred ports apart and do not meet.
+    The first port to try depends on the process: two that run at the same time, which often have
+    consecutive numbers, start a hundred ports apart.
     """
     for step in range(COUNT):
         port = LOWEST + (101 * os.getpid() + step) % COUNT

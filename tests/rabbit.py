@@ -49,7 +49,7 @@ CERTIFICATE = [
 
 
 def free_ports(count):
-    """Ports that nobody listens at, and nobody is given by chance."""
+    """Ports at which no process listens, and which Linux does not assign."""
     with ExitStack() as taken:
         ports = []
         for _ in range(count):

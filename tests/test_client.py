@@ -1,4 +1,4 @@
-"""The two faces are one: the same words with the same parameters, blocking and awaited."""
+"""The blocking and the asyncio client have the same methods with the same parameters."""
 
 import asyncio
 import inspect
@@ -26,14 +26,14 @@ def queues():
         yield queues
 
 
-def test_both_faces_have_the_same_words():
+def test_the_blocking_and_the_asyncio_client_have_the_same_methods():
     awaited = inspect.getmembers(penstock.aio.AsyncQueues, inspect.isfunction)
     assert [name for name, _ in awaited if name[0] != "_"] == WORDS
     assert {"push", "pull", "extend", "release", "delete"} < set(WORDS)
 
 
 @pytest.mark.parametrize("word", [*WORDS, *TWINS])
-def test_a_word_has_the_same_parameters_on_both_faces(word):
+def test_a_method_has_the_same_parameters_in_both_clients(word):
     blocking = inspect.signature(getattr(Queues, word))
     awaited = inspect.signature(getattr(penstock.aio.AsyncQueues, TWINS.get(word, word)))
     assert list(awaited.parameters.values()) == list(blocking.parameters.values())
@@ -42,19 +42,19 @@ def test_a_word_has_the_same_parameters_on_both_faces(word):
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_is_explained_alike_on_both_faces(word):
+def test_a_method_has_the_same_docstring_in_both_clients(word):
     awaited = getattr(penstock.aio.AsyncQueues, word)
     assert getattr(Queues, word).__doc__ == awaited.__doc__
     assert awaited.__doc__
 
 
 @pytest.mark.parametrize("word", [word for word in WORDS if word not in LOOPS])
-def test_a_word_is_awaited_on_the_asyncio_face_and_not_on_the_other(word):
+def test_a_method_is_awaited_in_the_asyncio_client_only(word):
     assert inspect.iscoroutinefunction(getattr(penstock.aio.AsyncQueues, word))
     assert not inspect.iscoroutinefunction(getattr(Queues, word))
 
 
-def test_connecting_takes_the_same_parameters_on_both_faces():
+def test_connect_has_the_same_parameters_in_both_clients():
     blocking = inspect.signature(penstock.connect).parameters
     awaited = inspect.signature(penstock.aio.connect).parameters
     assert list(awaited.values()) == list(blocking.values())
@@ -73,7 +73,7 @@ def test_seconds_become_whole_milliseconds(seconds, expected_ms):
     [None, True, "1", b"1", [1], -1, -0.001, math.nan, math.inf, -math.inf, 10**400, 1e308],
     ids=ascii,
 )
-def test_what_is_no_number_of_seconds_is_refused_by_name(seconds):
+def test_a_value_that_is_not_a_number_of_seconds_is_refused_by_name(seconds):
     with pytest.raises(InvalidField, match="field"):
         to_ms("field", seconds)
 
@@ -88,13 +88,13 @@ def test_a_url_that_names_no_backend_is_refused(url):
 
 
 @pytest.mark.parametrize("url", [None, 7, b"memory:", ["memory:"]], ids=str)
-def test_a_url_that_is_no_text_is_refused(url):
+def test_a_url_that_is_not_text_is_refused(url):
     with pytest.raises(InvalidField, match="url"):
         penstock.connect(url)
 
 
 @pytest.mark.parametrize("items", [None, 7, object()], ids=["None", "7", "object"])
-def test_many_of_what_cannot_be_counted_is_refused(queues, items):
+def test_push_many_and_delete_many_refuse_a_single_value(queues, items):
     for use in (queues.batch, queues.delete_many, lambda bad: queues.push_many("q", bad)):
         with pytest.raises(RequestError):
             use(items)
@@ -219,7 +219,7 @@ def test_options_of_an_item_replace_those_of_all(queues):
     assert queues.stats("q").delayed == 1
 
 
-def test_what_became_of_each_item_survives_pickling(queues):
+def test_the_results_of_a_refused_batch_survive_pickling(queues):
     with pytest.raises(penstock.BatchRefused) as caught:
         queues.push_many("q", ["a", "x" * 2**21])
     again = pickle.loads(pickle.dumps(caught.value))
@@ -265,7 +265,7 @@ def test_a_dead_letter_queue_in_use_is_removed_by_force_only(queues):
     assert queues.names() == []
 
 
-def test_a_redrive_of_what_is_no_dead_letter_queue_says_so(queues):
+def test_a_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused(queues):
     with pytest.raises(InvalidField, match="'q' is the dead-letter queue of no queue"):
         queues.redrive("q")
     queues.create("orders", dead_letter="q", max_receives=1)
@@ -274,7 +274,7 @@ def test_a_redrive_of_what_is_no_dead_letter_queue_says_so(queues):
     assert queues.redrive("orders", to="to") == 0
 
 
-def test_an_awaited_redrive_of_what_is_no_dead_letter_queue_says_so():
+def test_an_awaited_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused():
     async def complaint():
         async with await penstock.aio.connect("memory:") as queues:
             await queues.create("q")

@@ -95,7 +95,7 @@ def test_iterating_goes_on_while_items_are_pushed_and_popped(queue):
     assert seen == [0, 1, 2, 3, 9, 10, 11, 99]
 
 
-def test_everything_is_there_again_after_closing_and_opening(tmp_path):
+def test_all_items_are_there_after_closing_and_opening(tmp_path):
     path = tmp_path / "queue"
     with PersistedQueue(path, FILE_SIZE) as queue:
         for number in range(20):
@@ -195,7 +195,7 @@ def test_capacity_says_how_many_items_fit(tmp_path):
         {"durability": "maybe"},
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(tmp_path, options):
+def test_an_impossible_setting_is_refused(tmp_path, options):
     with pytest.raises(InvalidField):
         PersistedQueue(tmp_path / "queue", **options)
     assert not (tmp_path / "queue").exists()
@@ -321,7 +321,7 @@ def test_after_a_failed_sync_the_queue_stops_and_keeps_what_it_answered():
 
 
 class Account:
-    """What a user of a queue knows: what was answered, and what may or may not have happened."""
+    """The model of a queue: the answered calls, and those that may or may not have taken effect."""
 
     def __init__(self, disk, durability="sync"):
         self.expected: deque[bytes] = deque()

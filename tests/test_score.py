@@ -1,4 +1,4 @@
-"""The scorecard knows which tests belong to it, and tells what came of them."""
+"""The scorecard finds its tests by their docstrings, and prints their results."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tree keeps its own style, and each rule that says so is able to fail."""
+"""The tree follows its style rules, and each rule can fail."""
 
 import pytest
 

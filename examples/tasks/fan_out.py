@@ -45,7 +45,7 @@ def add_up(parts: list[dict[str, int]], show: int) -> str:
 
 
 def main() -> None:
-    """Each line is a chain of two tasks; the final one is given the results of all of them."""
+    """Pushes a chain of two tasks for each line, and a final task that gets all the results."""
     lines = [chain(clean.prepare(line), count.prepare()) for line in TEXT]
     print(group(*lines, final=add_up.prepare(show=3)).push().get(timeout=60))
 

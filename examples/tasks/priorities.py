@@ -1,4 +1,4 @@
-"""Priorities: what is urgent overtakes what waits, and a delayed task is never early.
+"""Priorities: an urgent task runs before others that wait, and a delayed task is never early.
 
 Run this first, so that all tasks wait, and then a worker with one thread:
 

@@ -1,4 +1,4 @@
-"""Schedules: by cron in a time zone, and every so many seconds; once, however many workers run.
+"""Schedules: by cron in a time zone, and by a period; each is pushed once by all workers together.
 
     penstock worker schedule:app --processes 3
     python schedule.py
@@ -21,7 +21,7 @@ PULSES = Path("pulses.txt")
 
 @app.task
 def report(kind: str) -> None:
-    """What is made every night."""
+    """Would make a report every night."""
 
 
 @app.task(ttl=30)
@@ -36,7 +36,7 @@ app.schedule("pulse", 1, pulse, missed="skip")
 
 
 def main() -> None:
-    """Shows the schedules, and counts the pulses of some seconds."""
+    """Prints the schedules, and counts the pulses of some seconds."""
     for name, schedule in app.schedules.items():
         print(f"{name}: {schedule.shown}")
     PULSES.write_text("")
@@ -44,7 +44,7 @@ def main() -> None:
     while (count := len(PULSES.read_text().splitlines())) < 3:
         time.sleep(0.1)
     seconds = int(time.time()) - int(began_s)
-    # One that was due just before may still be among them.
+    # A pulse that was due just before the start may be counted too.
     is_once = count <= seconds + 1
     print("no pulse came twice" if is_once else f"{count} pulses in {seconds} s")
 

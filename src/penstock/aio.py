@@ -14,7 +14,6 @@ from penstock.client import (
     check_is_dead_letter_queue,
     check_results,
     claimed,
-    in_user_words,
     make_create,
     make_deletes,
     make_pull,
@@ -24,6 +23,7 @@ from penstock.client import (
     to_list,
     to_ms,
     to_settings,
+    with_public_names,
 )
 from penstock.clock import Clock, SystemClock
 from penstock.consumer.awaited import AsyncConsumer
@@ -80,7 +80,7 @@ class AsyncQueues:
         try:
             return await self._execute(command)
         except RequestError as error:
-            raise in_user_words(error) from None
+            raise with_public_names(error) from None
 
     async def configure(self, queue: str, **settings: Any) -> QueueInfo:
         """Changes some settings of a queue."""
@@ -88,10 +88,10 @@ class AsyncQueues:
         try:
             return await self._execute(command)
         except RequestError as error:
-            raise in_user_words(error) from None
+            raise with_public_names(error) from None
 
     async def remove(self, queue: str, *, force: bool = False) -> None:
-        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted.
+        """Deletes a queue with all its messages; pulls that wait on it fail with QueueDeleted.
 
         Raises QueueInUse, without `force`, if other queues send their dead letters to it.
         """
@@ -117,7 +117,7 @@ class AsyncQueues:
         group: str | None = None,
         attributes: Attributes | None = None,
     ) -> str:
-        """Adds a message and returns its id; it is kept when this returns."""
+        """Adds a message and returns its id; the message is durable when this returns."""
         command = make_push(queue, body, delay, priority, ttl, dedup_id, group, attributes)
         return (await self._execute(command)).id
 
@@ -158,12 +158,12 @@ class AsyncQueues:
     async def release(
         self, claim: Claim | str, *, delay: float = 0, receipt: str | None = None
     ) -> None:
-        """Gives a message back to its place, at once or after `delay` seconds."""
+        """Returns a message to its place in the queue, at once or after `delay` seconds."""
         queue, proof = claimed(claim, receipt)
         await self._execute(Release(queue, proof, to_ms("delay", delay)))
 
     async def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
-        """Ends a message for good; false if it was gone already."""
+        """Deletes a claimed message; False if it was gone already."""
         queue, proof = claimed(claim, receipt)
         return await self._execute(Delete(queue, proof))
 
@@ -184,11 +184,11 @@ class AsyncQueues:
         attributes: Attributes | None = None,
         return_errors: bool = False,
     ) -> Sequence[Any]:
-        """Pushes several messages in one append; the PushReply of each.
+        """Pushes several messages in one append; returns the PushReply of each.
 
         An item is a body, or a dict of `body` and options of its own, which replace those given
         for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
-        or with `return_errors` has the error of each in the place of its reply.
+        or with `return_errors` returns the error of each in the place of its reply.
         """
         command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
         return check_results(await self._execute(command), return_errors)
@@ -196,10 +196,10 @@ class AsyncQueues:
     async def delete_many(
         self, claims: Iterable[Claim], *, return_errors: bool = False
     ) -> Sequence[Any]:
-        """Deletes several claims; for each what `delete` gives.
+        """Deletes several claimed messages; the result of `delete` for each.
 
-        Raises BatchRefused if some are refused, or with `return_errors` has the error of each in
-        the place of its reply.
+        Raises BatchRefused if some are refused, or with `return_errors` returns the error of each
+        in the place of its reply.
         """
         return check_results(await self.batch(make_deletes(claims)), return_errors)
 
@@ -215,12 +215,13 @@ class AsyncQueues:
         backoff_max: float = 300.0,
         holder: str | None = None,
     ) -> AsyncConsumer:
-        """A loop over the queue's messages: each claim is extended while the body works.
+        """A loop over the queue's messages: each claim is extended while the loop's body runs.
 
-        Asking for the next claim deletes the one at hand. Leaving the loop releases it: at once, or
-        after an exception in `backoff` seconds, twice that at its next failure and so on, at most
-        `backoff_max`. The loop ends by `stop()`, within `wait` seconds, or after `idle` seconds
-        without a message. No claim is held for longer than `hold_max` seconds.
+        The next iteration deletes the current claim's message. Leaving the loop releases it: at
+        once, or after an exception with a delay of `backoff` seconds, doubled at each further
+        failure of the message up to `backoff_max`. The loop ends by `stop()`, within `wait`
+        seconds, or after `idle` seconds without a message. No claim is held for longer than
+        `hold_max` seconds.
         """
         return AsyncConsumer(
             self,
@@ -228,21 +229,21 @@ class AsyncQueues:
         )
 
     async def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
-        """Shows messages without claiming them."""
+        """Reads messages without claiming them."""
         return await self._execute(Peek(queue, limit, state))
 
     async def stats(self, queue: str) -> QueueStats:
-        """How deep the queue is, and how old its oldest message."""
+        """The counts of a queue's messages, and the age of the oldest."""
         return await self._execute(Stats(queue))
 
     async def purge(self, queue: str) -> int:
-        """Removes every message of a queue, and counts them."""
+        """Removes every message of a queue; returns how many."""
         return await self._execute(Purge(queue))
 
     async def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
-        """Moves messages back to where they were dead-lettered from, or to `to`; counts them.
+        """Moves dead letters back to their source queues, or to `to`; returns how many.
 
-        Raises InvalidField for a queue that holds no dead letters and is no dead-letter queue.
+        Raises InvalidField for a queue that has no dead letters and is no dead-letter queue.
         """
         moved = 0
         step = self.service.redrive_max
@@ -265,7 +266,7 @@ class AsyncQueues:
             page = await self._execute(DescribeQueues(after=page[-1].queue))
 
     async def history(self, message_id: str) -> list[HistoryEvent]:
-        """Everything the journal still knows of a message."""
+        """The events of a message that the journal still has."""
         return await self._execute(History(message_id))
 
     async def close(self) -> None:

@@ -117,7 +117,7 @@ class CarrotMessage:
 
 
 class CarrotClient:
-    """One connection to a broker. What is not acknowledged when it closes goes back."""
+    """One connection to a broker. Closing it puts messages back that are not acknowledged."""
 
     def __init__(self, link: socket.socket, token: str | None, timeout_s: float) -> None:
         self._link = link
@@ -165,17 +165,17 @@ class CarrotClient:
 
     def ack(self, messages: Iterable[CarrotMessage]) -> None:
         """Deletes messages. Raises StaleReceipt, or BatchRefused if only some could be."""
-        self._settle(SESSION_ACK, messages)
+        self._answer(SESSION_ACK, messages)
 
     def nack(self, messages: Iterable[CarrotMessage]) -> None:
         """Puts messages back at the front of their queues."""
-        self._settle(SESSION_NACK, messages)
+        self._answer(SESSION_NACK, messages)
 
     def extend(self, messages: Iterable[CarrotMessage], seconds: float) -> None:
         """Keeps messages for so long from now on."""
-        self._settle(EXTEND, messages, to_ms("seconds", seconds))
+        self._answer(EXTEND, messages, to_ms("seconds", seconds))
 
-    def _settle(
+    def _answer(
         self, opcode: int, messages: Iterable[CarrotMessage], first: int | None = None
     ) -> None:
         settled = list(messages)
@@ -235,7 +235,7 @@ class CarrotClient:
         while True:
             answer = None
             if len(received) > 1 and received[0] == ERROR and received[1]:
-                # A broker that lets nobody in answers as it would a single request.
+                # A broker that refuses the connection answers in the form of the first protocol.
                 refused = read_answer(received)
                 if refused is not None:
                     raise error_of(refused.text.encode())
@@ -251,7 +251,7 @@ class CarrotClient:
         return answer
 
     def close(self) -> None:
-        """Closes the connection; what was read and not acknowledged goes back."""
+        """Closes the connection; messages that were not acknowledged are put back."""
         self._link.close()
 
     def __enter__(self) -> "CarrotClient":

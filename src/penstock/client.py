@@ -54,8 +54,8 @@ from penstock.service import (
 
 T = TypeVar("T")
 
-# Between two steps of a redrive. Whoever releases a lock and takes it again at once gets it before
-# the threads that wait for it are awake, and a redrive of a million messages is a thousand steps.
+# Between two steps of a redrive. A thread that releases the engine's lock and takes it again at
+# once gets it before waiting threads are awake, and a million messages need a thousand steps.
 REDRIVE_PAUSE_S: Final = 0.000_1
 _SECONDS_MAX: Final = 10**12
 _SECONDS_LIMITS_MS: Final = {
@@ -68,14 +68,14 @@ _SECONDS_LIMITS_MS: Final = {
     "seconds": (1, VISIBILITY_MS_MAX),
 }
 
-# What a queue can be given, by its name here, and the name and unit it has inside.
+# The settings of a queue: the name here, and the name in `service`.
 _SETTINGS_IN_SECONDS: Final = {
     "visibility_timeout": "visibility_ms",
     "delay": "delay_ms",
     "wait": "wait_ms",
     "retention": "retention_ms",
 }
-_SETTINGS_AS_THEY_ARE: Final = {
+_SETTINGS_UNCHANGED: Final = {
     "max_body_bytes": "body_bytes_max",
     "max_messages": "messages_max",
     "max_bytes": "bytes_max",
@@ -87,12 +87,12 @@ _SETTINGS_AS_THEY_ARE: Final = {
     "dedup_per_group": "dedup_per_group",
     "annotations": "annotations",
 }
-_WORD_OF: Final = {
+_PUBLIC_NAMES: Final = {
     inside: word
-    for word, inside in (_SETTINGS_IN_SECONDS | _SETTINGS_AS_THEY_ARE).items()
+    for word, inside in (_SETTINGS_IN_SECONDS | _SETTINGS_UNCHANGED).items()
     if word != inside
 }
-_INSIDE: Final = re.compile(rf"\b(?:{'|'.join(_WORD_OF)})\b")
+_INTERNAL_NAME: Final = re.compile(rf"\b(?:{'|'.join(_PUBLIC_NAMES)})\b")
 _ITEM_FIELDS: Final = ("body", "delay", "priority", "ttl", "dedup_id", "group", "attributes")
 _FIFO: Final = ".fifo"
 
@@ -117,17 +117,17 @@ def to_settings(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in _SETTINGS_IN_SECONDS:
             settings[_SETTINGS_IN_SECONDS[name]] = to_ms(name, value)
-        elif name in _SETTINGS_AS_THEY_ARE:
-            settings[_SETTINGS_AS_THEY_ARE[name]] = value
+        elif name in _SETTINGS_UNCHANGED:
+            settings[_SETTINGS_UNCHANGED[name]] = value
         else:
-            known = ", ".join([*_SETTINGS_IN_SECONDS, *_SETTINGS_AS_THEY_ARE])
+            known = ", ".join([*_SETTINGS_IN_SECONDS, *_SETTINGS_UNCHANGED])
             raise InvalidField(f"settings: there is no setting {name!r}; there are {known}")
     return settings
 
 
-def in_user_words(error: RequestError) -> RequestError:
-    """The error with the settings it names called as `create` and `configure` call them."""
-    text = _INSIDE.sub(lambda found: _WORD_OF[found[0]], str(error))
+def with_public_names(error: RequestError) -> RequestError:
+    """The error with settings named as `create` and `configure` name them."""
+    text = _INTERNAL_NAME.sub(lambda found: _PUBLIC_NAMES[found[0]], str(error))
     return error if text == str(error) else type(error)(text)
 
 
@@ -136,7 +136,7 @@ def make_create(queue: str, given: dict[str, Any]) -> CreateQueue:
 
     Raises InvalidField.
     """
-    # A name that is no text is the service's to refuse.
+    # A name that is not text is refused later, by the service.
     if str(queue).partition("@")[0].endswith(_FIFO):
         if given.get("fifo", True) is False:
             raise InvalidField(
@@ -192,7 +192,7 @@ def make_push_many(
 ) -> PushMany | Batch:
     """The command that pushes several messages. Raises InvalidField.
 
-    A body that is not bytes has no place in a PushMany; in a Batch it is refused alone.
+    A PushMany holds only bytes. With another body it is a Batch, where that item alone is refused.
     """
     items = to_list("bodies", bodies)
     if dedup_id is not None:
@@ -239,7 +239,7 @@ _COLUMNS: Final = {
 
 
 def _item_fields(number: int, item: Any) -> dict[str, Any]:
-    """What one item of several says for itself. Raises InvalidField, naming the item."""
+    """The options of one item of several. Raises InvalidField, naming the item."""
     if not isinstance(item, Mapping):
         return {"body": item}
     unknown = [str(name) for name in item if name not in _ITEM_FIELDS]
@@ -302,14 +302,14 @@ def make_deletes(claims: Iterable[Claim]) -> list[BatchItem]:
 
 
 def to_list(field: str, items: Iterable[T]) -> list[T]:
-    """The items as a list. Raises InvalidField for what is one thing and not several."""
+    """The items as a list. Raises InvalidField for a single body, claim or other value."""
     if isinstance(items, str | bytes | Claim) or not isinstance(items, Iterable):
         raise InvalidField(f"{field}: expected several, got one {type(items).__name__}")
     return list(items)
 
 
 class Queues:
-    """Every queue of one backend, for callers who may block. Safe for many threads."""
+    """Every queue of one backend, for callers that may block. Safe for many threads."""
 
     def __init__(self, service: QueueService, clock: Clock | None = None) -> None:
         self.service = service
@@ -328,7 +328,7 @@ class Queues:
         try:
             return self._execute(command)
         except RequestError as error:
-            raise in_user_words(error) from None
+            raise with_public_names(error) from None
 
     def configure(self, queue: str, **settings: Any) -> QueueInfo:
         """Changes some settings of a queue."""
@@ -336,10 +336,10 @@ class Queues:
         try:
             return self._execute(command)
         except RequestError as error:
-            raise in_user_words(error) from None
+            raise with_public_names(error) from None
 
     def remove(self, queue: str, *, force: bool = False) -> None:
-        """Deletes a queue with all it holds; pulls that wait on it fail with QueueDeleted.
+        """Deletes a queue with all its messages; pulls that wait on it fail with QueueDeleted.
 
         Raises QueueInUse, without `force`, if other queues send their dead letters to it.
         """
@@ -365,8 +365,8 @@ class Queues:
         group: str | None = None,
         attributes: Attributes | None = None,
     ) -> str:
-        """Adds a message and returns its id; it is kept when this returns."""
-        # The plainest push is the commonest: it goes straight to its command.
+        """Adds a message and returns its id; the message is durable when this returns."""
+        # The fast path of `make_push` for the most common push.
         if delay is None and ttl is None and type(body) is bytes:
             command = Push(queue, body, None, priority, None, dedup_id, group, attributes)
         else:
@@ -409,12 +409,12 @@ class Queues:
         return self._execute(Extend(queue, proof, to_ms("seconds", seconds)))
 
     def release(self, claim: Claim | str, *, delay: float = 0, receipt: str | None = None) -> None:
-        """Gives a message back to its place, at once or after `delay` seconds."""
+        """Returns a message to its place in the queue, at once or after `delay` seconds."""
         queue, proof = claimed(claim, receipt)
         self._execute(Release(queue, proof, to_ms("delay", delay)))
 
     def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
-        """Ends a message for good; false if it was gone already."""
+        """Deletes a claimed message; False if it was gone already."""
         if type(claim) is Claim:
             return self._execute(Delete(claim.queue, claim.proof))
         return self._execute(Delete(*claimed(claim, receipt)))
@@ -436,20 +436,20 @@ class Queues:
         attributes: Attributes | None = None,
         return_errors: bool = False,
     ) -> Sequence[Any]:
-        """Pushes several messages in one append; the PushReply of each.
+        """Pushes several messages in one append; returns the PushReply of each.
 
         An item is a body, or a dict of `body` and options of its own, which replace those given
         for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
-        or with `return_errors` has the error of each in the place of its reply.
+        or with `return_errors` returns the error of each in the place of its reply.
         """
         command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
         return check_results(self._execute(command), return_errors)
 
     def delete_many(self, claims: Iterable[Claim], *, return_errors: bool = False) -> Sequence[Any]:
-        """Deletes several claims; for each what `delete` gives.
+        """Deletes several claimed messages; the result of `delete` for each.
 
-        Raises BatchRefused if some are refused, or with `return_errors` has the error of each in
-        the place of its reply.
+        Raises BatchRefused if some are refused, or with `return_errors` returns the error of each
+        in the place of its reply.
         """
         return check_results(self.batch(make_deletes(claims)), return_errors)
 
@@ -465,12 +465,13 @@ class Queues:
         backoff_max: float = 300.0,
         holder: str | None = None,
     ) -> Consumer:
-        """A loop over the queue's messages: each claim is extended while the body works.
+        """A loop over the queue's messages: each claim is extended while the loop's body runs.
 
-        Asking for the next claim deletes the one at hand. Leaving the loop releases it: at once, or
-        after an exception in `backoff` seconds, twice that at its next failure and so on, at most
-        `backoff_max`. The loop ends by `stop()`, within `wait` seconds, or after `idle` seconds
-        without a message. No claim is held for longer than `hold_max` seconds.
+        The next iteration deletes the current claim's message. Leaving the loop releases it: at
+        once, or after an exception with a delay of `backoff` seconds, doubled at each further
+        failure of the message up to `backoff_max`. The loop ends by `stop()`, within `wait`
+        seconds, or after `idle` seconds without a message. No claim is held for longer than
+        `hold_max` seconds.
         """
         return Consumer(
             self,
@@ -478,21 +479,21 @@ class Queues:
         )
 
     def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
-        """Shows messages without claiming them."""
+        """Reads messages without claiming them."""
         return self._execute(Peek(queue, limit, state))
 
     def stats(self, queue: str) -> QueueStats:
-        """How deep the queue is, and how old its oldest message."""
+        """The counts of a queue's messages, and the age of the oldest."""
         return self._execute(Stats(queue))
 
     def purge(self, queue: str) -> int:
-        """Removes every message of a queue, and counts them."""
+        """Removes every message of a queue; returns how many."""
         return self._execute(Purge(queue))
 
     def redrive(self, queue: str, *, to: str | None = None, limit: int | None = None) -> int:
-        """Moves messages back to where they were dead-lettered from, or to `to`; counts them.
+        """Moves dead letters back to their source queues, or to `to`; returns how many.
 
-        Raises InvalidField for a queue that holds no dead letters and is no dead-letter queue.
+        Raises InvalidField for a queue that has no dead letters and is no dead-letter queue.
         """
         moved = 0
         step = self.service.redrive_max
@@ -513,7 +514,7 @@ class Queues:
             page = self._execute(DescribeQueues(after=page[-1].queue))
 
     def history(self, message_id: str) -> list[HistoryEvent]:
-        """Everything the journal still knows of a message."""
+        """The events of a message that the journal still has."""
         return self._execute(History(message_id))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Time as the engine sees it: whole milliseconds since 1970, never running backwards."""
+"""The engine's clock: whole milliseconds since 1970, never running backwards."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ THREAD_PREFIX: Final = "penstock-"
 
 
 class Clock(Protocol):
-    """Where an engine reads the time, and how its waiters learn that time has passed."""
+    """Gives an engine the time, and tells its waiters how long to sleep."""
 
     def now_ms(self) -> int:
         """The present instant; never less than an earlier answer."""
@@ -25,23 +25,23 @@ class Clock(Protocol):
         ...
 
     def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
-        """The same for a waiter for whose sake time may move: by this call, if the clock is such.
+        """The same for a waiting pull. A manual clock may advance itself within this call.
 
-        So it is called without a lock that a subscriber takes. Raises InvalidField if the thread
-        would block and nothing could wake it.
+        So the caller must not hold a lock that a subscriber takes. Raises InvalidField if the
+        thread would block and nothing could wake it.
         """
         ...
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
-        """Calls `moved` whenever time jumps; returns what ends that."""
+        """Calls `moved` whenever time jumps; returns a function that ends that."""
         ...
 
 
 class SystemClock:
     """Wall time at the start, then monotonic: a jump of the wall clock moves no deadline.
 
-    `not_before_ms` is the last instant a journal knows of, so that time goes on from there if the
-    wall clock was set back while nobody ran.
+    `not_before_ms` is the time of the journal's last event: the clock starts there if the wall
+    clock was set back while no process had the store open.
     """
 
     def __init__(self, not_before_ms: int = 0) -> None:
@@ -56,7 +56,7 @@ class SystemClock:
         self.now_ms = now_ms
 
     def timeout_s(self, until_ms: int) -> float | None:
-        # One millisecond more: waking a hair early would find nothing due and sleep again.
+        # One millisecond more: after waking too early, nothing would be due yet.
         return max(0, until_ms + 1 - self.now_ms()) / 1_000
 
     def waiter_timeout_s(self, until_ms: int, *, blocks_thread: bool) -> float | None:
@@ -127,7 +127,7 @@ class ManualClock:
 
 
 def _is_only_thread() -> bool:
-    """Whether no thread but this one and Penstock's own, which advance no clock, is running."""
+    """Whether only this thread and Penstock's own are running, which advance no clock."""
     own = threading.current_thread()
     return all(each is own or each.name.startswith(THREAD_PREFIX) for each in threading.enumerate())
 

@@ -1,14 +1,14 @@
 """Every error Penstock raises, sorted by what the caller should do next.
 
     PenstockError
-    ├── RequestError      fix the request: it can never succeed as it stands
+    ├── RequestError      fix the request: unchanged, it will fail again
     ├── UnavailableError  try again later: nothing is wrong with the request
-    ├── ProtocolError     drop the connection: what the peer sent is no valid frame
-    └── JournalError      the engine has stopped: its storage cannot be trusted
+    ├── ProtocolError     drop the connection: the peer sent an invalid frame
+    └── JournalError      the engine has stopped: its storage failed or is damaged
 
 A message says what was wrong, where, which limit it broke, and what to do about it.
-An operation that raises one of these has changed nothing; BatchRefused is the exception, as its
-other items were done, and BackendLost leaves it open.
+An operation that raises one of these has changed nothing, with two exceptions: the other items of a
+BatchRefused were done, and after BackendLost it is unknown.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class PenstockError(Exception):
 
 
 class RequestError(PenstockError):
-    """The request is wrong; sending it again unchanged is useless."""
+    """The request is wrong; sent again unchanged, it will fail again."""
 
 
 class InvalidField(RequestError):
@@ -68,7 +68,7 @@ class MessageGone(StaleReceipt):
 
 
 class AttemptLapsed(RequestError):
-    """The pull with this attempt id was answered before, and its claims no longer all live."""
+    """The pull with this attempt id was answered before, and one of its claims has ended."""
 
 
 class ClaimTooLong(RequestError):
@@ -138,7 +138,7 @@ class ProtocolError(PenstockError):
 
 
 class JournalError(PenstockError):
-    """The journal cannot be trusted or written; the engine that uses it stops."""
+    """The journal is damaged or cannot be written; the engine that uses it stops."""
 
 
 class StoreUnusable(JournalError):

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Forkable(Protocol):
-    """An object that a fork copies, while parent and child share its connection or files."""
+    """An object whose connection or files parent and child would share after a fork."""
 
     def start_over(self) -> None:
         """Called in the child: drops what belongs to the parent.

@@ -1,14 +1,14 @@
 """A first-in, first-out queue of byte strings in a directory: push, pop, peek, size, capacity.
 
-It needs nothing of Penstock but the segment files it is kept in. Each item is one entry, version
+It uses Penstock's segment files and nothing else of it. Each item is one entry, version
 `PQUEUE01`, whose data is
 
     offset  size  field
          0     8  when it was pushed, in milliseconds since 1970, little-endian
          8     …  the item
 
-An item is popped by moving the place where the stream begins past it, so nothing is rewritten and
-nothing compacted: files that lie wholly before that place are unlinked.
+A pop moves the beginning of the stream behind the item, so nothing is rewritten or compacted; files
+that end before the beginning are unlinked.
 """
 
 import math
@@ -41,17 +41,17 @@ class PersistedQueue:
             queue.push(b"gone in a minute", ttl=60)
             queue.peek()            # b"first", still there
             queue.pop()             # b"first", gone for good
-            for item in queue:      # looks at all that is left, removes nothing
+            for item in queue:      # reads all items, removes none
                 ...
 
     `path`         a directory; made if missing, then readable by its owner only.
     `file_size`    bytes of each file, a multiple of 4096; a queue that exists keeps its own.
     `max_size`     how many bytes the items may take, 40 a piece included; then push raises
                    QueueFull. The directory itself takes up to two files more.
-    `default_ttl`  seconds an item lives unless push says otherwise; None or 0 is for ever.
+    `default_ttl`  seconds an item lives unless push has a `ttl`; None or 0 is for ever.
     `durability`   "sync": when push returns the item survives a power cut, and when pop returns
-                   its item never comes back. "os": both hold if the process dies, and the disk is
-                   written when the system likes; much faster, and a power cut loses the latest.
+                   its item never comes back. "os": both hold if the process dies, and the system
+                   writes the disk later; much faster, but a power cut loses the latest changes.
     `clock`        gives the time in seconds since 1970, for time to live.
     `accept_loss`  opens a queue that misses files, without the items they held; otherwise
                    StoreUnusable names them.
@@ -64,8 +64,8 @@ class PersistedQueue:
 
     Raises StoreUnusable if the directory cannot be used (the sentence says why), StoreFull if the
     disk is full (pop still works, and push works again when there is room), and JournalError after
-    the disk failed a sync: then close the queue and open it again. An item that has rotted on the
-    disk is passed over and listed in `quarantined`; those behind it are not affected.
+    the disk failed a sync: then close the queue and open it again. An item that is damaged on the
+    disk is skipped and listed in `quarantined`; those behind it are not affected.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class PersistedQueue:
     def peek(self, n: int = 0) -> bytes | None:
         """Return an item without removing it: the oldest, or the one `n` places behind it.
 
-        None if there are not so many. Calling it with 0, 1, 2 … goes through the queue, each step
-        as quick as the first; so does `for item in queue`.
+        None if there are fewer. Calling it with 0, 1, 2 … goes through the queue, each step as
+        fast as the first; so does `for item in queue`.
         """
         if n < 0:
             raise InvalidField(f"peek counts from the oldest item, 0: {n}")
@@ -213,7 +213,7 @@ class PersistedQueue:
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """The stretches found damaged so far, which were passed over."""
+        """The damaged ranges found so far, which were skipped."""
         return self._segments.quarantined
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class PersistedQueue:
         return self._now_ms() < pushed_at_ms + entry.ttl_s * 1000
 
     def _find_front(self) -> StoredEntry | None:
-        """Return the oldest live item, having passed over what stands before it."""
+        """Return the oldest item that has not expired; remove those before it."""
         while True:
             if self._front is None:
                 self._front = next(self._unread, None)
@@ -273,10 +273,10 @@ class PersistedQueue:
                 self._pass(self._front)
 
     def _read_on(self) -> bool:
-        """Begin to read what was pushed since reading began; False if nothing was."""
+        """Begin to read the items pushed since the last call; False if there are none."""
         start, end = self._unread_end, self._segments.end_offset
         if start == end:
-            # All that was left, if anything, was damaged.
+            # There was nothing else, or only damaged items.
             self._segments.advance(end, self._segments.next_id)
             return False
         self._unread = self._segments.entries(start, end)

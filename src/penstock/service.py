@@ -1,10 +1,10 @@
-"""The commands a queue service takes, the replies it gives, and the seam every backend implements.
+"""The commands of a queue service, its replies, and the interface that every backend implements.
 Long, because it is one list: every command with its reply and the limits of its fields.
 
-A backend is a `QueueService`: one method, `execute(command) -> reply`. The reply's type stands in
-the command's own class line. Durations and instants are whole milliseconds here; seconds belong to
-the people-facing `client`. Commands travel on our own wire as arrays tagged by a number, so fields
-are only ever added at the end, always with a default.
+A backend is a `QueueService`: one method, `execute(command) -> reply`. `Command[R]` in the class
+line of a command is the type of its reply. Durations and instants are whole milliseconds here;
+`client` has seconds. On Penstock's own wire, commands are arrays tagged by a number, so fields are
+only ever added at the end, always with a default.
 """
 
 import re
@@ -54,12 +54,13 @@ else:
 State = Literal["visible", "delayed", "in_flight"]
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
-# How many messages one Redrive moves, unless a service has its own limit: other commands wait.
-REDRIVE_MAX: Final = 1_000
+# How many messages one Redrive moves, unless a service has its own limit: other commands wait
+# meanwhile.
+REDRIVE_MAX: Final = 250
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What was pushed, and how often it was pulled since: the body and its attributes never change.
+    """A message as it was pushed, and how often it was pulled since.
 
     `sequence` is its place in the queue's order of arrival. `source` is the queue it was
     dead-lettered from. `context` is data that a wire protocol keeps with the message.
@@ -81,7 +82,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Claim(Message, frozen=True, gc=False, array_like=True):
-    """A message lent to one holder until a deadline.
+    """A message that one holder has claimed until a deadline.
 
     `proof` is the receipt, or an object whose `str` is the receipt.
     """
@@ -120,7 +121,7 @@ class QueueSettings(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueStats(msgspec.Struct, frozen=True, gc=False):
-    """A queue's counts and age: cheap to read, never part of a decision."""
+    """A queue's counts and the age of its oldest message."""
 
     queue: str
     visible: int
@@ -190,7 +191,7 @@ class Push(Command[PushReply], frozen=True, gc=False, array_like=True, tag=1):
 class Pull(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=2):
     """Claims up to `limit` messages, waiting up to `wait_ms` for the first.
 
-    Repeating an `attempt_id` gives the same claims while all of them live; with `renew` their
+    Repeating an `attempt_id` gives the same claims while all of them are valid; with `renew` their
     visibility is restarted. With `bytes_max` the reply ends before the message whose body and
     attributes would bring the total above it; the first message is returned whatever its size.
     """
@@ -242,7 +243,7 @@ class Release(Command[None], frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6):
-    """Shows up to `limit` messages in one state, in the order they stand, without claiming them.
+    """Reads up to `limit` messages in one state, in the queue's order, without claiming them.
 
     `bytes_max` limits the reply as it does that of a Pull.
     """
@@ -254,7 +255,7 @@ class Peek(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=6
 
 
 class Stats(Command[QueueStats], frozen=True, gc=False, array_like=True, tag=7):
-    """Reads a queue's depth and age."""
+    """Reads a queue's counts, and the age of its oldest message."""
 
     queue: str
 
@@ -304,7 +305,7 @@ class DescribeQueue(Command[QueueInfo], frozen=True, gc=False, array_like=True, 
 
 
 class ListQueues(Command[list[str]], frozen=True, gc=False, array_like=True, tag=14):
-    """Names in alphabetical order, those that start with `prefix` and come after `after`."""
+    """Lists names in alphabetical order: those that start with `prefix`, and after `after`."""
 
     prefix: str = ""
     after: str = ""
@@ -533,7 +534,7 @@ def check_id(field: str, value: object) -> str:
 
 
 def are_ids(values: Sequence[Any]) -> bool:
-    """Whether `check_id` would accept every one of these, without a step for each."""
+    """Whether `check_id` would accept every one of these; the fast path for many."""
     try:
         sizes = set(map(len, values))
         return (

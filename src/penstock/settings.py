@@ -1,9 +1,9 @@
 """A server's settings, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
 
-An argument beats a variable, a variable beats the file, the file beats the default. An unknown
-name is an error in each of the three. `data` and `store` are two names for one thing, where the
-messages are: each of the three sources gives at most one of them. If none does, `PENSTOCK_URL`,
-which the other commands read too, names the store.
+An argument replaces a variable, a variable replaces a value of the file, and that replaces the
+default. An unknown name is an error in each of the three. `data` (a path) and `store` (a URL) both
+say where the messages are: each of the three sources gives at most one of them. If none does,
+`PENSTOCK_URL`, which the other commands read too, is the store.
 """
 
 import re
@@ -23,7 +23,7 @@ CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 URL_VARIABLE: Final = "PENSTOCK_URL"
 # Variables of this prefix that are not a server's: the command line, the tools and the tests of
 # this repository read them.
-_OTHERS: Final = frozenset(
+_OTHER_VARIABLES: Final = frozenset(
     {
         URL_VARIABLE,
         CONFIG_VARIABLE,
@@ -34,12 +34,12 @@ _OTHERS: Final = frozenset(
         "PENSTOCK_SPARK_KILLS",
     }
 )
-# A signature that was overheard lets its secret be guessed offline, so a short one is none.
+# Someone who has seen a signature can guess its secret offline, so a short one is not accepted.
 SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
-# A host's name, or an address of the sixth version, which has two colons or more.
+# A host's name, or an IPv6 address, which has two colons or more.
 _HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
-_PLACES: Final = {"data", "store"}
+_STORE_SETTINGS: Final = {"data", "store"}
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
     unless set, or 60 with `aws_limits`, as in Amazon SQS. `carrot` is where a Carrot broker on the
     same store listens, `[HOST:]PORT`; `token_file` holds the token that its clients must send.
-    `accept_loss` is of one start, and so can be an argument only.
+    `accept_loss` is meant for a single start, so it can only be an argument.
     """
 
     data: str = "penstock-data"
@@ -112,7 +112,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_settings(
     given: Mapping[str, Any], environment: Mapping[str, str], config: str | None = None
 ) -> ServerSettings:
-    """The settings of a server. Raises InvalidField, naming what is wrong and where it stands."""
+    """The settings of a server. Raises InvalidField, which names the setting and its source."""
     sources: list[tuple[str, dict[str, Any]]] = []
     path = config or environment.get(CONFIG_VARIABLE)
     if path:
@@ -129,12 +129,12 @@ def read_settings(
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
     for where, source in sources:
-        if source.keys() >= _PLACES:
+        if source.keys() >= _STORE_SETTINGS:
             raise InvalidField(f"data and store, in {where}: both say where the store is; give one")
-        if _PLACES & source.keys():
-            found = {name: value for name, value in found.items() if name not in _PLACES}
+        if _STORE_SETTINGS & source.keys():
+            found = {name: value for name, value in found.items() if name not in _STORE_SETTINGS}
         found |= source
-    if not _PLACES & found.keys() and environment.get(URL_VARIABLE):
+    if not _STORE_SETTINGS & found.keys() and environment.get(URL_VARIABLE):
         found["store"] = environment[URL_VARIABLE]
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
@@ -149,7 +149,7 @@ def _convert(found: Mapping[str, Any], where: str, strict: bool) -> ServerSettin
 
 
 def _checked(found: dict[str, Any], where: str, strict: bool = True) -> dict[str, Any]:
-    """The same settings with the right types, or the complaint that names their source."""
+    """The same settings with the right types. Raises InvalidField, which names their source."""
     settings = _convert(found, where, strict)
     return {name: getattr(settings, name) for name in found}
 
@@ -167,7 +167,7 @@ def _read_file(path: str) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _OTHERS:
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if variable not in _VARIABLES:

@@ -22,7 +22,7 @@ class Scheme(NamedTuple):
     form: str
     module: str
     extra: str | None = None
-    # Whether its queues, though in another process, go by the clock of whoever opens the URL.
+    # Whether its queues, though in another process, use the clock of the process that opens it.
     shares_clock: bool = False
 
 
@@ -84,7 +84,7 @@ class BackendUrl(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The URL as it may be shown, without users, passwords and tokens."""
+        """The URL as it may be shown: without user, password and token."""
         return without_password(self.text)
 
     @property
@@ -102,12 +102,12 @@ class BackendUrl(NamedTuple):
 
     @property
     def is_in_this_process(self) -> bool:
-        """Whether the queues live in the process that opens the URL, out of reach for others."""
+        """Whether the queues are in the process that opens the URL, which no other can reach."""
         return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown: what stands before an @ is left out."""
+    """The URL as it may be shown: user and password, before the @, are left out."""
     return _USERINFO.sub("//…@", url)
 
 

@@ -100,13 +100,13 @@ def test_list_names_more_queues_than_one_page_holds(cli):
     assert len(cli("list").results) == 1_005
 
 
-def test_remove_takes_the_queue_away(cli):
+def test_remove_deletes_the_queue(cli):
     cli("create orders")
     assert cli("remove orders").results == [{"queue": "orders", "removed": True}]
     assert cli("list").results == []
 
 
-def test_a_pushed_message_is_pulled_with_all_it_was_given(cli, clock):
+def test_a_pushed_message_is_pulled_with_all_its_options(cli, clock):
     cli("create orders")
     pushed = cli(
         "push orders hello --delay 5s --priority 9 --ttl 1h --dedup-id 42 --group eu"
@@ -131,7 +131,7 @@ def test_a_duplicate_says_so_and_adds_nothing(cli):
     assert cli("stats orders").results[0]["messages"] == 1
 
 
-def test_a_body_comes_from_a_file_or_stdin_or_stands_as_it_is(cli, give_stdin, tmp_path):
+def test_a_body_is_read_from_a_file_from_stdin_or_from_the_argument(cli, give_stdin, tmp_path):
     path = tmp_path / "body.bin"
     path.write_bytes(b"\x00\xff")
     give_stdin(b"from stdin\n")
@@ -168,7 +168,7 @@ def test_lines_are_pushed_in_batches_and_none_is_lost(cli, give_stdin):
     assert bodies == lines
 
 
-def test_a_refused_line_is_named_and_what_follows_is_not_tried(cli, give_stdin):
+def test_a_refused_line_is_named_and_later_batches_are_not_tried(cli, give_stdin):
     cli("create orders --max-messages 2")
     give_stdin(b"1\n2\n3\n4\n")
     with pytest.raises(penstock.RequestError, match=r"line 3: .*2 of the lines up to 4"):
@@ -189,7 +189,7 @@ def test_a_line_longer_than_any_body_is_refused_before_memory_is_full():
         list(batches_of_lines(endless))
 
 
-def test_pull_with_delete_leaves_nothing_behind(cli):
+def test_pull_with_delete_deletes_the_messages(cli):
     cli("create orders")
     cli("push orders a")
     cli("push orders b")
@@ -197,7 +197,7 @@ def test_pull_with_delete_leaves_nothing_behind(cli):
     assert cli("stats orders").results[0]["messages"] == 0
 
 
-def test_pull_with_delete_keeps_what_nobody_took(cli, monkeypatch):
+def test_pull_with_delete_deletes_nothing_if_the_output_fails(cli, monkeypatch):
     class Gone(io.StringIO):
         def flush(self):
             raise BrokenPipeError
@@ -255,7 +255,7 @@ def test_purge_counts_what_it_removed(cli):
     assert cli("purge orders").results == [{"queue": "orders", "purged": 2}]
 
 
-def test_dead_letters_are_driven_back(cli, clock):
+def test_redrive_moves_dead_letters_back(cli, clock):
     cli("create orders --dead-letter dead --max-receives 1 --visibility-timeout 1s")
     for body in "abc":
         cli(f"push orders {body}")
@@ -267,7 +267,7 @@ def test_dead_letters_are_driven_back(cli, clock):
     assert cli("stats orders").results[0]["visible"] == 3
 
 
-def test_history_tells_a_life_from_first_to_last(cli):
+def test_history_lists_all_events_of_a_message_in_order(cli):
     cli("create orders")
     message_id = cli("push orders x").results[0]["id"]
     receipt = cli("pull orders").results[0]["receipt"]
@@ -292,13 +292,13 @@ def test_each_class_of_error_has_its_exit_status(error, status):
     assert status_of(error) == status
 
 
-def test_main_takes_its_words_from_the_process(monkeypatch, capsys):
+def test_main_reads_its_arguments_from_the_process(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["penstock", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("penstock ")
 
 
-def test_an_error_of_many_lines_is_told_in_one(run_main):
+def test_an_error_of_many_lines_is_printed_in_one(run_main):
     done = run_main("push", "--url", "memory:", "a\nb", "x")
     assert done.status == 3
     assert done.err.count("\n") == 1
@@ -333,7 +333,7 @@ def test_create_of_a_fifo_name_makes_a_fifo_queue(cli):
         cli("create y.fifo --no-fifo")
 
 
-def test_redrive_of_what_is_no_dead_letter_queue_says_so(cli):
+def test_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused(cli):
     cli("create orders")
     with pytest.raises(penstock.InvalidField, match="dead-letter queue of no queue"):
         cli("redrive orders")

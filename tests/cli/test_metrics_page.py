@@ -1,4 +1,4 @@
-"""Rows 13 and 19: the page of figures of commands without a server, and what strangers send it."""
+"""Rows 13 and 19: the metrics page of commands without a server, and malformed requests to it."""
 
 import os
 import random
@@ -72,14 +72,14 @@ def test_the_figures_are_shown_at_metrics(page):
         (b"", b"400"),
     ],
 )
-def test_what_is_no_request_for_the_page_is_refused(page, request_, status, capfd):
+def test_a_request_for_anything_but_the_page_is_refused(page, request_, status, capfd):
     said = ask(page, request_)
     # The answer may be lost if the client still sends when the connection is closed.
     assert status in said.partition(b"\r\n")[0] or (said == b"" and status == b"431")
     assert capfd.readouterr() == ("", "")
 
 
-def test_garbage_costs_no_traceback_and_the_page_is_still_served(page, capfd):
+def test_garbage_prints_no_traceback_and_the_page_is_still_served(page, capfd):
     random_bytes = random.Random(19).randbytes
     for size in (1, 10, 1_000, 100_000) * 10:
         ask(page, random_bytes(size))
@@ -91,7 +91,7 @@ def test_garbage_costs_no_traceback_and_the_page_is_still_served(page, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_silent_connections_do_not_keep_others_out_nor_take_much(page, record_property):
+def test_silent_connections_do_not_block_others_and_cost_little(page, record_property):
     """Row 13: each holds a thread, and only so many of them are held."""
     before_bytes = memory_bytes(os.getpid())
     before = threading.active_count()

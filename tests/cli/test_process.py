@@ -80,7 +80,7 @@ def test_the_store_may_be_named_before_the_command(process):
         ([], 2, "COMMAND"),
         (["shove", "orders"], 2, "shove"),
         (["push", "orders"], 2, "BODY"),
-        (["push", "orders", "x", "--delay", "soon"], 2, "'soon' is no duration"),
+        (["push", "orders", "x", "--delay", "soon"], 2, "'soon' is not a duration"),
         (["push", "orders", "x", "--attribute", "kind"], 2, "NAME=VALUE"),
         (["pull", "orders", "-n", "many"], 2, "whole number"),
         (["push", "orders", "@no/such/file", "--url", "memory:"], 2, "No such file"),
@@ -105,7 +105,7 @@ def test_a_body_that_is_not_text_survives_the_command_line(process):
     assert "body" not in done.results[-1]
 
 
-def test_an_interrupt_ends_a_waiting_pull_quietly():
+def test_an_interrupt_ends_a_waiting_pull_without_a_traceback():
     child = subprocess.Popen(
         [EXECUTABLE, "shell", "--url", "memory:"],
         stdin=subprocess.PIPE,
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_a_waiting_pull_quietly():
         assert child.stderr.read() == b""
 
 
-def test_a_reader_that_goes_away_ends_us_quietly():
+def test_a_closed_output_pipe_ends_the_command_without_a_traceback():
     reading, writing = os.pipe()
     os.close(reading)
     script = b"create q\npush q precious\npull q --delete\nstats q\n"
@@ -148,7 +148,7 @@ def test_a_reader_that_goes_away_ends_us_quietly():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_at_a_terminal_the_shell_prompts_and_goes_on_after_an_error():
+def test_at_a_terminal_the_shell_prompts_and_continues_after_an_error():
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [EXECUTABLE, "shell", "--url", "memory:"],
@@ -168,7 +168,7 @@ def test_at_a_terminal_the_shell_prompts_and_goes_on_after_an_error():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_under_our_output_is_one_line():
+def test_output_to_a_full_disk_is_an_error_of_one_line():
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [EXECUTABLE, "--url", "memory:", "create", "q"],

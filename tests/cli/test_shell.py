@@ -1,4 +1,4 @@
-"""The shell runs whole flows in one process, and what people read is pleasant."""
+"""The shell runs whole flows in one process, and its output is readable."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_settings_are_shown_as_they_are_typed(shell):
     )
 
 
-def test_stats_stand_in_aligned_columns(shell):
+def test_stats_are_printed_in_aligned_columns(shell):
     done = shell("create a\ncreate a-longer-name\npush a x\nstats")
     head, first, second = done.out.splitlines()[-3:]
     assert head.split() == [
@@ -56,7 +56,7 @@ def test_stats_stand_in_aligned_columns(shell):
     assert head.index("visible") + len("visible") == first.index("1") + 1 == second.index("0") + 1
 
 
-def test_history_stands_in_aligned_columns(cli):
+def test_history_is_printed_in_aligned_columns(cli):
     cli("create orders")
     message_id = cli("push orders x").results[0]["id"]
     cli("pull orders")
@@ -66,7 +66,7 @@ def test_history_stands_in_aligned_columns(cli):
     assert events[1].startswith("2023-11-14 22:13:20.000")
 
 
-def test_short_answers_are_words(cli):
+def test_short_results_are_printed_as_words(cli):
     cli("create orders")
     cli("push orders x --dedup-id 1")
     assert cli("push orders x --dedup-id 1", json=False).out.endswith(" (duplicate)\n")
@@ -84,7 +84,7 @@ def test_control_characters_in_a_body_do_not_reach_the_terminal(shell):
     assert "\\x1b[2Jboo" in done.out
 
 
-def test_the_lines_of_a_body_stand_below_each_other(cli):
+def test_the_lines_of_a_body_are_aligned(cli):
     cli("create orders")
     cli(["push", "orders", "first\nsecond"])
     first, second = cli("peek orders", json=False).out.splitlines()[-2:]

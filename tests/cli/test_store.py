@@ -86,7 +86,7 @@ def test_inspect_of_the_archive_and_the_journal_together_shows_every_event(run, 
     assert sorted({each["entry"] for each in told}) == list(range(1, told[-1]["entry"] + 1))
 
 
-def test_inspect_begins_where_it_is_told_even_amid_an_entry(run, busy):
+def test_inspect_begins_at_the_given_offset_even_within_an_entry(run, busy):
     _, out, _ = run("inspect", busy.root / "store", "--json")
     told = [json.loads(line) for line in out.splitlines()]
     offset = told[-3]["offset"]
@@ -112,7 +112,7 @@ def test_inspect_follows_a_writer_as_it_writes(tmp_path):
             tail.terminate()
 
 
-def test_check_of_a_sound_store_in_use_says_so_and_touches_nothing(run, busy):
+def test_check_of_an_undamaged_store_in_use_reports_it_and_changes_nothing(run, busy):
     path, archive = busy.root / "store", busy.root / "archive"
     for words in ([path], [path, "--archive", archive], [archive], [f"file:{path}?embedded=1"]):
         status, out, err = run("check", *words, untouched=busy.root)
@@ -123,7 +123,7 @@ def test_check_of_a_sound_store_in_use_says_so_and_touches_nothing(run, busy):
     assert "reader spark: has read to" in out
 
 
-def test_check_beside_a_writer_that_rolls_and_drops_finds_it_sound(tmp_path):
+def test_check_beside_a_writer_that_drops_files_finds_no_damage(tmp_path):
     with penstock.connect(f"file:{tmp_path}/store?embedded=1&durability=os") as queues:
         queues.create("q")
         command = [EXECUTABLE, "check", str(tmp_path / "store"), "--json"]
@@ -168,7 +168,7 @@ def test_check_names_what_is_damaged_and_where(run, busy, quick_path):
         assert out.splitlines()[-1] == "1 damaged"
 
 
-def test_check_tells_which_message_has_lost_its_content(run, quick_path):
+def test_check_names_the_message_whose_content_is_damaged(run, quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"whole"))
     lost = store(Push("q", b"damaged")).id
@@ -208,7 +208,7 @@ def test_readers_are_listed_and_forgotten(run, busy):
 
 
 @pytest.mark.parametrize("command", ["inspect", "check", "readers"])
-def test_what_is_no_store_is_refused_in_one_line_and_left_alone(run, tmp_path, command):
+def test_a_path_that_is_no_store_is_refused_in_one_line_and_unchanged(run, tmp_path, command):
     (tmp_path / "file").write_bytes(b"mine")
     (tmp_path / "empty").mkdir()
     (tmp_path / "photos").mkdir()
@@ -220,10 +220,10 @@ def test_what_is_no_store_is_refused_in_one_line_and_left_alone(run, tmp_path, c
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "000000000000.seg").write_bytes(b"not a segment" * 999)
     for name, words in {
-        "missing": "there is nothing here",
+        "missing": "does not exist",
         "file": "is a file; a store is a directory",
         "empty": "is not a Penstock store",
-        "photos": "is not empty and not a Penstock store",
+        "photos": "is not empty, and is not a Penstock store",
         "newer": "is a store of another format",
         "hollow": "cannot be read: No such file or directory",
         "odd": "is not a segment file, or is damaged",
@@ -236,7 +236,7 @@ def test_what_is_no_store_is_refused_in_one_line_and_left_alone(run, tmp_path, c
         assert words in err
 
 
-def test_a_reader_sees_an_entry_within_moments_of_its_sync(tmp_path):
+def test_a_reader_sees_an_entry_soon_after_its_sync(tmp_path):
     with penstock.connect(f"file:{tmp_path}/store?embedded=1&durability=interval") as queues:
         queues.create("q")
         queues.push("q", "soon")

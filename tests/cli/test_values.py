@@ -1,4 +1,4 @@
-"""Durations, sizes, counts and pairs mean what people take them to mean."""
+"""Durations, sizes, counts and pairs are parsed as documented."""
 
 from argparse import ArgumentTypeError
 

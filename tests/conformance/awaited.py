@@ -1,4 +1,4 @@
-"""The asyncio face as the suite wants it: called from any thread, each call waited for."""
+"""The asyncio methods for the suite: called from any thread, each call waits for its result."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The file engine holds the contract: through both faces, in every durability, and in real time."""
+"""The file engine holds the contract: blocking and asyncio, in every durability, in real time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +121,7 @@ class Reopening:
 
 
 REOPENINGS_MAX = 100
-NOBODY_WAITS = "the store is closed between two commands, so that nobody can wait in it"
+NO_WAITING = "the store is closed between two commands, so that no pull can wait in it"
 
 
 class TestFileReopened(
@@ -136,7 +136,7 @@ class TestFileReopened(
     """Claims, receipts, delays, windows, groups, dead letters and all: they survive a restart."""
 
     LACKS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("long poll", "long poll due", "first waiter", "waiting pulls", "threads"), NOBODY_WAITS
+        ("long poll", "long poll due", "first waiter", "waiting pulls", "threads"), NO_WAITING
     )
 
     @pytest.fixture

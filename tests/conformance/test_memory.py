@@ -1,4 +1,4 @@
-"""The memory engine holds the contract: through both faces, and in real time where one waits."""
+"""The memory engine holds the contract: blocking and asyncio, and in real time for waits."""
 
 import pytest
 

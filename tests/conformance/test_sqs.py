@@ -28,7 +28,7 @@ WAITING = re.compile(r'penstock_waiting_pulls\{queue="([^"]+)"\} ([0-9.]+)')
 
 
 class Endpointed(Contract):
-    """SQS does not tell who waits, but our endpoint does."""
+    """SQS does not report waiting receives, but our endpoint does."""
 
     endpoint: ClassVar[str]
 
@@ -55,7 +55,7 @@ class TestSqsInRealTime(Endpointed, ConformanceSuite if FULL else WaitingContrac
 
     SCALE = 0.2
     LACKS: ClassVar[Mapping[str, str]] = {
-        "retention": "nobody waits minutes for this test; on a manual clock it is tried"
+        "retention": "takes minutes in real time; tested on a manual clock"
     }
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The suite itself: what is lacking skips with its reason, what is wrong fails, nothing else."""
+"""The suite itself: a test of what a backend lacks is skipped; wrong behaviour fails."""
 
 import inspect
 import os
@@ -22,8 +22,8 @@ from penstock.testing.conformance import ConformanceSuite
 import msgspec
 
 
-class Forgetful:
-    '''A memory engine that forgets dedup ids.'''
+class Discarding:
+    '''A memory engine that discards dedup ids.'''
 
     LACKS = {lacks}
 
@@ -37,14 +37,14 @@ class Forgetful:
         return self._service.execute(command)
 
 
-class TestForgetful(ConformanceSuite):
+class TestDiscarding(ConformanceSuite):
     @pytest.fixture
     def clock(self):
         return ManualClock()
 
     @pytest.fixture
     def queues(self, clock):
-        with Queues(Forgetful(clock)) as queues:
+        with Queues(Discarding(clock)) as queues:
             yield queues
 """
 TESTS = [
@@ -55,8 +55,8 @@ TESTS = [
 
 
 def run_suite(folder, lacks: dict[str, str], *options: str) -> tuple[int, str]:
-    """Runs the suite on the forgetful backend in a Python of its own."""
-    module = folder / "test_forgetful.py"
+    """Runs the suite on the backend that discards dedup ids in a Python of its own."""
+    module = folder / "test_discarding.py"
     module.write_text(BACKEND.replace("{lacks}", repr(lacks)))
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(module)]
     ran = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_behaviour_that_is_not_in_the_table_cannot_be_named():
         behaviour()
 
 
-def test_a_backend_that_breaks_its_word_fails(tmp_path):
+def test_a_backend_without_a_behaviour_that_its_lacks_do_not_list_fails(tmp_path):
     status, said = run_suite(tmp_path, {}, "-k", "dedup")
     assert status == 1
     assert "test_the_same_dedup_id_gives_the_first_id_and_enqueues_nothing" in said
@@ -96,10 +96,10 @@ def test_a_backend_that_breaks_its_word_fails(tmp_path):
 
 
 def test_what_a_backend_lacks_is_skipped_with_its_reason(tmp_path):
-    why = {"dedup": "it forgets", "dedup window": "it forgets", "dedup per group": "it forgets"}
-    status, said = run_suite(tmp_path, why, "-k", "dedup_id_outlives or in_the_order")
+    why = dict.fromkeys(("dedup", "dedup window", "dedup per group"), "no ids are kept")
+    status, said = run_suite(tmp_path, why, "-k", "dedup_id_is_kept or in_the_order")
     assert status == 0
-    assert "lacks dedup: it forgets" in said
+    assert "lacks dedup: no ids are kept" in said
     assert "failed" not in said
 
 

@@ -1,4 +1,4 @@
-"""The awaited loop: the same promises as the blocking one."""
+"""The awaited loop: the same guarantees as the blocking one."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from penstock import ManualClock
 
 
 def run(scene, auto_advance=True):
-    """Runs a scene on a queue in memory."""
+    """Runs a coroutine on a queue in memory."""
 
     async def whole():
         clock = ManualClock(auto_advance=auto_advance)
@@ -150,7 +150,7 @@ def test_a_claim_is_held_no_longer_than_asked_for():
     run(scene)
 
 
-def test_stop_ends_the_loop_after_the_message_at_hand():
+def test_stop_ends_the_loop_after_the_current_message():
     async def scene(queues, clock):
         await queues.push_many("orders", ["a", "b"])
         consumer = queues.consume("orders")

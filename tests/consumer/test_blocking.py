@@ -1,4 +1,4 @@
-"""The blocking loop: what becomes of a message when its work succeeds, fails, or takes long."""
+"""The blocking loop: what happens to a message when its work succeeds, fails, or takes long."""
 
 import gc
 import logging
@@ -139,13 +139,13 @@ def test_work_that_lost_its_claim_goes_on_with_the_next_message(queues, clock):
     for claim in queues.consume("orders", idle=0):
         seen.append(claim.receives)
         if len(seen) == 1:
-            # A jump past the deadline: nobody could have extended it.
+            # A jump past the deadline: the claim could not have been extended before.
             clock.advance(seconds=31)
     assert seen == [1, 2]
     assert stats(queues) == (0, 0, 0)
 
 
-def test_stop_ends_the_loop_after_the_message_at_hand(queues):
+def test_stop_ends_the_loop_after_the_current_message(queues):
     queues.push_many("orders", ["a", "b"])
     consumer = queues.consume("orders")
     for _ in consumer:

@@ -1,4 +1,4 @@
-"""Dead letters whose queue lives in another shard: at least once there, never lost here."""
+"""Dead letters whose queue is in another shard: delivered at least once there, never lost here."""
 
 import pytest
 
@@ -38,7 +38,7 @@ class Source(Life):
         self.submit(CreateQueue("work", chosen | settings))
 
     def depart(self, body=b"job", **fields):
-        """Pushes a message and lets its only claim run out; returns what is owed of it."""
+        """Pushes a message and lets its only claim run out; returns its departure."""
         self.submit(Push("work", body, **fields))
         self.submit(Pull("work"))
         self.clock.advance(ms=1_000)
@@ -47,7 +47,7 @@ class Source(Life):
 
 
 class Target(Life):
-    """Shard 7, where the dead-letter queue lives."""
+    """Shard 7, which has the dead-letter queue."""
 
     def __init__(self, **settings):
         super().__init__()
@@ -56,7 +56,7 @@ class Target(Life):
 
 
 def route(source, target, arrives=True):
-    """What a router does once: pushes all that is owed, and says what arrived."""
+    """One turn of a router: pushes all departed messages, and confirms those that arrived."""
     for owed, push in source.engine.departures():
         assert owed.to_shard == target.shard.number
         target.submit(push)
@@ -93,7 +93,7 @@ def test_a_claim_that_runs_out_once_too_often_departs():
     assert source.shard.departed.stored_bytes == 3
 
 
-def test_a_release_departs_and_its_receipt_is_told_where_the_message_went():
+def test_a_release_departs_and_the_error_of_its_receipt_names_the_dead_letter_queue():
     source = Source()
     source.submit(Push("work", b"job"))
     (claim,) = source.submit(Pull("work"))
@@ -115,7 +115,7 @@ def test_a_message_over_a_limit_that_was_lowered_departs_in_the_pull_that_meets_
     assert [each.dedup_id for each in source.shard.outbox()] == ["departed-3-1-1"]
 
 
-def test_a_dead_letter_queue_that_is_nowhere_lets_messages_come_back():
+def test_messages_return_to_their_queue_if_its_dead_letter_queue_does_not_exist():
     source = Source()
     source.shard.elsewhere = {}
     source.submit(Push("work", b"job"))
@@ -206,7 +206,7 @@ def test_the_group_of_a_departed_message_is_free_for_its_next():
 
 
 @pytest.mark.parametrize("fifo", [False, True])
-def test_neither_purge_nor_age_nor_redrive_nor_removal_touches_what_is_owed(fifo):
+def test_purge_age_redrive_and_removal_do_not_change_the_outbox(fifo):
     source, target = Source(fifo=fifo), Target(fifo=fifo)
     source.depart(b"owed", group="g", ttl_ms=5_000)
     source.submit(Push("work", b"waits", group="g"))
@@ -260,7 +260,7 @@ def test_events_replayed_over_a_later_state_change_nothing():
     assert as_bytes(later) == as_bytes(source.shard)
 
 
-def test_every_state_on_the_way_is_brought_up_to_the_end_by_the_whole_journal():
+def test_replaying_the_whole_journal_over_any_earlier_state_gives_the_last_state():
     source = Source()
     for _ in range(2):
         source.depart()
@@ -274,7 +274,7 @@ def test_every_state_on_the_way_is_brought_up_to_the_end_by_the_whole_journal():
 
 
 @pytest.mark.parametrize("lost", ["Claimed", "ClaimExpired", "Departed"])
-def test_what_became_of_a_message_holds_though_an_event_before_it_was_lost(lost):
+def test_a_later_event_of_a_message_counts_though_an_event_before_it_was_lost(lost):
     source = Source()
     source.depart()
     events = [each for each in source.journal.events if type(each).__name__ != lost]
@@ -289,7 +289,7 @@ def test_what_became_of_a_message_holds_though_an_event_before_it_was_lost(lost)
     assert (queue.deliveries, queue.in_flight, queue.stored_bytes) == ({}, 0, 0)
 
 
-def test_an_arrival_is_news_though_the_queue_was_removed():
+def test_an_arrival_is_applied_though_the_queue_was_removed():
     source = Source()
     source.depart()
     source.submit(DeleteQueue("work"))
@@ -298,7 +298,7 @@ def test_an_arrival_is_news_though_the_queue_was_removed():
     assert shard.outbox() == []
 
 
-def test_a_departed_message_whose_content_is_damaged_is_lost_and_not_owed_for_ever():
+def test_a_departed_message_whose_content_is_damaged_leaves_the_outbox():
     source = Source()
     source.depart()
     lost = Lost(source.clock.now_ms(), 1, 1, 1)

@@ -36,7 +36,7 @@ def numbers(popped: list[tuple[int, Delivery]]) -> list[int]:
     return [each.number for _, each in popped]
 
 
-def test_of_several_at_one_instant_the_lowest_number_is_noted_whichever_came_first():
+def test_of_several_messages_due_at_one_instant_the_alarm_has_the_lowest_number():
     alarm = Alarm()
     index = due(alarm)
     index.add(START_MS, delivery(1, START_MS))
@@ -50,7 +50,7 @@ def test_of_several_at_one_instant_the_lowest_number_is_noted_whichever_came_fir
 
 
 class Watched(Due):
-    """Deadlines that count how many of them were looked at, and how often anyone asked."""
+    """Deadlines that count how many of them were examined, and the number of searches."""
 
     def __init__(self, alarm: Alarm) -> None:
         self.examined = 0
@@ -120,7 +120,7 @@ def test_a_deadline_is_due_at_its_very_instant_and_not_before():
     assert numbers(deadlines.pop(START_MS + 700)) == [1]
 
 
-def test_a_deadline_that_was_called_off_in_time_is_not_handed_out():
+def test_a_deadline_discarded_before_its_time_is_not_returned():
     deadlines = due()
     kept, dropped = delivery(1, START_MS + 60_000), delivery(2, START_MS + 60_000)
     deadlines.add(START_MS + 60_000, kept)
@@ -149,7 +149,7 @@ def test_the_alarm_is_never_later_than_the_first_deadline():
     assert deadlines.next_ms <= START_MS + 500
 
 
-def test_a_bucket_whose_deadlines_were_all_called_off_hands_out_nothing():
+def test_a_bucket_whose_deadlines_were_all_discarded_returns_nothing():
     deadlines = due()
     several = [delivery(number, START_MS + 30_000) for number in range(100)]
     for each in several:
@@ -177,7 +177,7 @@ def test_a_large_bucket_is_put_in_order_in_parts():
     assert deadlines.pop(START_MS + 60_000) == []
 
 
-def test_what_is_called_off_while_its_bucket_is_being_opened_is_not_due():
+def test_a_deadline_discarded_while_its_bucket_is_being_opened_is_not_due():
     deadlines = due()
     several = [delivery(number, START_MS + 60_000) for number in range(3 * OPENED_MAX)]
     for each in several:
@@ -195,7 +195,7 @@ def test_what_is_called_off_while_its_bucket_is_being_opened_is_not_due():
     assert numbers(deadlines.pop(START_MS + 90_000)) == [other.number]
 
 
-def test_what_falls_due_late_in_a_bucket_does_not_hide_what_is_due_first():
+def test_a_late_deadline_of_a_bucket_does_not_hide_an_earlier_one():
     """A bucket is opened in parts: a part with nothing due does not end the search."""
     deadlines = due()
     start_ms = START_MS >> 10 << 10
@@ -212,8 +212,8 @@ steps = st.lists(
 
 
 @given(steps)
-def test_any_run_of_deadlines_hands_out_what_a_sorted_list_would(steps):
-    """The caller asks each delivery whether it still means it; so does this test."""
+def test_any_sequence_of_deadlines_is_returned_as_from_a_sorted_list(steps):
+    """The caller checks that each deadline is still valid; so does this test."""
     deadlines = due()
     now_ms, number = START_MS, 0
     meant: dict[int, Delivery] = {}

@@ -80,7 +80,7 @@ class Fast(Plain):
 
 
 @given(verbs)
-def test_push_pull_and_delete_by_their_fast_paths_are_those_by_their_plain_paths(verbs):
+def test_the_fast_paths_of_push_pull_and_delete_do_the_same_as_the_plain_ones(verbs):
     plain, fast = Plain(), Fast()
     now_ms = NOW_MS
     for verb, amount in verbs:

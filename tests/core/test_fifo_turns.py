@@ -1,4 +1,4 @@
-"""Who is served next on a FIFO queue: one group as far as it goes, then the longest waiting."""
+"""The order of groups on a FIFO queue: all of one group, then the group that waited longest."""
 
 from penstock.core.shard import ShardState
 from penstock.service import ConfigureQueue, CreateQueue, Delete, Pull, Purge, Push, Release
@@ -19,18 +19,18 @@ def pulled(life: Life, limit: int, **options) -> list[str]:
     return [claim.body.decode() for claim in life.submit(Pull("q", limit, **options))]
 
 
-def test_a_pull_goes_on_with_the_group_it_began():
+def test_a_pull_takes_more_of_its_first_group_before_another_group():
     life = life_with("a1", "b1", "a2", "c1", "a3", "b2")
     assert pulled(life, 10) == ["a1", "a2", "a3", "b1", "b2", "c1"]
 
 
-def test_a_group_that_came_back_waits_behind_those_who_were_there_before():
+def test_a_group_that_came_back_is_served_after_groups_that_waited_before():
     life = life_with("a1", "b1", "b2", "c1", "a2")
     assert pulled(life, 3, visibility_ms=0) == ["a1", "a2", "b1"]
     assert pulled(life, 10, visibility_ms=0) == ["c1", "a1", "a2", "b1", "b2"]
 
 
-def test_a_group_that_came_back_goes_ahead_of_who_came_later():
+def test_a_group_that_came_back_is_served_before_groups_that_arrived_later():
     life = life_with("a1", "b1")
     life.submit(Release("q", life.submit(Pull("q"))[0].receipt))
     life.clock.advance(seconds=1)
@@ -38,13 +38,13 @@ def test_a_group_that_came_back_goes_ahead_of_who_came_later():
     assert pulled(life, 10) == ["b1", "a1", "c1"]
 
 
-def test_a_group_whose_front_was_deleted_stands_by_its_next_message():
+def test_a_group_whose_first_message_was_deleted_is_ordered_by_its_next_message():
     life = life_with("a1", "b1", "a2", "c1")
     life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
     assert pulled(life, 10) == ["b1", "a2", "c1"]
 
 
-def test_what_is_given_back_can_be_had_while_later_ones_are_in_flight():
+def test_a_released_message_can_be_pulled_while_later_ones_of_its_group_are_in_flight():
     life = life_with("a1", "a2", "a3", "b1")
     first, second, _ = life.submit(Pull("q", 3))
     life.submit(Release("q", first.receipt))
@@ -64,7 +64,7 @@ def test_nothing_overtakes_a_message_in_flight():
     assert pulled(life, 10) == ["a2", "a4"]
 
 
-def test_turns_outlive_a_restart():
+def test_the_order_of_groups_survives_a_restart():
     life = life_with("a1", "b1", "c1", "d1")
     for claim in life.submit(Pull("q", 2)):
         life.clock.advance(seconds=1)
@@ -83,7 +83,7 @@ def test_dead_letters_in_front_are_passed_over_by_the_pull_that_finds_them():
     assert pulled(life, 500) == [f"a{number}" for number in range(150, 200)]
 
 
-def test_after_a_purge_a_fifo_queue_takes_what_it_had_before():
+def test_after_a_purge_a_fifo_queue_accepts_dedup_ids_it_had_before():
     life = life_with()
     pushed = [life.submit(Push("q", b"x", group="a", dedup_id="1")) for _ in range(2)]
     assert [reply.duplicate for reply in pushed] == [False, True]

@@ -1,4 +1,4 @@
-"""A receipt whose time has run out, used by one who says that it may be late."""
+"""A receipt whose claim has run out, used by a caller that allows late receipts."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def lapsed(life: Life, **settings) -> str:
     return claim.receipt
 
 
-def test_a_late_delete_ends_a_message_that_nobody_has_claimed_since():
+def test_a_late_delete_removes_a_message_that_was_not_claimed_since():
     life = Life()
     receipt = lapsed(life)
     with pytest.raises(StaleReceipt):
@@ -30,7 +30,7 @@ def test_a_late_delete_ends_a_message_that_nobody_has_claimed_since():
     assert life.submit(Delete("q", receipt, late=True)) is False
 
 
-def test_a_late_extension_takes_the_claim_up_again_under_its_receipt():
+def test_a_late_extension_makes_the_claim_valid_again_with_its_receipt():
     life = Life()
     receipt = lapsed(life)
     with pytest.raises(StaleReceipt):
@@ -42,7 +42,7 @@ def test_a_late_extension_takes_the_claim_up_again_under_its_receipt():
     assert life.submit(Delete("q", receipt)) is True
 
 
-def test_an_extension_that_came_late_runs_out_in_its_turn():
+def test_a_claim_that_was_extended_late_runs_out_at_its_new_deadline():
     life = Life()
     receipt = lapsed(life)
     for _ in range(200):
@@ -64,7 +64,7 @@ def test_a_late_release_with_a_delay_hides_the_message():
     assert len(life.submit(Pull("q"))) == 1
 
 
-def test_nobody_is_late_enough_for_a_claim_before_the_last():
+def test_a_late_receipt_of_a_claim_before_the_last_is_refused():
     life = Life()
     receipt = lapsed(life)
     life.submit(Pull("q"))
@@ -83,7 +83,7 @@ def test_nobody_is_late_enough_for_a_claim_before_the_last():
     assert life.submit(Stats("q")).visible == 1
 
 
-def test_a_fifo_queue_takes_nothing_late():
+def test_a_fifo_queue_refuses_late_receipts():
     life = Life()
     receipt = lapsed(life, fifo=True)
     with pytest.raises(StaleReceipt):
@@ -92,7 +92,7 @@ def test_a_fifo_queue_takes_nothing_late():
         life.submit(Extend("q", receipt, 1_000, late=True))
 
 
-def test_lateness_does_not_bring_back_what_is_gone():
+def test_a_late_receipt_of_a_message_that_is_gone_changes_nothing():
     life = Life()
     receipt = lapsed(life)
     life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
@@ -101,8 +101,8 @@ def test_lateness_does_not_bring_back_what_is_gone():
         life.submit(Extend("q", receipt, 1_000, late=True))
 
 
-def test_a_life_with_latecomers_replays_from_any_point():
-    """Each prefix of the events, taken as a snapshot, then told everything again."""
+def test_events_with_late_receipts_replay_from_any_point():
+    """Each prefix of the events as a snapshot, to which all events are then applied again."""
     life = Life()
     receipt = lapsed(life)
     for _ in range(2):

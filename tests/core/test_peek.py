@@ -1,4 +1,4 @@
-"""Looking at a queue: any state, in the order messages stand, without a walk over all of them."""
+"""Peeking: messages of any state in their order, without a scan of all of them."""
 
 import random
 
@@ -58,7 +58,7 @@ def test_a_peek_shows_the_messages_of_a_state_in_order(kind, has_priorities, see
                 assert [each.id for each in found] == expected(engine, state)[:7]
 
 
-def test_a_state_without_messages_is_not_looked_for():
+def test_a_peek_at_a_state_without_messages_examines_none():
     """Row 20: the scan of a million visible messages for one in flight takes some 50 ms."""
     engine = Engine()
     engine.submit(CreateQueue("q"))

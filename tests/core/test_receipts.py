@@ -1,4 +1,4 @@
-"""Receipts and ids: what this store made is believed, and nothing else."""
+"""Receipts and ids: only those that this store made are accepted."""
 
 import random
 import string
@@ -91,7 +91,7 @@ def test_the_same_claim_has_one_spelling_only():
 
 
 @pytest.mark.parametrize("receipt", [None, 7, b"x" * 80, ["x"], {}, 1.5, True, "", "x" * 10**6])
-def test_what_is_no_receipt_at_all_is_refused(receipt):
+def test_values_that_are_not_receipts_are_refused(receipt):
     with pytest.raises(InvalidReceipt, match="receipt"):
         Receipts(KEY).read(receipt)
 

@@ -39,7 +39,7 @@ from tests.core.life import Life, as_bytes
 
 @pytest.fixture(autouse=True, scope="module")
 def short_runs():
-    """Lets two pushes be a run, where it is not a matter of time."""
+    """Makes two pushes a run; usually more are needed, for speed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_MIN", 2)
         yield
@@ -70,7 +70,7 @@ ODD = st.sampled_from(ODD_ONES)
 
 @st.composite
 def batches(draw):
-    """Mostly runs; and runs but for one push, with which something is amiss."""
+    """Mostly runs; and runs in which one push is not valid."""
     items = draw(st.lists(PLAIN, max_size=4) | st.lists(NAMED, max_size=4))
     if draw(st.booleans()):
         items.insert(draw(st.integers(0, len(items))), draw(NAMED | PLAIN | ODD))
@@ -119,7 +119,7 @@ def assert_alike(chosen, steps):
 
 
 @pytest.mark.parametrize("odd", ODD_ONES, ids=repr)
-def test_one_push_that_is_not_plain_is_heeded_among_others(odd):
+def test_one_push_that_is_not_plain_keeps_its_options_in_a_batch_of_plain_ones(odd):
     assert_alike({}, [([Push("q", b"one"), odd, Push("q", b"two")], 0)])
 
 
@@ -154,8 +154,8 @@ def test_the_block_of_a_run_is_that_of_its_events(run, data_offset):
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_run_is_taken_as_one_and_found_again(tmp_path, named):
-    """By its effect on a store: the entry, the places of its messages, and a later life."""
+def test_a_run_is_journalled_as_one_entry_and_restored_from_it(tmp_path, named):
+    """By its effect on a store: the entry, the places of its messages, and later commands."""
     bodies = [b"%d" % number * 50 for number in range(3_000)]
     names = [f"{number}" for number in range(3_000)] if named else None
     clock = ManualClock()
@@ -185,7 +185,7 @@ def test_the_replies_to_a_batch_and_to_a_run_name_the_same_messages():
     assert [int(reply.id[len(ran.id_start) :], 16) for reply in replies] == [3, 4]
 
 
-def test_ids_of_neighbours_are_right_where_the_table_of_digits_ends():
+def test_ids_of_consecutive_messages_are_right_where_the_table_of_digits_ends():
     life = Life()
     life.submit(CreateQueue("q"))
     replies = life.submit(Batch([Push("q", b"")] * 5_000))
@@ -215,7 +215,7 @@ def test_a_run_of_too_many_is_refused_whole():
 
 
 @given(st.lists(st.text(max_size=3) | st.sampled_from(BAD_IDS), min_size=1, max_size=4))
-def test_many_ids_are_good_if_each_is(values):
+def test_a_list_of_ids_is_valid_if_each_id_is(values):
     def is_good(value):
         try:
             check_id("dedup_id", value)
@@ -267,7 +267,7 @@ HAPPENINGS = st.lists(
 
 
 def happen(life, happenings):
-    """Lets the same things happen to a queue, whoever's it is; claims are given back last first."""
+    """Applies the same commands and times to a queue; releases the newest claim first."""
     claims: list[Claim] = []
     for what in happenings:
         # There may be too much in flight, and a claim may be over.

@@ -27,7 +27,7 @@ from tests.core.life import Life, as_bytes
 
 @pytest.fixture
 def life():
-    """A life in which everything happens that can happen to a message."""
+    """Commands that give every event that a message can have."""
     life = Life()
     submit, clock = life.submit, life.clock
     submit(CreateQueue("std", {"dead_letter": "dead", "max_receives": 2}))
@@ -58,7 +58,7 @@ def life():
     return life
 
 
-def test_replaying_the_events_gives_the_living_state_byte_for_byte(life):
+def test_replaying_the_events_gives_the_running_state_byte_for_byte(life):
     kinds = {type(event).__name__ for event in life.journal.events}
     assert kinds == {
         *("QueueCreated", "QueueConfigured", "QueueRemoved", "QueuePurged", "Pushed", "Moved"),
@@ -146,7 +146,7 @@ def test_queue_and_message_numbers_are_never_used_again(life):
     assert len(pushed) == len(set(pushed))
 
 
-def test_a_deadline_noted_twice_means_nothing_once_the_message_has_gone_on():
+def test_an_outdated_deadline_of_a_message_has_no_effect():
     life = Life()
     life.submit(CreateQueue("dead.fifo", {"fifo": True}))
     limited = {"fifo": True, "visibility_ms": 1, "dead_letter": "dead.fifo", "max_receives": 3}
@@ -192,5 +192,5 @@ def test_of_attempts_that_are_over_only_the_ids_are_kept():
     for number in (0, 1, 19):
         with pytest.raises(AttemptLapsed):
             life.submit(Pull("q", 10, attempt_id=f"attempt-{number}"))
-    shown = queue.known_attempts()
+    shown = queue.attempt_entries()
     assert [key for _, key, pairs in shown if pairs] == ["attempt-7"]

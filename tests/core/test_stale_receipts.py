@@ -38,13 +38,13 @@ def why(life, given, queue="q"):
     return str(refused.value)
 
 
-def test_that_it_was_released(life):
+def test_a_stale_receipt_error_says_that_the_claim_was_released(life):
     given = claim(life)
     life.submit(Release("q", given.receipt))
     assert "it was released" in why(life, given)
 
 
-def test_that_it_was_released_with_a_delay(life):
+def test_a_stale_receipt_error_says_that_the_claim_was_released_with_a_delay(life):
     given = claim(life)
     life.submit(Release("q", given.receipt, 1_000))
     assert "it was released" in why(life, given)
@@ -52,38 +52,38 @@ def test_that_it_was_released_with_a_delay(life):
     assert "it was released" in why(life, given)
 
 
-def test_that_it_ran_out(life):
+def test_a_stale_receipt_error_says_that_the_visibility_ran_out(life):
     given = claim(life)
     life.clock.advance(seconds=5)
     assert "its visibility ran out)" in why(life, given)
 
 
-def test_that_it_was_claimed_again(life):
+def test_a_stale_receipt_error_says_that_the_message_was_claimed_again(life):
     given = claim(life)
     life.submit(Release("q", given.receipt))
     claim(life)
     assert "the message was claimed again" in why(life, given)
 
 
-def test_that_the_message_was_dead_lettered_and_where_it_is(life):
+def test_the_error_of_a_dead_letters_receipt_names_the_dead_letter_queue(life):
     given = claim_thrice(life)
     assert "was moved to 'dead', the dead-letter queue of 'q'" in why(life, given)
 
 
-def test_that_the_message_was_moved_and_is_back(life):
+def test_a_stale_receipt_error_says_that_the_message_was_moved_and_is_back(life):
     given = claim_thrice(life)
     life.submit(Redrive("dead"))
     assert "was moved to another queue, and is back" in why(life, given)
 
 
-def test_that_the_message_is_gone(life):
+def test_the_error_of_a_receipt_says_that_the_message_is_gone(life):
     given = claim(life)
     life.submit(Delete("q", given.receipt))
     with pytest.raises(MessageGone, match="deleted, expired, purged or moved"):
         life.submit(Release("q", given.receipt))
 
 
-def test_what_is_not_known_is_not_claimed(life, monkeypatch):
+def test_a_stale_receipt_error_names_both_causes_if_releases_were_dropped(life, monkeypatch):
     """After many releases, or a restart, the two endings cannot be told apart."""
     monkeypatch.setattr(queue_module, "_RELEASED_MAX", 1)
     life.submit(Push("q", b"y"))

@@ -1,4 +1,4 @@
-"""The order of a queue, and that what has left it leaves nothing behind."""
+"""The order of a queue, and that removed messages take no memory in it."""
 
 from collections import deque
 from random import Random
@@ -15,7 +15,7 @@ def delivery(rank: int, group: str | None = None, priority: int = 0) -> Delivery
 
 
 def taken(order: StandardOrder) -> list[int]:
-    """The ranks of all there is, in the order in which it is taken."""
+    """The ranks of all messages, in the order in which they are taken."""
     ranks = []
     while (each := order.take(0)) is not None:
         ranks.append(each.rank)
@@ -34,7 +34,7 @@ def kept_by(shard: ShardState, name: str) -> int:
     )
 
 
-def test_a_line_gives_those_who_came_back_in_their_old_places():
+def test_a_line_returns_messages_that_came_back_at_their_old_places():
     line = Line()
     first, second, third = (delivery(rank) for rank in (1, 2, 3))
     line.fresh.extend([first, second, third])
@@ -71,7 +71,7 @@ def test_messages_that_leave_in_order_do_not_make_a_line_walk_over_those_that_st
     assert len(line.fresh) == 100, "few are kept, so those that left may stay"
 
 
-def test_a_long_line_is_rid_of_what_left_it_piece_by_piece():
+def test_messages_that_left_a_long_line_are_removed_in_pieces():
     """Row 20: one call never walks over all of a line."""
     line = Line()
     fresh = line.fresh
@@ -144,7 +144,7 @@ def test_messages_of_many_groups_released_many_times_leave_nothing_behind():
         assert kept_by(life.shard, "q") < 150
 
 
-def test_messages_that_expire_behind_a_head_are_let_go():
+def test_messages_that_expire_behind_the_first_one_are_removed():
     for fifo in (False, True):
         life = Life()
         life.submit(CreateQueue("q", {"fifo": fifo}))

@@ -1,4 +1,4 @@
-"""Ids remembered for a while, and no longer."""
+"""Ids that are kept for a window of time, and no longer."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from penstock.core.window import Window
 
 
-def test_an_id_stands_for_its_value_until_the_window_ends():
+def test_an_id_has_its_value_until_the_window_ends():
     window: Window[int] = Window(1_000, 10)
     window.remember("a", 1, 5_000)
     assert window.find("a", 5_000) == 1
@@ -15,7 +15,7 @@ def test_an_id_stands_for_its_value_until_the_window_ends():
     assert window.find("b", 5_000) is None
 
 
-def test_an_id_remembered_again_stands_for_the_new_value_from_then_on():
+def test_an_id_remembered_again_has_the_new_value():
     window: Window[int] = Window(1_000, 10)
     window.remember("a", 1, 5_000)
     window.remember("a", 2, 6_000)
@@ -23,7 +23,7 @@ def test_an_id_remembered_again_stands_for_the_new_value_from_then_on():
     assert window.entries() == [(6_000, "a", 2)]
 
 
-def test_old_ids_are_let_go_when_a_new_one_comes():
+def test_old_ids_are_dropped_when_a_new_one_comes():
     window: Window[int] = Window(1_000, 10)
     for number in range(5):
         window.remember(f"old{number}", number, 5_000 + number)
@@ -31,7 +31,7 @@ def test_old_ids_are_let_go_when_a_new_one_comes():
     assert [key for _, key, _ in window.entries()] == ["old3", "old4", "new"]
 
 
-def test_looking_lets_go_of_nothing_so_that_replay_forgets_the_same():
+def test_find_drops_no_id_so_that_replay_drops_the_same_ones():
     window: Window[int] = Window(1_000, 10)
     window.remember("a", 1, 5_000)
     before = window.entries()

@@ -18,6 +18,8 @@ from tests.conftest import IN_CI, NOT_INSTALLED
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Its Python is run by `tests/spark/test_queue_document.py`, in the Spark session of those tests.
+IN_SPARK = ROOT / "docs" / "spark-queues.md"
 # What a document may tell a reader to do that a test run must not do to itself.
 SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
 
@@ -157,7 +159,9 @@ def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Term
     assert ran > 0
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=named)
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if d != IN_SPARK and blocks(d, "python")], ids=named
+)
 def test_the_python_of_a_document_runs_as_it_stands(document: Path, terminal: Terminal) -> None:
     for number, block in enumerate(blocks(document, "python")):
         script = terminal.directory / (file_name(block) or f"block_{number}.py")

@@ -65,8 +65,17 @@ def copy(tmp_path):
 
 
 def outer_environment():
-    """The environment without what a make around this test has set: `make test` runs it too."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    """The environment without what a make around this test has set: `make test` runs it too.
+
+    Make exports the variables of its command line, as in `make test PYTHON=python3.13`.
+    """
+    makefile = (ROOT / "Makefile").read_text()
+    variables = set(re.findall(r"^([A-Z]+)\s*\?=", makefile, re.MULTILINE))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MAKE", "MFLAGS")) and name not in variables
+    }
 
 
 def make(tree, *words, **environment):

@@ -18,7 +18,7 @@ from typing import Any
 
 
 class PowerCut(BaseException):
-    """The machine is gone; not an Exception, so that nothing under test can catch it."""
+    """The power is cut; not an Exception, so that no code under test can catch it."""
 
 
 class Inode:
@@ -138,7 +138,7 @@ class Disk:
         self.steps_left: int | None = None
 
     def step(self) -> None:
-        """Count one thing done to the disk, and cut the power when it was the last."""
+        """Count one operation on the disk, and cut the power if it was the last."""
         if self.steps_left is not None:
             if self.steps_left == 0:
                 raise PowerCut

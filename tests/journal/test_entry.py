@@ -25,7 +25,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("fields", "spelt"), GOLDEN.items())
-def test_golden_entries_hold_in_both_directions(fields, spelt):
+def test_golden_entries_are_written_and_read_as_these_bytes(fields, spelt):
     version, ttl_s, entry_id, data = fields
     tag = version.encode("latin-1")
     packed = bytes.fromhex(spelt)
@@ -39,7 +39,7 @@ def test_golden_entries_hold_in_both_directions(fields, spelt):
     st.integers(0, 2**64 - 1),
     st.binary(max_size=600),
 )
-def test_any_entry_comes_back_as_it_went(version, ttl_s, entry_id, data):
+def test_any_entry_is_read_as_it_was_written(version, ttl_s, entry_id, data):
     packed = entry.pack(version, ttl_s, entry_id, data)
     assert len(packed) == entry.HEADER_BYTES + len(data)
     assert entry.unpack(packed) == StoredEntry(entry_id, 0, version, ttl_s, data)

@@ -66,7 +66,7 @@ def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(ca
     assert answered < 10
     syncs = disk.syncs
     durable = segments.durable_offset
-    for later in (segments.sync, segments.settle_watermark, segments.publish, segments.prepare):
+    for later in (segments.sync, segments.sync_watermark, segments.publish, segments.prepare):
         with pytest.raises(JournalError, match="failed: Input/output error"):
             later()
     with pytest.raises(JournalError):

@@ -1,4 +1,4 @@
-"""A real writer, killed in the middle of its work, against the account of whoever it answered."""
+"""A real writer is killed in the middle of its work; its answers are compared with the stream."""
 
 import random
 import subprocess
@@ -37,7 +37,7 @@ def test_a_killed_writer_loses_nothing_that_it_answered(tmp_path, size):
     for _ in range(4):
         answered = run_and_kill(tmp_path / "stream", rng.randrange(1, 150), size)
         with JournalReader(tmp_path / "stream") as reader:
-            # The process alone died, so its last statement is there for all to see.
+            # Only the process died, so the last slot it wrote is visible.
             assert reader.next_id - 1 >= answered - 1
         with Segments.open(tmp_path / "stream") as segments:
             assert segments.next_id - 1 >= answered

@@ -141,7 +141,9 @@ def test_a_file_of_another_stream_is_refused_by_name(killed, tmp_path):
         for _ in range(19):
             other.append([bytes(992)], version=VERSION)
     shutil.copy(tmp_path / "other" / "000000000002.seg", killed / "000000000002.seg")
-    with pytest.raises(StoreUnusable, match=r"000000000002\.seg came from elsewhere"):
+    with pytest.raises(
+        StoreUnusable, match=r"not of the same stream as the others: 000000000002\.seg"
+    ):
         open_in(killed, accept_loss=True)
 
 
@@ -154,7 +156,7 @@ def test_the_list_of_another_stream_is_refused(killed, tmp_path):
 
 @pytest.mark.parametrize("number", [0, 2, 5])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "device"])
-def test_what_is_no_file_in_place_of_one_is_refused_at_once(killed, number, kind):
+def test_a_directory_or_pipe_in_place_of_a_file_is_refused_at_once(killed, number, kind):
     path = killed / f"{number:012d}.seg"
     path.unlink()
     if kind == "fifo":
@@ -210,7 +212,7 @@ def test_a_stream_whose_list_was_taken_away_does_not_open(killed, also):
     open_in(killed).close()
 
 
-def test_a_snapshot_knows_how_far_a_stream_without_a_list_reached(killed):
+def test_a_snapshot_shows_how_far_a_stream_without_a_list_reached(killed):
     make_older(killed)
     for number in (4, 5):
         os.unlink(killed / f"{number:012d}.seg")
@@ -226,7 +228,7 @@ def test_files_that_were_dropped_are_not_missing(killed):
     assert found_in(killed)[0] == [*range(10, 20)]
 
 
-def test_files_dropped_before_the_newest_statements_were_lost_are_not_missing(killed):
+def test_files_dropped_before_the_newest_slots_were_lost_are_not_missing(killed):
     with open_in(killed) as segments:
         segments.drop_before([entry.offset for entry in segments.entries()][9])
         shutil.copytree(killed, killed.parent / "later")
@@ -284,7 +286,7 @@ def open_on(disk, **options):
 
 
 @pytest.mark.parametrize("bit", range(0, 44 * 8, 5))
-def test_a_damaged_list_is_no_list_and_is_not_believed(killed, bit):
+def test_a_damaged_list_counts_as_no_list(killed, bit):
     page = bytearray((killed / NAME).read_bytes())
     page[bit // 8] ^= 1 << bit % 8
     (killed / NAME).write_bytes(page)

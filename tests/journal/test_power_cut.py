@@ -20,7 +20,7 @@ def open_on(disk, file_bytes=SMALL_FILE):
 
 
 class Writer:
-    """A program that appends, syncs and drops, and keeps its own account of what it was told."""
+    """A program that appends, syncs and drops, and keeps its own account of the answers."""
 
     def __init__(self, disk, file_bytes=SMALL_FILE):
         self.disk = disk
@@ -52,7 +52,7 @@ class Writer:
                 self.drop_floor = self.drop_asked
 
     def settle(self):
-        self.segments.settle_watermark()
+        self.segments.sync_watermark()
 
     def accept(self, disk):
         """Open what is left, compare it with the account, and go on from there."""
@@ -115,7 +115,7 @@ def test_every_outcome_of_a_cut_within_three_operations_keeps_what_was_answered(
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_random_lives_with_many_cuts_lose_nothing_that_was_answered(seed):
+def test_random_operations_with_many_power_cuts_lose_nothing_that_was_answered(seed):
     rng = random.Random(seed)
     disk = Disk(sector_bytes=rng.choice([512, 4096]), tearing=rng.random() < 0.3)
     writer = Writer(disk, file_bytes=rng.choice([8192, 12288, 65536]))
@@ -167,7 +167,7 @@ def test_a_failed_sync_and_then_a_cut_lose_nothing_that_was_answered(seed):
         writer.accept(writer.disk.after_cut(rng))
 
 
-def test_recovery_writes_again_what_a_failed_sync_left_looking_clean():
+def test_recovery_writes_again_pages_that_a_failed_sync_marked_clean():
     disk = Disk()
     segments = open_on(disk)
     segments.append([b"unanswered"], version=VERSION)
@@ -210,10 +210,10 @@ def test_the_watermark_lags_by_at_most_one_sync():
             assert reader.durable_offset >= previous
         previous = segments.durable_offset if size == 9000 else before
         if size == 9000:
-            segments.settle_watermark()
+            segments.sync_watermark()
 
 
-def test_a_statement_that_is_torn_leaves_the_one_before_it_whole():
+def test_a_torn_slot_leaves_the_slot_before_it_valid():
     disk = Disk(sector_bytes=512, tearing=True)
     segments = open_on(disk)
     for count in range(1, 9):
@@ -225,7 +225,7 @@ def test_a_statement_that_is_torn_leaves_the_one_before_it_whole():
             assert open_on(left).first_id == count + 1
 
 
-def test_bytes_of_an_earlier_life_never_come_back_as_entries():
+def test_bytes_of_an_earlier_process_are_never_read_as_entries():
     disk = Disk(sector_bytes=512)
     segments = open_on(disk)
     # Each entry fills one sector, so that the third alone can be lost and the fourth kept.
@@ -241,7 +241,7 @@ def test_bytes_of_an_earlier_life_never_come_back_as_entries():
     assert found == [b"\0", b"\1", b"n"]
 
 
-def test_a_statement_left_in_the_last_file_of_a_full_disk_is_synced_too():
+def test_a_slot_in_the_last_file_of_a_full_disk_is_synced_too():
     disk = Disk(sector_bytes=512, room_bytes=SMALL_FILE + 4096)
     segments = Segments.open(
         disk.path, storage=disk, file_bytes=SMALL_FILE, background=False, reserve_bytes=0

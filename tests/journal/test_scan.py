@@ -1,4 +1,4 @@
-"""Finding the way after damage, on bytes in memory: entries that imitate entries do not mislead."""
+"""Finding the next entry after damage, in memory: bytes that imitate entries are not taken."""
 
 import random
 
@@ -102,7 +102,7 @@ def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
     assert valid_end(read, 0, 1, len(image)) == (len(stream.image), 3)
 
 
-def test_a_walk_cut_short_ends_before_the_entry_that_outruns_it():
+def test_a_walk_that_may_end_within_an_entry_ends_before_that_entry():
     stream = Stream([b"a", bytes(100), b"c"])
     stream.limit = Limit(stream.offsets[1] + 60, None)
     assert stream.walk() == [1]

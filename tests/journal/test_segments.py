@@ -83,7 +83,7 @@ def test_the_golden_files_are_what_is_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["", "listed-"])
-def test_the_golden_files_are_read_as_what_they_are(tmp_path, kind):
+def test_the_golden_files_are_read_as_their_entries(tmp_path, kind):
     """Those without a kind are of a version that had no manifest."""
     for name in ("000000000000.seg", "000000000001.seg"):
         golden = (GOLDEN / f"{kind}{name}.txt").read_text()
@@ -143,7 +143,7 @@ def test_files_and_directory_are_private_and_preallocated(tmp_path):
             assert about.st_blocks * 512 >= size
 
 
-def test_the_spare_is_made_in_the_background_unless_told_otherwise(tmp_path):
+def test_the_spare_is_made_in_the_background_unless_that_is_turned_off(tmp_path):
     with Segments.open(tmp_path, file_bytes=FILE_BYTES) as segments:
         append_all(segments, [bytes(3000)] * 5)
         segments.sync()
@@ -258,7 +258,7 @@ def test_a_reader_follows_a_live_writer_and_changes_nothing(tmp_path):
         segments.drop_before(segments.end_offset)
 
 
-def test_a_reader_is_told_when_what_it_reads_is_dropped(tmp_path):
+def test_a_reader_gets_an_error_when_the_file_it_reads_is_dropped(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [bytes(3000)] * 10)
         segments.sync()
@@ -313,12 +313,12 @@ def test_an_existing_stream_keeps_its_file_size(tmp_path):
 
 
 @pytest.mark.parametrize("file_bytes", [0, 4096, 8191, 10000])
-def test_a_file_size_that_cannot_be_is_refused(tmp_path, file_bytes):
+def test_an_impossible_file_size_is_refused(tmp_path, file_bytes):
     with pytest.raises(InvalidField, match="multiple of 4096"):
         open_in(tmp_path, file_bytes=file_bytes)
 
 
-def test_a_second_writer_is_told_which_process_has_the_stream(tmp_path):
+def test_the_error_of_a_second_writer_names_the_process_that_has_the_stream(tmp_path):
     with open_in(tmp_path), pytest.raises(StoreUnusable) as refused:
         open_in(tmp_path)
     assert str(refused.value) == f"{tmp_path}: in use by process {os.getpid()}"
@@ -449,7 +449,7 @@ def test_a_closed_stream_refuses_and_may_be_closed_again(tmp_path):
     segments.close()
 
 
-def test_quarantined_stretches_are_listed_in_stream_order(tmp_path):
+def test_quarantined_ranges_are_listed_in_stream_order(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [bytes(100)] * 3)
     name = tmp_path / "000000000000.seg"

@@ -28,10 +28,10 @@ PATIENCE_S = 30.0
 
 
 def until(holds, patience_s=PATIENCE_S):
-    """Wait until it holds; fail when patience runs out."""
+    """Wait until `holds` returns a true value, and return it; fail after `patience_s`."""
     give_up = time.monotonic() + patience_s
     while not (found := holds()):
-        assert time.monotonic() < give_up, "waited in vain"
+        assert time.monotonic() < give_up, f"not true after {patience_s} s"
         threading.Event().wait(0.005)
     return found
 

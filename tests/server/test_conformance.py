@@ -15,7 +15,7 @@ from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, end_daemon
 
 # The backends lack nothing, and the same frames are tried on a manual clock, too.
-IN_REAL_TIME = {"dedup window": "nobody waits ten minutes for this test"}
+IN_REAL_TIME = {"dedup window": "takes ten minutes in real time"}
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def result_of(process):
 # Starting.
 
 
-def test_the_first_to_connect_starts_it_and_the_next_finds_it(store):
+def test_the_first_client_starts_the_daemon_and_the_next_finds_it(store):
     with connect(store) as first, connect(store) as second:
         first.create("orders")
         first.push("orders", b"x")
@@ -96,7 +96,7 @@ with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
 """
 
 
-def test_of_ten_starters_at_once_one_starts_it_and_all_are_served(store, run_python):
+def test_of_ten_clients_at_once_one_starts_the_daemon_and_all_are_served(store, run_python):
     starters = [run_python(STARTER, store, number) for number in range(10)]
     pids = {result_of(starter).strip() for starter in starters}
     assert len(pids) == 1
@@ -106,7 +106,7 @@ def test_of_ten_starters_at_once_one_starts_it_and_all_are_served(store, run_pyt
         assert bodies == {b"%d" % number for number in range(10)}
 
 
-def test_it_survives_its_starter_and_is_nobodys_child(store, run_python):
+def test_the_daemon_survives_its_starter_and_is_not_its_child(store, run_python):
     pid = int(result_of(run_python(STARTER, store, 1)))
     assert running_pid(store) == pid
     status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -119,7 +119,7 @@ def test_it_survives_its_starter_and_is_nobodys_child(store, run_python):
         assert queues.service.status()["pid"] == pid
 
 
-def test_its_files_are_for_its_owner_only(store):
+def test_only_the_owner_may_read_the_files_of_the_daemon(store):
     with connect(store):
         modes = {
             path.relative_to(store).as_posix(): stat.S_IMODE(path.lstat().st_mode)
@@ -199,7 +199,7 @@ def connectable(store):
     return link is not None
 
 
-def test_what_a_crash_left_behind_is_no_obstacle(store):
+def test_files_left_by_a_crash_do_not_keep_a_daemon_from_starting(store):
     with connect(store) as queues:
         queues.create("orders")
         pid = live_pid(store)
@@ -212,7 +212,7 @@ def test_what_a_crash_left_behind_is_no_obstacle(store):
         assert running_pid(store) != pid
 
 
-def test_the_number_of_the_one_before_is_not_taken_for_that_of_the_next(store):
+def test_the_process_id_of_the_last_daemon_is_not_used_for_the_next(store):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     place = daemon_directory(store)
@@ -248,11 +248,11 @@ def test_a_path_that_is_a_file_is_refused(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_a_directory_of_somebody_elses_is_refused(tmp_path):
+def test_a_directory_with_files_of_other_programs_is_refused(tmp_path):
     path = tmp_path / "home"
     path.mkdir()
     (path / "letter").write_text("mine")
-    assert "is not empty and not a Penstock store" in refusal(path, StoreUnusable)
+    assert "is not empty, and is not a Penstock store" in refusal(path, StoreUnusable)
     assert [each.name for each in path.iterdir()] == ["letter"]
 
 
@@ -287,7 +287,7 @@ def test_options_that_contradict_the_running_daemon_are_refused(store):
             assert queues.names() == []
 
 
-def test_a_daemon_that_cannot_even_begin_is_told_with_its_last_words(store, monkeypatch):
+def test_the_error_of_a_daemon_that_cannot_start_has_its_last_output(store, monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with pytest.raises(UnavailableError, match="its daemon did not start"):
         connect(store)
@@ -304,7 +304,7 @@ def test_a_daemon_that_cannot_listen_says_why(store):
 # Ending.
 
 
-def test_it_ends_when_nobody_has_used_it_for_a_while(store):
+def test_the_daemon_ends_after_its_idle_time_without_a_connection(store):
     with connect(store, idle=1) as queues:
         queues.create("orders")
         pid = running_pid(store)
@@ -315,7 +315,7 @@ def test_it_ends_when_nobody_has_used_it_for_a_while(store):
         assert running_pid(store) != pid
 
 
-def test_it_stays_while_somebody_is_connected(store):
+def test_the_daemon_stays_while_a_client_is_connected(store):
     with connect(store, idle=1) as queues:
         queues.create("orders")
         pid = running_pid(store)
@@ -324,7 +324,7 @@ def test_it_stays_while_somebody_is_connected(store):
         assert running_pid(store) == pid
 
 
-def test_told_to_stop_it_finishes_and_its_clients_go_on_with_the_next(store):
+def test_after_a_stop_clients_continue_with_the_next_daemon(store):
     with connect(store) as queues:
         queues.create("orders")
         queues.push("orders", b"x")
@@ -346,7 +346,7 @@ def test_a_plain_push_is_safe_across_a_stop(store):
         assert queues.stats("orders").visible == 5
 
 
-def test_asyncio_clients_go_on_with_the_next_one_too(store):
+def test_asyncio_clients_continue_with_the_next_daemon_too(store):
     async def main():
         async with await penstock.aio.connect(f"file:{store}?durability=os") as queues:
             await queues.create("orders")
@@ -363,7 +363,7 @@ def test_asyncio_clients_go_on_with_the_next_one_too(store):
     assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == b"x"
 
 
-def test_a_daemon_that_does_not_answer_is_told_apart_from_none(store):
+def test_the_error_of_a_daemon_that_does_not_answer_differs_from_no_daemon(store):
     with connect(store):
         pid = live_pid(store)
         os.kill(pid, signal.SIGSTOP)
@@ -475,7 +475,7 @@ def run_command(*words):
         return command.run(session, arguments)
 
 
-def test_status_and_stop_tell_in_words_and_by_their_exit_status(store, capsys):
+def test_status_and_stop_report_by_text_and_by_exit_status(store, capsys):
     assert run_command("status", str(store)) == 1
     assert capsys.readouterr().out == f"no daemon runs for {store}\n"
     assert run_command("stop", str(store)) == 1
@@ -491,7 +491,7 @@ def test_status_and_stop_tell_in_words_and_by_their_exit_status(store, capsys):
     assert run_command("status", str(store)) == 1
 
 
-def test_status_and_stop_tell_programs_in_json(store, capsys):
+def test_status_and_stop_report_in_json_for_programs(store, capsys):
     assert run_command("status", str(store), "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"path": str(store), "running": False}
     with connect(store):
@@ -512,7 +512,7 @@ def test_status_of_a_file_is_refused(tmp_path):
 # By hand, and on TCP.
 
 
-def test_one_run_by_hand_serves_both_ways_and_ends_cleanly_at_sigterm(store):
+def test_daemon_run_serves_the_socket_and_tcp_and_ends_at_sigterm(store):
     daemon = DaemonProcess(store, "--listen", "127.0.0.1:0")
     with penstock.connect(f"penstock://127.0.0.1:{daemon.port}") as there:
         there.create("orders")
@@ -524,7 +524,7 @@ def test_one_run_by_hand_serves_both_ways_and_ends_cleanly_at_sigterm(store):
     open_engine(store).close()
 
 
-def test_a_second_one_by_hand_says_who_holds_the_store_at_once(store):
+def test_the_error_of_a_second_daemon_run_names_the_holder_at_once(store):
     with connect(store):
         done = subprocess.run(
             [sys.executable, "-m", "penstock.server.daemon", store],
@@ -549,7 +549,7 @@ def test_a_second_one_by_hand_says_who_holds_the_store_at_once(store):
         (["--durability", "perhaps"], "durability"),
     ],
 )
-def test_one_that_is_told_nonsense_opens_nothing_and_says_so(store, words, said):
+def test_wrong_options_are_refused_before_the_store_is_opened(store, words, said):
     done = subprocess.run(
         [sys.executable, "-m", "penstock.server.daemon", store, *words],
         capture_output=True,
@@ -564,7 +564,7 @@ def test_one_that_is_told_nonsense_opens_nothing_and_says_so(store, words, said)
     assert not (store / "journal").exists()
 
 
-def test_a_stranger_on_the_socket_is_answered_in_frames(store):
+def test_a_client_of_another_protocol_on_the_socket_is_answered_in_frames(store):
     with connect(store):
         link = connect_socket(store)
         assert link is not None

@@ -1,4 +1,4 @@
-"""Whose store it is: what a process looks at before it writes anything into a directory."""
+"""Which process holds a store: the checks before anything is written into a directory."""
 
 import functools
 import os
@@ -96,20 +96,20 @@ def foreign_folder(path):
     return path
 
 
-def test_a_folder_that_is_no_store_stays_as_it_was_even_with_a_daemon_directory(tmp_path):
+def test_a_directory_that_is_no_store_stays_unchanged_even_with_a_daemon_directory(tmp_path):
     path = foreign_folder(tmp_path / "folder")
     before = tree(path)
-    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+    with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
         penstock.connect(f"file:{path}")
     assert run_daemon(path)[0] == 6
     assert tree(path) == before
 
 
-def test_a_folder_with_nothing_but_a_daemon_directory_stays_as_it_was(tmp_path):
+def test_a_directory_with_only_a_daemon_directory_stays_unchanged(tmp_path):
     path = foreign_folder(tmp_path / "folder")
     (path / "letter").unlink()
     before = tree(path)
-    with pytest.raises(StoreUnusable, match="is not empty and not a Penstock store"):
+    with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
         penstock.connect(f"file:{path}")
     assert tree(path) == before
 
@@ -176,7 +176,7 @@ def test_a_marker_that_is_a_link_makes_no_store(store, tmp_path):
 
 @pytest.mark.service("util-linux")
 @pytest.mark.root
-def test_root_does_not_serve_the_store_of_another_user_unless_told_to(open_path):
+def test_root_serves_the_store_of_another_user_only_with_the_option(open_path):
     path = open_path / "store"
     make_store(path)
     give_to(path, NOBODY)
@@ -231,7 +231,7 @@ def ask_as(user, url):
 
 @pytest.mark.service("util-linux")
 @pytest.mark.root
-def test_the_socket_refuses_another_user_even_where_the_modes_let_it_through(open_path):
+def test_the_socket_refuses_another_user_even_if_the_file_modes_allow_it(open_path):
     path = open_path / "store"
     with penstock.connect(f"file:{path}"):
         before = ask_as(NOBODY, f"file:{path}")
@@ -304,7 +304,7 @@ def test_a_user_who_cannot_read_the_token_is_refused_on_tcp(open_path):
 # A holder that does not answer.
 
 
-def test_a_holder_that_neither_answers_nor_ends_is_named(store, monkeypatch):
+def test_the_error_names_a_holder_that_neither_answers_nor_ends(store, monkeypatch):
     monkeypatch.setattr(holder, "_ENDING_S_MAX", 0.1)
     with penstock.connect(f"file:{store}?durability=os"):
         pid = running_pid(store)

@@ -100,7 +100,7 @@ def test_a_wait_of_either_ends_by_a_message_of_the_other(store):
         client.close()
 
 
-def test_a_client_in_a_forked_child_has_its_own_connection_to_it(store):
+def test_a_client_in_a_forked_child_has_its_own_connection_to_serve(store):
     with served(store), connect(store) as queues:
         queues.create("orders")
         child = os.fork()
@@ -116,12 +116,12 @@ def test_a_client_in_a_forked_child_has_its_own_connection_to_it(store):
         assert [claim.body for claim in queues.pull_many("orders", 5)] == [b"child", b"parent"]
 
 
-def test_options_that_contradict_it_are_refused(store):
+def test_options_that_contradict_the_running_serve_are_refused(store):
     with served(store), pytest.raises(InvalidField, match="runs with durability=os"):
         penstock.connect(f"file:{store}?durability=sync")
 
 
-def test_its_end_is_a_goodbye_and_its_clients_go_on_with_a_daemon(store):
+def test_when_serve_ends_its_clients_continue_with_a_daemon(store):
     with served(store) as server, connect(store) as queues:
         queues.create("orders")
         queues.push("orders", b"x")
@@ -151,7 +151,7 @@ def test_after_a_kill_the_next_client_starts_a_daemon_and_finds_everything(store
         assert bodies == {b"%d" % number for number in range(50)} - {claimed["Body"].encode()}
 
 
-def test_with_embedded_in_its_url_it_holds_the_store_for_itself(store):
+def test_with_embedded_in_its_url_serve_has_the_store_for_itself(store):
     with serve("--store", f"file:{store}?embedded=1"):
         assert not (store / "daemon").exists()
         assert connect_socket(store) is None
@@ -160,7 +160,7 @@ def test_with_embedded_in_its_url_it_holds_the_store_for_itself(store):
 # A daemon that runs already.
 
 
-def test_a_daemon_hands_its_store_over_and_no_claim_or_wait_is_lost(store):
+def test_serve_replaces_a_daemon_and_no_claim_or_wait_is_lost(store):
     with connect(store) as queues:
         queues.create("orders")
         queues.push("orders", b"x")
@@ -193,7 +193,7 @@ print("done")
 """
 
 
-def test_plain_pushes_are_neither_lost_nor_doubled_by_hand_overs(store):
+def test_plain_pushes_are_neither_lost_nor_doubled_when_the_holder_changes(store):
     with connect(store) as queues:
         queues.create("orders")
         producers = [
@@ -338,7 +338,7 @@ def test_status_and_stop_of_a_store_that_serve_holds_say_so(store):
         assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_it_does_not_end_when_its_socket_is_idle(store):
+def test_serve_does_not_end_when_its_socket_is_idle(store):
     with served(store) as server:
         connect(store, "&idle=1").close()
         threading.Event().wait(2.5)
@@ -354,7 +354,7 @@ def get(url, **headers):
             return error.code, error.read().decode()
 
 
-def test_a_daemon_shows_its_health_and_figures_if_it_is_told_to(store):
+def test_a_daemon_serves_health_and_metrics_with_the_option(store):
     daemon = DaemonProcess(store, "--http", "0")
     try:
         port = int((store / "daemon" / "http").read_text())
@@ -414,10 +414,10 @@ def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
     assert reported.count("\n") == 1
 
 
-def test_a_daemon_does_not_show_them_to_the_network_by_mistake(store):
+def test_a_daemon_refuses_to_serve_metrics_to_the_network_without_the_option(store):
     done = penstock_command("daemon", "run", store, "--http", "0.0.0.0:0")
     assert done.returncode == 3
-    assert "can be reached from elsewhere" in done.stderr
+    assert "can be reached from other machines" in done.stderr
     assert not store.exists()
 
 
@@ -433,9 +433,7 @@ def test_a_daemon_does_not_show_them_to_the_network_by_mistake(store):
         ([], {"PENSTOCK_DATA": "{}", "PENSTOCK_URL": "memory:"}),
     ],
 )
-def test_the_store_is_the_one_that_was_named_and_json_says_which(
-    store, tmp_path, words, environment
-):
+def test_serve_opens_the_given_store_and_prints_it_in_json(store, tmp_path, words, environment):
     process = subprocess.Popen(
         [PENSTOCK, "serve", "--port", "0", "--json", *(word.format(store) for word in words)],
         env={
@@ -483,7 +481,7 @@ def test_a_store_that_is_named_twice_is_refused(words, tmp_path):
 
 
 @pytest.mark.root
-def test_root_does_not_serve_the_directory_of_another_user_unless_told_to(store):
+def test_root_serves_the_directory_of_another_user_only_with_the_option(store):
     store.mkdir()
     os.chown(store, 65_534, 65_534)
     done = penstock_command("serve", "--data", store, "--port", "0")

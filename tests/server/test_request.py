@@ -118,7 +118,7 @@ def test_a_request_cut_anywhere_is_read_once_it_is_whole(at: int) -> None:
     assert len(reader.requests) == 1
 
 
-def test_the_rest_of_a_head_is_not_taken_for_a_request() -> None:
+def test_the_rest_of_a_head_is_not_read_as_a_request() -> None:
     """Everything but the empty line: without it, the head may go on."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0"
     mine, parsers, _ = both(head)
@@ -145,7 +145,7 @@ def test_headers_are_counted_in_a_plain_request_too() -> None:
     is_sound=st.booleans(),
     tail=st.sampled_from([b"", b"abc", b"abcd", b"abcPOST / HTTP/1.1\r\n"]),
 )
-def test_what_is_read_as_plain_the_parser_reads_alike(
+def test_a_plain_request_is_read_as_by_the_parser(
     first: bytes,
     headers: list[tuple[bytes, bytes]],
     colon: bytes,
@@ -161,6 +161,6 @@ def test_what_is_read_as_plain_the_parser_reads_alike(
 
 
 @given(at=st.integers(0, len(PLAIN) - len(BODY) - 1), byte=st.binary(min_size=0, max_size=2))
-def test_a_changed_byte_makes_no_difference_between_the_two(at: int, byte: bytes) -> None:
+def test_a_request_with_a_changed_byte_is_read_as_by_the_parser(at: int, byte: bytes) -> None:
     mine, parsers, _ = both(PLAIN[:at] + byte + PLAIN[at + 1 :])
     assert mine == parsers

@@ -1,10 +1,11 @@
-"""A stream that consumes a queue, to be run in a process of its own and killed there.
+"""Streams that consume queues, to be run in a process of their own and killed there.
 
-    python -m tests.spark.consumer URL CHECKPOINT LEDGER [WHERE BATCH SIGNAL]
+    python -m tests.spark.consumer URL DIRECTORY BATCH
 
-Its sink is idempotent by the number of the batch: rows and number go into one transaction. With
-WHERE it stops, `before` or `after` the transaction of BATCH or at the `end`, makes the file SIGNAL
-and waits to be killed.
+runs a stream for each of the queues `before` and `after`; all that a stream keeps is in a directory
+named after its queue. Its sink is idempotent by the number of the batch: rows and number go into
+one transaction. In BATCH the stream stops before or after that transaction, as its queue is named,
+makes the file `reached` and waits to be killed; -1 is no batch.
 """
 
 import sqlite3
@@ -14,31 +15,33 @@ from pathlib import Path
 
 from penstock.spark.session import make_session
 
+QUEUES = ("before", "after")
+BATCH_MESSAGES = 100
 TABLES = """
 CREATE TABLE IF NOT EXISTS batches (number INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS messages (id TEXT, body BLOB, batch INTEGER);
 """
 
 
-def ledger(path):
+def ledger(place):
     """What the sink has been given, once and for all."""
-    kept = sqlite3.connect(path, isolation_level=None)
+    kept = sqlite3.connect(place / "ledger", isolation_level=None)
     kept.executescript(TABLES)
     return kept
 
 
-def run(url, checkpoint, path, where="", batch="-1", signal=""):
-    """Consumes what there is, or up to where it is told to wait for its end."""
+def consume(spark, url, place, batch=-1):
+    """Starts a stream that consumes what there is, or up to where it is told to wait."""
 
     def wait_if(here, number):
-        if here == where and number == int(batch):
-            Path(signal).touch()
+        if here == place.name and number == batch:
+            (place / "reached").touch()
             threading.Event().wait()
 
     def keep(frame, number):
         rows = [(row.message_id, bytes(row.body), number) for row in frame.collect()]
         wait_if("before", number)
-        kept = ledger(path)
+        kept = ledger(place)
         kept.execute("BEGIN")
         if not kept.execute("SELECT * FROM batches WHERE number = ?", [number]).fetchall():
             kept.execute("INSERT INTO batches VALUES (?)", [number])
@@ -47,15 +50,23 @@ def run(url, checkpoint, path, where="", batch="-1", signal=""):
         kept.close()
         wait_if("after", number)
 
-    spark = make_session(master="local[2]")
     stream = spark.readStream.format("penstock").option("mode", "consume")
-    stream = stream.options(url=url, queue="orders", reader="shop")
-    stream = stream.options(maxMessagesPerTrigger=100, messagesPerPartition=50)
+    stream = stream.options(url=url, queue=place.name, reader="shop")
+    stream = stream.options(
+        maxMessagesPerTrigger=BATCH_MESSAGES, messagesPerPartition=BATCH_MESSAGES // 2
+    )
     frame = stream.schema("message_id string, body binary").load()
-    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
-    query.trigger(availableNow=True).start().awaitTermination()
-    wait_if("end", -1)
+    query = frame.writeStream.foreachBatch(keep)
+    query = query.option("checkpointLocation", str(place / "checkpoint"))
+    return query.trigger(availableNow=True).start()
+
+
+def main(url, directory, batch):
+    """Runs both streams."""
+    spark = make_session(master="local[2]")
+    for query in [consume(spark, url, Path(directory, name), int(batch)) for name in QUEUES]:
+        query.awaitTermination()
 
 
 if __name__ == "__main__":
-    run(*sys.argv[1:])
+    main(*sys.argv[1:])

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.spark.consumer import ledger
+from tests.conftest import FULL
+from tests.spark.consumer import BATCH_MESSAGES, QUEUES, consume, ledger
 
-# How often the stream is killed: once in each window, and then anywhere.
-KILLS = int(os.environ.get("PENSTOCK_SPARK_KILLS", "2"))
+# How often the streams are killed: once in each window, and then anywhere.
+KILLS = int(os.environ.get("PENSTOCK_SPARK_KILLS", "4" if FULL else "1"))
 
 
 def bodies(claims):
@@ -23,11 +24,14 @@ def bodies(claims):
 
 
 def killed_when(words, reached, later_s=0.0):
-    """Starts a stream, and kills it and all it has started when that file is there, or later."""
+    """Runs streams, and kills them and all they have started when those files are there, or later.
+
+    They are expected to reach that point, and not to end before.
+    """
     program = [sys.executable, "-m", "tests.spark.consumer", *words]
     process = subprocess.Popen(program, start_new_session=True)
     try:
-        while not reached.exists():
+        while not all(path.exists() for path in reached):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it ended by itself with {process.wait(timeout=0.1)}")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -47,31 +51,54 @@ def kill_session(leader):
 
 @pytest.mark.service("default-jre-headless")
 @pytest.mark.timeout(200 * (KILLS + 1))
-def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(url, queues, tmp_path):
-    queues.create("orders")
-    messages = 200 * KILLS
-    for start in range(0, messages, 100):
-        queues.push_many("orders", [b"%d" % number for number in range(start, start + 100)])
-    # Ordinary consumers compete: one that takes its time, and below one that is quick.
-    elsewhere = bodies(queues.pull_many("orders", 5, visibility=3_600))
-    kept = ledger(tmp_path / "ledger")
-    words = [url, str(tmp_path / "checkpoint"), str(tmp_path / "ledger")]
-    offsets = tmp_path / "checkpoint" / "offsets"
+def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(
+    spark, url, queues, tmp_path
+):
+    """One process has two streams: one is killed before its sink commits, the other after it.
+
+    The session of these tests goes on from their checkpoints.
+    """
+    places = [tmp_path / name for name in QUEUES]
+    messages = (2 * KILLS + 1) * BATCH_MESSAGES
+    elsewhere = {}
+    for place in places:
+        place.mkdir()
+        queues.create(place.name)
+        for start in range(0, messages, 100):
+            queues.push_many(place.name, [b"%d" % n for n in range(start, start + 100)])
+        # Ordinary consumers compete: one that takes its time, and below one that is quick.
+        elsewhere[place] = bodies(queues.pull_many(place.name, 5, visibility=3_600))
     chance = random.Random(KILLS)
     for number in range(KILLS):
-        batch = len(list(offsets.glob("[0-9]*")))
-        if number < 2:
-            where = ("before", "after")[number]
-            reached = tmp_path / where
-            killed_when([*words, where, str(batch), str(reached)], reached)
-        else:
-            killed_when(words, offsets / str(batch), chance.uniform(0, 3))
-        quick = queues.pull_many("orders", 5)
-        elsewhere += bodies(quick)
-        queues.delete_many(quick)
-    killed_when([*words, "end", "-1", str(tmp_path / "end")], tmp_path / "end")
-    found = [int(body) for (body,) in kept.execute("SELECT body FROM messages")]
+        # A batch was committed before the first kill.
+        batch = 1 if number == 0 else -1
+        reached = [place / "reached" for place in places]
+        if number:
+            offsets = [place / "checkpoint" / "offsets" for place in places]
+            reached = [path / str(len(list(path.glob("[0-9]*")))) for path in offsets]
+        later_s = chance.uniform(0, 3) if number else 0.0
+        killed_when([url, str(tmp_path), str(batch)], reached, later_s)
+        for place in places:
+            quick = queues.pull_many(place.name, 5)
+            elsewhere[place] += bodies(quick)
+            queues.delete_many(quick)
+    before, after = (batches_of(place) for place in places)
+    if KILLS == 1:
+        assert (before, after) == ([0], [0, 1])
+    for query in [consume(spark, url, place) for place in places]:
+        assert query.awaitTermination(180)
+    for place in places:
+        kept = ledger(place)
+        found = [int(body) for (body,) in kept.execute("SELECT body FROM messages")]
+        kept.close()
+        assert sorted(found + elsewhere[place]) == list(range(messages))
+        # All that is left is what somebody still holds.
+        assert queues.stats(place.name).messages == 5
+
+
+def batches_of(place):
+    """The numbers of the batches that the sink has committed."""
+    kept = ledger(place)
+    found = [number for (number,) in kept.execute("SELECT number FROM batches ORDER BY 1")]
     kept.close()
-    assert sorted(found + elsewhere) == list(range(messages))
-    # All that is left is what somebody still holds.
-    assert queues.stats("orders").messages == 5
+    return found

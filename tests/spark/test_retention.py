@@ -150,7 +150,7 @@ def query(lake, derived, text):
 STEPS = 2 + len(PART_TABLES) + 1
 
 
-@pytest.mark.parametrize("step", range(STEPS) if FULL else (0, 2, STEPS - 2, STEPS - 1))
+@pytest.mark.parametrize("step", range(STEPS) if FULL else (2, STEPS - 1))
 def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
     tmp_path, monkeypatch, step
 ):

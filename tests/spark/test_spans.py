@@ -95,10 +95,11 @@ def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(store, tmp_p
         files_of(store, tmp_path / "taken")
 
 
-def test_planning_a_read_does_not_wait_for_pandas():
+def test_planning_a_read_or_a_write_does_not_wait_for_pandas():
     """Spark starts a process for each step of it, and pandas takes longer than all the rest."""
+    modules = "pyspark_penstock, penstock.spark.sink"
     said = subprocess.run(
-        [sys.executable, "-c", "import sys, pyspark_penstock; print('pandas' in sys.modules)"],
+        [sys.executable, "-c", f"import sys, {modules}; print('pandas' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

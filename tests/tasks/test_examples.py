@@ -1,4 +1,4 @@
-"""Every example runs as its docstring says, and prints what stands there."""
+"""Every example runs as its docstring says, and prints the text in it."""
 
 import ast
 import os

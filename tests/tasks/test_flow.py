@@ -52,7 +52,7 @@ def test_the_rest_of_a_chain_is_checked_before_its_first_task_is_pushed(app, add
     assert app.run_until_empty() == 0
 
 
-def test_a_failed_task_of_a_chain_ends_it_and_its_retry_goes_on(app, add):
+def test_a_failed_task_ends_its_chain_and_a_retry_continues_it(app, add):
     is_broken = [True]
 
     @app.task(retries=0)
@@ -143,7 +143,7 @@ def test_results_too_large_for_a_message_fail_the_final_task_and_say_why(app, to
     assert "the results of its group cannot be pushed" in failed.envelope.failure.error
 
 
-def test_what_cannot_be_a_chain_or_group_is_refused(app, add, total):
+def test_wrong_members_of_a_chain_or_group_are_refused(app, add, total):
     other = TaskApp("memory:")
 
     @other.task
@@ -157,7 +157,10 @@ def test_what_cannot_be_a_chain_or_group_is_refused(app, add, total):
         (lambda: chain(), "chain: expected 1 to 1000 tasks, got 0"),
         (lambda: chain(add.push(1, 2)), "chain: expected task.prepare"),
         (lambda: chain(add.prepare(1, 2), elsewhere.prepare()), "belong to several apps"),
-        (lambda: chain(add.prepare(1, 2), nothing.prepare()).push(), "takes no first argument"),
+        (
+            lambda: chain(add.prepare(1, 2), nothing.prepare()).push(),
+            "has no first parameter with a name",
+        ),
         (lambda: group(), "group: expected 1 to 1000 tasks, got 0"),
         (lambda: group(*[add.prepare(1, 2)] * 1_001), "group: expected 1 to 1000 tasks, got 1001"),
         (lambda: group(add.prepare(1, 2), final=total), "group: final: expected task.prepare"),

@@ -1,4 +1,4 @@
-"""What becomes of a task: retries, dead letters, results, middleware, the context, the trace."""
+"""Outcomes of tasks: retries, dead letters, results, middleware, the context, the trace."""
 
 import ast
 import asyncio
@@ -29,7 +29,7 @@ from penstock.tasks.control import cancel, failed_tasks, find_task, retry_failed
 from penstock.tasks.envelope import body_start, decode_envelope, encode
 
 
-def test_a_failed_task_is_tried_again_after_ever_longer_waits(app, clock):
+def test_a_failed_task_is_tried_again_after_waits_that_double(app, clock):
     starts_ms = []
 
     @app.task(retries=4, backoff=Backoff(first=2, longest=10, jitter=0))
@@ -95,7 +95,7 @@ def test_a_retried_task_has_its_id_and_all_its_attempts_again(app):
     assert app.run_steps(failed_tasks(["tasks"])) == []
 
 
-def test_a_task_may_say_when_it_is_to_be_tried_again_or_never(app, clock):
+def test_a_task_may_ask_for_a_retry_at_a_given_time_or_for_none(app, clock):
     starts_ms = []
 
     @app.task(retries=5)
@@ -126,7 +126,7 @@ def test_a_task_whose_retry_would_outlive_its_ttl_fails_at_once(app):
     assert len(app.run_steps(failed_tasks(["tasks"]))) == 1
 
 
-def test_a_result_is_kept_for_its_ttl_and_read_by_anybody():
+def test_a_result_is_kept_for_its_ttl_and_read_by_any_process():
     clock = ManualClock()
     app = TaskApp("memory:", clock=clock)
 
@@ -182,7 +182,7 @@ def test_a_task_that_keeps_no_results_says_so(app):
         pushed.get(0)
 
 
-def test_a_result_that_is_no_json_fails_the_task(app):
+def test_a_result_that_cannot_become_json_fails_the_task(app):
     @app.task(result_ttl=60, retries=3)
     def work() -> object:
         return object()
@@ -292,7 +292,7 @@ def test_middleware_that_raises_before_fails_the_attempt_and_after_changes_nothi
     assert app.run_steps(failed_tasks(["tasks"])) == []
 
 
-def test_what_is_no_middleware_is_refused():
+def test_an_object_that_is_not_a_middleware_is_refused():
     with pytest.raises(TaskError, match="middleware: 5 is not an instance of Middleware"):
         TaskApp("memory:", middleware=[5])  # type: ignore[list-item]
 
@@ -400,7 +400,7 @@ def test_the_trace_of_the_pusher_is_the_parent_of_the_task(app):
         '"id": "' + "x" * 10_000 + '"',
     ],
 )
-def test_an_envelope_that_lies_about_what_follows_harms_no_other_task(app, more):
+def test_an_envelope_with_invalid_follow_ups_affects_no_other_task(app, more):
     """Row 25: whatever a message says, the tasks beside it run and it comes to an end."""
     ran = []
 
@@ -417,7 +417,7 @@ def test_an_envelope_that_lies_about_what_follows_harms_no_other_task(app, more)
     assert app.service.execute(Stats("tasks")).messages == 0
 
 
-def test_a_plain_envelope_is_the_same_by_either_way():
+def test_a_plain_envelope_has_the_same_bytes_by_both_encoders():
     plain = body_start("add") + b'{"a":1}' + b"}"
     assert plain == b'{"task":"add","args":{"a":1}}'
     assert encode(decode_envelope(plain)) == plain
@@ -445,7 +445,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_message_that_names_code_runs_nothing_and_harms_no_other(app, body):
+def test_a_message_that_names_code_runs_nothing_and_affects_no_other(app, body):
     """Row 25: a message names a registered task or fails; it is never imported or evaluated."""
     ran = []
 
@@ -462,7 +462,7 @@ def test_a_message_that_names_code_runs_nothing_and_harms_no_other(app, body):
     assert app.service.execute(Stats("tasks")).messages == 0
 
 
-def test_only_the_loading_of_an_app_imports_what_a_name_says():
+def test_only_load_app_imports_a_module_by_its_name():
     """Row 25: no code of tasks imports or looks up what a message could name."""
     package = Path(penstock.tasks.__file__).parent
     importing, computed = set(), set()

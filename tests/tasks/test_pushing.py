@@ -234,11 +234,11 @@ def test_equal_calls_of_a_unique_task_are_one(app, clock):
         ({"ttl": 10**9}, "task 'work': ttl: 1000000000 s is outside"),
         ({"unique": "user"}, "unique: expected true, false or the names"),
         ({"unique": ["nobody"]}, "unique: 'work' has no argument 'nobody'"),
-        ({"rate": "fast"}, "rate: 'fast' is no rate"),
+        ({"rate": "fast"}, "rate: 'fast' is not a rate"),
         ({"rate": "0/s"}, "rate: '0/s' is outside"),
         ({"concurrency": 0}, "concurrency: 0"),
         ({"retry": 1}, "there is no option 'retry'; there are queue, priority"),
-        ({"name": "ü"}, "'ü' is no name"),
+        ({"name": "ü"}, "'ü' is not a valid name"),
     ],
 )
 def test_a_wrong_option_is_refused_where_the_task_is_declared(app, options, complaint):
@@ -249,7 +249,7 @@ def test_a_wrong_option_is_refused_where_the_task_is_declared(app, options, comp
     assert app.tasks == {}
 
 
-def test_every_documented_option_is_taken(app):
+def test_every_documented_option_is_accepted(app):
     @app.task(
         queue="mail",
         priority=9,
@@ -310,7 +310,7 @@ def test_a_parameter_that_json_cannot_hold_is_refused(app):
         app.task(work)
 
 
-def test_what_only_the_worker_decides_cannot_be_changed_by_a_push(app):
+def test_options_that_only_the_worker_uses_cannot_be_changed_by_a_push(app):
     @app.task
     def work() -> None: ...
 

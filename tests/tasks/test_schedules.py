@@ -1,4 +1,4 @@
-"""Schedules: when they are due, that they are pushed once, and what becomes of missed ones."""
+"""Schedules: when they are due, that they are pushed once, and the treatment of missed ones."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ class Nights:
         self.app.schedule("nightly", when, report.prepare("short"), **options)
 
     def worker(self):
-        """What one worker process knows of the schedules, from its start on."""
+        """The schedules in one worker process, from its start on."""
         known = ScheduleClock(self.app)
         self.app.run_steps(known.begin())
         return known
@@ -72,7 +72,7 @@ def test_many_workers_push_a_schedule_once(nights):
     assert nights.app.run_until_empty() == 10
 
 
-def test_a_worker_that_stood_still_pushes_nothing_that_another_has_pushed(nights):
+def test_a_suspended_worker_does_not_push_again_what_another_pushed(nights):
     quick, slow = nights.worker(), nights.worker()
     nights.clock.advance(ms=ms(2030, 6, 2, 3) - nights.clock.now_ms())
     nights.app.run_steps(quick.push_due())
@@ -121,7 +121,7 @@ def test_a_schedule_follows_the_clocks_of_its_time_zone():
     assert skipped.app.schedules["nightly"].next_due_ms(ms(2030, 3, 30, 12)) == ms(2030, 3, 31, 1)
 
 
-def test_a_period_is_due_at_the_same_times_for_everybody():
+def test_a_period_has_the_same_due_times_in_every_process():
     nights = Nights(ms(2030, 6, 1, 12, 0, 7), 30)
     schedule = nights.app.schedules["nightly"]
     assert schedule.next_due_ms(ms(2030, 6, 1, 12, 0, 7)) == ms(2030, 6, 1, 12, 0, 30)
@@ -138,10 +138,10 @@ def test_the_last_due_time_of_a_cron_expression_may_be_now(nights):
 @pytest.mark.parametrize(
     ("when", "options", "complaint"),
     [
-        ("61 * * * *", {}, "'61 .*' is no cron expression: bad minute"),
-        ("* * *", {}, "is no cron expression: wrong number of fields"),
-        ("0 0 31 2 *", {}, "is no cron expression"),
-        ("", {}, "is no cron expression"),
+        ("61 * * * *", {}, "'61 .*' is not a cron expression: bad minute"),
+        ("* * *", {}, "is not a cron expression: wrong number of fields"),
+        ("0 0 31 2 *", {}, "is not a cron expression"),
+        ("", {}, "is not a cron expression"),
         ("* * * * *", {"timezone": "Mars/Base"}, "there is no time zone 'Mars/Base'"),
         ("* * * * *", {"timezone": "../etc/passwd"}, "there is no time zone"),
         ("* * * * *", {"missed": "all"}, "missed='all' is not one of once, skip"),
@@ -149,7 +149,7 @@ def test_the_last_due_time_of_a_cron_expression_may_be_now(nights):
         (True, {}, "expected a cron expression or seconds, got True"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(app, when, options, complaint):
+def test_an_impossible_schedule_is_refused_in_one_sentence(app, when, options, complaint):
     @app.task
     def work() -> None: ...
 

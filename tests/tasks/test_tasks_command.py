@@ -88,9 +88,13 @@ def test_list_shows_tasks_queues_and_schedules(shop):
     ("words", "code", "complaint"),
     [
         (["failed", "nowhere:app"], 3, "there is no module 'nowhere'"),
-        (["retry", "shop:app"], 2, "name the failed tasks by their ids, or all of them by --all"),
+        (["retry", "shop:app"], 2, "give the ids of failed tasks, or --all for all of them"),
         (["cancel", "shop:app", ""], 3, "id: expected 1 to 128 printable characters"),
-        (["list", "shop:app", "--url", "memory:"], 3, "url: 'memory:' is within one process"),
+        (
+            ["list", "shop:app", "--url", "memory:"],
+            3,
+            "url: 'memory:' is a store within one process",
+        ),
         (["jump", "shop:app"], 2, "invalid choice: 'jump'"),
         (["inspect", "shop:app", "nobody"], 1, "has the id nobody, and no result is kept for it"),
         (["retry", "shop:app", "nobody"], 2, "no failed task has the id nobody"),
@@ -98,7 +102,7 @@ def test_list_shows_tasks_queues_and_schedules(shop):
         (["failed", "shop:app", "--queue", "no queue!"], 3, "'no queue!' is not a queue name"),
     ],
 )
-def test_wrong_words_are_one_clear_line(shop, words, code, complaint):
+def test_wrong_arguments_are_an_error_of_one_line(shop, words, code, complaint):
     ended, out, err = shop.run("tasks", *words)
     assert (ended, out, len(err.splitlines())) == (code, "", 1)
     assert complaint in err

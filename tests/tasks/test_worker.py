@@ -63,7 +63,7 @@ def test_a_worker_runs_tasks_of_both_kinds_and_drains_on_sigterm(make_shop, stor
     module.app.close()
 
 
-def test_a_second_sigterm_gives_the_running_tasks_back_at_once(make_shop, store_url):
+def test_a_second_sigterm_releases_the_running_tasks_at_once(make_shop, store_url):
     shop = make_shop(store_url, PLAIN)
     worker = shop.start()
     module = shop.app()
@@ -232,7 +232,7 @@ def test_the_children_of_a_killed_worker_end_too(make_shop, file_url):
     module.app.close()
 
 
-def test_a_task_that_kills_its_worker_is_run_apart_and_fails(make_shop, file_url):
+def test_a_task_that_kills_its_worker_is_run_in_a_child_and_fails(make_shop, file_url):
     shop = make_shop(
         file_url,
         """
@@ -277,7 +277,7 @@ def test_a_worker_process_is_replaced_after_so_many_tasks(make_shop, file_url):
     module.app.close()
 
 
-def test_a_changed_source_file_starts_the_processes_anew(make_shop, file_url):
+def test_a_changed_source_file_restarts_the_processes(make_shop, file_url):
     source = """
         @app.task(result_ttl=600)
         def version() -> int:
@@ -404,11 +404,11 @@ def test_a_schedule_is_run_once_by_many_processes(make_shop, file_url):
         (["nowhere:app"], 3, "app: there is no module 'nowhere' in"),
         (["shop"], 3, "app: 'shop' is not of the form MODULE:NAME"),
         (["shop.py:app"], 3, "app: 'shop.py:app' is not of the form MODULE:NAME"),
-        (["shop:other"], 3, "app: 'other' in 'shop' is no TaskApp; there is app"),
+        (["shop:other"], 3, "app: 'other' in 'shop' is not a TaskApp; there is app"),
         (["broken:app"], 3, "app: importing 'broken' failed: ZeroDivisionError: division by zero"),
         (["needy:app"], 3, "app: 'needy' needs the module 'no_such_package'"),
         (["empty:app"], 3, "app: 'empty:app' has no tasks, so there is no queue to work on"),
-        (["inside:app"], 3, "url: 'memory:' is within one process"),
+        (["inside:app"], 3, "url: 'memory:' is a store within one process"),
         (["shop:app", "--threads", "0"], 3, "threads: 0 is outside 1 to 1000"),
         (["shop:app", "--processes", "x"], 2, "'x' is not a whole number"),
         (["shop:app", "--queues", "a b"], 3, "queues: 'a b' is not a queue name"),
@@ -416,7 +416,9 @@ def test_a_schedule_is_run_once_by_many_processes(make_shop, file_url):
         (["shop:app", "--url", "penstock://127.0.0.1:9"], 4, "127.0.0.1:9"),
     ],
 )
-def test_what_a_worker_cannot_use_is_one_clear_line(make_shop, file_url, words, code, complaint):
+def test_wrong_options_of_a_worker_are_an_error_of_one_line(
+    make_shop, file_url, words, code, complaint
+):
     shop = make_shop(file_url, PLAIN)
     (shop.directory / "broken.py").write_text("1 / 0\n")
     (shop.directory / "needy.py").write_text("import no_such_package\n")

@@ -1,6 +1,6 @@
-"""Every way to reach a queue: the engine itself, and adapters to other services.
+"""The backends: the engine itself, and adapters to other services.
 
-`penstock.url` knows which module opens which scheme.
+`penstock.url` lists which module opens which scheme.
 """
 
 from typing import cast

@@ -1,19 +1,18 @@
-"""The face of a queue service towards servers on an event loop.
+"""The interface of a queue service for servers on an event loop.
 
 A server takes requests in callbacks of its event loop, where nothing can be awaited. It submits
 commands to a `LoopService`, which answers at once if it can; if not, it returns a `Pending` and
-calls back later. Two classes have this face:
+calls back later. Two classes have this interface:
 
     LoopEngine       over an engine in this process (`engine.loop`): answers at once whenever the
                      reply is durable already
     AwaitedService   over any other AsyncQueueService: each command is awaited in a task
 
 Several commands that belong together are a generator (`Steps`): it yields commands and is sent the
-replies, and errors are thrown into it. In front of a local engine it runs to its end within the
-call, unless it yields `PAUSE`: work that grows with the number of queues is done in slices, so
-that other requests are answered between them. What needs one command only may be that command and a
-function that makes the result of its reply or its error (`Single`), which costs less than a
-generator.
+replies, and errors are thrown into it. With a local engine it runs to its end within the call,
+unless it yields `PAUSE`: work that grows with the number of queues is done in slices, so that other
+requests are answered between them. An action of one command may be that command and a function that
+makes the result from its reply or its error (`Single`), which costs less than a generator.
 """
 
 import asyncio
@@ -49,24 +48,24 @@ Single = tuple[Command[Any], Finish, Any]
 
 
 class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
-    """No command of a service: the generator goes on after other callbacks of the event loop."""
+    """Not a command of a service: continues the generator after other callbacks of the loop."""
 
 
-# Never behind a Pull. What was read before it may have changed.
+# Never yielded after a Pull. State that was read before the pause may have changed after it.
 PAUSE: Final = NextTurn()
-# How long the description of a queue elsewhere is used before it is asked for again.
+# How long the description of a queue of another service is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
 _CHANGES_QUEUE: Final = frozenset({CreateQueue, ConfigureQueue, DeleteQueue})
 
 
 class Pending(msgspec.Struct, eq=False, kw_only=True):
-    """A reply that is yet to come.
+    """A reply that will come later.
 
-    Whoever gets one says what to call by `then`, before control returns to the event loop.
-    `waits` is true while it waits for a message, which may take long, and not only for a disk or
-    a network. If `is_known`, the reply is made and only its changes are not durable yet: what is
-    made of it can be made meanwhile from `reply`, but not be shown.
+    The caller sets a callback by `then`, before control returns to the event loop. `waits` is true
+    while it waits for a message, which may take long, and not only for a disk or a network. If
+    `is_known`, `reply` is set and only its changes are not durable yet: the response can be made
+    meanwhile, but not sent.
     """
 
     done: Done | None = None
@@ -75,18 +74,18 @@ class Pending(msgspec.Struct, eq=False, kw_only=True):
     reply: Any = None
 
     def then(self, done: Done) -> None:
-        """Has `done(reply, error)` called once: from the event loop, never within a command."""
+        """Sets the callback `done(reply, error)`: called once, by the loop, never in a command."""
         self.done = done
 
     def cancel(self) -> None:
-        """Takes the callback back: a wait ends, and claims that were made return to their places.
+        """Removes the callback: a wait ends, and claims that were made are released.
 
-        Claims of a pull with an attempt id stay: whoever named it asks for the same ones again.
+        Claims of a pull with an attempt id stay: its client will repeat the pull.
         """
         raise NotImplementedError
 
     def finish(self, reply: Any, error: Exception | None) -> None:
-        """Calls back, unless that was cancelled or has been done already."""
+        """Calls back, unless that was cancelled or done before."""
         done, self.done = self.done, None
         if done is not None:
             done(reply, error)
@@ -119,7 +118,7 @@ class LoopService(Protocol):
         ...
 
     def view(self, name: str) -> QueueInfo | None:
-        """The queue of this name as far as it is known at no cost; DescribeQueue may know more."""
+        """The queue of this name, if known without a command; None may also mean "not known"."""
         ...
 
     def abandon(self, claims: Sequence[Claim]) -> None:
@@ -127,12 +126,12 @@ class LoopService(Protocol):
         ...
 
     def on_failure(self, listener: Callable[[PenstockError], None]) -> None:
-        """Has `listener(error)` called if the service stops because its storage failed."""
+        """Calls `listener(error)` if the service stops because its storage failed."""
         ...
 
     @property
     def upkeep_error(self) -> Exception | None:
-        """Why the storage could not be kept in order when that was last tried, if it failed."""
+        """The error of the last upkeep of the storage; None if it succeeded."""
         ...
 
     async def close(self) -> None:
@@ -141,7 +140,7 @@ class LoopService(Protocol):
 
 
 async def result_of(reply: R | Pending) -> R:
-    """What was replied at once, or will be. Raises the error that is called back with."""
+    """The reply, awaited if it is a Pending. Raises the error of the callback."""
     if not isinstance(reply, Pending):
         return reply
     answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -247,14 +246,14 @@ class AwaitedService:
             await self._service.execute(Release(claim.queue, claim.proof))
 
     def on_failure(self, listener: Callable[[PenstockError], None]) -> None:
-        """Never calls it: a service elsewhere may come back."""
+        """Never calls it: a remote service may become available again."""
 
     @property
     def upkeep_error(self) -> Exception | None:
         return None
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Runs it in a task that lives until it is done, or until this service is closed."""
+        """Runs it in a task, which `close` cancels."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -280,7 +279,7 @@ class AwaitedReply(Pending, kw_only=True):
         self.task.add_done_callback(self._finish)
 
     def note_claims(self, pull: Pull, claims: list[Claim]) -> None:
-        """Remembers what is to be released if the reply cannot be delivered."""
+        """Stores the claims that must be released if the reply cannot be delivered."""
         self.waits = False
         self.claims = claims if pull.attempt_id is None else []
 

@@ -1,4 +1,4 @@
-"""The blocking face of a service that is written for asyncio: one thread with an event loop.
+"""A blocking service made of one that is written for asyncio: one thread runs its event loop.
 
     caller → waiting requests → (one wake-up of the loop for all of them) → loop → caller's own lock
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class _Request:
-    """A call of one thread; `done` is a lock that is held until the reply is there."""
+    """A call of one thread; `done` is a lock that is released when the reply is set."""
 
     __slots__ = ("coroutine", "done", "error", "reply", "task")
 
@@ -52,17 +52,17 @@ class Portal:
         except BaseException:
             self._end_loop()
             raise
-        # A class attribute of services; here it depends on the service inside.
+        # In the protocol it is a class attribute; here it depends on the opened service.
         vars(self)["LACKS"] = self._service.LACKS
         self.redrive_max = self._service.redrive_max
         start_over_when_forked(self)
 
     def start_over(self) -> None:
-        """In a forked child: has every command refused, because the loop is the parent's."""
+        """In a forked child: refuses every command, because the loop runs in the parent."""
         self._is_forked = True
 
     def execute(self, command: Command[R]) -> R:
-        """Does what the command says."""
+        """Executes the command."""
         return cast(R, self._call(self._service.execute(command)))
 
     def close(self) -> None:
@@ -85,7 +85,9 @@ class Portal:
             coroutine.close()
             if self._closed:
                 raise EngineClosed("this service was closed")
-            raise BackendLost("this process was forked from the one that connected: connect anew")
+            raise BackendLost(
+                "this process was forked from the one that connected; connect again here"
+            )
         request = _Request(coroutine)
         self._waiting.append(request)
         # Only the first wakes the loop: the others are found by the same wake-up.

@@ -1,8 +1,7 @@
-"""`penstock check PATH`: verifies all of a store; the exit status is 0 if it is sound.
+"""`penstock check PATH`: verifies a whole store; the exit status is 0 if it has no damage.
 
 It can run while another process writes, and changes nothing. With `--accept-loss` it also opens a
-store that misses files of its journal, which no other command does. What those files held is lost,
-and reported as damage.
+store whose journal has missing files. The content of those files is lost, and reported as damage.
 """
 
 import logging
@@ -22,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--accept-loss",
         action="store_true",
-        help="let a store open again that misses files of its journal, without what they held",
+        help="open a store with missing journal files once, so that it opens without their content",
     )
 
 
@@ -49,11 +48,11 @@ def _accept_loss(store: Path) -> list[Finding]:
     with open_reader(store) as reader:
         missing = reader.missing_files()
     if not missing:
-        return [Finding(False, "loss: no file is missing, so there is none to accept")]
+        return [Finding(False, "loss: no file is missing, so there is no loss to accept")]
     # Imported here: the other uses of this command need no engine.
     from penstock.backends.engine.store import open_engine
 
-    # What is lost is printed below; opening would warn of it, too.
+    # The loss is printed below; opening would also log a warning about it.
     logger = logging.getLogger("penstock.journal")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -62,4 +61,4 @@ def _accept_loss(store: Path) -> list[Finding]:
     finally:
         logger.setLevel(level)
     names = ", ".join(f"{number:012d}.seg" for number in missing)
-    return [Finding(True, f"loss: accepted for {names}; the store opens again without it")]
+    return [Finding(True, f"loss: accepted for {names}; the store opens without their content")]

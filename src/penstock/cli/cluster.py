@@ -21,11 +21,11 @@ _NODE_HEAD: Final = ("node", "state", "live", "owns", "stands by", "endpoint")
 _SHARD_HEAD: Final = ("shard", "owner", "term", "slot", "waiting", "queues", "standby", "lag")
 _ACTIONS: Final = {
     "up": "start three NATS servers and some nodes on this machine",
-    "down": "stop what up started; what it kept stays",
-    "url": "print the URL of what up started, with its password, for --url and connect",
+    "down": "stop the processes that up started; their data stays",
+    "url": "print the URL of the cluster that up started, with its password",
     "status": "show nodes and shards: owners, terms, how far standbys are behind",
     "move": "move a shard to a node",
-    "drain": "have a node give its shards to the others, and take none",
+    "drain": "move all shards of a node to the others, and give it no new ones",
     "spread": "spread a queue over several shards, or show how it is spread",
 }
 
@@ -43,9 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
             help="where up keeps the cluster (default: ./%(default)s)",
         )
         if name not in ("up", "down", "url"):
-            action.add_argument(
-                "--url", default=SUPPRESS, metavar="URL", help="a cluster elsewhere"
-            )
+            action.add_argument("--url", default=SUPPRESS, metavar="URL", help="another cluster")
     up = parsers["up"]
     up.add_argument("--nodes", type=int, default=3, metavar="COUNT", help="(default: 3)")
     up.add_argument("--shards", type=int, default=16, metavar="COUNT", help="(default: 16)")
@@ -59,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     up.add_argument(
         "--archive",
         metavar="DIR",
-        help="keep what happens in every shard there, for penstock pipeline",
+        help="keep the events of every shard there, for penstock pipeline",
     )
     parsers["status"].add_argument(
         "--watch", action="store_true", help="show it again every second, until interrupted"
@@ -75,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises PenstockError."""
-    # Says which extra is missing, if it is.
+    # Raises MissingExtra if the extra is not installed.
     load_backend(read_url("cluster:nats://127.0.0.1:4222"))
     if arguments.action == "up":
         return _up(session, arguments)
@@ -109,8 +107,8 @@ def _up(session: Session, arguments: Namespace) -> int:
         return 0
     for node in state["nodes"]:
         print(f"{node['name']}: Amazon SQS at {node['endpoint']}")
-    print(f"3 NATS servers; what they keep is in {root}")
-    print("look at it with  penstock cluster status")
+    print(f"3 NATS servers; their data is in {root}")
+    print("show it with     penstock cluster status")
     print("stop it with     penstock cluster down")
     return 0
 
@@ -159,7 +157,7 @@ def _spread(session: Session, arguments: Namespace, address: "ClusterAddress") -
     if found.before:
         print(
             f"it was spread over {_shards(max(found.before))}: "
-            "what lies there is pulled like the rest, until those shards are empty"
+            "messages there are pulled like the others, until those shards are empty"
         )
     return 0
 

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[],
         choices=list(_UNSETTABLE),
         metavar="SETTING",
-        help=f"lift a limit: {', '.join(_UNSETTABLE)} (repeatable)",
+        help=f"remove a limit: {', '.join(_UNSETTABLE)} (repeatable)",
     )
 
 

@@ -14,7 +14,7 @@ _HEAD = ("at (UTC)", "event", "queue", "claim", "detail")
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("id", metavar="ID", help="the id that the push gave")
+    parser.add_argument("id", metavar="ID", help="the id that the push printed")
 
 
 def run(session: Session, arguments: Namespace) -> int:

@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", type=read_count, metavar="OFFSET", help="begin at this offset"
     )
-    parser.add_argument("--follow", action="store_true", help="go on as events are written")
+    parser.add_argument("--follow", action="store_true", help="continue as events are written")
 
 
 def run(session: Session, arguments: Namespace) -> int:

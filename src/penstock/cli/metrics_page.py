@@ -1,10 +1,10 @@
 """A page of figures for Prometheus, served by a command that has no event loop of its own.
 
-Anyone on this machine can connect, so a connection has limits: one request of 16 KiB, ten seconds
-to send it and ten to take the answer, and a place among 32. The oldest connection is closed when
-there is no place left, so that silent ones cannot keep Prometheus out. A Host that is no name of
-this machine is refused, because a page in a browser could have one by DNS rebinding. Nothing is
-printed about requests, and an error in answering one is a line without a traceback.
+Anyone on this machine can connect, so there are limits: one request of 16 KiB per connection, ten
+seconds to send it and ten to read the answer, and 32 connections. The oldest connection is closed
+when there are more, so that silent ones cannot keep Prometheus out. A Host that is not a name of
+this machine is refused, because a web page could have it by DNS rebinding. Nothing is printed about
+requests, and an error in answering one is printed as a line without a traceback.
 """
 
 import socket
@@ -37,18 +37,18 @@ class MetricsPage:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening, and ends the connections there are."""
+        """Stops listening, and ends all connections."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _PageServer(ThreadingMixIn, TCPServer):
-    """One thread a connection, and at most `CONNECTIONS_MAX` of them."""
+    """One thread for each connection, and at most `CONNECTIONS_MAX` connections."""
 
     allow_reuse_address = True
     daemon_threads = True
-    # Ending a thread that waits for a silent client takes as long as that client is given.
+    # Not waiting for the threads: one with a silent client ends only after its timeout.
     block_on_close = False
     request_queue_size = 128
 
@@ -84,7 +84,7 @@ class _PageServer(ThreadingMixIn, TCPServer):
             _end(connection)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answers one request. One that breaks off, or takes too long, is no error of ours."""
+        """Answers one request; one that breaks off or takes too long is not reported."""
         try:
             answer = self._answer(_read_head(request))
             request.settimeout(_TIMEOUT_S)
@@ -115,7 +115,7 @@ class _PageServer(ThreadingMixIn, TCPServer):
 
 
 def _read_head(connection: socket.socket) -> bytes:
-    """The request up to its empty line, or a little more than it may have. Raises OSError."""
+    """The request up to its empty line, or slightly more than the limit. Raises OSError."""
     until_s = time.monotonic() + _TIMEOUT_S
     head = b""
     while b"\r\n\r\n" not in head and len(head) <= _HEAD_BYTES_MAX:
@@ -128,7 +128,7 @@ def _read_head(connection: socket.socket) -> bytes:
 
 
 def _is_own_host(header: bytes) -> bool:
-    """Whether a header is no Host, or one that is a name of this machine."""
+    """Whether a header is not Host, or a Host with a name of this machine."""
     name, _, value = header.partition(b":")
     if name.strip().lower() != b"host":
         return True

@@ -1,8 +1,8 @@
 """`penstock mirror --from file:PATH --to URL`: mirrors a store to another service.
 
-It runs beside the process that holds the store, reads the store's journal, and does to the queues
-of the other service what happened to the store's: queues are made and removed, messages pushed,
-hidden while they are claimed, and deleted. What it has not done yet stays in the journal.
+It runs beside the process that holds the store, reads the store's journal, and repeats its events
+on the queues of the other service: it creates and removes queues, pushes messages, hides them while
+they are claimed, and deletes them. Events that it has not repeated yet stay in the journal.
 """
 
 import os
@@ -38,8 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--name", default=NAME, metavar="NAME", help="one for each mirror of a store (%(default)s)"
     )
-    parser.add_argument("--once", action="store_true", help="end when everything has been done")
-    parser.add_argument("--status", action="store_true", help="show how far the mirror has come")
+    parser.add_argument("--once", action="store_true", help="end when all events are mirrored")
+    parser.add_argument("--status", action="store_true", help="show how far the mirror is behind")
     parser.add_argument(
         "--every", type=float, default=10.0, metavar="SECONDS", help="between two lines of figures"
     )
@@ -74,7 +74,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
-    # The store comes first: what the mirror does can wait, in the journal.
+    # The store has priority: the mirror's work can wait in the journal.
     os.nice(_NICE)
     stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

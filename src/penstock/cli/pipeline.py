@@ -12,11 +12,11 @@ from penstock.cli.session import Session
 from penstock.spark.session import require_packages
 
 ACTIONS: Final = {
-    "run": "bring journals into the lake and make its tables",
+    "run": "read journals into the lake and make its tables",
     "status": "show how far the lake is behind the journals",
-    "audit": "check every message's life; status 1 if one is wrong",
+    "audit": "check the events of every message; status 1 if some are wrong",
     "report": "write an HTML page about the tables of the lake",
-    "sql": "run any Spark SQL over the lake's tables, with all your rights",
+    "sql": "run any Spark SQL over the lake's tables, with all rights of your user",
     "shell": "the same, one query after another",
     "replay": "send messages of the lake to a queue, each of them once",
     "forget": "remove the content of single messages from the lake",

@@ -21,9 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument(
         "source", metavar="BODY", nargs="?", help="the body; - reads stdin, @FILE reads a file"
     )
-    source.add_argument(
-        "--body", metavar="TEXT", help="the body, taken literally: - and @ are not special"
-    )
+    source.add_argument("--body", metavar="TEXT", help="the body as it is: - and @ are not special")
     source.add_argument(
         "--lines", action="store_true", help="push each line of stdin as a message of its own"
     )
@@ -37,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         type=read_pair,
         metavar="NAME=VALUE",
-        help="text that travels with the body (repeatable)",
+        help="text sent with the body (repeatable)",
     )
 
 
@@ -114,8 +112,8 @@ def _push_batch(
         number, error = refused[0]
         last = before + len(lines)
         raise type(error)(
-            f"line {number}: {error} ({len(refused)} of the lines up to {last} were refused, "
-            "those after it not tried)"
+            f"line {number}: {error} ({len(refused)} of the lines up to {last} were refused; "
+            f"the lines after {last} were not tried)"
         )
     return len(lines)
 

@@ -14,7 +14,7 @@ Kind = Literal["duration", "size", "count", "queue", "switch", "pairs"]
 
 
 class Setting(NamedTuple):
-    """One setting: its keyword, its field in `QueueSettings`, what kind it is, what it does."""
+    """One setting: its keyword, its field in `QueueSettings`, its kind, and its help text."""
 
     name: str
     field: str
@@ -45,18 +45,18 @@ class Setting(NamedTuple):
 SETTINGS: Final = (
     Setting("visibility_timeout", "visibility_ms", "duration", "how long a claim lasts"),
     Setting("delay", "delay_ms", "duration", "how long a new message stays delayed"),
-    Setting("wait", "wait_ms", "duration", "how long a pull waits if it does not say"),
+    Setting("wait", "wait_ms", "duration", "how long a pull without a wait time waits"),
     Setting("retention", "retention_ms", "duration", "how long a message is kept"),
     Setting("max_body_bytes", "body_bytes_max", "size", "largest body with its attributes"),
     Setting("max_messages", "messages_max", "count", "refuse pushes beyond so many messages", True),
     Setting("max_bytes", "bytes_max", "size", "refuse pushes beyond so many bytes", True),
     Setting("max_in_flight", "in_flight_max", "count", "refuse pulls beyond so many claims", True),
-    Setting("dead_letter", "dead_letter", "queue", "where messages pulled too often go", True),
-    Setting("max_receives", "max_receives", "count", "pulls before a message is dead", True),
+    Setting("dead_letter", "dead_letter", "queue", "queue for messages pulled too often", True),
+    Setting("max_receives", "max_receives", "count", "pulls before a message moves there", True),
     Setting("fifo", "fifo", "switch", "strict order in each group; set at creation only"),
     Setting("dedup_by_content", "dedup_by_content", "switch", "equal bodies are duplicates"),
     Setting("dedup_per_group", "dedup_per_group", "switch", "dedup ids count within a group"),
-    Setting("annotations", "annotations", "pairs", "text kept with the queue, untouched"),
+    Setting("annotations", "annotations", "pairs", "text stored with the queue, not interpreted"),
 )
 _READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
     "duration": (read_duration, "DURATION"),

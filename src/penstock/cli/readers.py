@@ -1,6 +1,6 @@
 """`penstock readers PATH`: the named readers of a store's journal, and how far each has read.
 
-The journal keeps everything that a reader has not read: remove readers that are no longer used.
+Files that a reader has not read are never dropped: remove readers that are no longer used.
 """
 
 import time

@@ -11,7 +11,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument("receipt", metavar="RECEIPT")
     parser.add_argument(
-        "--delay", type=read_duration, default=0, metavar="DURATION", help="hide it so long first"
+        "--delay", type=read_duration, default=0, metavar="DURATION", help="keep it hidden so long"
     )
 
 

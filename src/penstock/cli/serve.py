@@ -1,4 +1,4 @@
-"""`penstock serve`: an SQS endpoint on this machine, its messages kept in a directory."""
+"""`penstock serve`: an SQS endpoint on this machine, with its messages in a directory."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ _PLAIN: Final = (
     ("--durability", "MODE", "what an answer promises: sync (default), interval or os"),
     ("--host", "ADDRESS", "where to listen (default: 127.0.0.1)"),
     ("--region", "NAME", "the region whose queues have bare names (default: us-east-1)"),
-    ("--account", "DIGITS", "the account likewise (default: 000000000000)"),
+    ("--account", "DIGITS", "the account whose queues have bare names (default: 000000000000)"),
     ("--tls-cert", "FILE", "the certificate, in PEM form"),
     ("--tls-key", "FILE", "its key"),
     ("--carrot", "[HOST:]PORT", "run a Carrot broker there, too (host: 127.0.0.1; 0: any port)"),
@@ -40,8 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--key",
         action="append",
         metavar="ID:SECRET",
-        help="check signatures against this key; may be repeated. Seen by others in a list of "
-        "processes: PENSTOCK_KEYS or the config file are not",
+        help="check signatures against this key; may be repeated. Other users can see it in the "
+        "list of processes; they cannot see PENSTOCK_KEYS or the config file",
     )
     parser.add_argument(
         "--allow-host",
@@ -53,13 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--insecure-without-keys",
         action="store_true",
         default=None,
-        help="listen for others without checking signatures",
+        help="listen beyond this machine without checking signatures",
     )
     parser.add_argument(
         "--insecure-without-tls",
         action="store_true",
         default=None,
-        help="listen for others without encryption",
+        help="listen beyond this machine without encryption",
     )
     parser.add_argument(
         "--insecure-other-owner",
@@ -71,7 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--accept-loss",
         action="store_true",
         default=None,
-        help="open a data directory that misses files of its journal, without what they held",
+        help="open a data directory with missing journal files, without their content",
     )
     parser.add_argument(
         "--aws-limits",
@@ -80,7 +80,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="as in Amazon SQS, 60 s between two purges of a queue, and before the name of a "
         "deleted one can be used again (default: 0 s)",
     )
-    # The two limits one by one, in seconds.
+    # The two limits of --aws-limits separately, in seconds.
     for flag in ("--deleted-window", "--purged-window"):
         parser.add_argument(flag, type=int, metavar="SECONDS", help=SUPPRESS)
 
@@ -93,7 +93,7 @@ def run(session: Session, arguments: Namespace) -> int:
         flag[2:].replace("-", "_"): getattr(arguments, flag[2:].replace("-", "_"))
         for flag, _, _ in _PLAIN
     }
-    _take_url(arguments, given)
+    _read_url(arguments, given)
     for name in ("port", "deleted_window", "purged_window"):
         given[name] = getattr(arguments, name)
     for name in (
@@ -116,8 +116,8 @@ def run(session: Session, arguments: Namespace) -> int:
     return 0
 
 
-def _take_url(arguments: Namespace, given: dict[str, Any]) -> None:
-    """Takes --url as the store. Raises UsageError if the store is named twice."""
+def _read_url(arguments: Namespace, given: dict[str, Any]) -> None:
+    """Uses --url as the store. Raises UsageError if the store is given twice."""
     named = [name for name in ("data", "store", "url") if getattr(arguments, name) is not None]
     if len(named) > 1:
         flags = " and ".join(f"--{name}" for name in named)
@@ -145,7 +145,7 @@ def _show_text(running: "Running") -> None:
     settings = running.settings
     url = running.url
     kept = (
-        "in memory, and gone when this ends"
+        "in memory, and lost when this ends"
         if settings.where.startswith("memory:")
         else (
             f"in {os.path.abspath(settings.data)}"
@@ -156,9 +156,9 @@ def _show_text(running: "Running") -> None:
     if settings.keys:
         checked = f"checked against {len(settings.keys)} keys"
     elif settings.on_loopback:
-        checked = "not checked: any access key will do, from this machine only"
+        checked = "not checked: any access key is accepted, from this machine only"
     else:
-        checked = "NOT CHECKED, and anyone who reaches this address gets in"
+        checked = "NOT CHECKED: anyone who can reach this address is accepted"
     print(f"penstock: Amazon SQS at {url}")
     print(f"  messages    {kept}")
     print(f"  signatures  {checked}")

@@ -1,4 +1,4 @@
-"""What the commands of one process share: the stores they opened, their output and their input.
+"""The session that the commands of one process share: open stores, output and input.
 
 A command prints results to stdout only through `Session`, so that `--json` means the same for all
 of them, and reads stdin only through it, so that the commands of a shell are never read as bodies.
@@ -18,8 +18,8 @@ from penstock import Queues, connect
 from penstock.settings import URL_VARIABLE
 
 NO_URL: Final = (
-    f"no store was named: give --url URL or set {URL_VARIABLE} "
-    "(memory: lasts as long as the process: try it with penstock shell --url memory:)"
+    f"no store was given: give --url URL or set {URL_VARIABLE} "
+    "(memory: lasts only as long as the process: try it with penstock shell --url memory:)"
 )
 
 
@@ -65,7 +65,7 @@ class Session:
     def stdin(self) -> BinaryIO:
         """The bytes of stdin. Raises UsageError if a body cannot be read from it."""
         if self.in_shell:
-            raise UsageError("stdin holds the commands of this shell; give the body otherwise")
+            raise UsageError("stdin holds the commands of this shell; give the body as an argument")
         if sys.stdin is None:
             raise UsageError("stdin is closed")
         return sys.stdin.buffer

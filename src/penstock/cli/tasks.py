@@ -1,4 +1,4 @@
-"""`penstock tasks list|failed|retry|cancel|inspect MODULE:APP`: look after the tasks of an app."""
+"""`penstock tasks list|failed|retry|cancel|inspect MODULE:APP`: manage the tasks of an app."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -25,7 +25,7 @@ _ACTIONS: Final = {
     "list": "list the tasks, schedules and queues of an app",
     "failed": "list the tasks that have failed for the last time",
     "retry": "push failed tasks again",
-    "cancel": "have workers drop tasks, or end them while they run",
+    "cancel": "cancel tasks: workers drop them, or end them while they run",
     "inspect": "show one task: its arguments, attempts, result and traceback",
 }
 
@@ -119,20 +119,20 @@ def _list(session: Session, arguments: Namespace, app: "TaskApp") -> int:
 
 def _task_row(task: "Task[..., Any]") -> tuple[str, str, str]:
     options = task.options
-    told = [f"retries {options.retries}"]
+    shown_options = [f"retries {options.retries}"]
     if options.priority:
-        told.append(f"priority {options.priority}")
+        shown_options.append(f"priority {options.priority}")
     for name in ("timeout", "ttl", "result_ttl"):
         ms = getattr(options, f"{name}_ms")
         if ms is not None:
-            told.append(f"{name} {show_duration(ms)}")
+            shown_options.append(f"{name} {show_duration(ms)}")
     if options.rate is not None:
-        told.append(f"rate {options.rate.count}/{show_duration(options.rate.period_ms)}")
+        shown_options.append(f"rate {options.rate.count}/{show_duration(options.rate.period_ms)}")
     if options.concurrency is not None:
-        told.append(f"concurrency {options.concurrency}")
+        shown_options.append(f"concurrency {options.concurrency}")
     if options.unique:
-        told.append("unique")
-    return task.name, options.queue, ", ".join(told)
+        shown_options.append("unique")
+    return task.name, options.queue, ", ".join(shown_options)
 
 
 def _queue_row(stats: QueueStats, failed: QueueStats) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _retry(session: Session, arguments: Namespace, app: "TaskApp") -> int:
     from penstock.tasks.control import retry_failed
 
     if bool(arguments.id) == arguments.all:
-        raise UsageError("name the failed tasks by their ids, or all of them by --all")
+        raise UsageError("give the ids of failed tasks, or --all for all of them")
     ids = None if arguments.all else set(arguments.id)
     retried = app.run_steps(retry_failed(_queues(arguments, app), ids))
     for task_id in retried:

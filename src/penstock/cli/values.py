@@ -15,7 +15,7 @@ _DURATION: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", re.ASCII)
 _UNITS_MS: Final = {"d": DAY_MS, "h": HOUR_MS, "m": MINUTE_MS, "s": SECOND_MS, "ms": 1}
 _SIZE: Final = re.compile(r"(-?[0-9]+)(B|KiB|MiB|GiB)?", re.ASCII)
 _UNITS_BYTES: Final = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
-# Longer than any number that means something; it also keeps an error to one short line.
+# Longer than any valid number; it also keeps an error to one short line.
 _CHARS_MAX: Final = 30
 
 
@@ -23,7 +23,7 @@ def read_duration(text: str) -> float:
     """Seconds, from `30`, `1.5`, `30s`, `5m`, `2h` or `4d`."""
     found = _DURATION.fullmatch(text) if len(text) <= _CHARS_MAX else None
     if found is None:
-        raise ArgumentTypeError(f"{_short(text)} is no duration; use 30, 1.5, 30s, 5m, 2h or 4d")
+        raise ArgumentTypeError(f"{_short(text)} is not a duration; use 30, 1.5, 30s, 5m, 2h or 4d")
     number, unit = found.groups()
     return float(number) * _UNITS_MS[unit or "s"] / SECOND_MS
 
@@ -32,7 +32,7 @@ def read_size(text: str) -> int:
     """Bytes, from `256`, `64KiB` or `1MiB`."""
     found = _SIZE.fullmatch(text) if len(text) <= _CHARS_MAX else None
     if found is None:
-        raise ArgumentTypeError(f"{_short(text)} is no size; use 256, 64KiB, 1MiB or 2GiB")
+        raise ArgumentTypeError(f"{_short(text)} is not a size; use 256, 64KiB, 1MiB or 2GiB")
     number, unit = found.groups()
     return int(number) * _UNITS_BYTES[unit or "B"]
 
@@ -45,7 +45,7 @@ def read_count(text: str) -> int:
 
 
 def read_pair(text: str) -> tuple[str, str]:
-    """A name and its value, from `NAME=VALUE`; the value may hold more equals signs."""
+    """A name and its value, from `NAME=VALUE`; the value may contain further equals signs."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ArgumentTypeError(f"{_short(text)} is not of the form NAME=VALUE")

@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=read_duration,
         default=30.0,
         metavar="DURATION",
-        help="if a process dies, its tasks run elsewhere after this (default: 30s)",
+        help="if a process dies, its tasks run in another after this (default: 30s)",
     )
     parser.add_argument(
         "--max-tasks", type=read_count, metavar="N", help="replace a process after so many tasks"
@@ -50,7 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--burst", action="store_true", help="end when no task is waiting; delayed ones stay"
     )
     parser.add_argument(
-        "--reload", action="store_true", help="start anew when a .py file below here changes"
+        "--reload",
+        action="store_true",
+        help="restart when a .py file below the current directory changes",
     )
     parser.add_argument(
         "--metrics",
@@ -98,7 +100,7 @@ def run(session: Session, arguments: Namespace) -> int:
     use_url(app, arguments)
     check_reachable(app)
     queues = queues_of(app, options)
-    # Once, so that a store that cannot be reached is one line and not one for each process.
+    # Before the processes start, so that an unreachable store gives one error and not several.
     check_abilities(app)
     app.run_steps(_ask(queues[0]))
     app.close()
@@ -114,7 +116,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def use_url(app: "TaskApp", arguments: Namespace) -> None:
-    """Has the app use the store of --url, if one is given."""
+    """Sets the app's store to that of --url, if it is given."""
     if arguments.url is not None:
         app.use_url(arguments.url)
 
@@ -163,7 +165,7 @@ class _StatusLine:
         self._rate = 0.0
 
     def show(self) -> None:
-        """Writes the line anew."""
+        """Writes the line again."""
         if not self._is_shown:
             return
         counts = [*self._supervisor.tasks.values()]
@@ -180,7 +182,7 @@ class _StatusLine:
             f"{running:,} running · {waiting:,} waiting · {done:,} done · {retried:,} retried · "
             f"{failed:,} failed · {self._rate:,.0f}/s"
         )
-        # A line that wraps could not be written over.
+        # A line that wraps could not be overwritten.
         width = get_terminal_size().columns - 1
         sys.stderr.write(f"\r\x1b[K{text[:width]}")
         sys.stderr.flush()

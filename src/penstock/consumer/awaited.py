@@ -46,17 +46,17 @@ class AsyncClaimKeeper:
         self._claim = claim
         self._times.begin()
 
-    def let_go(self) -> None:
-        """Ends the extending."""
+    def stop_holding(self) -> None:
+        """Stops extending the claim."""
         self._claim = None
 
     def abandon(self) -> None:
-        """Has the task release the claim and end; a finalizer may call it, in any thread."""
+        """Makes the task release the claim and end; a finalizer may call it, in any thread."""
         self._is_abandoned = True
         self._wake()
 
     async def close(self) -> None:
-        """Ends the task; a claim still held is left to run out."""
+        """Ends the task; a claim that is still held is not released, and runs out."""
         self._unsubscribe()
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -91,7 +91,7 @@ class AsyncClaimKeeper:
                 raise StaleReceipt("held for as long as the loop may hold a claim")
             await self._queues.extend(claim, self._times.visibility)
         except RequestError:
-            # Unless the loop went on to another claim while this one was extended.
+            # The loop may have gone on to another claim while this one was extended.
             if self._claim is claim:
                 self._claim = None
         except PenstockError:
@@ -111,15 +111,15 @@ class AsyncConsumer:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Ends the loop after the message at hand; from any thread, or a signal handler."""
+        """Ends the loop after the current message; from any thread, or a signal handler."""
         self._is_stopped = True
 
     def __aiter__(self) -> "AsyncConsumer":
         return self
 
     async def __anext__(self) -> Claim:
-        """Deletes the claim at hand, if there is one, and gives the next."""
-        await self._succeed()
+        """Deletes the current claim, if there is one, and returns the next."""
+        await self._delete_claim()
         keeper = self._keeper or await self._make_keeper()
         claim = await self._pull()
         if claim is None:
@@ -141,7 +141,7 @@ class AsyncConsumer:
                     await work(claim)
                 except Exception as error:
                     report_failure(claim, error)
-                    await self._fail(self._options.delay_of(claim))
+                    await self._release_claim(self._options.delay_of(claim))
 
     async def _pull(self) -> Claim | None:
         waited = 0.0
@@ -169,31 +169,31 @@ class AsyncConsumer:
         self._keeper = AsyncClaimKeeper(self._queues, times, self._options)
         return self._keeper
 
-    async def _succeed(self) -> None:
-        claim = self._let_go()
+    async def _delete_claim(self) -> None:
+        claim = self._take_claim()
         if claim is not None:
             try:
                 await self._queues.delete(claim)
             except StaleReceipt:
-                # It ran out meanwhile, and somebody else has the message now.
+                # The claim ran out meanwhile: the message will be, or was, delivered again.
                 return
 
-    async def _fail(self, delay: float) -> None:
-        claim = self._let_go()
+    async def _release_claim(self, delay: float) -> None:
+        claim = self._take_claim()
         if claim is not None:
             with suppress(PenstockError):
                 await self._queues.release(claim, delay=delay)
 
-    def _let_go(self) -> Claim | None:
+    def _take_claim(self) -> Claim | None:
         claim, self._claim = self._claim, None
         if self._keeper is not None:
-            self._keeper.let_go()
+            self._keeper.stop_holding()
         return claim
 
     async def close(self) -> None:
-        """Ends the loop; a claim at hand is released at once, because its work is not finished."""
+        """Ends the loop; the current claim is released at once, because its work is not done."""
         self._is_stopped = True
-        await self._fail(0)
+        await self._release_claim(0)
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.close()
@@ -202,9 +202,9 @@ class AsyncConsumer:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # An interrupt or a cancellation says nothing about the message: that is released at once.
+        # A cancellation is no failure of the work, so the message is released without a delay.
         if isinstance(error, Exception) and self._claim is not None:
-            await self._fail(self._options.delay_of(self._claim))
+            await self._release_claim(self._options.delay_of(self._claim))
         await self.close()
 
     def __del__(self) -> None:

@@ -40,7 +40,8 @@ class ClaimKeeper:
         self._is_idle = False
         # Held while a claim is extended, so that the loop does not delete it at the same time.
         self._lock = threading.Lock()
-        # What wakes the thread. A finalizer may put into it anywhere: it takes no lock of Python.
+        # Wakes the thread. A finalizer can use it at any point, because its `put` takes no lock
+        # that the interrupted code may hold.
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name=f"{THREAD_PREFIX}consumer", daemon=True
@@ -53,23 +54,23 @@ class ClaimKeeper:
         with self._lock:
             self._claim = claim
             self._times.begin()
-            # Else it wakes by itself before this claim is to be extended.
+            # A thread that is not idle wakes by its timeout, before this claim must be extended.
             needs_waking, self._is_idle = self._is_idle, False
         if needs_waking:
             self._wakes.put(None)
 
-    def let_go(self) -> None:
-        """Ends the extending."""
+    def stop_holding(self) -> None:
+        """Stops extending the claim."""
         with self._lock:
             self._claim = None
 
     def abandon(self) -> None:
-        """Has the thread release the claim and end; waits for nothing, so a finalizer may call."""
+        """Makes the thread release the claim and end; does not block, for use in a finalizer."""
         self._is_abandoned = self._is_closed = True
         self._wakes.put(None)
 
     def close(self) -> None:
-        """Ends the thread; a claim still held is left to run out."""
+        """Ends the thread; a claim that is still held is not released, and runs out."""
         self._is_closed = True
         self._wakes.put(None)
         self._unsubscribe()
@@ -125,15 +126,15 @@ class Consumer:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Ends the loop after the message at hand; from any thread, or a signal handler."""
+        """Ends the loop after the current message; from any thread, or a signal handler."""
         self._is_stopped = True
 
     def __iter__(self) -> "Consumer":
         return self
 
     def __next__(self) -> Claim:
-        """Deletes the claim at hand, if there is one, and gives the next."""
-        self._succeed()
+        """Deletes the current claim, if there is one, and returns the next."""
+        self._delete_claim()
         keeper = self._keeper or self._make_keeper()
         claim = self._pull()
         if claim is None:
@@ -155,7 +156,7 @@ class Consumer:
                     work(claim)
                 except Exception as error:
                     report_failure(claim, error)
-                    self._fail(self._options.delay_of(claim))
+                    self._release_claim(self._options.delay_of(claim))
 
     def _pull(self) -> Claim | None:
         waited = 0.0
@@ -183,32 +184,32 @@ class Consumer:
         self._keeper = ClaimKeeper(self._queues, times, self._options)
         return self._keeper
 
-    def _succeed(self) -> None:
-        claim = self._let_go()
+    def _delete_claim(self) -> None:
+        claim = self._take_claim()
         if claim is not None:
             try:
                 self._queues.delete(claim)
             except StaleReceipt:
-                # It ran out meanwhile, and somebody else has the message now.
+                # The claim ran out meanwhile: the message will be, or was, delivered again.
                 return
 
-    def _fail(self, delay: float) -> None:
-        claim = self._let_go()
+    def _release_claim(self, delay: float) -> None:
+        claim = self._take_claim()
         if claim is not None:
             # If that fails, the claim runs out by itself.
             with suppress(PenstockError):
                 self._queues.release(claim, delay=delay)
 
-    def _let_go(self) -> Claim | None:
+    def _take_claim(self) -> Claim | None:
         claim, self._claim = self._claim, None
         if self._keeper is not None:
-            self._keeper.let_go()
+            self._keeper.stop_holding()
         return claim
 
     def close(self) -> None:
-        """Ends the loop; a claim at hand is released at once, because its work is not finished."""
+        """Ends the loop; the current claim is released at once, because its work is not done."""
         self._is_stopped = True
-        self._fail(0)
+        self._release_claim(0)
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
@@ -217,13 +218,13 @@ class Consumer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # An interrupt or a cancellation says nothing about the message: that is released at once.
+        # An interrupt is no failure of the work, so the message is released without a delay.
         if isinstance(error, Exception) and self._claim is not None:
-            self._fail(self._options.delay_of(self._claim))
+            self._release_claim(self._options.delay_of(self._claim))
         self.close()
 
     def __del__(self) -> None:
-        # Not `close`: a finalizer runs anywhere, also where a lock of the engine is held.
+        # Not `close`: a finalizer may run in a thread that holds the engine's lock.
         keeper = getattr(self, "_keeper", None)
         if keeper is not None:
             keeper.abandon()

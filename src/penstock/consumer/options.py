@@ -1,4 +1,4 @@
-"""What a loop was asked for, and when the claim it holds must be extended."""
+"""The options of a consumer loop, and when its current claim must be extended."""
 
 from typing import Final, NamedTuple
 
@@ -12,7 +12,7 @@ BACKOFF_DOUBLINGS_MAX: Final = 30
 
 
 class ConsumerOptions(NamedTuple):
-    """What a loop was asked for, in seconds, as `Queues.consume` explains."""
+    """The options of `Queues.consume`, which explains them; durations in seconds."""
 
     queue: str
     visibility: float | None = None
@@ -29,7 +29,7 @@ class ConsumerOptions(NamedTuple):
         return float(min(self.backoff * 2**doublings, self.backoff_max))
 
     def check(self) -> None:
-        """Refuses what cannot be. Raises InvalidField."""
+        """Raises InvalidField for a value outside its limits."""
         for name in ("wait", "hold_max", "backoff", "backoff_max", "idle"):
             value = getattr(self, name)
             if name == "idle" and value is None:
@@ -41,7 +41,7 @@ class ConsumerOptions(NamedTuple):
 
 
 class HoldTimes:
-    """When the claim at hand is to be extended next, and from when on no more."""
+    """When the current claim is to be extended next, and when for the last time."""
 
     def __init__(self, clock: Clock, visibility: float, hold_max: float) -> None:
         self.now_ms = clock.now_ms
@@ -57,7 +57,7 @@ class HoldTimes:
         self._end_ms = self.now_ms() + self._hold_max_ms
 
     def extended(self) -> None:
-        """The claim was extended just now, or that failed and is to be tried again in time."""
+        """The claim was extended just now, or that failed and will be tried again."""
         self.next_ms = self.now_ms() + self._step_ms
 
     @property
@@ -71,17 +71,18 @@ class HoldTimes:
 
 
 def visibility_of(visibility_ms: int) -> float:
-    """The seconds a queue's claims last. Raises InvalidField if that is not at all."""
+    """The seconds that a queue's claims last. Raises InvalidField if they last 0 seconds."""
     if not visibility_ms:
         raise InvalidField(
-            "visibility: claims of this queue last 0 s, so a loop cannot hold them; give it one"
+            "visibility: claims of this queue last 0 s, so a loop cannot hold them; "
+            "give consume a visibility"
         )
     return visibility_ms / 1_000
 
 
 def report_failure(claim: Claim, error: Exception) -> None:
-    """Tells the application's logging that the work on a message failed."""
-    # Late: loops without a handler need no logging, and it is slow to import.
+    """Logs that the work on a message failed."""
+    # Imported late: it is slow to import, and most loops never need it.
     import logging
 
     logging.getLogger("penstock.consumer").error(

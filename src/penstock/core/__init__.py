@@ -1,1 +1,1 @@
-"""The delivery state machine: pure decisions on messages, with no clock, no I/O and no chance."""
+"""The delivery state machine: pure functions of state and time; no clock, no I/O, no randomness."""

@@ -21,7 +21,7 @@ IN_FLIGHT: Final = 2
 GONE: Final = 3
 DEPARTED: Final = 4
 
-# The queue of messages that departed to other shards: they are in none. Queues count from 1.
+# The queue number of messages that departed to other shards. Real queues count from 1.
 OUTBOX: Final = 0
 
 PLACE_SIZE_BITS: Final = 32
@@ -31,7 +31,7 @@ Content = Pushed | int
 
 
 class Move(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a message keeps from its last move between queues."""
+    """A message's last move between queues; `epoch` is its claim count at that time."""
 
     at_ms: int
     source: int
@@ -40,7 +40,7 @@ class Move(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Departure(Move, frozen=True, gc=False, array_like=True):
-    """What a message keeps that left for another shard: the queue it left, and where it is due."""
+    """The move of a message that left for another shard, with its destination."""
 
     to_shard: int
     to_queue: str

@@ -1,10 +1,10 @@
-"""Departures: dead letters whose queue lives in another shard, from `Departed` to `Arrived`.
+"""Departures: dead letters whose queue is in another shard, from `Departed` to `Arrived`.
 
 A message that departs leaves its queue and is kept in the shard's outbox. No command reaches it
 there: it is not pulled, peeked, expired, purged or redriven, and it stays when its queue is
-removed. Whoever routes between shards pushes it to the other shard under its dedup id, as often as
-it takes, and has this shard apply `Arrived` once that push is durable there. So it is delivered at
-least once; twice only if it is pushed again after the other queue has forgotten the dedup id.
+removed. The router pushes it to the other shard with its dedup id, again until it succeeds, and
+has this shard apply `Arrived` once that push is durable there. So it is delivered at least once;
+twice only if it is pushed again after the other queue has dropped the dedup id.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from penstock.service import Push
 
 
 class Owed(NamedTuple):
-    """A message that departed and has not arrived, and where it is due.
+    """A message that departed and has not arrived, and its destination.
 
     The dedup id is the same after every restart, and no other departure of any shard has it.
     """
@@ -78,13 +78,13 @@ class Outbox:
         self.stored_bytes -= size_bytes(self.deliveries.pop(number))
 
     def restored(self, deliveries: Iterable[Delivery]) -> None:
-        """Takes up messages that departed."""
+        """Adds messages that departed, from a snapshot."""
         for delivery in deliveries:
             self.deliveries[delivery.number] = delivery
             self.stored_bytes += size_bytes(delivery)
 
     def sort(self) -> None:
-        """Puts the messages in order of departure, after a snapshot brought them in another."""
+        """Puts the messages in order of departure; a snapshot has them in order of number."""
         self.deliveries = {each.number: each for each in sorted(self.listed(), key=_departed_at)}
 
     def listed(self) -> list[Delivery]:
@@ -97,7 +97,7 @@ class Outbox:
 
 
 def departure_of(delivery: Delivery) -> Departure:
-    """Where a message of the outbox came from, and where it is due."""
+    """The source and the destination of a message in the outbox."""
     departure = delivery.move
     assert isinstance(departure, Departure), "a message that has not departed"
     return departure

@@ -19,10 +19,10 @@ Container = dict[Any, Any] | list[Any] | deque[Any]
 
 @runtime_checkable
 class Composite(Protocol):
-    """Something that holds containers."""
+    """An object that holds containers."""
 
     def parts(self) -> Iterator[Container]:
-        """Those that may hold many items."""
+        """The containers that may hold many items."""
         ...
 
 
@@ -33,7 +33,7 @@ class Discards:
 
     def __init__(self, alarm: "Alarm") -> None:
         self.is_deferred = False
-        # Set to go off at once while there is something to be emptied.
+        # Set to the past while a container is to be emptied, so that the next command trims.
         self._alarm = alarm
         self._waiting: list[Container] = []
 

@@ -1,9 +1,9 @@
 """What becomes due, and when: instants in buckets of about a second.
 
-Each queue has an index of its own for each kind of instant (`Due`); the `Alarm` shared by all of
-them knows which one has something due first. Each bucket of later instants is a dict, where adding
-and discarding are O(1) and leave nothing behind. Only when a bucket's time comes are its deliveries
-put in exact order, in a heap (`_near`).
+Each queue has an index for each kind of instant (`Due`); the `Alarm`, which all of them share, says
+which index has something due first. Each bucket of later instants is a dict, where adding and
+discarding are O(1). A bucket's deliveries are put in exact order, in a heap (`_near`), only when
+its time comes.
 
 A bucket may hold a million deliveries, so it is opened some thousands at a time, in the order in
 which they were added. What is due then comes out in exact order within each such part.
@@ -33,7 +33,7 @@ DEADLINE: Final = 0
 EXPIRY: Final = 1
 RETENTION: Final = 2
 
-# When, the number of the first message then (0 if not known yet), the queue, and what is due.
+# When, the rank of the first message then (0 if not known yet), the queue, and what is due.
 Appointment = tuple[int, int, int, int]
 NO_APPOINTMENT: Final[Appointment] = (NEVER_MS, 0, 0, 0)
 
@@ -99,7 +99,7 @@ class Due:
         self._rest: Iterator[Delivery] = iter(())
         # The instant noted with the alarm for this index; any other is out of date.
         self.noted_ms = NEVER_MS
-        # Whether the last `pop` was ended by its limit.
+        # Whether the last `pop` stopped at its limit.
         self.is_spent = False
 
     def add(self, at_ms: int, delivery: Delivery) -> None:
@@ -109,10 +109,10 @@ class Due:
         if bucket is not None:
             bucket[delivery.number] = delivery
         elif key <= self._opened:
-            heappush(self._near, (at_ms, delivery.number, delivery))
-            # Also if another of the same instant is noted: among queues the number decides then.
+            heappush(self._near, (at_ms, delivery.rank, delivery))
+            # Also if another of the same instant is noted: among queues the rank decides then.
             if at_ms <= self.noted_ms and self._near[0][2] is delivery:
-                self._note(at_ms, delivery.number)
+                self._note(at_ms, delivery.rank)
         else:
             self._buckets[key] = {delivery.number: delivery}
             heappush(self._starts, key)
@@ -130,7 +130,7 @@ class Due:
                 return
 
     def discard(self, at_ms: int, delivery: Delivery) -> None:
-        """Forgets an instant noted before."""
+        """Removes an instant that was added."""
         bucket = self._buckets.get(at_ms >> BUCKET_BITS)
         if bucket is not None:
             bucket.pop(delivery.number, None)
@@ -141,7 +141,7 @@ class Due:
     def pop(
         self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
     ) -> list[tuple[int, Delivery]]:
-        """Takes out what is due, earliest first, with the instant each was noted for.
+        """Takes out what is due, earliest first, with the instant each was added for.
 
         At most `limit` deliveries, or fewer if many had to be put in order first; and none after
         `until`, the appointment of another index.
@@ -165,11 +165,11 @@ class Due:
         return due
 
     def _is_before(self, entry: tuple[int, int, Delivery], until: Appointment) -> bool:
-        at_ms, number, _ = entry
-        return at_ms < until[0] or (at_ms, number, self._queue, self._kind) <= until
+        at_ms, rank, _ = entry
+        return at_ms < until[0] or (at_ms, rank, self._queue, self._kind) <= until
 
     def _has_unopened(self, now_ms: int) -> bool:
-        """Whether a bucket whose time has come is not all in order yet."""
+        """Whether a bucket whose time has come is not completely in the heap yet."""
         starts = self._starts
         return bool(self._opening) or (bool(starts) and starts[0] << BUCKET_BITS <= now_ms)
 
@@ -186,7 +186,7 @@ class Due:
             self._opening = {}
         instant, opened = self._instant, self._opened
         entries = [
-            (at_ms, each.number, each)
+            (at_ms, each.rank, each)
             for each in part
             # One whose instant was discarded or changed since the bucket was opened is left out.
             if (at_ms := instant(each)) >> BUCKET_BITS == opened
@@ -203,25 +203,25 @@ class Due:
     def note_next(self, now_ms: int) -> None:
         """Notes with the alarm what is due next.
 
-        If the last `pop` was ended by its limit, what is still due here comes after all that is
-        due by now in other queues.
+        If the last `pop` stopped at its limit, what is still due here is put after everything that
+        is due by now in other queues.
         """
-        at_ms, number = NEVER_MS, 0
+        at_ms, rank = NEVER_MS, 0
         if self._near and (self._near[0][0] <= now_ms or not self._opening):
-            at_ms, number, _ = self._near[0]
+            at_ms, rank, _ = self._near[0]
         elif self._opening:
             at_ms = self._opened << BUCKET_BITS
         elif self._starts:
             at_ms = self._starts[0] << BUCKET_BITS
         if self.is_spent and at_ms < now_ms:
-            at_ms, number = now_ms, 0
+            at_ms, rank = now_ms, 0
         self.noted_ms = NEVER_MS
         if at_ms < NEVER_MS:
-            self._note(at_ms, number)
+            self._note(at_ms, rank)
 
-    def _note(self, at_ms: int, number: int) -> None:
+    def _note(self, at_ms: int, rank: int) -> None:
         self.noted_ms = at_ms
-        self._alarm.add((at_ms, number, self._queue, self._kind))
+        self._alarm.add((at_ms, rank, self._queue, self._kind))
 
     @property
     def next_ms(self) -> int:

@@ -1,8 +1,8 @@
-"""The facts a journal holds: what happened to queues and messages, each frozen once it is written.
+"""The events of a journal: what happened to queues and messages. An event is never changed.
 
-Every event says when it happened and to which queue (by number; numbers are never reused).
-Replaying them in order through `ShardState.apply` gives the state, and nothing else does.
-An event of a claim names its epoch: the claim's number in the life of its message.
+Every event has the time at which it happened and the queue's number; numbers are never reused.
+Replaying the events in order through `ShardState.apply` gives the state.
+An event of a claim has its epoch: the claim's number among those of its message.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from penstock.service import Attributes, QueueSettings
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What all events share."""
+    """The fields that all events share."""
 
     at_ms: int
     queue: int
@@ -27,7 +27,7 @@ class QueueConfigured(Event, frozen=True, gc=False, array_like=True, tag=2):
 
 
 class QueueRemoved(Event, frozen=True, gc=False, array_like=True, tag=3):
-    """The queue and all it held are gone."""
+    """The queue and its messages are gone; `count` is how many they were."""
 
     count: int
 
@@ -40,7 +40,7 @@ class QueuePurged(Event, frozen=True, gc=False, array_like=True, tag=4):
 
 
 class Pushed(Event, frozen=True, gc=False, array_like=True, tag=5):
-    """A message exists. `visible_at_ms` and `expires_at_ms` are 0 for "at once" and "by the
+    """A message was pushed. `visible_at_ms` and `expires_at_ms` are 0 for "at once" and "by the
     queue's retention"."""
 
     number: int
@@ -85,7 +85,7 @@ class Released(Event, frozen=True, gc=False, array_like=True, tag=9):
 
 
 class ClaimExpired(Event, frozen=True, gc=False, array_like=True, tag=10):
-    """The deadline of this very claim passed; the message is visible again."""
+    """The deadline of the claim with this epoch passed; the message is visible again."""
 
     number: int
     epoch: int
@@ -115,16 +115,16 @@ class Moved(Event, frozen=True, gc=False, array_like=True, tag=13):
 
 
 class Lost(Event, frozen=True, gc=False, array_like=True, tag=14):
-    """The content of a claimed message failed its checksum: there is nothing left to deliver."""
+    """The content of a claimed message failed its checksum: the message is removed."""
 
     number: int
     epoch: int
 
 
 class Carried(Event, frozen=True, gc=False, array_like=True, tag=15):
-    """The content of a live message, written again so that the file it stood in can go.
+    """The content of a message, written again so that the file it was in can be dropped.
 
-    It changes no state: it says where the content is to be found from here on.
+    It changes no state, only the place of the content.
     """
 
     number: int
@@ -134,7 +134,7 @@ class Carried(Event, frozen=True, gc=False, array_like=True, tag=15):
 class QueueStated(Event, frozen=True, gc=False, array_like=True, tag=16):
     """The state of a queue, repeated because the files with the events that led to it are dropped.
 
-    It changes no state: it lets a reader that begins here know the queue.
+    It changes no state: a reader that begins here learns the queue's name and settings from it.
     """
 
     name: str
@@ -144,9 +144,9 @@ class QueueStated(Event, frozen=True, gc=False, array_like=True, tag=16):
 
 
 class Departed(Event, frozen=True, gc=False, array_like=True, tag=17):
-    """A dead letter left this queue for one that lives in another shard.
+    """A dead letter left this queue for one that is in another shard.
 
-    It is in no queue from here on; this shard keeps it, and owes it to the other, until `Arrived`.
+    It is in no queue then; this shard keeps it in its outbox until `Arrived`.
     `epoch` is its last claim here.
     """
 
@@ -157,7 +157,7 @@ class Departed(Event, frozen=True, gc=False, array_like=True, tag=17):
 
 
 class Arrived(Event, frozen=True, gc=False, array_like=True, tag=18):
-    """A message that departed is durable in the other shard: it ends here.
+    """A message that departed is durable in the other shard, and is removed from the outbox.
 
     `queue` and `epoch` are those of its `Departed`.
     """

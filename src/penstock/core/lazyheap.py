@@ -1,9 +1,9 @@
-"""A heap of lines by a key of their first message, corrected only where it is read.
+"""A heap of lines by a key of their first message, corrected only at its top.
 
-A line that changes does not search the heap for its entry. The new key is listed in addition, and
-the entry under the old key stays until it comes to the top, where it is dropped or replaced. So a
-line that can be served is always listed under its current key or a smaller one, and the first entry
-whose key is current belongs to the line with the smallest key.
+When a line changes, its old entry is not searched for. An entry with the new key is added, and the
+old one stays until it comes to the top, where it is dropped or replaced. So a line that can be
+served always has an entry with its current key or a smaller one, and the first entry whose key is
+current belongs to the line with the smallest key.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ K = TypeVar("K")
 
 
 class Listable(Protocol[K]):
-    """Messages in order; `listed` holds the keys under which the heap has an entry for them."""
+    """Messages in order; `listed` holds the keys of the entries that the heap has for them."""
 
     listed: set[K]
 
     def first(self) -> Delivery | None:
-        """The message whose key counts, which stays in its place."""
+        """The message whose key orders the line; it stays in its place."""
         ...
 
 

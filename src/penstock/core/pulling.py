@@ -1,10 +1,10 @@
 """Pulling: which messages a pull claims, chosen and taken in one step.
 
-A pull is validated, then looked up by its attempt id, then takes messages out of line and lends
-them. Choosing a message means taking it out of line, so `pull` decides and applies at once, and
-the events it adds are what `ShardState.apply` would make the same state of.
+A pull is validated, then looked up by its attempt id, then takes messages out of the queue's order
+and claims them. Choosing a message means taking it out of the order, so `pull` decides and applies
+at once; `ShardState.apply` of the events that it adds gives the same state.
 
-A caller that must read a message's content before it may hand it out passes `load`. It is called
+A caller that must read a message's content before it answers passes `load`. It is called
 with each message before that message is claimed. If it raises, that message goes back to its place
 unclaimed, and the pull ends: with the messages claimed before it, or by raising if there are none.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.core.shard import ShardState
 
 Load = Callable[[Delivery], object]
-# Messages that a pull moves or ends on its way to those it claims; then it ends with what it has.
+# A pull that has moved or ended this many messages returns the claims it has so far.
 SKIPPED_MAX: Final = 1_000
 
 
@@ -34,10 +34,10 @@ def pull(
     events: list[AnyEvent],
     load: Load | None = None,
 ) -> list[Delivery]:
-    """Claims the next messages; or finds those an earlier pull with this attempt id claimed.
+    """Claims the next messages; or returns those an earlier pull with this attempt id claimed.
 
-    What happened is added to `events`. Raises RequestError, or what `load` raised; then no message
-    was claimed, and the events say which were moved or ended on the way.
+    Adds the events to `events`. Raises RequestError, or what `load` raised; then no message was
+    claimed, and the events are of messages that were moved or ended before.
     """
     try:
         queue = shard.names[command.queue]
@@ -61,8 +61,8 @@ def pull(
     if settings.in_flight_max is not None:
         limit = min(limit, _room_in_flight(queue, settings.in_flight_max))
     deadline_ms = now_ms + visibility_ms
-    # While much is being settled, some messages may be too old that are still in line.
-    checks_age = shard.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
+    # While many messages are due, some that have expired may not be settled yet.
+    checks_age = shard.alarm.next_ms <= now_ms and queue.may_have_expired(now_ms)
     if limit == 1 and not checks_age and not settings.fifo and settings.max_receives is None:
         return _take_one(queue, command, now_ms, deadline_ms, events, load)
     if limit > 1 and not checks_age and _is_plain(queue, command):
@@ -80,7 +80,7 @@ def _claims_of_attempt(queue: "QueueState", attempt_id: str, now_ms: int) -> lis
     earlier = queue.attempt(check_id("attempt_id", attempt_id), now_ms)
     if earlier == []:
         raise AttemptLapsed(
-            f"attempt_id: the claims given to {attempt_id!r} no longer all live; pull with a new id"
+            f"attempt_id: a claim given to {attempt_id!r} has ended; pull with a new attempt id"
         )
     return earlier
 
@@ -95,7 +95,7 @@ def _room_in_flight(queue: "QueueState", most: int) -> int:
 
 
 def _is_plain(queue: "QueueState", command: Pull) -> bool:
-    """Whether no message need be examined by itself before it is claimed."""
+    """Whether messages can be claimed without examining each one first."""
     return not (
         queue.settings.fifo
         or command.attempt_id is not None
@@ -131,7 +131,7 @@ def _take_one(
         command.attempt_id,
         command.holder,
     )
-    queue.lend(delivery, event)
+    queue.claim_taken(delivery, event)
     events.append(event)
     return [delivery]
 
@@ -145,7 +145,7 @@ def _take_plain(
     events: list[AnyEvent],
     load: Load | None,
 ) -> tuple[list[Delivery], bool]:
-    """Claims many at once where arrival alone decides: what `_take` would do one by one.
+    """Claims many at once where only arrival decides the order: the fast path of `_take`.
 
     Returns the claims, and whether the pull ends with them because a message could not be loaded.
     """
@@ -164,9 +164,9 @@ def _take_plain(
             if not taken or not isinstance(error, PenstockError):
                 order.put_back_plain(taken)
                 raise
-            events += queue.lend_all(taken, now_ms, deadline_ms, command.holder)
+            events += queue.claim_all_taken(taken, now_ms, deadline_ms, command.holder)
             return taken, True
-    events += queue.lend_all(taken, now_ms, deadline_ms, command.holder)
+    events += queue.claim_all_taken(taken, now_ms, deadline_ms, command.holder)
     return taken, False
 
 
@@ -182,7 +182,7 @@ def _take(
     claims: list[Delivery],
     checks_age: bool,
 ) -> list[Delivery]:
-    """Claims messages one by one until there are `limit` of them, or no more to be had."""
+    """Claims messages one by one until there are `limit` claims, or no message is left."""
     order = queue.order
     max_receives = queue.settings.max_receives
     room_bytes = None if command.limit == 1 else command.bytes_max
@@ -224,7 +224,7 @@ def _take(
             command.attempt_id,
             command.holder,
         )
-        queue.lend(delivery, event)
+        queue.claim_taken(delivery, event)
         events.append(event)
         claims.append(delivery)
     return claims

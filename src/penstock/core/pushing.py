@@ -1,4 +1,4 @@
-"""Pushing: which message a push would make, and why it may be refused. Nothing here changes state.
+"""Pushing: the message that a push makes, or why it is refused. Nothing here changes state.
 
 `decide_push` is for one push. `decide_run` is its fast path for many plain ones (`runs`).
 """
@@ -91,8 +91,8 @@ def decide_push(queue: "QueueState", command: Push, now_ms: int, number: int) ->
 def decide_run(queue: "QueueState", run: PushMany, now_ms: int, number: int) -> Run | None:
     """The events of a run, if none of its pushes can be refused; None if one can.
 
-    What is refused, and why, is for `decide_push` to say, of each push by itself. Whether the
-    dedup ids are new is seen when they are remembered.
+    In that case the caller asks `decide_push` about each push. Whether the dedup ids are new is
+    checked later, when they are stored (`ShardState.push_run`).
     """
     settings = queue.settings
     bodies = run.bodies

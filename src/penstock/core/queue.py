@@ -1,4 +1,4 @@
-"""One queue's delivery state machine: how a message goes from pushed to gone.
+"""One queue's delivery state machine: the states of a message from its push to its end.
 
                       ┌── delay ends ──┐  ┌─────── claim ───────┐
                       │                ▼  │                     ▼
@@ -7,10 +7,11 @@
                       │                  └─ release, timeout ┘  └──┘ extend
                       └─────────── release with a delay ─────┘
 
-A message that is not in flight also goes when its TTL ends, or moves to another queue; one in
-flight stays until its claim ends. `decide_…` methods return events and change nothing; the methods
-named like events are the only ones that change state. Claiming is the exception: choosing a message
-takes it out of the order, so a pull takes and lends in one step, and `claimed` replays it.
+A message that is not in flight also leaves when its TTL ends, or when it moves to another queue;
+one in flight stays until its claim ends. `decide_…` methods return events and change nothing; the
+methods named like events are the only ones that change state. Claiming is the exception: choosing a
+message takes it out of the order, so a pull chooses and claims in one step, and `claimed` replays
+it.
 """
 
 from collections import deque
@@ -71,7 +72,7 @@ class QueueState:
         "_alarm",
         "_attempts_open",
         "_discards",
-        "_knows_releases",
+        "_has_all_releases",
         "_released",
         "attempts",
         "configured_at_ms",
@@ -121,7 +122,7 @@ class QueueState:
         # The last epochs of messages that were released, for the text of StaleReceipt; not part of
         # the state. Incomplete after many releases, and after a restart.
         self._released: dict[int, int] = {}
-        self._knows_releases = True
+        self._has_all_releases = True
         self._alarm = alarm
         self._discards = discards
         self.retention = Retention(alarm)
@@ -142,11 +143,11 @@ class QueueState:
         """How many messages could be pulled now, groups permitting."""
         return len(self.deliveries) - self.in_flight - self.delayed
 
-    def standing(self, state: int, limit: int) -> list[Delivery]:
-        """The next messages in one state, in the order they stand.
+    def in_state(self, state: int, limit: int) -> list[Delivery]:
+        """The next messages in one state, in the order of the queue.
 
-        The messages are kept in order of arrival, so looking through them ends with the last one
-        that there is or that is wanted. Only priorities change the order.
+        `deliveries` is in order of arrival; only priorities make another order. The search ends
+        after `limit` messages, or after the last message of this state.
         """
         order = self.order
         if state == VISIBLE and isinstance(order, StandardOrder) and not order.is_by_arrival:
@@ -163,9 +164,9 @@ class QueueState:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether anything in this queue may be due."""
-        return self.deadlines.noted_ms <= now_ms or self.may_be_outlived(now_ms)
+        return self.deadlines.noted_ms <= now_ms or self.may_have_expired(now_ms)
 
-    def may_be_outlived(self, now_ms: int) -> bool:
+    def may_have_expired(self, now_ms: int) -> bool:
         """Whether there may be messages that have expired and are not settled yet."""
         return self.expiries.noted_ms <= now_ms or self.retention.noted_ms <= now_ms
 
@@ -179,7 +180,7 @@ class QueueState:
         return (group or "", dedup_id) if self.settings.dedup_per_group else dedup_id
 
     def held(self, ticket: Ticket, late: bool = False) -> Delivery | None:
-        """The message a receipt is for, if its claim lives; None if the message is gone.
+        """The message a receipt is for, if its claim is valid; None if the message is gone.
 
         With `late`, the receipt of a claim that ran out counts too, unless the message was claimed
         again since; never on a FIFO queue. Raises InvalidReceipt for another queue's receipt,
@@ -208,7 +209,7 @@ class QueueState:
             return "the message was moved to another queue, and is back"
         if delivery.state == DELAYED or self._released.get(delivery.number) == epoch:
             return "it was released"
-        if self._knows_releases:
+        if self._has_all_releases:
             return "its visibility ran out"
         return "its visibility ran out, or it was released some time ago"
 
@@ -222,7 +223,7 @@ class QueueState:
         return limit is not None and receives(delivery) >= limit
 
     def attempt(self, attempt_id: str, now_ms: int) -> list[Delivery] | None:
-        """The claims an earlier pull with this id was given: all of them, or none if any ended."""
+        """The claims of an earlier pull with this id: all of them, or none if one has ended."""
         epochs = self.attempts.find(attempt_id, now_ms)
         if epochs is None:
             return None
@@ -234,7 +235,7 @@ class QueueState:
         return deliveries if live else []
 
     def _is_over(self, epochs: dict[int, int]) -> bool:
-        """Whether one of these claims has ended for good, so that they never all live again."""
+        """Whether one of these claims has ended for good, so that they cannot all be valid."""
         for number, epoch in epochs.items():
             delivery = self.deliveries.get(number)
             if delivery is None or delivery.epoch != epoch:
@@ -243,7 +244,7 @@ class QueueState:
                 return True
         return False
 
-    def known_attempts(self) -> list[tuple[int, Key, list[tuple[int, int]]]]:
+    def attempt_entries(self) -> list[tuple[int, Key, list[tuple[int, int]]]]:
         """The attempts that are remembered, oldest first; of those that are over, only the id."""
         return [
             (at_ms, key, [] if self._is_over(epochs) else list(epochs.items()))
@@ -278,11 +279,11 @@ class QueueState:
     def claimed(self, event: Claimed) -> None:
         """A message was claimed, in a journal that is being replayed."""
         delivery = self.deliveries[event.number]
-        self.lend(delivery, event)
+        self.claim_taken(delivery, event)
         self.order.leave(delivery)
 
-    def lend(self, delivery: Delivery, event: Claimed) -> None:
-        """A message that `order.take` has just returned is in flight."""
+    def claim_taken(self, delivery: Delivery, event: Claimed) -> None:
+        """Puts a message in flight that `order.take` has just returned."""
         delivery.state = IN_FLIGHT
         delivery.epoch = event.epoch
         delivery.due_at_ms = event.deadline_ms
@@ -295,10 +296,10 @@ class QueueState:
         if event.attempt_id is not None:
             self.remember_attempt(event)
 
-    def lend_all(
+    def claim_all_taken(
         self, deliveries: list[Delivery], at_ms: int, deadline_ms: int, holder: str | None
     ) -> list[Claimed]:
-        """Messages that `order.take_plain` has just returned are in flight; returns the events."""
+        """Puts messages in flight that `order.take_plain` has just returned; returns the events."""
         for delivery in deliveries:
             delivery.state = IN_FLIGHT
             delivery.epoch += 1
@@ -320,17 +321,17 @@ class QueueState:
         epochs = self.attempts.find(event.attempt_id, event.at_ms)
         if epochs is None:
             epochs = {}
-            self._forget_claims_of_old_attempts()
-            self.know_attempt(event.attempt_id, epochs, event.at_ms)
+            self._drop_ended_attempts()
+            self.add_attempt(event.attempt_id, epochs, event.at_ms)
         epochs[event.number] = event.epoch
 
-    def know_attempt(self, attempt_id: Key, epochs: dict[int, int], at_ms: int) -> None:
+    def add_attempt(self, attempt_id: Key, epochs: dict[int, int], at_ms: int) -> None:
         """Remembers the claims of an attempt."""
         self.attempts.remember(attempt_id, epochs, at_ms)
         self._attempts_open.append(epochs)
 
-    def _forget_claims_of_old_attempts(self) -> None:
-        """Checks two old attempts for each new one, so that few ended claims are kept."""
+    def _drop_ended_attempts(self) -> None:
+        """Checks two old attempts, for each new one: of an ended one only the id is kept."""
         for _ in range(min(2, len(self._attempts_open))):
             epochs = self._attempts_open.popleft()
             if not epochs or self._is_over(epochs):
@@ -363,7 +364,7 @@ class QueueState:
         self.order.come_back(delivery)
 
     def _note_return(self, delivery: Delivery, at_ms: int) -> None:
-        """A FIFO group whose first message came back is ordered by this instant from now on."""
+        """Stores when a message of a FIFO queue came back: its group is ordered by that instant."""
         if self.settings.fifo:
             delivery.due_at_ms = at_ms
 
@@ -382,14 +383,14 @@ class QueueState:
         self.deadlines.add(event.deadline_ms, delivery)
 
     def returned(self, event: Released | ClaimExpired) -> Delivery:
-        """A claim ended and its message comes back: to its place, or delayed first."""
+        """A claim ended: its message is visible again at its old place, or delayed first."""
         delivery = self._end_claim(event.number)
         until_ms = 0
         if isinstance(event, Released):
             until_ms = event.visible_at_ms
             if len(self._released) >= _RELEASED_MAX:
                 self._released.clear()
-                self._knows_releases = False
+                self._has_all_releases = False
             self._released[event.number] = event.epoch
         if until_ms:
             self._hide(delivery, until_ms)
@@ -403,7 +404,7 @@ class QueueState:
         return delivery
 
     def delete_held(self, ticket: Ticket, now_ms: int) -> Deleted | None:
-        """Deletes the message of a live claim: what most deletes do.
+        """Deletes the message of a valid claim, which is what most deletes do.
 
         The fast path of `ShardState.decide_delete` and `apply`. In every other case it returns
         None and changes nothing.
@@ -423,7 +424,7 @@ class QueueState:
 
     def deleted(self, event: Deleted | Lost) -> None:
         """The message was deleted by its holder, or its content is damaged."""
-        # `_end_claim` and `_remove_delivery` in one: every message ends here.
+        # `_end_claim` and `_remove_delivery` in one, for speed: most messages end here.
         delivery = self.deliveries.pop(event.number)
         self.deadlines.discard(delivery.due_at_ms, delivery)
         delivery.due_at_ms = 0
@@ -442,7 +443,7 @@ class QueueState:
             self.retention.passed -= 1
 
     def expired(self, event: Expired) -> None:
-        """The message reached its TTL or the queue's retention while not in flight."""
+        """The message reached its TTL or the queue's retention, and was not in flight."""
         self._withdraw(event.number)
 
     def moved_out(self, event: Moved | Departed) -> Delivery:
@@ -494,7 +495,7 @@ class QueueState:
         self.stored_bytes += size_bytes(delivery)
 
     def dropped(self, delivery: Delivery) -> None:
-        """One message is removed, whatever its state: what a purge does to each."""
+        """One message is removed, whatever its state, as by a purge."""
         if delivery.state == IN_FLIGHT:
             self._end_claim(delivery.number)
             delivery.state = VISIBLE
@@ -503,7 +504,7 @@ class QueueState:
         self._withdraw(delivery.number)
 
     def purged(self) -> None:
-        """Every message is removed; a FIFO queue also forgets its dedup ids."""
+        """Every message is removed, and every dedup id of a FIFO queue."""
         self.cleared()
         if self.settings.fifo:
             self._discards.add(self.dedups)
@@ -531,7 +532,7 @@ class QueueState:
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Adds the messages of a snapshot, in order of rank."""
-        self._knows_releases = False
+        self._has_all_releases = False
         self.deliveries.update({each.number: each for each in deliveries})
         self.stored_bytes += sum(map(size_bytes, deliveries))
         for delivery in deliveries:
@@ -540,7 +541,7 @@ class QueueState:
             self._resume(delivery)
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Adds plain messages to a standard queue, in order, without a step for each."""
+        """Adds plain messages to a standard queue, in order, without a loop over them."""
         assert isinstance(self.order, StandardOrder)
         self.deliveries.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
         self.stored_bytes += arrivals.size_bytes

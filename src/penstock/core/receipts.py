@@ -83,7 +83,7 @@ class MessageIds:
             digits = message_id[len(self.prefix) :]
             if len(digits) == 12 and not digits.strip("0123456789abcdef"):
                 return int(digits, 16)
-        raise MessageNotFound(f"id: {str(message_id)[:60]!r} names no message of this store")
+        raise MessageNotFound(f"id: {str(message_id)[:60]!r} is not the id of a message here")
 
 
 class Receipts:
@@ -93,7 +93,7 @@ class Receipts:
 
     def __init__(self, key: bytes) -> None:
         self._issued: dict[object, Ticket] = {}
-        # With a constant fed first, the key's block is digested here once, not for each receipt.
+        # BLAKE2b digests the key with the first bytes: the constant lets that happen once, here.
         self._mac = hashlib.blake2b(b"penstock receipt", key=key, digest_size=_MAC_BYTES)
 
     def text(self, ticket: Ticket) -> str:
@@ -115,7 +115,7 @@ class Receipts:
         if type(receipt) is Ticket:
             if receipt.made_by is self:
                 return receipt
-            # Perhaps made before the store was last opened: its text is verified.
+            # It may have been made before the store was opened again: its text is verified.
             receipt = str(receipt)
         # The length first: megabytes from outside must not be hashed.
         if (
@@ -128,7 +128,7 @@ class Receipts:
             if compare_digest(decoded[_SIGNED_BYTES:], self._sign(fields)):
                 queue, number, epoch = _SIGNED_FIELDS.unpack(fields)
                 return Ticket(queue, number, epoch, self)
-        raise InvalidReceipt("receipt: not one that this store has made; use the one the pull gave")
+        raise InvalidReceipt("receipt: this store did not make it; use the one the pull returned")
 
     def _sign(self, fields: bytes) -> bytes:
         mac = self._mac.copy()

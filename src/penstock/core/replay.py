@@ -1,10 +1,10 @@
-"""Replaying a journal over a state that may be newer than it, or have a hole in it.
+"""Replaying a journal over a state that already contains some of its events, or lacks earlier ones.
 
-A snapshot is taken a slice at a time while the shard goes on, so a message in it may already show
-events that come later in the journal; and where an entry was lost to damage, later events name
-messages that do not exist. Whether an event was applied can be seen: of a claim by its epoch, of a
-move by its rank, of an ending by the message being gone. `apply_if_new` applies the events that are
-new and skips the others. Over an exact state it does what `ShardState.apply` does.
+A snapshot is taken a slice at a time while the shard works, so it may already contain events that
+come later in the journal; and where an entry was lost to damage, later events name messages that do
+not exist. The state shows whether an event was applied: a claim by its epoch, a move by its rank,
+the end of a message by its absence. `apply_if_new` applies the events that are new and skips the
+others. Over an exact state it does the same as `ShardState.apply`.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ OfClaim = Extended | Released | ClaimExpired | Deleted | Lost
 
 
 def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = None) -> bool:
-    """Applies the event if it is news; says whether it was.
+    """Applies the event if it is new; returns whether it was.
 
-    `content` is what stands for the message from here on, if the event brings one.
+    `content` is the place of the message's content, if the event has one.
     """
     queue = shard.queues.get(event.queue)
     if type(event) is Pushed:
@@ -59,11 +59,11 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
             return False
         earlier = shard.names.get(event.name)
         if earlier is not None:
-            # Its removal was lost: the name belongs to the newer queue.
+            # The removal of the earlier queue was lost: the name belongs to the newer one.
             shard.apply(QueueRemoved(event.at_ms, earlier.number, len(earlier.deliveries)))
     elif isinstance(event, QueueStated):
         if queue is None and event.queue >= shard.next_queue and event.name not in shard.names:
-            # Its making was lost: this says what it was.
+            # The queue's creation was lost: this event repeats what it was.
             made = QueueCreated(event.created_at_ms, event.queue, event.name, event.settings)
             shard.apply(made)
             shard.queues[event.queue].configured_at_ms = event.configured_at_ms
@@ -73,7 +73,7 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
             shard.place(event.queue, event.number, content)
         return False
     elif isinstance(event, Arrived | Lost) and event.number in shard.departed.deliveries:
-        # Also if the queue it left has been removed.
+        # Valid also if the queue that the message left has been removed.
         pass
     elif queue is None or not _is_new(shard, queue, event):
         _count(shard, event.rank if isinstance(event, Moved) else getattr(event, "number", 0))
@@ -83,7 +83,7 @@ def apply_if_new(shard: ShardState, event: AnyEvent, content: Content | None = N
 
 
 def apply_arrivals_if_new(shard: ShardState, arrivals: Arrivals) -> bool:
-    """Applies the pushes of plain messages if all are news; says whether they were."""
+    """Applies the pushes of plain messages if all are new; returns whether they were."""
     queue = shard.queues.get(arrivals.queue)
     if queue is None or queue.settings.fifo or arrivals.numbers[0] < shard.next_number:
         return False
@@ -103,13 +103,13 @@ def _recover_queue(shard: ShardState, number: int, at_ms: int) -> None:
 
 
 def _count(shard: ShardState, used: int) -> None:
-    """Prevents that a number or rank is given again, also if its event has been applied before."""
+    """Reserves a number or rank that an event uses, so that no later message gets it."""
     if used >= shard.next_number:
         shard.next_number = used + 1
 
 
 def _is_new(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
-    """Whether an event of a queue that is known has yet to be applied; `_RULES` has the rules."""
+    """Whether an event of an existing queue is still to be applied; `_RULES` has the rules."""
     kind = type(event)
     if kind is Claimed:
         return _is_new_claim(queue, cast(Claimed, event))
@@ -118,7 +118,7 @@ def _is_new(shard: ShardState, queue: QueueState, event: AnyEvent) -> bool:
         return False
     rule = _RULES.get(kind)
     if rule is None:
-        # An event of the queue itself, which is known and so has not been removed.
+        # An event of the queue itself, which exists and so has not been removed.
         return True
     delivery = queue.deliveries.get(event.number)  # type: ignore[union-attr]
     return delivery is not None and rule(shard, delivery, event)
@@ -137,7 +137,7 @@ def _is_new_move(shard: ShardState, delivery: Delivery, event: Moved) -> bool:
 
 
 def _is_new_departure(shard: ShardState, delivery: Delivery, event: Departed) -> bool:
-    """A message departs once: one that is still in the queue has yet to do so."""
+    """A message departs once: if it is still in the queue, the event is new."""
     if delivery.epoch < event.epoch or delivery.state == IN_FLIGHT:
         # Its last claim, or the end of it, was lost.
         queue = shard.queues[event.queue]
@@ -148,7 +148,7 @@ def _is_new_departure(shard: ShardState, delivery: Delivery, event: Departed) ->
 
 
 def _is_new_arrival(shard: ShardState, delivery: Delivery, event: Arrived) -> bool:
-    """Its departure was lost. That it is in the other shard was not: it must not be in both."""
+    """The departure was lost, but the message is in the other shard: it is removed here."""
     shard.queues[event.queue].dropped(delivery)
     return False
 
@@ -164,17 +164,17 @@ def _is_new_end_of_claim(shard: ShardState, delivery: Delivery, event: OfClaim) 
 
 
 def _is_new_extension(shard: ShardState, delivery: Delivery, event: Extended) -> bool:
-    # An extension may also take up a claim that had run out. Should it be older than the end of
-    # the claim, that end follows.
+    # An extension may also make a claim valid again that had run out. If it is older than the end
+    # of the claim, the journal has that end later.
     return _is_of_later_claim(shard, delivery, event) or (
         delivery.state in (IN_FLIGHT, VISIBLE) and delivery.epoch == event.epoch
     )
 
 
 def _is_of_later_claim(shard: ShardState, delivery: Delivery, event: OfClaim) -> bool:
-    """Whether the event is of a claim that is not known; if it is, the claim is made first.
+    """Whether the event belongs to a claim that was lost; if so, that claim is made first.
 
-    The claim itself was lost. What became of it was not, and must not be undone.
+    What happened to the claim is in the journal, and must take effect.
     """
     if event.epoch <= delivery.epoch:
         return False
@@ -205,7 +205,7 @@ def _is_new_claim(queue: QueueState, event: Claimed) -> bool:
     delivery = queue.deliveries.get(event.number)
     if delivery is None or delivery.epoch >= event.epoch:
         if event.attempt_id is not None:
-            # That the claim is known does not mean the attempt is: it is remembered by itself.
+            # The claim was applied, but its attempt perhaps not: attempts are stored separately.
             queue.remember_attempt(event)
         return False
     if delivery.state == IN_FLIGHT:
@@ -217,7 +217,7 @@ def _is_new_claim(queue: QueueState, event: Claimed) -> bool:
 
 
 def _purge_older(queue: QueueState, event: QueuePurged) -> None:
-    """Ends the messages the purge meant, and spares those that came after it."""
+    """Removes the messages that were there at the purge, and keeps those that came after it."""
     if queue.settings.fifo:
         queue.dedups.keep(lambda number: number >= event.before)
     later = [each for each in queue.deliveries.values() if each.rank >= event.before]

@@ -1,9 +1,9 @@
 """Retention: which messages of a queue have been there for too long.
 
-Messages stand in `deliveries` in the order of their arrival, which is also the order in which
-retention ends them, so that only the first ones must be examined. Two kinds are passed over and
-stay: those with a TTL of their own, and those in flight, which are examined again when their claim
-ends. Their number is kept, so that the next examination begins behind them.
+`deliveries` is in order of arrival, which is also the order in which retention ends messages, so
+only the first ones must be examined. Two kinds are passed over and stay: those with a TTL of their
+own, and those in flight, which are examined again when their claim ends. They are counted, so that
+the next examination begins behind them.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from penstock.core.due import NEVER_MS, RETENTION, Alarm, Appointment
 if TYPE_CHECKING:
     from penstock.core.queue import QueueState
 
-# How many messages are taken from the dict at once; finding the place behind those passed over
-# costs about a hundredth of a microsecond for each of them.
+# How many messages are copied from the dict at once: each copy must first skip those passed over,
+# which costs about a hundredth of a microsecond for each.
 _PART: Final = 4_096
 
 
@@ -45,11 +45,11 @@ class Retention:
         self._alarm.add((at_ms, number, queue, RETENTION))
 
     def start_over(self) -> None:
-        """Forgets what was passed over, because the queue is empty or its retention has changed."""
+        """Begins at the first message: the queue was emptied, or its retention has changed."""
         self.rank = self.passed = self._at = 0
         self._part = []
 
-    def outlived(
+    def find_expired(
         self, queue: "QueueState", now_ms: int, limit: int, until: Appointment
     ) -> Iterator[Delivery]:
         """Messages that have expired; the caller must end each before it takes the next.

@@ -1,8 +1,8 @@
 """Runs: many plain pushes to one queue at one instant.
 
-A push is plain if it has a body, perhaps a dedup id, and nothing else. What the pushes of a run
-share is checked once; the rest is handled in columns, without a step in Python for each push. A run
-does exactly what its pushes would do one after another.
+A push is plain if it has a body, optionally a dedup id, and nothing else. Fields that all pushes of
+a run share are checked once; bodies, ids and sizes are handled as columns, without a Python loop. A
+run has exactly the effect of its pushes one after another.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import Pushed
 from penstock.service import Push, PushMany
 
-# Fewer are cheaper one by one: setting up the columns has a fixed cost.
+# A smaller batch is pushed one by one: the columns have a fixed cost.
 RUN_MIN: Final = 20
 # A priority that is not this object (0.0, False) is left to the checks of a single push.
 _ZERO: Final = 0

@@ -1,13 +1,12 @@
-"""Settling: what happens because its time has come. Delays and claims end, old messages go.
+"""Settling: applying what is due. Delays and claims end, old messages expire.
 
-Nothing here takes longer because much is due at once: each step settles a bounded number of
-messages, and the next step follows with the next command or tick. In between the state is true to
-its events, but some messages are settled late. What a command depends on is therefore settled for
-it first: the due messages of the queue it names, up to a limit (`settle_queue`), and the claim
-whose receipt it shows (`settle_claim`).
+Each step settles a bounded number of messages, however many are due; the next step follows with the
+next command or tick. In between the state agrees with its events, but some messages are settled
+late. So what a command depends on is settled before it: the due messages of the queue it names, up
+to a limit (`settle_queue`), and the claim whose receipt it uses (`settle_claim`).
 
 Messages are settled in the order of their instants, across queues, as long as one step is enough
-for all of them. A queue for which it was not enough is put behind those that are due by then, so
+for all of them. A queue that needs more steps is put behind the others that are due by then, so
 that a million messages of one queue do not delay the few of another.
 """
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.core.receipts import Ticket
     from penstock.core.shard import ShardState
 
-SETTLE_MAX: Final = 500
+SETTLE_MAX: Final = 250
 
 
 def settle(shard: "ShardState", now_ms: int, limit: int = SETTLE_MAX) -> list[AnyEvent]:
@@ -84,7 +83,7 @@ def _settle_kind(
 ) -> int:
     """Settles what is due of one kind in one queue; returns how much of the limit it took."""
     if kind == RETENTION:
-        for delivery in queue.retention.outlived(queue, now_ms, limit, until):
+        for delivery in queue.retention.find_expired(queue, now_ms, limit, until):
             _end(shard, delivery, now_ms, events)
         return max(1, queue.retention.examined)
     index = queue.deadlines if kind == DEADLINE else queue.expiries
@@ -95,7 +94,7 @@ def _settle_kind(
                 events += _settle_deadline(shard, delivery, now_ms)
     else:
         for at_ms, delivery in popped:
-            # One in flight is ended, if it is too old, when its claim ends.
+            # A message in flight that is too old expires when its claim ends.
             if delivery.expires_at_ms == at_ms and delivery.state in (VISIBLE, DELAYED):
                 _end(shard, delivery, now_ms, events)
     index.note_next(now_ms)

@@ -1,10 +1,10 @@
-"""A shard: some queues and their messages in one order, and what passes between them.
+"""A shard: queues that share one order of events, and what happens between them.
 Long, because all that happens between queues is decided and applied in this one place.
 
-`decide` answers a command with a reply and the events that would make it true, changing nothing;
-`apply` makes an event true. `pull`, `redrive` and `settle` choose by taking out of line, so they
-decide and apply in one step; they raise, if at all, before anything has changed. Either way the
-events alone rebuild the state: `apply` over a journal gives what the living shard has.
+A `decide_…` method returns the events that carry out a command, and changes nothing; `apply` makes
+one event take effect. `pull`, `redrive` and `settle` take a message out of the order to choose it,
+so they decide and apply in one step. Either way the events alone rebuild the state: `apply` over a
+journal gives the state of the running shard.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -80,7 +80,7 @@ _STATES: Final = {"visible": VISIBLE, "delayed": DELAYED, "in_flight": IN_FLIGHT
 
 
 class QueueSnapshot(msgspec.Struct, gc=False, array_like=True):
-    """All that makes a queue, in plain data."""
+    """The whole state of a queue, as plain data."""
 
     number: int
     name: str
@@ -93,7 +93,7 @@ class QueueSnapshot(msgspec.Struct, gc=False, array_like=True):
 
 
 class ShardSnapshot(msgspec.Struct, gc=False, array_like=True):
-    """All that makes a shard, in plain data: equal states have equal snapshots.
+    """The whole state of a shard, as plain data: equal states have equal snapshots.
 
     Messages that departed are in a last queue of number `OUTBOX`, if there are any.
     """
@@ -126,13 +126,14 @@ class ShardState:
         self.names: dict[str, QueueState] = {}
         self.next_number = 1
         self.next_queue = 1
-        # What a router between shards knows, and no part of the state: this shard's own number,
-        # the shards of queues that are in others, and which queues are here and in others too.
+        # Set by the router between shards, and not part of the state: this shard's own number,
+        # the shards of queues that are not here, and the queues that are here and in others too.
         self.number = 0
         self.elsewhere: Mapping[str, int] = {}
         self.spread: Container[str] = ()
         self.departed = Outbox()
-        # While a snapshot is being taken: which messages moved, from where and to where.
+        # While a snapshot is being taken: the messages that moved, each with the number of the
+        # queue it was in first and of the one it is in now.
         self.moves: dict[int, tuple[int, int]] | None = None
         self.alarm = Alarm()
         self.discards = Discards(self.alarm)
@@ -179,7 +180,7 @@ class ShardState:
         if delivery is None:
             return []
         deleted = Deleted(now_ms, ticket.queue, ticket.number, ticket.epoch)
-        return [*_taken_up(delivery, now_ms), deleted]
+        return [*_renewal_if_late(delivery, now_ms), deleted]
 
     def decide_extend(
         self,
@@ -200,13 +201,13 @@ class ShardState:
     def decide_release(
         self, name: str, ticket: Ticket, delay_ms: int, now_ms: int, late: bool = False
     ) -> list[AnyEvent]:
-        """The events by which a message returns before its time, and perhaps goes on from there."""
+        """The events of a release, and of what follows: expiry, or a move to the dead letters."""
         check_number("delay_ms", delay_ms, 0, DELAY_MS_MAX)
         delivery = self._held(name, ticket, late)
         after = self.decide_after_return(delivery, now_ms)
         visible_at_ms = 0 if after or not delay_ms else now_ms + delay_ms
         released = Released(now_ms, ticket.queue, ticket.number, ticket.epoch, visible_at_ms)
-        return [*_taken_up(delivery, now_ms), released, *after]
+        return [*_renewal_if_late(delivery, now_ms), released, *after]
 
     def _held(self, name: str, ticket: Ticket, late: bool) -> Delivery:
         queue = self.queue(name)
@@ -230,7 +231,7 @@ class ShardState:
         return delivery
 
     def decide_after_return(self, delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-        """What befalls a message whose claim ends: it may be too old, or pulled too often."""
+        """The events after the end of a claim: the message may be too old, or pulled too often."""
         queue = self.queues[delivery.queue]
         if queue.is_expired(delivery, now_ms):
             return [Expired(now_ms, queue.number, delivery.number)]
@@ -238,12 +239,12 @@ class ShardState:
         return [] if moved is None else [moved]
 
     def _dead_letter_of(self, queue: QueueState) -> QueueState | None:
-        """The dead-letter queue, unless it was deleted: then messages just come back."""
+        """The dead-letter queue, if it is in this shard alone; None also if it was removed."""
         name = queue.settings.dead_letter
         target = None if name is None else self.names.get(name)
         if target is None or target.settings.fifo != queue.settings.fifo:
             return None
-        # If one of them is in other shards too, it is not decided here where the message belongs.
+        # If one of them is in other shards too, the message departs, and the router chooses.
         return None if name in self.spread or queue.name in self.spread else target
 
     def _move(self, delivery: Delivery, to: QueueState, now_ms: int, dead: bool) -> Moved:
@@ -291,7 +292,7 @@ class ShardState:
             raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
         events: list[AnyEvent] = []
         kept: list[Delivery] = []
-        checks_age = self.alarm.next_ms <= now_ms and queue.may_be_outlived(now_ms)
+        checks_age = self.alarm.next_ms <= now_ms and queue.may_have_expired(now_ms)
         queue.order.begin_pull()
         while len(events) < command.limit and len(kept) < PULL_LIMIT_MAX:
             delivery = queue.order.take(queue.in_flight)
@@ -303,7 +304,8 @@ class ShardState:
                 continue
             target = to or self._source_of(delivery)
             if target is None:
-                # It stays; out of line for now, so that the next take finds another.
+                # It stays in this queue, but is hidden until the loop ends: the next `take` must
+                # return another message.
                 kept.append(delivery)
                 delivery.state = IN_FLIGHT
                 continue
@@ -348,9 +350,9 @@ class ShardState:
         dead = settings.dead_letter
         if dead is not None:
             self._check_dead_letter(name, settings)
-            if self._is_nowhere(dead):
-                theirs = QueueSettings(fifo=settings.fifo)
-                events.append(QueueCreated(now_ms, self.next_queue + 1, dead, theirs))
+            if self._is_missing(dead):
+                dead_settings = QueueSettings(fifo=settings.fifo)
+                events.append(QueueCreated(now_ms, self.next_queue + 1, dead, dead_settings))
         return events
 
     def decide_configure(self, command: ConfigureQueue, now_ms: int) -> list[AnyEvent]:
@@ -364,12 +366,14 @@ class ShardState:
         events: list[AnyEvent] = [QueueConfigured(now_ms, queue.number, settings)]
         if settings.dead_letter is not None:
             self._check_dead_letter(queue.name, settings)
-            if self._is_nowhere(settings.dead_letter):
-                theirs = QueueSettings(fifo=settings.fifo)
-                events.append(QueueCreated(now_ms, self.next_queue, settings.dead_letter, theirs))
+            if self._is_missing(settings.dead_letter):
+                dead_settings = QueueSettings(fifo=settings.fifo)
+                events.append(
+                    QueueCreated(now_ms, self.next_queue, settings.dead_letter, dead_settings)
+                )
         return events
 
-    def _is_nowhere(self, name: str) -> bool:
+    def _is_missing(self, name: str) -> bool:
         return name not in self.names and name not in self.elsewhere
 
     def _check_dead_letter(self, name: str, settings: QueueSettings) -> None:
@@ -393,16 +397,16 @@ class ShardState:
         queue = self.queue(name)
         return QueuePurged(now_ms, queue.number, len(queue.deliveries), self.next_number)
 
-    # Looking.
+    # Reading.
 
     def peek(self, command: Peek) -> list[Delivery]:
-        """Messages in one state, in order, as they are."""
+        """Messages in one state, in order; none is changed."""
         queue = self.queue(command.queue)
         check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
         state = _STATES.get(str(command.state))
         if state is None:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
-        return queue.standing(state, command.limit)
+        return queue.in_state(state, command.limit)
 
     def outbox(self, limit: int = PULL_LIMIT_MAX) -> list[Owed]:
         """Messages that are owed to other shards, those that departed first before others."""
@@ -427,7 +431,7 @@ class ShardState:
     # Changing: events taking effect.
 
     def apply(self, event: AnyEvent) -> None:
-        """Makes the event true. The only way state changes, live and in replay alike."""
+        """Applies the event: the only way in which state changes, live and in replay."""
         self._apply[type(event)](event)
 
     def pushed(self, event: Pushed) -> Delivery:
@@ -462,12 +466,12 @@ class ShardState:
         return True
 
     def arrived(self, queue: QueueState, arrivals: Arrivals) -> None:
-        """Plain messages arrived in a standard queue, as many `pushed` would have them."""
+        """Plain messages arrived in a standard queue: the same as one `pushed` for each."""
         self.next_number = arrivals.numbers[-1] + 1
         queue.arrived(arrivals)
 
     def place(self, queue: int, number: int, content: Content) -> None:
-        """Says where a live message's content is kept; this is no part of the state."""
+        """Sets where the content of a message is stored; this is not part of the state."""
         kept = self.queues.get(queue)
         delivery = None if kept is None else kept.deliveries.get(number)
         if delivery is None:
@@ -513,7 +517,7 @@ class ShardState:
             queue.configured_at_ms = event.at_ms
         retention_ms = queue.settings.retention_ms
         queue.settings = event.settings
-        # Also of an empty queue: the time noted for it is that of the old retention.
+        # For an empty queue too: its next examination was set by the old retention.
         if event.settings.retention_ms != retention_ms:
             queue.retention.start_over()
             queue.retention.note(queue.number, event.at_ms)
@@ -523,7 +527,7 @@ class ShardState:
         queue.removed()
         del self.names[queue.name]
 
-    # Keeping.
+    # Snapshots.
 
     def snapshot(self) -> ShardSnapshot:
         """The whole state as plain data."""
@@ -550,7 +554,7 @@ class ShardState:
                     queue.configured_at_ms,
                     [],
                     queue.dedups.entries() if with_dedups else [],
-                    queue.known_attempts(),
+                    queue.attempt_entries(),
                 )
                 for queue in self.queues.values()
             ],
@@ -558,7 +562,7 @@ class ShardState:
 
     @classmethod
     def restore(cls, snapshot: ShardSnapshot) -> "ShardState":
-        """The state a snapshot was taken of."""
+        """The state that a snapshot holds."""
         shard = cls()
         shard.next_number = snapshot.next_number
         shard.next_queue = snapshot.next_queue
@@ -580,12 +584,12 @@ class ShardState:
             for at_ms, key, number in kept.dedups:
                 queue.dedups.remember(key, number, at_ms)
             for at_ms, key, pairs in kept.attempts:
-                queue.know_attempt(key, dict(pairs), at_ms)
+                queue.add_attempt(key, dict(pairs), at_ms)
             shard.restored(queue, [kept.deliveries])
         return shard
 
     def restored(self, queue: QueueState, parts: Iterable[Arrivals | list[Delivery]]) -> None:
-        """Takes up a queue's messages as a snapshot has them, in order of rank."""
+        """Adds a queue's messages from a snapshot, in order of rank."""
         for part in parts:
             if isinstance(part, Arrivals):
                 queue.arrived(part)
@@ -596,7 +600,7 @@ class ShardState:
 
 
 def replay(events: Iterable[AnyEvent]) -> ShardState:
-    """The state these events make."""
+    """The state after these events."""
     shard = ShardState()
     for event in events:
         shard.apply(event)
@@ -604,14 +608,14 @@ def replay(events: Iterable[AnyEvent]) -> ShardState:
 
 
 def _without_notes(settings: QueueSettings) -> QueueSettings:
-    """The settings but for what is only noted among their annotations."""
+    """The settings without notes: annotations whose name begins with a dot."""
     public = {name: text for name, text in settings.annotations.items() if name[0] != "."}
     return msgspec.structs.replace(settings, annotations=public)
 
 
 def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
     """Raises ClaimTooLong if a message's first claim would last longer than allowed."""
-    # When a later claim was made is not kept: only the first one's beginning is.
+    # Only the time of the first claim is kept, so later claims are not checked.
     if delivery.epoch == 1 and deadline_ms - delivery.first_claimed_at_ms > held_ms_max:
         held_ms = deadline_ms - delivery.first_claimed_at_ms
         raise ClaimTooLong(
@@ -620,8 +624,8 @@ def _check_held(delivery: Delivery, deadline_ms: int, held_ms_max: int) -> None:
         )
 
 
-def _taken_up(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
-    """The event by which a claim that ran out lives again, when its holder uses it late."""
+def _renewal_if_late(delivery: Delivery, now_ms: int) -> list[AnyEvent]:
+    """The event that makes a claim valid again whose receipt is used after it ran out."""
     if delivery.state == IN_FLIGHT:
         return []
     return [Extended(now_ms, delivery.queue, delivery.number, delivery.epoch, now_ms)]

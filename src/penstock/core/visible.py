@@ -1,9 +1,9 @@
-"""What may be pulled next: the order of a queue's messages.
+"""The order of a queue's messages: which one is pulled next.
 
 Standard queues: highest priority first, then arrival. Among groups, one that holds more than its
 share of what is in flight (a noisy group) waits until no other group has a message of that
 priority. FIFO queues: within a group strictly by arrival, and nothing past a message in flight;
-among groups, the one whose first message has been available for longest.
+among groups, first the one whose first message has been available longest.
 
 Removal is mostly lazy: a message that is no longer VISIBLE is skipped when it comes to the front. A
 line's new messages are already in order (a deque); only those that come back need a heap.
@@ -22,8 +22,8 @@ from penstock.core.lazyheap import LazyHeap
 NOISY_IN_FLIGHT_MIN: Final = 30
 NOISY_SHARE: Final = 10
 ABSENT_MIN: Final = 64
-# A line longer than this is rid of messages that left it in pieces of this size, one for each
-# SWEEP_EVERY that leave: all of a million at once would delay other commands.
+# Messages that left a line longer than this are removed in pieces of this size, one piece after
+# every SWEEP_EVERY that leave: removing a million at once would delay other commands.
 SWEEP_PIECE: Final = 8_192
 SWEEP_EVERY: Final = 1_024
 # Since when a FIFO group can be served: the instant, whether its first message came back then, and
@@ -80,8 +80,8 @@ class Line:
     def leave(self) -> Delivery | None:
         """Counts a message that left from the middle; returns the next visible one.
 
-        Once most of the messages kept are no longer visible, those are removed. The ones that come
-        to the front are removed there, so messages that leave in order never cost that.
+        Once most entries of the line are no longer visible, they are removed. `first` removes those
+        at the front, so messages that leave in order need no sweep.
         """
         self._gone = max(self._gone, 0) + 1
         kept = len(self.fresh) + len(self.returned)
@@ -108,7 +108,7 @@ class Line:
         self._gone -= removed
 
     def _sweep(self, start: int, count: int) -> int:
-        """Removes what is not visible of so many messages; how many that were.
+        """Removes from `count` messages those that are not visible; returns how many.
 
         In place: StandardOrder keeps a reference to the deque of the line without group.
         """
@@ -121,7 +121,7 @@ class Line:
         return len(piece) - len(present)
 
     def _sweep_returned(self) -> int:
-        """The same for all that came back, whose order allows no pieces."""
+        """The same for all messages that came back: a heap cannot be swept in pieces."""
         present = [pair for pair in self.returned if pair[1].state == VISIBLE]
         removed = len(self.returned) - len(present)
         heapify(present)
@@ -225,7 +225,7 @@ class StandardOrder:
         level = Level()
         self._by_priority = {0: level}
         self._levels = [level]
-        # Most queues use neither priorities nor groups: their only line, without a lookup.
+        # The line of messages with neither priority nor group, which most are: saves a lookup.
         self._plain = level.line.fresh
 
     @property
@@ -306,7 +306,7 @@ class StandardOrder:
             room = limit - len(deliveries)
             if not room:
                 break
-            # No more lines than messages are looked into, those with the first messages.
+            # At most `room` lines can have one of the next messages: those with the lowest ranks.
             firsts = [(first.rank, line) for line in level.lines() if (first := line.first())]
             lines = [line for _, line in nsmallest(room, firsts, key=itemgetter(0))]
             level_ahead = [d for line in lines for d in line.ahead(room)]
@@ -483,7 +483,7 @@ def _is_noisy(line: Line, in_flight: int) -> bool:
 def _turn(first: Delivery) -> Turn | None:
     """Since when a group's first message can be pulled; None if it is not visible.
 
-    At the same instant, a message that came back stands behind new arrivals.
+    At the same instant, a message that came back is ordered after new arrivals.
     """
     if first.state != VISIBLE:
         return None

@@ -1,7 +1,7 @@
-"""Ids remembered for a while: dedup ids of pushes, attempt ids of pulls.
+"""Ids kept for a limited time: dedup ids of pushes, attempt ids of pulls.
 
-Old ids are forgotten only when a new one is remembered, by the new one's time, so that a replay
-forgets exactly what the running engine forgot.
+Old ids are dropped only when a new one is added, by the time of the new one, so that a replay drops
+exactly the ids that the running engine dropped.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ class Window(Generic[V]):
         # In order of time; both have the same length.
         self._times: deque[int] = deque()
         self._keys: deque[Key] = deque()
-        # How many were forgotten: the index of the oldest one kept, counted from the first.
+        # How many were dropped: the index of the oldest one kept, counted from the first.
         self._forgotten = 0
 
     def find(self, key: Key, now_ms: int) -> V | None:
@@ -40,7 +40,7 @@ class Window(Generic[V]):
         return entry[1]
 
     def remember(self, key: Key, value: V, at_ms: int) -> None:
-        """Keeps the value for the id from this instant on."""
+        """Stores the value of the id for the length of the window, from this instant on."""
         times = self._times
         if times and (times[0] + self._window_ms <= at_ms or len(times) >= self._count_max):
             self._forget(at_ms, 1)
@@ -68,7 +68,7 @@ class Window(Generic[V]):
         return True
 
     def _forget(self, at_ms: int, coming: int) -> None:
-        """Forgets ids that are too old, and the oldest if there is no room for `coming` more."""
+        """Drops ids that are too old, and the oldest if there is no room for `coming` more."""
         times = self._times
         by_key = self._by_key
         while times and (
@@ -81,7 +81,7 @@ class Window(Generic[V]):
                 del by_key[oldest]
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
-        """Forgets every id whose value is not wanted."""
+        """Drops every id whose value is not wanted."""
         kept = [entry for entry in self.entries() if wanted(entry[2])]
         self._forgotten += len(self._keys)
         self._by_key = {key: (at_ms, value) for at_ms, key, value in kept}
@@ -112,7 +112,7 @@ class Window(Generic[V]):
 
 
 def _between(items: deque[T], begin: int, end: int) -> list[T]:
-    """Some items of a deque, from its nearer end: there is no faster way to reach them."""
+    """Some items of a deque, reached from its nearer end: it has no slices."""
     count = len(items)
     if begin + end <= count:
         return list(islice(items, begin, end))

@@ -1,7 +1,7 @@
-"""Where events become durable: the seam between the engine and its storage.
+"""Journals make events durable: the interface between the engine and its storage.
 
-An engine appends the events of one command at a time and answers when the journal says they are
-durable. A journal assigns each append its sequence, the order everything else agrees on.
+An engine appends the events of one command at a time, and answers when they are durable. Each
+append gets a sequence from the journal, which is the order of all events.
 """
 
 import os
@@ -15,21 +15,21 @@ from penstock.service import Command
 
 
 class Journal(Protocol):
-    """What an engine needs of its storage."""
+    """The storage that an engine needs."""
 
     durable_sequence: int
     keeps_nothing: bool
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
-        """Takes the events as one entry that is kept whole or not at all.
+        """Appends the events as one entry, which is stored completely or not at all.
 
-        Returns its sequence, and for each `Pushed` in it the place by which `load` finds it
-        again; no places if the journal keeps none. Raises JournalError: the engine then stops.
+        Returns its sequence, and for each `Pushed` in it the place that `load` takes; no places if
+        the journal keeps none. Raises JournalError: the engine then stops.
         """
         ...
 
     def make_room(self, command: Command[Any]) -> None:
-        """Makes sure that what the command may append fits. Raises StoreFull."""
+        """Makes room for all that the command may append. Raises StoreFull."""
         ...
 
     def has_room(self, events: int) -> bool:
@@ -55,8 +55,8 @@ class Journal(Protocol):
     def history(self, number: int) -> Iterable[AnyEvent | None]:
         """The events of one message that the journal still has, oldest first.
 
-        In between, None each time that some milliseconds were spent on reading: the caller may use
-        the journal for something else then.
+        Yields None each time that reading took some milliseconds, so that the caller can do other
+        work on the journal in between.
         """
         ...
 
@@ -66,14 +66,14 @@ class Journal(Protocol):
 
 
 class StoredJournal(Journal, Protocol):
-    """What upkeep needs of a journal that keeps its entries and can drop the oldest of them.
+    """The journal that upkeep needs: one that keeps its entries and can drop the oldest of them.
 
-    A position says where in the journal something stands: the part of a place that `core` does
-    not read. Positions rise from entry to entry, by as many as an entry has bytes.
+    A position is a number of bytes from the beginning of the journal: the part of a place that
+    `core` does not read.
     """
 
     shard: int
-    """Whose events these are."""
+    """The number of the shard whose events these are."""
     term: int
     """The term of the owner that appends."""
     growth_limit: int
@@ -83,21 +83,21 @@ class StoredJournal(Journal, Protocol):
 
     @property
     def first_position(self) -> int:
-        """Where the journal begins: what stood before it was dropped."""
+        """Where the journal begins; entries before it were dropped."""
         ...
 
     @property
     def end_position(self) -> int:
-        """Where the next entry will stand."""
+        """Where the next entry will begin."""
         ...
 
     @property
     def region_bytes(self) -> int:
-        """Room comes free in regions of this size: dropping less frees nothing."""
+        """The size of a region, which is dropped as a whole: dropping less frees no room."""
         ...
 
     def count_held_by(self, count: Callable[[], int]) -> None:
-        """Keeps room back for as many messages as this says to leave."""
+        """Sets the function that counts the messages for whose deletes room is kept back."""
         ...
 
     def check_usable(self) -> None:
@@ -105,26 +105,26 @@ class StoredJournal(Journal, Protocol):
         ...
 
     def ensure_room(self, size_bytes: int, *, reserved: bool = False) -> None:
-        """Makes sure that so much fits, from the reserve if allowed. Raises StoreFull."""
+        """Makes room for so many bytes, from the reserve if allowed. Raises StoreFull."""
         ...
 
     def prepare_room(self) -> None:
-        """Makes room ahead of time; takes its time. Raises StoreFull."""
+        """Makes room ahead of time; it may take long. Raises StoreFull."""
         ...
 
     def sync(self) -> int:
-        """Makes durable what was appended; the sequence that is durable then."""
+        """Makes durable what was appended; returns the sequence that is durable then."""
         ...
 
     def entry_before(self, position: int) -> int:
-        """Where an entry at or not long before `position` stands, at which the journal may begin.
+        """The beginning of an entry at or shortly before `position`; the journal may begin there.
 
-        The first position if none is known.
+        The first position if no such entry is known.
         """
         ...
 
     def drop_before(self, position: int, archive: str | os.PathLike[str] | None = None) -> None:
-        """Lets the journal begin there; what comes free is kept in `archive` or removed.
+        """Drops what is before this position: regions are moved to `archive`, or removed.
 
         Raises JournalError or StoreFull, with nothing dropped.
         """
@@ -134,7 +134,7 @@ class StoredJournal(Journal, Protocol):
 class MemoryJournal:
     """A journal that keeps nothing, or the last few entries for `history`.
 
-    An append is durable at once: there is nothing that a crash could leave behind.
+    An append counts as durable at once: nothing of it is meant to survive the process.
     """
 
     def __init__(self, history_entries: int = 0) -> None:

@@ -25,9 +25,9 @@
 
     payload  body · first text · second text · extra
 
-All integers are little-endian. A payload carries a checksum of its own beside the entry's, because
-bodies are read one by one, long after the entry as a whole was verified.
-`docs/formats/block.md` is the format; `core` never sees it.
+All integers are little-endian. A payload has its own checksum beside the entry's, because bodies
+are read one by one, long after the entry as a whole was verified.
+`docs/formats/block.md` is the format; `core` does not depend on it.
 """
 
 import struct
@@ -99,15 +99,15 @@ _CLAIMED: Final = 7
 _DELETED: Final = 11
 _MOVED: Final = 13
 _CARRIED: Final = 15
-_LENT_OR_GONE: Final = frozenset({Claimed, Deleted})
+_CLAIMS_AND_DELETES: Final = frozenset({Claimed, Deleted})
 _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
-# The headers of the three commonest kinds, of plain ones: what is zero in them is not given.
+# The headers of plain events of the three commonest kinds; fields that are zero are padding.
 _pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
 _pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
 _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
 _pack_event = EVENT.pack
-# A field of all headers of a block, which is an array of integers of the field's size.
+# One field of all headers: a slice of the block as an array of integers of the field's size.
 _NUMBER_AT: Final = 8
 _NUMBER: Final = slice((BLOCK_BYTES + _NUMBER_AT) // 8, None, EVENT_BYTES // 8)
 _BODY_BYTES: Final = slice((BLOCK_BYTES + 44) // 4, None, EVENT_BYTES // 4)
@@ -150,7 +150,7 @@ class Fields(NamedTuple):
 def encode(
     events: Sequence[AnyEvent], shard: int = 0, term: int = 0
 ) -> tuple[bytes, list[tuple[int, int]]]:
-    """The block of these events; where in it each message's header stands, and the message's size.
+    """The block of these events; the offset in it of each message's header, and the message's size.
 
     Messages are what `Pushed` and `Carried` hold.
     """
@@ -159,8 +159,8 @@ def encode(
     messages: list[tuple[int, int]] = []
     at = BLOCK_BYTES
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
-    if _LENT_OR_GONE.issuperset(map(type, events)):
-        # Of many claims and deletes mostly none has a payload; then each comes nearer to the end.
+    if _CLAIMS_AND_DELETES.issuperset(map(type, events)):
+        # Mostly none of many claims and deletes has a payload: "payload at" then only decreases.
         headers += map(_pack_plain, events, range(end - at, 0, -EVENT_BYTES))
         if all(headers):
             return b"".join(headers), messages
@@ -202,7 +202,8 @@ def encode_run(run: Run, shard: int = 0, term: int = 0) -> bytes:
         crcs = map(crc32, texts, crcs)
         sizes = map(add, sizes, text_sizes)
         payloads = chain.from_iterable(zip(bodies, texts, strict=True))
-    # From one header to the next, its payload comes nearer by a header and farther by a payload.
+    # "payload at" is relative: from one header to the next it falls by a header's size, and rises
+    # by the size of the payload before.
     steps = map(sub, sizes, repeat(EVENT_BYTES, count - 1))
     memoryview(head).cast("Q")[_NUMBER] = _column("Q", run.numbers)
     fours[_BODY_BYTES] = _column("I", run.sizes)
@@ -212,24 +213,24 @@ def encode_run(run: Run, shard: int = 0, term: int = 0) -> bytes:
 
 
 def _column(kind: str, values: Iterable[int]) -> memoryview:
-    """One field of many headers; its type is named as `array` has it."""
+    """One field of many headers; `kind` is a type code of `array`."""
     return memoryview(little(array(kind, values)))
 
 
 def places_of(run: Run, data_offset: int) -> list[int]:
-    """The places of a run's messages, whose block stands at `data_offset` in the stream."""
+    """The places of a run's messages, whose block begins at `data_offset` in the stream."""
     first = pack_place(data_offset + BLOCK_BYTES, 0)
     step = pack_place(EVENT_BYTES, 0)
     return list(map(or_, range(first, first + step * len(run), step), run.sizes))
 
 
 def block_header(count: int, shard: int, term: int) -> bytes:
-    """The first bytes of a block of so many events."""
+    """The first bytes of a block of `count` events."""
     return BLOCK.pack(count, shard, term)
 
 
 def encode_one(event: AnyEvent, head: bytes = _ONE_EVENT) -> bytes:
-    """The block of one event, if it is plain; empty if not. A message's body goes behind it.
+    """The block of one event, if it is plain; empty if not. The caller appends a message's body.
 
     `head` is the `block_header` of one event. The bytes are those that `encode` makes.
     """
@@ -319,7 +320,7 @@ def _encode_departed(e: Departed) -> Encoded:
 
 
 def _encode_plain(e: Any) -> Encoded:
-    """Any event that is all numbers, by the names its numbers have."""
+    """Any event that has only numbers, found by the names of its fields."""
     if isinstance(e, Extended):
         when_ms = e.deadline_ms
     else:
@@ -345,10 +346,10 @@ _ENCODERS: Final[dict[type, Any]] = {
 
 
 def decode(data: bytes, data_offset: int, bodies: bool = True) -> Iterator[tuple[AnyEvent, int]]:
-    """The events of a block, each with the place by which `read_pushed` finds it again.
+    """The events of a block, each with the place of its content (0 for none).
 
-    `data_offset` is where the block stands in the stream. Without `bodies`, a `Pushed` has an
-    empty body, as a replay wants it. Raises CorruptEntry if the block contradicts itself.
+    `data_offset` is where the block begins in the stream. Without `bodies`, a `Pushed` has an
+    empty body, which is enough for a replay. Raises CorruptEntry if the block contradicts itself.
     """
     if len(data) < BLOCK_BYTES:
         raise CorruptEntry(f"a block of {len(data)} bytes at {data_offset} is too short")
@@ -381,7 +382,7 @@ def read_owner(data: bytes) -> tuple[int, int]:
 
 
 def plain_arrivals(data: bytes, data_offset: int) -> Arrivals | None:
-    """What a block stands for that pushes many plain messages to one queue; None if it does not.
+    """The messages of a block that pushes only plain messages to one queue; None for other blocks.
 
     For opening a store: applying a million events one by one takes several times as long.
     """
@@ -486,7 +487,7 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
 def decode_number(data: bytes, data_offset: int, number: int) -> Iterator[AnyEvent]:
     """The events of a block that are about one message, as `decode` without bodies gives them.
 
-    Most blocks do not hold the number's bytes at all, which one search shows.
+    Most blocks do not contain the number's bytes: one search tells.
     """
     wanted = number.to_bytes(8, "little")
     count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0

@@ -35,7 +35,7 @@ class GroupCommit:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread early: if the system refuses it, the error is raised here."""
+        """Starts the thread at once, so that a refusal of the system is raised here."""
         self._thread = threading.Thread(
             target=self._keep_syncing, name="penstock-sync", daemon=True
         )

@@ -2,9 +2,10 @@
 
 `durability` chooses what an answer means:
 
-    sync      what was answered is on the disk: it survives a power cut
-    interval  it is on the disk within the interval: a power cut costs at most that much
-    os        it is with the operating system: it survives the process, a power cut costs more
+    sync      the change is on the disk: it survives a power cut
+    interval  the change will be on the disk within the interval: a power cut loses at most that
+    os        the operating system has the change: it survives the process, but a power cut may
+              lose more
 
 Threads that wait for the disk share a sync (`commit`). Bodies are read back from the mapped files;
 recent ones are cached, because most messages are pulled soon after they were pushed.
@@ -51,7 +52,7 @@ def check_durability(text: str) -> Durability:
 
 
 def check_interval(interval_ms: int) -> int:
-    """The interval, if one can keep its promise by it. Raises InvalidField."""
+    """The interval, if it is within its limits. Raises InvalidField."""
     return check_number("interval_ms", interval_ms, 1, _INTERVAL_MS_MAX)
 
 
@@ -77,7 +78,7 @@ class FileJournal:
         self.term = term
         self._one_event = codec.block_header(1, shard, term)
         self._append_data = segments.append_data
-        # What may use the last room is decided before a command, and not at the append.
+        # `make_room` decides before a command who may use the reserve, not the append.
         segments.reserve_bytes = 0
         # Called once when the stream passes `growth_limit`, and when there is no room; upkeep sets
         # both.
@@ -204,7 +205,7 @@ class FileJournal:
             fields = codec.read_header(self.segments.read(offset, codec.EVENT_BYTES))
             payload = self.segments.read(offset + fields.payload_at, fields.payload_bytes)
         except InvalidField:
-            raise CorruptEntry(f"the message at offset {offset} is not where it was put") from None
+            raise CorruptEntry(f"offset {offset} of the journal holds no message") from None
         return codec.read_pushed(fields, payload, offset)
 
     def wait(self, sequence: int) -> None:
@@ -212,7 +213,7 @@ class FileJournal:
         if self.durable_sequence < sequence:
             self._commit.wait(sequence)
             if self.durable_sequence < sequence:
-                # The sync failed, or the journal is being closed: this raises which.
+                # The sync failed, or the journal is being closed: this raises the error.
                 with self._syncing:
                     if self.durable_sequence < sequence:
                         self._sync()
@@ -221,7 +222,7 @@ class FileJournal:
         self._commit.notify(sequence, done)
 
     def sync(self) -> int:
-        """Puts everything appended so far on the disk, whatever was promised.
+        """Writes everything appended so far to the disk, whatever the durability.
 
         Returns the sequence that is durable then.
         """

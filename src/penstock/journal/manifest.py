@@ -1,6 +1,6 @@
-"""The list of a stream's files: which ones must be there, whatever the directory holds.
+"""The list of a stream's files: the ones that must exist.
 
-    offset  size  field (one page of 4,096 bytes, named `manifest`; what is not named is zero)
+    offset  size  field (one page of 4,096 bytes in the file `manifest`; other bytes are zero)
          0     8  magic "PENSTMAN"
          8     4  format, 1
         12     4  size of this page, 4096
@@ -18,11 +18,12 @@
         24     8  number of the last file
         32    32  zero
 
-A file is listed, durably, after it was made and before a byte is appended to it; it leaves the
-list before it is unlinked. So a listed file that is not there was taken away by somebody else.
-A directory without a manifest is one of an older version, whose next writer makes one; or the
-manifest was taken away. Every watermark that is written beside a manifest says so, which tells the
-two apart.
+A file is listed, durably, after it was made and before a byte is appended to it, and is removed
+from the list before it is unlinked. So a listed file that does not exist was removed by something
+else than Penstock.
+A directory without a manifest was written by an older version, and its next writer makes one; or
+the manifest was removed. Every watermark says whether there was a manifest when it was written,
+which tells the two cases apart.
 `docs/formats/segment.md` is the format.
 """
 
@@ -48,7 +49,7 @@ _CRC: Final = struct.Struct("<I")
 
 
 class FileList(NamedTuple):
-    """What the newest whole slot says; `place` is where in the page it stands, 0 or 1."""
+    """The newest valid slot; `place` is its place in the page, 0 or 1."""
 
     serial: int
     first: int
@@ -57,7 +58,7 @@ class FileList(NamedTuple):
 
 
 def read_manifest(directory: Directory, identity: bytes | None = None) -> FileList | None:
-    """The files that must be there; None if there is no list, or none that is whole.
+    """The files that must exist; None if there is no list, or no valid one.
 
     Raises StoreUnusable if the list is another stream's, or of a later format.
     """
@@ -105,8 +106,8 @@ class Manifest:
         self._identity = identity
         self._file_bytes = file_bytes
         self._listed = listed
-        # After a failed sync the system may show a slot that never reached the disk, so one that
-        # an earlier process wrote is written again before anything is built on it.
+        # After a failed sync the system may return a slot that never reached the disk, so a slot
+        # of an earlier process is written again before the next one.
         self._is_durable = False
         self._writing = threading.Lock()
 

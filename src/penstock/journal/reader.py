@@ -1,11 +1,11 @@
-"""A journal read beside its writer: entries and events up to the durable watermark, nothing more.
+"""Reads a journal beside its writer: entries and events up to the durable watermark.
 
-It takes no lock and changes nothing. With an archive directory, even one that is empty yet, reading
-begins at the oldest file there is: an entry that begins in an archived file may end in one that is
-not archived yet.
+It takes no lock and changes nothing. With an archive directory, even an empty one, reading begins
+at the oldest file in either directory: an entry that begins in an archived file may end in one that
+is not archived yet.
 
-Entries that fail a checksum are passed over and noted in `damage`; what follows them still comes.
-A program that reads to the end, calls `refresh` and reads on from `position` follows the writer.
+Entries that fail a checksum are skipped and listed in `damage`; those behind them are still read.
+To follow the writer, a program reads to the end, calls `refresh`, and reads on from `position`.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from penstock.journal.storage import OsStorage, Storage
 
 
 class JournaledEvent(NamedTuple):
-    """An event as it stands in the stream: in which entry, and where its content is found again.
+    """An event with the id and the offset of its entry, and the place of its content.
 
-    `shard` and `term` say whose event it is, and in which term of the owner it was written.
+    `shard` is the shard whose event it is, and `term` the term of the owner that wrote it.
     """
 
     entry_id: int
@@ -71,7 +71,7 @@ class JournalReader:
             undo.pop_all()
 
     def _find_archive(self) -> None:
-        """Opens the archive once it has files: the writer makes it when it drops the first."""
+        """Opens the archive once it has files: the writer makes it when it first drops one."""
         path = self._archive_path
         if self._archive is None and path is not None and _holds_files(self._storage, path):
             files, examined = _open(self._storage, path)
@@ -123,14 +123,14 @@ class JournalReader:
 
     @property
     def file_numbers(self) -> list[int]:
-        """The files there are, archived or not, each once."""
+        """The numbers of the files that exist, archived or not, each once."""
         held = set(numbers_in(self._journal.directory))
         if self._archive is not None:
             held |= set(numbers_in(self._archive.directory))
         return sorted(held)
 
     def lacks_manifest(self) -> bool:
-        """Whether the list of files was taken away: files at the end may be missing unnoticed."""
+        """Whether the manifest was removed: then missing files at the end go unnoticed."""
         examined = examine(self._journal.directory)
         return examined is not None and examined.lacks_manifest
 
@@ -138,7 +138,7 @@ class JournalReader:
         """The numbers of the files that the journal must have and has not."""
         missing: list[int] = []
         for _ in range(2):
-            # Twice: a writer that opens the stream may remove spare files between two looks.
+            # Twice: a writer may have removed spare files between the manifest and the names.
             examined = examine(self._journal.directory)
             missing = [] if examined is None else examined.missing(self._known_end)
             if not missing:
@@ -147,7 +147,7 @@ class JournalReader:
 
     @property
     def damage(self) -> list[Quarantined]:
-        """What opening and reading found damaged, in stream order."""
+        """The damage that opening and reading found, in stream order."""
         return sorted(self._noted.values())
 
     def refresh(self) -> int:
@@ -164,7 +164,7 @@ class JournalReader:
         return self.durable_offset
 
     def entries(self, start_offset: int | None = None) -> Iterator[StoredEntry]:
-        """The entries from `start_offset` on, which may be amid one, to the watermark.
+        """The entries from `start_offset`, which may be within an entry, to the watermark.
 
         Without it: from `position`, where the last reading ended. Raises JournalError if the
         writer drops a file meanwhile that has no archive to go to.
@@ -182,7 +182,7 @@ class JournalReader:
     def events(
         self, start_offset: int | None = None, bodies: bool = True
     ) -> Iterator[JournaledEvent]:
-        """The events of those entries, in order; an entry that holds none we know is damage."""
+        """The events of those entries, in order; an entry of an unknown format is damage."""
         for entry in self.entries(start_offset):
             yield from self.decoded(entry, bodies)
 
@@ -258,14 +258,14 @@ class JournalReader:
         return b"".join(found)
 
     def _scan_file(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of one file: the writer's own while it is there, else the archived one."""
+        """Bytes of one file: the writer's own while it exists, else the archived one."""
         if number >= self._journal.first or self._archive_path is None:
             try:
                 return self._journal.scan(offset, size)
             except JournalError:
                 if not self._was_dropped(number):
                     return bytes(size)
-                # It went to the archive first, if there is one.
+                # If there is an archive, the file was put there before it was dropped.
                 if self._archive_path is None:
                     raise JournalError(
                         f"{self.path}: {name_of(number)} was dropped before it was read; "
@@ -302,7 +302,7 @@ class JournalReader:
 
 
 def _holds_files(storage: Storage, path: str) -> bool:
-    """Whether the directory is there and has segment files in it: an archive may have none yet."""
+    """Whether the directory exists and has segment files: an archive may have none yet."""
     try:
         directory = storage.open(path, writable=False)
     except OSError:

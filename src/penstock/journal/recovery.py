@@ -110,7 +110,7 @@ def examine(directory: Directory) -> Examined | None:
             raise StoreUnusable(f"{directory.path}: no file is left that was in use; put them back")
         slot = slot._replace(first_offset=begin, first_id=0)
     examined = Examined(identity, file_bytes, numbers, slot, slot_place, listed)
-    # One that is there but damaged is no reason to stop: nobody took it away.
+    # A manifest that exists but is damaged is ignored: it was not taken away.
     examined.lacks_manifest = slot.is_listed and NAME not in directory.names()
     examined.damaged_headers = pages.damaged_headers
     for number in pages.damaged_headers:
@@ -175,7 +175,7 @@ def _read_pages(directory: Directory, numbers: list[int]) -> _Pages:
 
 
 def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[bytes, int]:
-    """Return the identity and the file size that all files share."""
+    """Return the identity and the file size of all files; raise StoreUnusable if they differ."""
     for number, header in pages.headers.items():
         where = f"{directory.path}: {name_of(number)}"
         if header.format != FORMAT:
@@ -208,7 +208,7 @@ def _name_foreign_files(pages: _Pages) -> str:
     if not fewer or len(fewer[-1]) == len(most):
         return ""
     names = ", ".join(name_of(number) for numbers in fewer for number in numbers)
-    return f"; {names} came from elsewhere"
+    return f"; not of the same stream as the others: {names}"
 
 
 def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
@@ -223,7 +223,7 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
         files.scan, slot.durable_offset, slot.next_id, max(files.allocated_end, 0)
     )
     for _, last in _runs(missing or []):
-        # The loss was accepted, so entries behind the gap count though nothing promised them.
+        # The loss was accepted, so entries behind the gap are kept, though none was known durable.
         if (last + 1) * payload_bytes > found_end:
             found_end, next_id = _pass_gap(files, (last + 1) * payload_bytes, found_end, next_id)
     end = found_end

@@ -1,4 +1,4 @@
-"""From a snapshot and the journal behind it to the state a store was in."""
+"""Restores the state of a store from a snapshot and the journal behind it."""
 
 from operator import attrgetter
 from pathlib import Path
@@ -13,10 +13,10 @@ from penstock.journal.snapshot import Taken, offset_of, read_snapshot, snapshot_
 
 
 def newest_snapshot(store: Path, first_offset: int, end_offset: int) -> Taken | None:
-    """The newest whole snapshot, None if all is still in the journal. Raises StoreUnusable."""
+    """The newest whole snapshot; None if the journal is complete. Raises StoreUnusable."""
     for path in snapshot_paths(store):
         if offset_of(path) > end_offset:
-            # It was made durable after the journal was: what it begins at has been there.
+            # A snapshot is finished after the journal is durable, so the journal reached that far.
             raise StoreUnusable(
                 f"{path}: the journal ends at {end_offset}, before this snapshot begins; "
                 "some of its files are missing or damaged"
@@ -33,7 +33,7 @@ def newest_snapshot(store: Path, first_offset: int, end_offset: int) -> Taken | 
 
 
 class Recovery:
-    """A snapshot, or an empty state, brought up to the present event by event."""
+    """Applies a journal's events to a snapshot, or to an empty state."""
 
     def __init__(self, taken: Taken | None) -> None:
         self.shard = ShardState() if taken is None else taken.shard
@@ -51,7 +51,7 @@ class Recovery:
             self.apply_if_new(event, place)
 
     def apply_if_new(self, event: AnyEvent, place: int) -> None:
-        """Applies the next event; `place` is where its content stands, if it has any."""
+        """Applies the next event; `place` is that of its content, 0 if it has none."""
         if event.at_ms > self.last_ms:
             self.last_ms = event.at_ms
         apply_if_new(self.shard, event, place or None)

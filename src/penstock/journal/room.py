@@ -1,8 +1,8 @@
-"""How much may still be appended: room is made before a command is decided, never at its append.
+"""The room for appends: it is made before a command is decided, never at its append.
 
-What the store holds must be able to leave, on a full disk too: room for a claim and a delete of
-every message is kept back, and pushes leave it alone. A background thread makes files ahead of
-time; a push waits for one only if the disk may be too full to make it later.
+A full disk must not prevent deletes: room for a claim and a delete of every message is kept back,
+and pushes may not use it. A background thread makes files ahead of time; a push waits for one only
+if the disk may be too full to make it later.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ from penstock.service import (
 
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
-# An entry says its size in four bytes, and is put together in memory first.
+# An entry has its size in four bytes, and is built in memory first.
 _BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
 _COMMAND_ROOM_BYTES: Final = 256 * 1_024
 _SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 _AMPLE_BYTES: Final = 1024 * 1024
-# What the smallest messages need that are written before the disk is looked at again: once to
-# arrive, twice as much to leave.
-_UNTIL_THE_NEXT_LOOK_BYTES: Final = 3 * _AMPLE_BYTES
+# What the smallest messages need that are written until the disk is checked again: their pushes
+# once, their claims and deletes twice as much.
+_BETWEEN_CHECKS_BYTES: Final = 3 * _AMPLE_BYTES
 _LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
 
 
@@ -49,12 +49,12 @@ class RoomBudget:
         self._ample_until = 0
 
     def make_room(self, command: Command[Any]) -> None:
-        """Makes sure that what the command may append fits. Raises StoreFull or InvalidField.
+        """Makes room for all that the command may append. Raises StoreFull or InvalidField.
 
-        Pushes leave the reserve alone, so that on a full disk pulls and deletes still find room.
+        Pushes may not use the reserve, so that pulls and deletes have room on a full disk.
         """
         if self.end_offset <= self._ample_until:
-            # Most commands need little, and mostly there is plenty.
+            # The fast path: a command that needs little, while there is much room.
             kind = type(command)
             if kind is Delete or (kind is Pull and cast(Pull, command).limit == 1):
                 return
@@ -62,7 +62,7 @@ class RoomBudget:
                 return
         size, may_use_reserve = room_needed(command)
         if self.end_offset + size > self._room_until:
-            self._look(size, may_use_reserve)
+            self._check_disk(size, may_use_reserve)
 
     def has_room(self, events: int) -> bool:
         """Whether that many events without content fit."""
@@ -72,13 +72,13 @@ class RoomBudget:
             return False
         return True
 
-    def _look(self, size: int, may_use_reserve: bool) -> None:
-        """Looks at what the disk has for `size` bytes more, and for how long that is enough."""
+    def _check_disk(self, size: int, may_use_reserve: bool) -> None:
+        """Makes room for `size` bytes, and sets the offset up to which no check is needed."""
         segments = self._segments
         kept_back = kept_back_bytes(self.held(), segments.payload_bytes)
         segments.ahead_bytes = kept_back
         missing = size + kept_back - segments.free_bytes
-        can_grow = missing > 0 and segments.can_grow(missing + _UNTIL_THE_NEXT_LOOK_BYTES)
+        can_grow = missing > 0 and segments.can_grow(missing + _BETWEEN_CHECKS_BYTES)
         required = 0 if can_grow else kept_back
         needed = size if may_use_reserve else size + required
         if segments.free_bytes < needed:
@@ -93,14 +93,14 @@ class RoomBudget:
 
 
 def kept_back_bytes(held: int, payload_bytes: int) -> int:
-    """The reserve: what so many messages need to leave, and at least half a file."""
+    """The reserve: room to claim and delete so many messages, and at least half a file."""
     return max(payload_bytes // 2, _LEAVING_BYTES * held + 2 * _COMMAND_ROOM_BYTES)
 
 
 def room_needed(command: Command[Any]) -> tuple[int, bool]:
     """How many bytes the command may append at most, and whether it may use the reserve for it.
 
-    Nothing is validated yet, so this looks at types and otherwise assumes the largest there is.
+    The command is not validated yet: for a field of a wrong type the largest size is assumed.
     """
     kind = type(command)
     if kind is Push:
@@ -145,7 +145,7 @@ def _check_entry_size(field: str, size: int) -> None:
 
 
 def _message_bytes(push: Push) -> int:
-    """More than the message can need, without looking closely: it is not validated yet."""
+    """An upper bound of what the message needs; it is not validated yet."""
     size = _EVENT_ROOM_BYTES + (len(push.body) if type(push.body) is bytes else 0)
     if push.attributes is not None or push.context is not None:
         size += 8 * len(repr((push.attributes, push.context)))

@@ -87,7 +87,7 @@ def walk(
         if end > limit.offset:
             if limit.next_id is None:
                 return
-            quarantine(Quarantined(offset, limit.offset - offset, "entry outruns the stream"))
+            quarantine(Quarantined(offset, limit.offset - offset, "entry exceeds the stream"))
             return
         data = window.take(offset + HEADER_BYTES, header.size_bytes)
         if crc32(data) == header.data_crc:

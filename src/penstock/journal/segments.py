@@ -8,15 +8,15 @@ Long, because the rules below hold only together.
 Each file is a page that says what it is (see `fileheader`) and P bytes of the stream. An entry may
 span files; a file may hold many entries. The rules that make it safe:
 
-- A byte is durable when the sync that followed it returned. Only then does the watermark pass it,
-  and only then is the new watermark written: early or late on the disk, it is never untrue.
-- The files ahead of the end are written to their last block before they are used: no append can
-  meet a full disk half-way, and a mapped page never lacks its block.
+- A byte is durable when the sync after it has returned. Only then is a watermark written that
+  includes it: whenever that reaches the disk, it is true.
+- A file is written to its last block before it is used: no append can find the disk full half-way,
+  and every mapped page has its block.
 - After a failed sync nothing more is written or synced through this object.
-- Before the first append after opening, all that stands behind the end is zero, durably: bytes of
-  an earlier life can never be taken for entries.
+- Before the first append after opening, every byte behind the end is zero, durably: bytes that an
+  earlier process left there can never be taken for entries.
 
-One thread at a time may append, and one may sync, settle or drop, at the same time. Any thread may
+One thread at a time may append, and one may sync or drop, at the same time. Any thread may
 read. `JournalReader` reads a stream beside its writer. `docs/formats/segment.md` is the format.
 """
 
@@ -68,13 +68,13 @@ class Segments:
         self._preparer: threading.Thread | None = None
         self._background = False
         self._failure = ""
-        # The files, and their offsets, that were missing when the stream was opened all the same.
+        # The missing files, and their offsets, whose loss was accepted at opening.
         self.accepted_loss = ""
         self._reserve_bytes = 0
         self._ahead_bytes = 0
         self._failed_to_grow = False
-        # The tail as `append` sees it: its map, what to subtract from a stream offset to find the
-        # place in it, and the offset up to which an append needs to look at nothing else.
+        # The last file, for `append`: its map, the stream offset of the map's first byte, its
+        # number, and the offset up to which an append needs no further check.
         self._map: Map
         self._map_base = 0
         self._tail = -1
@@ -100,8 +100,8 @@ class Segments:
         `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
         unless given. `background` makes spare files in a thread; without it they are made where
         they are needed. With `accept_loss` a stream opens that misses files: what they held is
-        lost. `known_end` is an offset that it is known to have reached. `identity` and `begin`,
-        the offset and the id of the first entry, are for a new stream only.
+        lost. `known_end` is an offset that the stream has reached, according to a snapshot.
+        `identity` and `begin`, the offset and the id of the first entry, are for a new stream only.
 
         Raises StoreUnusable, having touched nothing, if the directory cannot be used.
         """
@@ -152,9 +152,9 @@ class Segments:
         files.create_next()
         segments = cls(files, Slot(0, files.identity, *begin, *begin), (-1, 0))
         if files.first:
-            # Without a slot in it, nothing would say where a file that is not the first begins.
-            segments._state()
-            segments.settle_watermark()
+            # Only a slot says where the stream begins, if it does not begin with file 0.
+            segments._write_watermark()
+            segments.sync_watermark()
         return segments
 
     @classmethod
@@ -171,11 +171,11 @@ class Segments:
         segments._note(*examined.damage)
         segments._tip = segments._durable = repair(files, examined, missing)
         if segments.first_offset > segments.end_offset:
-            # The stream was to begin behind entries that did not survive, nor were promised.
+            # `advance` went past entries that were never durable, and are lost.
             segments._first = segments._tip
         files.pinned_from = segments.end_offset // files.payload_bytes - 1
-        segments._state()
-        segments.settle_watermark()
+        segments._write_watermark()
+        segments.sync_watermark()
         return segments
 
     @property
@@ -210,7 +210,7 @@ class Segments:
 
     @property
     def durable_first_offset(self) -> int:
-        """How far `advance` is known to survive a power cut."""
+        """The first offset that survives a power cut: `advance` is durable up to it."""
         return self._durable_first
 
     @property
@@ -225,7 +225,7 @@ class Segments:
 
     @property
     def durable_offset(self) -> int:
-        """The watermark: all before it survives a power cut."""
+        """The watermark: every byte before it survives a power cut."""
         return self._durable[0]
 
     @property
@@ -235,18 +235,18 @@ class Segments:
 
     @property
     def first_file_is_free(self) -> bool:
-        """Whether the oldest file lies wholly before the stream, for `drop_before` to unlink."""
+        """Whether the oldest file ends before the stream begins: `drop_before` can unlink it."""
         number = min(self._first[0] // self._payload_bytes, self._files.last)
         return self._files.first < number
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """What opening and reading found damaged below the watermark, in stream order."""
+        """The damage that opening and reading found below the watermark, in stream order."""
         return sorted(self._quarantined.values())
 
     @property
     def free_bytes(self) -> int:
-        """The room that is there for appends, the reserve included, without making a file."""
+        """The room for appends in the files that exist, the reserve included."""
         return self._files.allocated_end - self._tip[0]
 
     def can_grow(self, size_bytes: int) -> bool:
@@ -257,7 +257,7 @@ class Segments:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much room to have made ahead, in the background; the appending thread may set it."""
+        """How much room the background thread makes ahead; the appending thread may set it."""
         return self._ahead_bytes
 
     @ahead_bytes.setter
@@ -290,30 +290,30 @@ class Segments:
         room for it beside the reserve; InvalidField; JournalError if an earlier sync failed.
         """
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        return self._append_with_care(data, version, ttl_s, reserved)
+        return self._append_checked(data, version, ttl_s, reserved)
 
     def append_data(
         self, head: bytes, body: bytes, version: bytes, reserved: bool
     ) -> tuple[int, int]:
-        """Write one entry, as `append` does, of two parts that lives for ever: the hot path.
+        """The fast path of `append`, for an entry of two parts without a time to live.
 
-        The version is taken as it is.
+        The version is not checked.
         """
         start, entry_id = self._tip
         size = len(head) + len(body)
         end = start + HEADER_BYTES + size
         if end > self._fast_end or size > _JOIN_BYTES_MAX:
-            return self._append_with_care(head + body, version, 0, reserved)
+            return self._append_checked(head + body, version, 0, reserved)
         base = self._map_base
         self._map[start - base : end - base] = join(version, entry_id, head, body)
         # One assignment, after the bytes are there: a sync in another thread sees both or neither.
         self._tip = (end, entry_id + 1)
         return entry_id, start + HEADER_BYTES
 
-    def _append_with_care(
+    def _append_checked(
         self, data: bytes | memoryview, version: bytes, ttl_s: int, reserved: bool
     ) -> tuple[int, int]:
-        """Append where there may be no room, a file to cross, or a reason to refuse."""
+        """Append with all checks: the entry may need room, cross a file's end, or be refused."""
         start, entry_id = self._tip
         header = pack_header(version, ttl_s, entry_id, data)
         end = start + HEADER_BYTES + len(data)
@@ -325,11 +325,11 @@ class Segments:
         return entry_id, start + HEADER_BYTES
 
     def unload(self) -> None:
-        """Take what was appended lately out of this process's memory; the system keeps it."""
+        """Unmap the pages of the last appends from this process; the system's cache keeps them."""
         self._files.get(self._tail).unload()
 
     def _enter_tail(self) -> None:
-        """Make the file in which the stream now ends the one that `append` writes to."""
+        """Let `append` write to the file in which the stream now ends."""
         files = self._files
         tail = min(self._tip[0] // self._payload_bytes, files.last)
         if tail != self._tail:
@@ -347,7 +347,7 @@ class Segments:
             self._prepare_soon()
 
     def _wanted_end(self) -> int:
-        """How far files should reach: one spare, or what the reserve and half a file need."""
+        """The offset to which files should exist: one spare, or more if the reserve needs it."""
         tail_end = (self._tip[0] // self._payload_bytes + 1) * self._payload_bytes
         kept_back = max(self._reserve_bytes, self._ahead_bytes)
         ahead = max(self._payload_bytes, kept_back + self._payload_bytes // 2)
@@ -417,37 +417,37 @@ class Segments:
             self.require_usable()
             tip = self._tip
             end = tip[0]
-            stated = self._watermark.slot
-            if self._first != (stated.first_offset, stated.first_id):
-                self._state()
+            newest = self._watermark.slot
+            if self._first != (newest.first_offset, newest.first_id):
+                self._write_watermark()
             elif end == self._durable[0]:
                 return end
-            stated_first = self._watermark.slot.first_offset
+            written_first = self._watermark.slot.first_offset
             self._sync_files(end)
-            self._durable_first = stated_first
+            self._durable_first = written_first
             if tip != self._durable:
                 self._durable = tip
-                self._state()
+                self._write_watermark()
                 self._files.pinned_from = end // self._payload_bytes - 1
             return end
 
-    def settle_watermark(self) -> None:
-        """Make the last statement of the watermark durable too, when there is time for it."""
+    def sync_watermark(self) -> None:
+        """Make the last written watermark itself durable, which the next sync would do."""
         with self._syncing:
             self.require_usable()
             if self._watermark.is_pending:
-                stated_first = self._watermark.slot.first_offset
+                written_first = self._watermark.slot.first_offset
                 self._sync_files(self._durable[0])
-                self._durable_first = stated_first
+                self._durable_first = written_first
 
     def publish(self) -> None:
-        """State where the stream begins and how far it is durable, without a sync.
+        """Write where the stream begins and how far it is durable, without a sync.
 
         Readers see it and it survives the process, but not a power cut.
         """
         with self._syncing:
             self.require_usable()
-            self._state()
+            self._write_watermark()
 
     def _sync_files(self, end: int) -> None:
         try:
@@ -455,10 +455,10 @@ class Segments:
         except JournalError as error:
             self._fail(str(error), error)
 
-    def _state(self) -> None:
+    def _write_watermark(self) -> None:
         """Write where the stream begins and how far it is durable; durable after the next sync."""
         try:
-            self._watermark.state(self._durable, self._first)
+            self._watermark.write(self._durable, self._first)
         except JournalError as error:
             self._fail(str(error), error)
 
@@ -477,8 +477,8 @@ class Segments:
     ) -> Iterator[StoredEntry]:
         """Yield the entries that begin in [start_offset, end), both at the bounds of entries.
 
-        Without bounds: all that are durable. What fails a checksum is noted in `quarantined` and
-        passed over; everything behind it still comes.
+        Without bounds: all that are durable. An entry that fails a checksum is listed in
+        `quarantined` and skipped; the entries behind it are still returned.
         """
         offset, entry_id = self._first
         if start_offset is not None and start_offset != offset:
@@ -518,10 +518,10 @@ class Segments:
         return header.entry_id if header else 0
 
     def drop_before(self, offset: int, *, archive: str | os.PathLike[str] | None = None) -> int:
-        """Let the stream begin at `offset` or later, unlink the files before it; say how many.
+        """Let the stream begin at `offset` or later, unlink the files before it; return how many.
 
-        With `archive` they are first kept in that directory. Where the stream begins is durable
-        before any file goes. Raises JournalError, StoreFull or InvalidField, with nothing dropped.
+        With `archive` they are first kept in that directory. The new beginning is durable before
+        any file is unlinked. Raises JournalError, StoreFull or InvalidField, with nothing dropped.
         """
         with self._syncing:
             self.require_usable()
@@ -532,32 +532,33 @@ class Segments:
             if offset > self._durable[0]:
                 self.sync()
             number = min(offset // self._payload_bytes, self._files.last)
-            doomed = [n for n in numbers_in(self._files.directory) if n < number]
-            if not doomed:
+            dropped = [n for n in numbers_in(self._files.directory) if n < number]
+            if not dropped:
                 return 0
             try:
                 if archive is not None:
-                    # No statement that still counts may stand in a file about to be stamped.
-                    self.settle_watermark()
-                    self._archive(doomed, os.fspath(archive))
+                    # `_archive` overwrites slots: the newest durable one must be in another file.
+                    self.sync_watermark()
+                    self._archive(dropped, os.fspath(archive))
             except OSError as error:
                 self._first = before
                 kind = StoreFull if error.errno in _NO_ROOM else JournalError
                 raise kind(f"{os.fspath(archive or '')}: cannot archive: {error}") from error
-            # Twice: both slots must begin the stream here before the bytes they begin at can go.
+            # Twice, for both slots: after a torn write the older slot counts, and the stream must
+            # not begin in a file that is unlinked.
             for _ in range(2):
-                self._state()
-                self.settle_watermark()
+                self._write_watermark()
+                self.sync_watermark()
             self._files.first = number
             try:
                 self._files.write_list()
-                self._files.remove(doomed)
+                self._files.remove(dropped)
             except OSError as error:
                 raise JournalError(f"{self.path}: cannot drop a file: {error}") from error
-            return len(doomed)
+            return len(dropped)
 
     def _archive(self, numbers: list[int], to: str) -> None:
-        """Keep files elsewhere, each stating how far the stream was durable when it left."""
+        """Keep files in `to`, each with the current watermark in its first slot."""
         at = SLOT_OFFSETS[0]
         for number in numbers:
             file = self._files.get(number)
@@ -566,11 +567,11 @@ class Segments:
             self._files.directory.archive(name_of(number), to)
 
     def close(self) -> None:
-        """Sync, settle and close the files. After a failed sync only close them."""
+        """Sync and close the files. After a failed sync only close them."""
         try:
             if not self._failure:
                 self.sync()
-                self.settle_watermark()
+                self.sync_watermark()
         finally:
             self._failure = self._failure or "it was closed"
             self._fast_end = -1
@@ -579,12 +580,12 @@ class Segments:
             self._files.close()
 
     def start_over(self) -> None:
-        """In the child of a fork: the stream has one writer, and that is the parent."""
+        """In the child of a fork: refuses all writes, because the parent is the stream's writer."""
         self._failure = "it was opened by the process that forked this one; open it here again"
         self._fast_end = -1
         self._syncing = threading.RLock()
         self._preparing = threading.Lock()
-        # The lock must not outlive the parent in this copy of the descriptor.
+        # This copy of the descriptor would keep the lock after the parent has released it.
         self._files.close()
 
     def __enter__(self) -> Self:

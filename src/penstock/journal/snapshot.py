@@ -1,9 +1,9 @@
-"""A shard's state in a file, written a slice at a time while the shard goes on.
+"""A shard's state in a file, written a slice at a time while the shard works.
 
-The file is a row of entries (the 32-byte header of `entry`, version PSNAPS03): first the outline
-with the point in the journal where it was taken, then slices of dedup ids and of deliveries, last
-the number of slices. A file without its last entry, or with a damaged one, is no snapshot; the one
-before it still is. Two are kept.
+The file is a sequence of entries (the 32-byte header of `entry`, version PSNAPS03): first the
+outline with the journal offset where it was taken, then slices of dedup ids and of deliveries, last
+the number of slices. A file without its last entry, or with a damaged one, is not used; the
+snapshot before it is. Two are kept.
 """
 
 import os
@@ -33,8 +33,8 @@ _encode = msgspec.msgpack.Encoder().encode
 Dedups = list[tuple[int, Key, int]]
 # The first element of a slice of dedup ids; that of a slice of messages is their number.
 _DEDUPS: Final = -1
-# How to read a slice of messages in each version; the first one cannot say where a message stands
-# that lies four gigabytes or more into the stream.
+# How to read a slice of messages in each version; the first one cannot hold places at four
+# gigabytes or more in the stream.
 _SLICES: Final[dict[bytes, Callable[[bytes], Arrivals | list[Delivery]]]] = {
     b"PSNAPS01": msgspec.msgpack.Decoder(list[Delivery]).decode,
     b"PSNAPS02": unpack_columns,
@@ -43,9 +43,9 @@ _SLICES: Final[dict[bytes, Callable[[bytes], Arrivals | list[Delivery]]]] = {
 
 
 class Outline(msgspec.Struct, array_like=True):
-    """Where in the journal the snapshot begins, and the state but for what the slices hold.
+    """Where in the journal the snapshot begins, and the state without what is in the slices.
 
-    `number` and `term` say whose state it is, and in which term of its owner it was taken.
+    `number` is the shard's, and `term` the term of its owner when the snapshot was taken.
     """
 
     offset: int
@@ -68,7 +68,7 @@ _decode_end = msgspec.msgpack.Decoder(End).decode
 
 
 class SnapshotWriter:
-    """A snapshot in the making: it is none until `finish` returns."""
+    """Writes a snapshot; it counts only once `finish` has returned."""
 
     def __init__(self, directory: Path, outline: Outline) -> None:
         self._directory = directory
@@ -97,7 +97,7 @@ class SnapshotWriter:
             self._file.write(pack(VERSION, 0, entry_id, data))
             self._unsynced_bytes += len(data)
             if self._unsynced_bytes > _SYNC_BYTES:
-                # In small parts, so that the journal's writes never stall behind one large flush.
+                # In small parts, so that the journal's syncs never wait for one large flush.
                 self._unsynced_bytes = 0
                 self._file.flush()
                 os.fdatasync(self._file.fileno())
@@ -122,7 +122,7 @@ class SnapshotWriter:
 
     def abandon(self) -> None:
         """Removes what was written; the snapshots before it are as they were."""
-        # Closing writes what is still buffered, which a full disk refuses: it is not wanted.
+        # Closing writes the buffer, which fails on a full disk: those bytes are not needed.
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -145,21 +145,21 @@ def snapshot_paths(directory: Path) -> list[Path]:
 
 
 def snapshot_path(directory: Path, offset: int) -> Path:
-    """Where the snapshot stands that begins at this point in the journal."""
+    """The path of the snapshot that begins at this offset of the journal."""
     return directory / _NAME.format(offset)
 
 
 def offset_of(path: Path) -> int:
-    """The point in the journal that a snapshot's name gives."""
+    """The offset of the journal in a snapshot's name."""
     return int(path.name.rpartition("-")[2], 16)
 
 
 class Taken(NamedTuple):
-    """A snapshot read back: the state, and what was ahead of it when its slice was taken.
+    """A snapshot read back: the state, and messages whose queue is not in the outline.
 
-    `early` are messages found in a queue that was made after the outline, by the queue's number:
-    they join it when its creation is replayed. `is_ordered` is false if a message moved
-    after the outline: it then stands before others that the journal has yet to bring.
+    `early` has the messages of queues that were made after the outline, by the queue's number:
+    they are added when its creation is replayed. `is_ordered` is false if a message moved after the
+    outline: messages of lower rank, which are still in the journal, then come after it.
     """
 
     outline: Outline
@@ -169,7 +169,7 @@ class Taken(NamedTuple):
 
 
 class _NotWhole(Exception):
-    """The file is no snapshot, or no longer one."""
+    """The file is not a complete snapshot."""
 
 
 def read_snapshot(path: Path) -> Taken | None:
@@ -182,7 +182,7 @@ def read_snapshot(path: Path) -> Taken | None:
 
 
 def read_outline(path: Path) -> Outline | None:
-    """All that a snapshot says but for its messages, or None if that part is not whole."""
+    """A snapshot's outline, or None if that part is not whole."""
     try:
         with open_regular(path) as file:
             return _decode_outline(next(_entries(file))[1])
@@ -210,7 +210,7 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
     if not first or not held:
         raise _NotWhole
     outline = _decode_outline(first)
-    by_queue: defaultdict[int, _Held] = defaultdict(_Held)
+    by_queue: defaultdict[int, _QueueParts] = defaultdict(_QueueParts)
     kept_by_number = {kept.number: kept for kept in outline.shard.queues}
     slices = 0
     for following, data in entries:
@@ -224,7 +224,7 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
     if _decode_end(held).slices != slices:
         raise _NotWhole
     shard = ShardState.restore(outline.shard)
-    shard.departed.restored(by_queue.pop(OUTBOX, _Held()).sorted())
+    shard.departed.restored(by_queue.pop(OUTBOX, _QueueParts()).sorted())
     is_ordered = all(each.highest_rank < shard.next_number for each in by_queue.values())
     for number, queue_state in shard.queues.items():
         if number in by_queue:
@@ -233,7 +233,9 @@ def _assemble(entries: Iterator[tuple[bytes, bytes]]) -> Taken:
     return Taken(outline, shard, early, is_ordered)
 
 
-def _add_messages(by_queue: "defaultdict[int, _Held]", found: Arrivals | list[Delivery]) -> None:
+def _add_messages(
+    by_queue: "defaultdict[int, _QueueParts]", found: Arrivals | list[Delivery]
+) -> None:
     if isinstance(found, Arrivals):
         by_queue[found.queue].add(found, found.numbers)
         return
@@ -242,8 +244,8 @@ def _add_messages(by_queue: "defaultdict[int, _Held]", found: Arrivals | list[De
         by_queue[queue].add(of_queue, [each.rank for each in of_queue])
 
 
-class _Held:
-    """The messages of one queue, part by part as the slices bring them."""
+class _QueueParts:
+    """The messages of one queue, in parts: one of each slice."""
 
     def __init__(self) -> None:
         self._parts: list[Arrivals | list[Delivery]] = []
@@ -252,7 +254,7 @@ class _Held:
 
     def add(self, part: Arrivals | list[Delivery], ranks: Sequence[int]) -> None:
         self._parts.append(part)
-        # Slices go by number; a message that moved has a rank that is higher.
+        # Slices are in order of number; the rank of a message that moved is higher.
         self._is_ordered &= ranks[0] > self.highest_rank and ranks == sorted(ranks)
         self.highest_rank = max(self.highest_rank, max(ranks))
 

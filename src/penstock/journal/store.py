@@ -1,10 +1,10 @@
-"""A store's directory: what lies in it, how it is recognised, and how it is read.
+"""A store's directory: its files, how it is recognised, and how it is read.
 
-    PATH/store         says that this is a Penstock store, and of which format
-    PATH/key           what makes this store's receipts unforgeable; readable by its owner only
+    PATH/store         marks the directory as a Penstock store, with its format
+    PATH/key           the key that signs this store's receipts; readable by its owner only
     PATH/journal/      the segment files
-    PATH/snapshot-…    the two newest snapshots, named by the point in the journal they begin at
-    PATH/readers/      how far each named reader of the journal has come
+    PATH/snapshot-…    the two newest snapshots, named by the journal offset they begin at
+    PATH/readers/      how far each named reader of the journal has read
 
 The engine opens a store for writing; the command line and the pipeline read it beside the engine.
 """
@@ -51,7 +51,7 @@ def store_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def check_format(store: Path) -> bool:
-    """Whether this is a store of ours; false if there is nothing yet. Raises StoreUnusable."""
+    """Whether this is a Penstock store; False if the path is empty. Raises StoreUnusable."""
     try:
         if not store.exists():
             return False
@@ -59,15 +59,18 @@ def check_format(store: Path) -> bool:
             raise StoreUnusable(f"{store}: is a file; a store is a directory")
         if store_of(store) is not None:
             return True
-        if any(_counts(each.name) for each in store.iterdir()):
-            raise StoreUnusable(f"{store}: is not empty and not a Penstock store")
+        if any(_is_foreign(each.name) for each in store.iterdir()):
+            raise StoreUnusable(f"{store}: is not empty, and is not a Penstock store")
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
     return False
 
 
-def _counts(name: str) -> bool:
-    """Whether a file of this name means that a directory is in use; an unfinished file does not."""
+def _is_foreign(name: str) -> bool:
+    """Whether a file of this name means that other programs use a directory without a store.
+
+    A file that Penstock had not finished, and the `lost+found` of a file system, do not.
+    """
     return name != "lost+found" and not name.startswith(".store.")
 
 
@@ -77,7 +80,7 @@ def open_reader(
     """The journal of a store, or the stream in a directory of segments. Raises StoreUnusable."""
     found = Path(path)
     if not found.exists():
-        raise StoreUnusable(f"{found}: there is nothing here")
+        raise StoreUnusable(f"{found}: does not exist")
     if found.is_dir() and not (found / "store").exists() and any(found.glob("*.seg")):
         return JournalReader(found, archive=archive or found)
     if not check_format(found):
@@ -86,13 +89,13 @@ def open_reader(
 
 
 def journals_in(path: str | os.PathLike[str]) -> list[str]:
-    """The journals that a path stands for: of a cluster's archive, the streams of its shards."""
+    """The journals at a path: one for each shard of a cluster's archive, otherwise the path."""
     shards = [each for each in Path(path).glob("shard-*") if any(each.glob("*.seg"))]
     return sorted(map(str, shards)) or [os.fspath(path)]
 
 
-def claim_directory(store: Path, undo: ExitStack) -> None:
-    """Makes sure that the directory is a store of ours, or makes it one; `undo` unmakes it."""
+def prepare_directory(store: Path, undo: ExitStack) -> None:
+    """Makes the directory a Penstock store, if it is not one yet; `undo` reverts that."""
     if check_format(store):
         return
     try:
@@ -104,13 +107,13 @@ def claim_directory(store: Path, undo: ExitStack) -> None:
         for draft in store.glob(".store.*"):
             draft.unlink(missing_ok=True)
         write_once(store / "store", FORMAT)
-        undo.callback(_unclaim, store)
+        undo.callback(_undo_new_store, store)
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
 
 
 def check_parts(store: Path) -> None:
-    """Refuses a store that cannot be whole, before anything is touched. Raises StoreUnusable."""
+    """Refuses a store without its journal, before anything is changed. Raises StoreUnusable."""
     journal = journal_path(store)
     try:
         key = read_key(store)
@@ -127,12 +130,12 @@ def check_parts(store: Path) -> None:
 
 
 def snapshot_end(store: Path) -> int:
-    """An offset that the journal reached, by the name of the newest snapshot; 0 without one."""
+    """An offset that the journal has reached, from the newest snapshot's name; 0 without one."""
     return max(map(offset_of, snapshot_paths(store)), default=0)
 
 
 def read_key(store: Path) -> bytes | None:
-    """The store's key, None if there is none yet. Raises StoreUnusable if it cannot be one."""
+    """The store's key; None if there is none yet. Raises StoreUnusable if it is not valid."""
     path = store / "key"
     try:
         with open_regular(path) as file:
@@ -158,8 +161,8 @@ def make_key(store: Path) -> bytes:
     return key
 
 
-def _unclaim(store: Path) -> None:
-    """Takes back a new store that could not be opened, unless another process uses it by now."""
+def _undo_new_store(store: Path) -> None:
+    """Removes a new store that could not be opened, unless another process uses it by now."""
     _remove_if_empty(journal_path(store))
     if not journal_path(store).exists():
         with suppress(OSError):
@@ -172,7 +175,7 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Writes a file whole and durably, or not at all."""
+    """Writes a file completely and durably, or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

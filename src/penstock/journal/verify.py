@@ -1,8 +1,8 @@
-"""Verifies all of a store: what is damaged, what is missing, and what is lost by it.
+"""Verifies a whole store: what is damaged, what is missing, and what is lost by it.
 
-Every checksum of the journal, the archive and the snapshots; that every file is there that must
-be; that each snapshot, and the whole journal if it is still there, lead to one and the same state;
-and that every message of that state can be read. It reads beside a live writer and changes nothing.
+It checks every checksum of the journal, the archive and the snapshots; that no file is missing;
+that each snapshot, and the journal if it is complete, lead to one and the same state; and that
+every message of that state can be read. It reads beside a live writer and changes nothing.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def verify(path: str, archive: str | None = None) -> list[Finding]:
-    """Everything there is to say about a store, a journal or an archive, in order.
+    """All findings about a store, a journal or an archive, in order.
 
     Raises StoreUnusable if it is none of these.
     """
@@ -48,7 +48,7 @@ class _Verification:
     """One pass over everything."""
 
     def __init__(self, path: str, archive: str | None) -> None:
-        # The snapshots first: whatever they show is then below the watermark that is read next.
+        # The snapshots first: all that is in them is below the watermark that is read after them.
         self._taken: dict[Path, Taken | None] = {}
         with open_reader(path, archive) as reader:
             self._store = Path(reader.path).parent
@@ -122,7 +122,7 @@ class _Verification:
             yield Finding(True, f"key: {str(error).rpartition(': ')[2]}")
             return
         if key is None:
-            yield Finding(True, "key: is missing; receipts given out before will not be known")
+            yield Finding(True, "key: is missing; receipts given out before will be refused")
 
     def _snapshots(self, reader: JournalReader) -> Iterator[Finding]:
         for path, taken in self._taken.items():
@@ -189,16 +189,16 @@ class _Verification:
                 "behind"
             )
             if each.floor_offset < reader.first_offset:
-                text += f"; what it needs before {reader.first_offset} is not here"
+                text += f"; events before {reader.first_offset}, which it needs, are not here"
             yield Finding(False, text)
 
 
 def _lost_entries(end: int, next_id: int, offset: int, entry_id: int) -> Iterator[Finding]:
-    """What is lost between an entry that ends at `end` and the next one that could be read."""
+    """The entries lost between one that ends at `end` and the next one that could be read."""
     count = entry_id - next_id if next_id else 0
-    # One alone has its own finding, which says what is wrong with it.
+    # A single lost entry is already reported in `damage`, with the reason.
     if count > 1:
-        # Where the number lost is unknown, as many ids are passed over as entries had room.
+        # If recovery could not count the lost entries, it skipped as many ids as could fit.
         at_most = "at most " if count == (offset - end) // HEADER_BYTES else ""
         text = f"{at_most}{count:,} entries are lost, ids {next_id} to {entry_id - 1}"
         yield Finding(True, f"journal: {text}, between offsets {end} and {offset}")

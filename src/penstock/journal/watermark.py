@@ -1,8 +1,8 @@
-"""The watermark: how far a stream is durable and where it begins, as its files state it.
+"""The watermark: how far a stream is durable and where it begins, written into its files.
 
-A statement is written into a slot of the file where the next bytes go, only after the sync of all
-that it covers, and becomes durable with the sync after it. It is never written over the newest
-durable one: if it is torn, that one still counts. `docs/formats/segment.md` says why this holds.
+It is written into a slot of the file where the next bytes go, only after the sync of all that it
+covers, and becomes durable with the next sync. It is never written over the newest durable slot: if
+the write is torn, that slot still counts. `docs/formats/segment.md` says why this holds.
 """
 
 import os
@@ -13,10 +13,10 @@ from penstock.journal.files import Files, name_of
 
 
 class Watermark:
-    """The statements of one stream, for its one writer."""
+    """The watermark of one stream, for its one writer."""
 
     def __init__(self, files: Files, slot: Slot, slot_place: tuple[int, int]) -> None:
-        """`slot` is the newest statement, and `slot_place` the file and the place it stands in."""
+        """`slot` is the newest slot, and `slot_place` its file and its place (0 or 1) in it."""
         self.slot = slot
         self._files = files
         self._durable_place = slot_place
@@ -24,10 +24,10 @@ class Watermark:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the newest statement may not survive a power cut yet."""
+        """Whether the newest slot may not survive a power cut yet."""
         return self._pending_place is not None
 
-    def state(self, durable: tuple[int, int], first: tuple[int, int]) -> None:
+    def write(self, durable: tuple[int, int], first: tuple[int, int]) -> None:
         """Writes how far the stream is durable and where it begins, each an offset and an id.
 
         Raises JournalError if it cannot be written.
@@ -47,9 +47,9 @@ class Watermark:
         self._pending_place = (number, place)
 
     def sync(self, start: int, end: int) -> None:
-        """Syncs the file of the pending statement and those that hold bytes from `start` to `end`.
+        """Syncs the file of the pending slot and those that hold bytes from `start` to `end`.
 
-        The statement's file is the first of them, so that it is durable one sync later. Raises
+        The slot's file is the first of them, so that the slot is durable one sync later. Raises
         JournalError if the disk refuses.
         """
         payload_bytes = self._files.payload_bytes

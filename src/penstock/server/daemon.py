@@ -237,8 +237,8 @@ def _read_listening(arguments: argparse.Namespace) -> _Listening:
     http = None if arguments.http is None else _read_http_address(arguments.http)
     if http is not None and not insecure and not is_loopback(http.host):
         raise InvalidField(
-            f"http: {http} can be reached from elsewhere, and the pages have no token; give a "
-            "port alone, or say --insecure-open-to-the-network"
+            f"http: {http} can be reached from other machines, and the pages need no token; give "
+            "only a port, or add --insecure-open-to-the-network"
         )
     if arguments.listen is None:
         return _Listening(None, None, None, insecure, http)
@@ -290,7 +290,7 @@ async def _serve(
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
-            holder.keep_output()
+            holder.redirect_output()
         http = await _listen(listening, holder, service, socket, faults, counts)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")

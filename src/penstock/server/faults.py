@@ -1,9 +1,10 @@
-"""Faults: exceptions that no code expected, counted and reported in one line each.
+"""Faults: unexpected exceptions, counted and reported in one line each.
 
-A fault is always a mistake in Penstock, never in a request. The client gets an answer from whoever
-caught it; here it is counted, for `penstock_faults_total`, and written to the standard error: which
-exception, and where it was raised. Its text is left out, because it can quote a message, a receipt
-or a key. At most one line a second is written; the next line says how many were left out.
+A fault is always a mistake in Penstock, never in a request. The code that catches it answers the
+client; here it is counted, for `penstock_faults_total`, and written to the standard error: the
+class of the exception, and where it was raised. Its text is left out, because it can contain a
+message, a receipt or a key. At most one line a second is written; the next line has the number of
+those left out.
 """
 
 import sys

@@ -1,15 +1,15 @@
-"""How a process takes a store for itself: a daemon, `penstock daemon run` and `penstock serve`.
+"""How a process becomes the holder of a store: a daemon, `penstock daemon run`, `penstock serve`.
 
-1. Look: PATH is missing, empty or a store, and belongs to this user. Until here nothing is written,
-   so a directory that is refused stays as it was.
-2. Lock `daemon/pid`, if there is one. A process that is ending is waited for; `serve` stops a
-   daemon that a client started, and takes its place; any other holder is an error that names it.
-3. Open the store, which makes it if it is new.
+1. Check that PATH is missing, empty or a store, and belongs to this user. Nothing has been written
+   so far, so a directory that is refused stays unchanged.
+2. Lock `daemon/pid`, if it exists. A process that is ending is waited for; `serve` stops a daemon
+   that a client started, and replaces it; any other holder is an error that names it.
+3. Open the store, which creates it if it is new.
 4. Make `daemon/` and its files, and listen on the socket.
 
-All of it happens under the lock on PATH itself that starters take (`starting.only_starter`), so
-two processes that start at once do not see each other half-way. The files are opened relative to a
-descriptor of `daemon/` and never through a link. docs/daemon.md describes the directory.
+All of this happens under the lock on PATH that starters take (`starting.only_starter`), so that
+only one process at a time does these steps. The files are opened relative to a descriptor of
+`daemon/` and never through a link. docs/daemon.md describes the directory.
 """
 
 import fcntl
@@ -43,10 +43,10 @@ _ROOT: Final = 0
 
 
 class StoreHolder:
-    """A store taken by this process: the locks, the directory `daemon/` and the socket's path."""
+    """A store held by this process: the locks, the directory `daemon/` and the socket's path."""
 
     def __init__(self, store: str | os.PathLike[str], kind: str, *, other_owner: bool) -> None:
-        """`kind` is AUTO_DAEMON, DAEMON_RUN or SERVE; nothing is touched yet."""
+        """`kind` is AUTO_DAEMON, DAEMON_RUN or SERVE; nothing is opened yet."""
         self.store = Path(store).absolute()
         self.kind = kind
         self.socket = socket_path(self.store)
@@ -87,11 +87,11 @@ class StoreHolder:
         return engine
 
     def started(self) -> None:
-        """This process listens: others that wait to start may look now."""
+        """This process listens: releases the lock of starters, which then find it."""
         self._start_lock.close()
 
     def release(self) -> None:
-        """Gives the locks up; the store must have been closed."""
+        """Releases the locks; the store must have been closed."""
         self._start_lock.close()
         for fd in (self._pid_fd, self._directory_fd):
             if fd is not None:
@@ -101,15 +101,15 @@ class StoreHolder:
     # Whose store it is.
 
     def _check_store(self) -> bool:
-        """Whether it is a store; false if there is nothing yet. Raises StoreUnusable."""
+        """Whether it is a store; False if it does not exist yet. Raises StoreUnusable."""
         self._check_owners()
         return check_format(self.store)
 
     def _check_owners(self) -> None:
         """Refuses a directory or a store of another user. Raises StoreUnusable.
 
-        A directory of root's is accepted: root can change everything anyway, and makes the mount
-        points of containers.
+        A directory of root is accepted: root can change everything anyway, and the mount points of
+        containers belong to root.
         """
         marker = self.store / "store"
         try:
@@ -155,7 +155,7 @@ class StoreHolder:
     # Who holds it.
 
     def _wait_for_lock(self) -> None:
-        """Takes the lock. Raises StoreInUse if another process holds the store and will go on."""
+        """Takes the lock. Raises StoreInUse if another process holds the store and keeps it."""
         deadline_s = time.monotonic() + _ENDING_S_MAX
         while not self._lock_pid():
             self._check_holder(deadline_s)
@@ -171,7 +171,7 @@ class StoreHolder:
         try:
             status = daemon_status(self.store)
         except BackendLost:
-            return  # it does not listen: it is starting or ending
+            return  # the holder does not listen: it is starting or ending
         if status is None:
             return
         if self.kind == SERVE and status["holder"] == AUTO_DAEMON:
@@ -199,7 +199,7 @@ class StoreHolder:
         except BaseException:
             os.close(fd)
             raise
-        # At once: who sees the lock takes this for the number of the process that holds it.
+        # At once: other processes read the number of the lock's holder from this file.
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         self._pid_fd = fd
@@ -208,7 +208,7 @@ class StoreHolder:
     # The files of this process.
 
     def _make_files(self) -> None:
-        """Makes what is missing of `daemon/`, now that the store is open."""
+        """Makes the missing files of `daemon/`, after the store was opened."""
         if self._directory_fd is None:
             _make_directory(self._directory)
             self._directory_fd = self._open_directory(self._directory)
@@ -225,15 +225,15 @@ class StoreHolder:
             self.write_file("elsewhere", f"{self.socket}\n")
 
     def write_file(self, name: str, text: str) -> None:
-        """Writes a file of `daemon/` anew; who reads it meanwhile never finds a part of it."""
+        """Replaces a file of `daemon/` atomically: a reader finds the old or the new text."""
         unfinished = f"{name}.new"
         with os.fdopen(self._new_file(unfinished), "w") as file:
             file.write(text)
         directory = self._directory_fd
         os.replace(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
 
-    def keep_output(self) -> None:
-        """Has what this process prints go to `daemon/output`."""
+    def redirect_output(self) -> None:
+        """Redirects the output of this process to `daemon/output`."""
         fd = self._new_file("output")
         os.dup2(fd, 1)
         os.dup2(fd, 2)

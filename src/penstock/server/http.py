@@ -1,14 +1,14 @@
-"""HTTP/1.1 connections, with nothing between the parser and the function that answers.
+"""HTTP/1.1 connections without a web framework: the parser calls the function that answers.
 
-An `HttpConnection` reads requests, in order, and gives each to the server's `answer`, which returns
-the response's bytes at once, or None and calls `finish` later: for a long poll, or when a disk must
-sync first. Requests that arrive meanwhile wait, so pipelining keeps its order.
+An `HttpConnection` reads requests, in order, and passes each to the server's `answer`, which
+returns the response's bytes at once, or None and calls `finish` later: for a long poll, or when a
+disk must sync first. Requests that arrive meanwhile wait, so pipelining keeps its order.
 
 `request` limits the size of a request. This module limits time and memory:
 
     a head              HEAD_TIMEOUT_S from its first byte
     a body              BODY_TIMEOUT_S from the first byte of the head
-    an answer           of what is unsent, WRITE_PROGRESS_BYTES are taken every WRITE_TIMEOUT_S
+    an answer           the client must read WRITE_PROGRESS_BYTES of it every WRITE_TIMEOUT_S
     a pipeline          about WAITING_REQUESTS_MAX requests or WAITING_BYTES_MAX wait; then reading
                         stops until some are answered
     all connections     HELD_BYTES_MAX of unfinished and waiting requests and of unsent answers;
@@ -40,11 +40,11 @@ IDLE_SWEEPS_MAX: Final = 10
 WAITING_REQUESTS_MAX: Final = 32
 WAITING_BYTES_MAX: Final = 256 * 1024
 HELD_BYTES_MAX: Final = 256 * 1024 * 1024
-# A connection that holds less than this is not counted: what it holds is part of its own cost.
+# A connection that holds less than this is not counted.
 HELD_BYTES_MIN: Final = 16 * 1024
-# Data is parsed in pieces of this size. When one had a request in it, or when parsing took longer
-# than this, the rest waits for the next turn of the loop: thousands of small requests, or of small
-# chunks, must not hold up other connections.
+# Data is parsed in pieces of PIECE_BYTES. After a piece that completed a request, or when parsing
+# took longer than TURN_S, the rest waits for the next turn of the loop: thousands of small
+# requests, or of small chunks, must not delay other connections.
 PIECE_BYTES: Final = 16 * 1024
 TURN_S: Final = 0.005
 
@@ -89,8 +89,8 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         # Data that came behind too many waiting requests; reading has stopped.
         self._unparsed = b""
         self._reading = True
-        # The requests that wait while another is answered, and behind them perhaps the answer to
-        # bytes that were no request.
+        # The requests that wait while another is answered; the last element may be the response to
+        # bytes that could not be read as a request.
         self._waiting: deque[Request | bytes] = deque()
         self._waiting_bytes = 0
         self._busy = False
@@ -98,7 +98,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._refused = False
         self._closing = False
         self._writable = True
-        # Deadlines, and how far what they watch had come when they were set.
+        # Deadlines, and the progress at the time when they were set.
         self.read_deadline_s: float | None = None
         self._body_timed = False
         self._completed_timed = 0
@@ -107,16 +107,16 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._answer_bytes = 0
         self._idle_sweeps = 0
         self._completed_idle = 0
-        # What the server counts for this connection against HELD_BYTES_MAX.
+        # The part of this connection in the server's count against HELD_BYTES_MAX.
         self.held_bytes = 0
-        # Called if the client goes away while its request is being answered.
+        # Called if the client disconnects while its request is being answered.
         self.on_gone: Callable[[], None] | None = None
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Above this, an answer that the client does not take is noticed.
+        # Above this, `pause_writing` is called, and the time to read the answer is limited.
         self._transport.set_write_buffer_limits(HELD_BYTES_MIN)
         self._server.connections.add(self)
 
@@ -179,7 +179,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         else:
             if perf_counter() <= until_s:
                 return
-        # Stopping ends the reading of this turn, too: libuv would read up to 32 times.
+        # Pausing also ends the reads of this turn: libuv would read up to 32 times.
         if self._reading:
             self._pause_reading()
             self._loop.call_soon(self._resume_reading)
@@ -188,7 +188,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     # Deadlines.
 
     def _time_request(self) -> None:
-        """Sets or ends the deadline of the request that is arriving, after some of it came."""
+        """Sets or ends the deadline of the request that is arriving; called after each part."""
         if not self.in_message or self._closing:
             self.read_deadline_s = None
             self._unwatch()
@@ -199,14 +199,14 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 self._body_timed = False
                 self._server.watched.add(self)
             if self.in_body and not self._body_timed:
-                # The head is complete: the body has its own time, from the head's first byte on.
+                # The head is complete: the limit for head and body together applies now.
                 self._body_timed = True
                 self.read_deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
         if self.held_bytes or len(self._body) > HELD_BYTES_MIN:
             self._count_held()
 
     def _time_answer(self) -> None:
-        """Sets the deadline by which the client must have taken some of what is unsent."""
+        """Sets the deadline by which the client must have read more of the unsent answer."""
         if self._transport is not None:
             self._unsent_bytes = self._transport.get_write_buffer_size()
             self.write_deadline_s = self._loop.time() + WRITE_TIMEOUT_S
@@ -217,7 +217,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             self._server.watched.discard(self)
 
     def sweep(self, now_s: float) -> None:
-        """Ends the connection if a request does not arrive in time, or an answer is not taken."""
+        """Ends the connection if a request does not arrive, or an answer is not read, in time."""
         if self.write_deadline_s is not None and self._transport is not None:
             unsent_bytes = self._transport.get_write_buffer_size()
             if unsent_bytes == 0 and not self._closing:
@@ -233,7 +233,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         if self.read_deadline_s is None:
             return
         if not self._reading:
-            # The rest of the request may be here, unread: its time begins when reading does.
+            # The rest of the request may be in the socket: its time begins when reading resumes.
             self.read_deadline_s = now_s + (BODY_TIMEOUT_S if self._body_timed else HEAD_TIMEOUT_S)
         elif now_s >= self.read_deadline_s:
             self.read_deadline_s = None
@@ -247,7 +247,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         if self._transport is None or self.write_deadline_s is not None:
             return
         if self._transport.get_write_buffer_size() > 0:
-            # An answer too small to stop the writing, which the client does not take.
+            # An answer below the limit for `pause_writing` that the client does not read.
             self._time_answer()
         elif self._idle_sweeps > IDLE_SWEEPS_MAX and self.is_idle:
             self.close()
@@ -255,7 +255,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     # Memory.
 
     def _count_held(self) -> None:
-        """Tells the server how much this connection holds."""
+        """Updates the server's count of what this connection holds."""
         held_bytes = len(self._body) + self._waiting_bytes + len(self._unparsed)
         if not self._writable and self._transport is not None:
             # An answer stays in memory whole until its last byte is sent.
@@ -266,7 +266,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     # Answering.
 
     def take(self, request: Request, in_turn: bool = False) -> None:
-        """Answers a request that is complete, now or when those before it are answered."""
+        """Answers a complete request, now or after those before it."""
         if not in_turn and (self._busy or self._waiting or not self._writable or self._closing):
             self._enqueue(request)
             return
@@ -335,7 +335,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             self._close_when_sent(transport)
 
     def _next(self) -> None:
-        # One turn of the loop each: a long pipeline must not hold up other connections.
+        # One request in each turn of the loop: a long pipeline must not delay other connections.
         if self._waiting and not self._busy and self._writable and self._transport is not None:
             self._busy = True
             self._loop.call_soon(self._begin_next)
@@ -365,7 +365,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     def _refuse(self, status: int, reason: str) -> None:
         """Answers with an error and closes, once the requests before this one are answered.
 
-        What follows on this connection cannot be read.
+        Later bytes of this connection cannot be interpreted.
         """
         self._refused = True
         self.read_deadline_s = None
@@ -386,7 +386,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             self._close_when_sent(self._transport)
 
     def _close_when_sent(self, transport: asyncio.Transport) -> None:
-        """Closes the connection when the client has taken everything, within the time for that."""
+        """Closes the connection when the client has read everything, or its time is over."""
         self._closing = True
         self._waiting.clear()
         transport.close()
@@ -408,7 +408,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here, whole or in part."""
+        """Whether the connection has no request, complete or in part."""
         return not self._busy and not self._waiting and not self.in_message
 
     @property
@@ -426,10 +426,10 @@ class HttpServer:
         self.answer = answer
         self.faults = faults if faults is not None else Faults()
         self.connections: set[HttpConnection] = set()
-        # Those with a deadline: the only ones to look at every second.
+        # Connections with a deadline: only these are checked every second.
         self.watched: set[HttpConnection] = set()
-        # Those that hold more than HELD_BYTES_MIN, what they hold together, and how many of them
-        # were aborted for it.
+        # Connections that hold more than HELD_BYTES_MIN, the bytes they hold together, and how many
+        # were aborted because of the limit.
         self._holders: set[HttpConnection] = set()
         self.held_bytes = 0
         self.aborted = 0
@@ -453,7 +453,7 @@ class HttpServer:
             self._emptied.set()
 
     def count_held(self, connection: HttpConnection, held_bytes: int) -> None:
-        """Notes what a connection holds now."""
+        """Sets how many bytes a connection holds now."""
         if held_bytes == connection.held_bytes:
             return
         self.held_bytes += held_bytes - connection.held_bytes
@@ -463,7 +463,7 @@ class HttpServer:
         else:
             self._holders.discard(connection)
         if self.held_bytes > HELD_BYTES_MAX and not self._abort_scheduled:
-            # Not here: a transport or the parser may be in the middle of something.
+            # Not here: this may be called from within a transport or the parser.
             self._abort_scheduled = True
             self.loop.call_soon(self._abort_largest)
 
@@ -477,7 +477,7 @@ class HttpServer:
             connection.abort()
 
     def _sweep(self) -> None:
-        # A deadline that would pass before the next look counts as passed now.
+        # A deadline that would pass before the next sweep counts as passed now.
         now_s = self.loop.time() + SWEEP_S
         for connection in list(self.watched):
             connection.sweep(now_s)
@@ -489,7 +489,7 @@ class HttpServer:
         self._timers[1] = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
 
     async def drain(self, within_s: float) -> None:
-        """Takes no more requests, waits for those being answered, and closes every connection."""
+        """Accepts no more requests, waits for those being answered, and closes every connection."""
         self.stopping = True
         for connection in list(self.connections):
             if connection.is_idle:

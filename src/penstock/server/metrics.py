@@ -1,10 +1,10 @@
 """The figures of a server for Prometheus: its queues' depths, its answers and its faults.
 
-Counts are kept as plain numbers where they arise; everything else is read by commands when the
-page is asked for. Ten thousand queues make a page of 3 MB, so it is made in slices, between which
-the event loop answers other requests; each queue's figures are of the moment its slice was made.
+Counts are plain numbers, kept where the events occur; everything else is read by commands when the
+page is requested. Ten thousand queues make a page of 3 MB, so it is made in slices, between which
+the event loop answers other requests; a queue's figures are those at the time of its slice.
 
-The page is text in the format 0.0.4: a family's lines stand together, its samples last.
+The page is text in the format 0.0.4: the lines of a family are together, its samples last.
 
     # HELP penstock_stored_bytes Bytes of messages in a queue.
     # TYPE penstock_stored_bytes gauge
@@ -24,7 +24,7 @@ from penstock.service import ListQueues, QueueStats, Stats
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Each queue shown costs a command, and six lines of the page.
 QUEUES_MAX: Final = 10_000
-# How many queues are read in one go: about a millisecond.
+# How many queues are read in one slice: about a millisecond.
 SLICE: Final = 100
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 

@@ -1,6 +1,6 @@
-"""The pages for people and programs that watch a server: /health and /metrics.
+"""The pages for monitoring a server: /health and /metrics.
 
-`penstock serve` answers them beside the SQS API, a daemon with `--http` answers nothing else.
+`penstock serve` answers them beside the SQS API; a daemon with `--http` answers only these.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Pages:
         return request.path in PAGE_PATHS and not request.query and request.method == "GET"
 
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
-        """The response, or None if the connection is given it later."""
+        """The response, or None if it is sent on the connection later."""
         if request.path == "/health":
             return self._answer(self._show_health(), [connection])
         if self._readers:
@@ -111,7 +111,7 @@ class Pages:
 async def bind_http(
     http: HttpServer, host: str, port: int, tls: ssl.SSLContext | None = None
 ) -> asyncio.Server:
-    """Takes an address; `start_serving` lets clients in. Raises AddressInUse or InvalidField."""
+    """Binds an address; `start_serving` accepts clients. Raises AddressInUse or InvalidField."""
     try:
         return await asyncio.get_running_loop().create_server(
             http,
@@ -140,7 +140,7 @@ async def listen_pages(
     counts: CommandCounts,
     more: Sequence[FigureSource] = (),
 ) -> tuple[HttpServer, asyncio.Server]:
-    """Shows the pages of a process that answers nothing else by HTTP. Raises as `bind_http`.
+    """Serves only these pages by HTTP. Raises as `bind_http` does.
 
     A request that a web page may have sent is refused, as in `penstock serve`.
     """
@@ -150,7 +150,7 @@ async def listen_pages(
     def route(request: Request, connection: HttpConnection) -> bytes | None:
         if not pages.is_page(request):
             return pages.refusal(404)
-        if not access.is_from_here(request, connection.peer):
+        if not access.may_see_pages(request, connection.peer):
             return pages.refusal(403)
         return pages.answer(request, connection)
 

@@ -12,8 +12,8 @@ FILES_MAX: Final = 65_536
 def open_standard_files() -> None:
     """Opens /dev/null for each of the standard files that the process was started without.
 
-    Otherwise a socket gets the number of one of them, and uvloop ends the process by an assertion
-    when it closes that.
+    Otherwise a socket gets the number of one of them, and when it is closed, an assertion in uvloop
+    ends the process.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -32,8 +32,8 @@ def allow_many_files() -> None:
 def collect_garbage_rarely() -> None:
     """Freezes the existing objects and lowers the frequency of garbage collection.
 
-    Almost all objects are freed by their reference count. To traverse tens of thousands of waits,
-    or millions of remembered ids, for cycles would cost more than the requests themselves.
+    Almost all objects are freed by their reference count. Searching tens of thousands of waits, or
+    millions of dedup ids, for cycles would cost more than the requests themselves.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

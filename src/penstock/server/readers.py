@@ -1,4 +1,4 @@
-"""How far the named readers of a store's journal are behind, mirrors and pipelines: for metrics."""
+"""Metrics: how far the named readers of a journal, such as mirrors and pipelines, are behind."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +12,14 @@ from penstock.server.metrics import FigureSource, MetricFamily
 
 
 class ReaderFigures:
-    """The figures of one store's readers, read from their files when the page is asked for."""
+    """The figures of one store's readers, read from their files when the page is requested."""
 
     def __init__(self, store: Path, durable_offset: Callable[[], int]) -> None:
         self._store = store
         self._durable_offset = durable_offset
 
     def families(self) -> Iterator[MetricFamily]:
-        """Two families; the second tells a reader that stands still from one that is slow."""
+        """Two families; the second shows whether a reader has stopped or is only slow."""
         behind = MetricFamily(
             "penstock_reader_behind_bytes",
             "gauge",

@@ -7,12 +7,12 @@ encodings) is `Unacceptable`, and so is one over a limit: the connection ends wi
     body        BODY_BYTES_MAX; if it is chunked, with the sizes of the chunks and the trailers
     trailers    HEAD_BYTES_MAX, and HEADERS_MAX headers; they are checked and dropped
 
-httptools joins the pieces of a header, so a header that does not end costs quadratic time and is
-not seen here before it is complete. What it may hold is therefore counted by what was fed.
+httptools joins the pieces of a header, so a header that does not end costs quadratic time, and is
+not passed on before it is complete. Therefore the bytes fed to it are counted against the limit.
 
-It also calls back for every header. A plain request is read without it: one that has arrived whole
-and alone, in the form in which the SDKs write it. Whatever is not exactly of that form is left to
-the parser, and a test compares both.
+It also calls back for every header. A plain request is read without it: a request that has arrived
+complete and alone, in the form in which the SDKs write it. Every other form is left to the parser,
+and a test compares the results of both.
 """
 
 from typing import Final
@@ -24,18 +24,18 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEADERS_MAX: Final = 100
 
-# Headers that most requests do not have, and that need a closer look.
-_UNUSUAL: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding", "expect"})
+# Headers that most requests do not have, and that are checked one by one.
+_SPECIAL_HEADERS: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding", "expect"})
 # If one of these came twice, it would be unclear which one counts.
 _SINGLE: Final = frozenset(
     {"host", "content-type", "content-encoding", "authorization", "x-amz-target", "x-amz-date"}
 )
-# The names that most clients send, in lower case: as bytes, and as a plain request has them.
+# Names of headers in lower case, by the names that clients sent: as bytes, and as text.
 _LOWERED_MAX: Final = 1_024
 _LOWERED: Final[dict[bytes, str]] = {}
 _PLAIN_NAMES: Final[dict[str, str]] = {}
 # These decide how a request is read; in a plain one they do not occur.
-_NOT_PLAIN: Final = _UNUSUAL | {"proxy-connection"}
+_NOT_PLAIN: Final = _SPECIAL_HEADERS | {"proxy-connection"}
 _VISIBLE: Final = bytes(range(0x20, 0x7F))
 
 
@@ -74,7 +74,7 @@ def _lower(name: bytes) -> str:
 
 
 def _read_plain(data: bytes) -> Request | None:
-    """The request that these bytes are, if they are one, whole, and in the usual form."""
+    """The request in these bytes, if they are exactly one complete request in the usual form."""
     head, end, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     if not end or first != "POST / HTTP/1.1":
@@ -143,8 +143,8 @@ class RequestReader:
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
         self._head_bytes = 0
-        # Of a body that came in several feeds: its bytes, chunk sizes included; the content there
-        # was after the last feed; and the bytes that came since there was more content.
+        # For a body in several feeds: its bytes, chunk sizes included; the length of its content
+        # after the last feed; and the bytes fed since the content last grew.
         self._body_bytes = 0
         self._seen_bytes = 0
         self._stuck_bytes = 0
@@ -158,14 +158,14 @@ class RequestReader:
         raise NotImplementedError
 
     def stop_reading(self) -> None:
-        """Drops everything; the parser refers to its reader, and would otherwise keep it."""
+        """Drops everything; the parser's reference to this reader would keep it alive."""
         self._parser = None  # type: ignore[assignment]
         self._request = None
         self._body = b""
         self._pairs = []
 
     def feed(self, data: bytes) -> None:
-        """Reads on. Raises Unacceptable."""
+        """Reads the next bytes. Raises Unacceptable."""
         request = None if self.in_message else _read_plain(data)
         if request is None:
             self.parse(data)
@@ -174,7 +174,7 @@ class RequestReader:
             self.take(request)
 
     def parse(self, data: bytes | memoryview) -> None:
-        """Reads on by the parser. Raises Unacceptable."""
+        """Reads the next bytes with the parser. Raises Unacceptable."""
         self._fed_bytes = len(data)
         completed = self.completed
         try:
@@ -190,7 +190,7 @@ class RequestReader:
             self._count_unfinished(completed)
 
     def _count_unfinished(self, completed: int) -> None:
-        """Limits what came of a request that is not complete. Raises Unacceptable."""
+        """Limits the bytes of a request that is not complete. Raises Unacceptable."""
         if not self.in_body:
             if completed == self.completed:
                 self._head_bytes += self._fed_bytes
@@ -208,12 +208,12 @@ class RequestReader:
             self._seen_bytes = len(self._body)
             self._stuck_bytes = 0
             return
-        # No content: this is the inside of a chunk's size, of its extension or of a trailer.
+        # No content: these bytes belong to a chunk's size, its extension or a trailer.
         self._stuck_bytes += self._fed_bytes
         if self._stuck_bytes > HEAD_BYTES_MAX:
             raise Unacceptable(431, f"the trailers are over {HEAD_BYTES_MAX} bytes")
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self.in_message = True
@@ -225,7 +225,7 @@ class RequestReader:
         self._pairs.append((name, value))
 
     def _read_headers(self, pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
-        """The headers, if a name is new or came several times. Raises Unacceptable."""
+        """The headers, where a name is new or occurs several times. Raises Unacceptable."""
         headers: dict[str, str] = {}
         for name, value in pairs:
             key, text = _lower(name), value.decode("latin-1")
@@ -241,7 +241,7 @@ class RequestReader:
         """Limits trailers like a head. Nothing may depend on them. Raises Unacceptable."""
         if len(self._pairs) > HEADERS_MAX:
             raise Unacceptable(431, f"there are over {HEADERS_MAX} trailers")
-        if _weight(self._pairs) > HEAD_BYTES_MAX:
+        if _headers_bytes(self._pairs) > HEAD_BYTES_MAX:
             raise Unacceptable(431, f"the trailers are over {HEAD_BYTES_MAX} bytes")
 
     def on_headers_complete(self) -> None:
@@ -251,7 +251,7 @@ class RequestReader:
             raise Unacceptable(431, f"there are over {HEADERS_MAX} headers")
         if (
             self._head_bytes + self._fed_bytes > HEAD_BYTES_MAX
-            and len(self._url) + _weight(pairs) > HEAD_BYTES_MAX
+            and len(self._url) + _headers_bytes(pairs) > HEAD_BYTES_MAX
         ):
             raise Unacceptable(431, f"the head is over {HEAD_BYTES_MAX} bytes")
         headers: dict[str, str] = {}
@@ -267,23 +267,23 @@ class RequestReader:
         if self._url == b"/" and method == b"POST":
             self._request = request = Request("POST", "/", "", headers)
         else:
-            self._request = request = self._unusual_request(method, headers)
+            self._request = request = self._general_request(method, headers)
         if "host" not in headers and self._parser.get_http_version() != "1.0":
             raise Unacceptable(400, "a request needs a Host header")
-        if not _UNUSUAL.isdisjoint(headers):
-            self._check_unusual(request)
+        if not _SPECIAL_HEADERS.isdisjoint(headers):
+            self._check_special(request)
         length = headers.get("content-length", "")
         if len(length) > 6 and int(length) > BODY_BYTES_MAX:
             raise Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
 
-    def _unusual_request(self, method: bytes, headers: dict[str, str]) -> Request:
+    def _general_request(self, method: bytes, headers: dict[str, str]) -> Request:
         path, _, query = self._url.decode("latin-1").partition("?")
         # After CONNECT, whatever it names, the parser would read no more requests.
         if not path.startswith("/") or method == b"CONNECT":
             raise Unacceptable(400, "the request names no path of this server")
         return Request(method.decode(), path, query, headers)
 
-    def _check_unusual(self, request: Request) -> None:
+    def _check_special(self, request: Request) -> None:
         headers = request.headers
         if "upgrade" in headers:
             raise Unacceptable(400, "this server upgrades to no other protocol")
@@ -328,6 +328,6 @@ class RequestReader:
         self.take(request)
 
 
-def _weight(pairs: list[tuple[bytes, bytes]]) -> int:
+def _headers_bytes(pairs: list[tuple[bytes, bytes]]) -> int:
     """The bytes of headers, each with its colon, space and line end."""
     return sum(len(name) + len(value) + 4 for name, value in pairs)

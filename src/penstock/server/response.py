@@ -24,7 +24,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _FirstLines:
-    """The first lines of responses, with the date: made anew at most once a second."""
+    """The first lines of responses, with the date: made again at most once a second."""
 
     def __init__(self) -> None:
         self._second = -1

@@ -1,4 +1,4 @@
-"""The life of an SQS server: open the store, create the declared queues, listen, and stop.
+"""Runs an SQS server: opens the store, creates the declared queues, listens, and stops.
 
 The store is any URL that `penstock.connect` takes. `memory:` and `file:PATH` are opened in this
 process, which then answers on the data directory's socket, too, unless the URL says `embedded=1`.
@@ -32,7 +32,7 @@ from penstock.server.process import allow_many_files, collect_garbage_rarely, op
 from penstock.server.readers import reader_figures
 from penstock.server.sqs.access import Access
 from penstock.server.sqs.endpoint import SqsEndpoint
-from penstock.server.sqs.home import check_notes, keep_home
+from penstock.server.sqs.home import check_notes, store_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
 from penstock.service import ConfigureQueue, CreateQueue
@@ -42,12 +42,12 @@ from penstock.wire.sqs.address import Owner, QueueDirectory, is_region
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
 DRAIN_S: Final = 10.0
-# Of a service elsewhere each queue's figures are a request of their own.
-_QUEUES_SHOWN_ELSEWHERE_MAX: Final = 1_000
+# In a service of another process, each queue's figures cost a request.
+_REMOTE_QUEUES_MAX: Final = 1_000
 
 
 class OpenedStore:
-    """The store of a server: its service, and what else this process has opened for it."""
+    """The store of a server: its service, the holder of its directory and its socket."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class OpenedStore:
             "archive": "" if archive is None else os.path.abspath(archive),
         }
 
-    async def hang_up(self) -> None:
-        """Answers what the clients of the socket sent, and closes their connections."""
+    async def close_socket(self) -> None:
+        """Answers the requests on the socket, and closes its connections."""
         if self._socket is not None:
             await self._socket.close("penstock serve was stopped")
 
@@ -151,10 +151,10 @@ class Running:
         return None if self.broker is None else str(self.broker.address)
 
     async def stop(self) -> None:
-        """Answers what was accepted, ends the waits, and closes the store."""
+        """Answers the requests that were accepted, ends the waits, and closes the store."""
         self._listener.close()
         self._endpoint.end_waits()
-        ending: list[Awaitable[None]] = [self._http.drain(DRAIN_S), self.store.hang_up()]
+        ending: list[Awaitable[None]] = [self._http.drain(DRAIN_S), self.store.close_socket()]
         if self.broker is not None:
             ending.append(self.broker.stop("penstock serve was stopped"))
         await asyncio.gather(*ending)
@@ -175,7 +175,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
     counts = CommandCounts()
     asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
-        # Before the store: if the address is taken, the process that holds it is left alone.
+        # Before the store: if the address is in use, a daemon that holds the store must go on.
         http = HttpServer(_refuse, faults)
         listener = await bind_http(http, settings.host, settings.port, tls)
         undo.callback(listener.close)
@@ -190,7 +190,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         lookup = QueueLookup(service, directory, windows, has_notes)
         await result_of(service.run(check_notes(lookup, home)))
         if isinstance(service, LoopEngine):
-            keep_home(settings.where, home)
+            store_home(settings.where, home)
         await result_of(service.run(_declare(service, settings)))
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(lookup, access)
@@ -204,7 +204,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
             undo.push_async_callback(broker.stop, "penstock serve could not start")
         await listener.start_serving()
         running = Running(settings, store, endpoint, http, listener, broker)
-        # Last: a client that connects here finds everything else in place.
+        # Last: when a client can connect here, everything else is ready.
         await store.listen(running.url, faults, counts)
         endpoint.resume()
         undo.pop_all()
@@ -212,12 +212,12 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
 
 
 def _refuse(request: Request, connection: HttpConnection) -> bytes | None:
-    """The answer until the store is open, when no client is let in yet."""
+    """The answer before the store is open."""
     return response(503, b"", b"", asyncio.get_running_loop().time())
 
 
 async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
-    """The store: an engine in this process, or a service elsewhere. Raises PenstockError."""
+    """The store: an engine in this process, or a remote service. Raises PenstockError."""
     url = read_url(settings.where)
     if url.scheme == "file" and not url.is_on("daemon") and not url.is_on("embedded"):
         other_owner = settings.insecure_other_owner or url.is_on("other_owner")
@@ -280,18 +280,18 @@ def _router(
     counts: CommandCounts,
     more: Sequence[FigureSource],
 ) -> Callable[[Request, HttpConnection], bytes | None]:
-    """Two pages for whoever operates the server; everything else is for the endpoint."""
+    """Routes the two pages for operators to `Pages`, and everything else to the endpoint."""
     answer = endpoint.answer
     in_process = isinstance(service, LoopEngine)
-    queues_max = QUEUES_MAX if in_process else _QUEUES_SHOWN_ELSEWHERE_MAX
+    queues_max = QUEUES_MAX if in_process else _REMOTE_QUEUES_MAX
     metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
     pages = Pages(service, metrics, endpoint.health)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        # Almost every request is for the endpoint, which this one look must not slow down.
+        # One lookup only, because almost every request is for the endpoint.
         if request.path not in PAGE_PATHS or not pages.is_page(request):
             return answer(request, connection)
-        if not access.is_from_here(request, connection.peer):
+        if not access.may_see_pages(request, connection.peer):
             return pages.refusal(403)
         return pages.answer(request, connection)
 
@@ -306,7 +306,8 @@ async def run(settings: ServerSettings, started: Callable[[Running], None]) -> N
     loop = asyncio.get_running_loop()
     stop_requested: asyncio.Future[None] = loop.create_future()
     allow_many_files()
-    # Until then a signal ends the process at once: it may be waiting for another one's end.
+    # The signal handlers come after this: until then a signal ends the process at once, even while
+    # it waits for another process to end.
     running = await start(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop_requested)

@@ -37,16 +37,16 @@ class StoreSocket:
         self._listeners: list[asyncio.Server] = []
 
     def add_listener(self, listener: asyncio.Server) -> None:
-        """Has the frame server's other listener closed together with the socket."""
+        """Adds another listener of the frame server, to be closed together with the socket."""
         self._listeners.append(listener)
 
     async def listen(self) -> None:
-        """Opens the socket; call it last: a client that connects finds everything else in place."""
+        """Opens the socket; call it last: when a client can connect, all else must be ready."""
         self._listeners.append(await listen_unix(self.frames, self._holder.socket))
         self._holder.started()
 
     async def close(self, reason: str) -> None:
-        """Answers what was taken, sends each client a GOODBYE with the reason, and hangs up."""
+        """Answers the requests read so far, sends GOODBYE with the reason, and disconnects."""
         for listener in self._listeners:
             listener.close()
         with suppress(OSError):

@@ -1,10 +1,9 @@
-"""Connections of a server of many requests each: what they wait for, hold and have to be sent.
+"""Connections that carry many requests each: the part that the frame server and Carrot share.
 
-The frame server and the Carrot broker have a protocol each and this in common. All answers that are
-made within one callback of the event loop leave a connection in one write. A connection pauses
-reading while its peer does not read answers, or while too many of its requests wait for the disk.
-It is closed if it makes no progress for too long. When it breaks, what is pending for it is
-cancelled: waits end, and claims that were made for it return to their places.
+All answers that are made within one callback of the event loop are sent in one write per
+connection. A connection pauses reading while its peer does not read answers, or while too many of
+its requests wait for the disk. It is closed if it makes no progress for too long. When it breaks,
+everything pending for it is cancelled: waits end, and claims that were made for it are released.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
 
-# An incomplete frame up to this size is not counted: it is part of a connection's own cost.
+# An incomplete frame up to this size is not counted.
 SMALL_BYTES: Final = 64 * 1024
 
 
 class Limits(NamedTuple):
-    """How much a client may ask of the server, and how long it may take over it."""
+    """The limits for clients: sizes, counts and times."""
 
     frame_bytes_max: int = 65 * 1024 * 1024
     connections_max: int = 10_000
@@ -63,7 +62,7 @@ class StreamServer:
         self.loop = asyncio.get_running_loop()
         self.started_s = self.loop.time()
         self.idle_since_s = self.started_s
-        # Answers that are not durable yet, or come from elsewhere.
+        # Answers that are not durable yet, or come from another service.
         self.deferred = 0
         self.stopping = False
         self.broken: PenstockError | None = None
@@ -77,13 +76,13 @@ class StreamServer:
     # Sending.
 
     def plan_flush(self) -> None:
-        """Has what callbacks gather in this turn of the event loop sent in one write each."""
+        """Plans a flush at the end of this turn of the event loop, for all its answers."""
         if not self._flush_is_planned:
             self._flush_is_planned = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what has gathered; to be called at the end of whatever made answers."""
+        """Sends all queued answers; to be called after answers were made."""
         self._flush_is_planned = False
         if self.dirty:
             dirty, self.dirty = self.dirty, []
@@ -97,12 +96,12 @@ class StreamServer:
             self._drained.set()
 
     def give_up(self, fault: Exception) -> None:
-        """Ends everything: after a fault within it, the service may be half-way anywhere."""
+        """Ends everything: after an unexpected exception, the state of the service is unknown."""
         self.faults.report("the engine", fault)
         self.fail(engine_fault(fault))
 
     def fail(self, error: PenstockError) -> None:
-        """Tells every client that the service has stopped, and ends the connections."""
+        """Sends every client the error that stopped the service, and ends the connections."""
         if self.broken is not None:
             return
         self.broken = error
@@ -115,7 +114,7 @@ class StreamServer:
             failed(error)
 
     def shown_error(self, error: Exception, what: str = "a request") -> PenstockError:
-        """The error for a client; one that no code expected is reported and not shown."""
+        """The error for a client; an unexpected exception is reported and not shown."""
         if isinstance(error, PenstockError):
             return error
         self.faults.report(what, error)
@@ -124,7 +123,7 @@ class StreamServer:
     # Connections.
 
     def enter(self, connection: "StreamConnection") -> PenstockError | None:
-        """Notes a new connection, or says why there is no room for it."""
+        """Adds a new connection; or returns the error, if there is no room for it."""
         if self.broken is not None:
             return self.broken
         if len(self.connections) >= self.limits.connections_max:
@@ -134,7 +133,7 @@ class StreamServer:
         return None
 
     def leave(self, connection: "StreamConnection") -> None:
-        """Forgets a connection: its waits end, and claims that it was not sent return."""
+        """Removes a connection: its waits end, and claims that it was not sent are released."""
         for pending in list(connection.waits.values()):
             pending.cancel()
         for pending in list(connection.claiming.values()):
@@ -157,7 +156,7 @@ class StreamServer:
         self._sweep_timer = self.loop.call_later(self._sweep_s, self._sweep)
 
     async def stop(self, reason: str, patience_s: float = 10.0) -> None:
-        """Answers what was taken, says goodbye, and closes every connection."""
+        """Answers the requests that were read, says goodbye, and closes every connection."""
         self.stopping = True
         for connection in list(self.connections):
             connection.is_deaf = True
@@ -183,19 +182,19 @@ class StreamServer:
 
 
 class StreamConnection(asyncio.Protocol):
-    """One client: its requests are taken by the server, its answers sent in one write a turn.
+    """The connection of one client; its answers are sent in one write per turn of the loop.
 
-    A protocol adds `data_received` and says what is sent when a wait, or the connection, ends.
+    A subclass adds `data_received`, and the bytes to send when a wait or the connection ends.
     """
 
     def __init__(self, server: StreamServer) -> None:
         # By request: pulls that wait for a message, and pulls whose claims are not durable yet.
         self.waits: dict[int, Pending] = {}
         self.claiming: dict[int, Pending] = {}
-        # Requests whose answers come later, pulls that wait for a message aside.
+        # Requests whose answers come later, without pulls that wait for a message.
         self.deferred = 0
         self.is_gone = False
-        # Set when the server stops: what arrives now is not done.
+        # Set when the server stops: requests that arrive now are ignored.
         self.is_deaf = False
         self.since_s = 0.0
         self.ending = False
@@ -205,7 +204,7 @@ class StreamConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._unfinished_bytes = 0
         self._reading_paused = False
-        # What the last sweep saw, and when it first saw that.
+        # The progress at the last sweep, and the time of the first sweep with this progress.
         self._standstill: tuple[int, int] | None = None
         self._standstill_s = 0.0
 
@@ -214,10 +213,10 @@ class StreamConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=self._stream.limits.unsent_bytes_max)
         self.since_s = self._stream.loop.time()
 
-    # What a protocol says.
+    # Implemented by each protocol.
 
     def send_failure(self, error: PenstockError) -> None:
-        """Queues the answer to a service that has failed."""
+        """Queues the error of a service that has failed."""
         raise NotImplementedError
 
     def send_goodbye(self, reason: str) -> None:
@@ -286,13 +285,13 @@ class StreamConnection(asyncio.Protocol):
             self.pause_reading()
 
     def pause_reading(self) -> None:
-        """Stops reading until what has to be sent was sent."""
+        """Stops reading until `resume_if_able` allows it again."""
         if not self._reading_paused and not self.transport.is_closing():
             self._reading_paused = True
             self.transport.pause_reading()
 
     def resume_if_able(self) -> None:
-        """Reads on, unless there is still too much to be sent or taken first."""
+        """Resumes reading, unless too many answers or requests are still waiting."""
         if (
             self._reading_paused
             and not self.ending
@@ -305,7 +304,7 @@ class StreamConnection(asyncio.Protocol):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether requests were read that are yet to be taken."""
+        """Whether requests were read that are still to be executed."""
         return False
 
     def pause_writing(self) -> None:

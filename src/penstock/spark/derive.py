@@ -26,6 +26,7 @@ from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
 from penstock.spark.seals import complete_tables, is_sealed, sealed_files
 from penstock.spark.tables import (
+    ADDED_UP,
     FOLDS,
     PART_STATUS,
     PART_TABLES,
@@ -109,15 +110,15 @@ class _Run:
         with Duck(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
             # As far as they are known before the parts are: nothing else depends on the rest.
-            duck.files("part_status", *self._now(PART_STATUS))
+            self._load(duck, PART_STATUS)
             duck.table("queues", QUEUES.query)
             queues = self.room / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
             parts = self._touched(duck)
             progress(0.05)
             self._fold(parts, queues, lambda part: progress(0.05 + 0.9 * part))
-            for each in PART_TABLES:
-                duck.files(each.name, *self._now(each))
+            for each in ADDED_UP:
+                self._load(duck, each)
             tables = [each.name for each in PART_TABLES] if parts is None or parts else []
             for each in WHOLE_TABLES:
                 self._make_whole(duck, each)
@@ -162,6 +163,11 @@ class _Run:
     def _now(self, derived: Derived) -> tuple[list[str], dict[str, str]]:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
+
+    def _load(self, duck: Duck, derived: Derived) -> None:
+        """Reads a table in parts: queries use it repeatedly, and opening its files takes long."""
+        duck.files("of_parts", *self._now(derived))
+        duck.table(derived.name, "SELECT * FROM of_parts")
 
     def _new_events(self, duck: Duck, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""

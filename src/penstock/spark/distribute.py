@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -50,12 +51,7 @@ def distribute(
     in this process.
     """
     if len(work) <= (FEW if few is None else few):
-        threads = len(os.sched_getaffinity(0))
-        results = []
-        for number, piece in enumerate(work):
-            results.append(function(piece, threads))
-            progress((number + 1) / len(work))
-        return results
+        return _run_here(function, work, progress)
     spark = open_spark()
     scratch.mkdir(parents=True, exist_ok=True)
     marks = tempfile.mkdtemp(prefix="progress-", dir=scratch)
@@ -72,6 +68,23 @@ def distribute(
         watcher.join()
         shutil.rmtree(marks, ignore_errors=True)
     return [msgspec.msgpack.decode(row["result"], type=result) for row in rows]
+
+
+def _run_here(function: Callable[[W, int], R], work: Sequence[W], progress: Progress) -> list[R]:
+    """Runs the function in threads of this process, a piece each while there are enough pieces."""
+    cores = len(os.sched_getaffinity(0))
+    at_once = max(1, min(cores, len(work)))
+    results = []
+    with ThreadPoolExecutor(at_once) as pool:
+        pieces = [pool.submit(function, piece, cores // at_once) for piece in work]
+        try:
+            for done in as_completed(pieces):
+                results.append(done.result())
+                progress(len(results) / len(work))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
 
 
 def _body(

@@ -40,6 +40,9 @@ MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
 # The column by which a table in parts tells them apart; only Delta has it, the files do not.
 PART: Final = "part"
+# Tables that were read last, each with the newest commit that it had then.
+_snapshots: Final[dict[Path, tuple[tuple[str, int, int], DeltaTable]]] = {}
+_SNAPSHOTS_MAX: Final = 64
 
 
 class LakeUnusable(JournalError):
@@ -143,7 +146,35 @@ class Table:
     in_parts: bool = False
 
     def delta(self) -> DeltaTable | None:
-        """The table as it is now, None if it was never written."""
+        """The table as it is now, None if it was never written; for reading only.
+
+        The last one is kept: a run asks some hundred times, and opening takes milliseconds.
+        """
+        newest = self._newest_commit()
+        held = _snapshots.get(self.path)
+        if held is not None and newest is not None and held[0] == newest:
+            return held[1]
+        opened = self._open()
+        _snapshots.pop(self.path, None)
+        if opened is not None and newest is not None:
+            if len(_snapshots) >= _SNAPSHOTS_MAX:
+                _snapshots.clear()
+            _snapshots[self.path] = newest, opened
+        return opened
+
+    def _newest_commit(self) -> tuple[str, int, int] | None:
+        """The name of the last file of Delta's log, and which file that is."""
+        log = self.path / "_delta_log"
+        try:
+            names = [name for name in os.listdir(log) if name.endswith(".json")]
+            name = max(name for name in names if name[0].isdigit())
+            found = os.stat(log / name)
+        except (OSError, ValueError):
+            return None
+        return name, found.st_ino, found.st_mtime_ns
+
+    def _open(self) -> DeltaTable | None:
+        """The table, to be changed."""
         if not DeltaTable.is_deltatable(str(self.path)):
             return None
         try:
@@ -235,7 +266,7 @@ class Table:
     ) -> None:
         schema = self._delta_schema()
         parted_by = [PART] if self.in_parts else None
-        delta = self.delta()
+        delta = self._open()
         if delta is None:
             delta = DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=parted_by)
         known = {each.name for each in delta.schema().fields}
@@ -273,7 +304,7 @@ class Table:
 
         Files that older versions need are removed at once, with what was changed in them.
         """
-        delta = self.delta()
+        delta = self._open()
         if delta is None:
             return 0
         done = delta.update(updates=dict(changes), predicate=predicate)
@@ -283,7 +314,7 @@ class Table:
 
     def compact(self, keep_hours: int) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""
-        delta = self.delta()
+        delta = self._open()
         if delta is None:
             return {"joined": 0, "removed": 0}
         done = delta.optimize.compact(target_size=COMPACT_BYTES)

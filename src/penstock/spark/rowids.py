@@ -9,7 +9,6 @@ from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
-from pandas.util import hash_array
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _KEY_CHARS: Final = 16
@@ -26,6 +25,9 @@ class RowIds:
 
     def of(self, rows: Array) -> list[str]:
         """The ids of the next rows, each given as bytes."""
+        # Planning a write imports this module, in a process of its own, and pandas takes longer.
+        from pandas.util import hash_array
+
         first, second = (
             hash_array(rows, hash_key=key, categorize=False).astype(np.uint64) for key in self._keys
         )

@@ -15,7 +15,9 @@ run again, adds nothing twice while the queue remembers its dedup ids.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +50,8 @@ from penstock.spark.rowids import Array, RowIds
 # A frame is one append, during which the engine serves no other caller.
 FRAME_ROWS_MAX: Final = 2_000
 FRAME_BYTES_MAX: Final = 4 << 20
+# How many frames are made and not answered: one that is sent, and one that waits for it.
+FRAMES_AHEAD: Final = 2
 _TEXT: Final = (StringType, BinaryType)
 _ROLES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "body": (_TEXT, "text or bytes"),
@@ -152,23 +156,42 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
 
 def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Sends the rows of one task. Raises the error of the first refused row, and names that row."""
+    """Sends the rows of one task. Raises the error of the first refused row, and names that row.
+
+    A thread sends one frame after another, in order, while the next ones are made here.
+    """
     task = TaskContext.get()
     assert task is not None
     partition = task.partitionId()
     ids = RowIds(f"{write}:{partition}")
     written = Written(0, 0)
-    with penstock.connect(plan.url) as queues:
-        for batch in batches:
-            for bulk in bulks(plan, batch, ids):
-                replies = queues.service.execute(bulk)
-                for place, reply in enumerate(replies):
-                    if not isinstance(reply, PushReply):
-                        row = f"row {written.rows + place + 1} of partition {partition}"
-                        raise _refused(row, plan, bulk, place, reply)
-                    written.duplicates += reply.duplicate
-                written.rows += len(replies)
+    sent: deque[tuple[PushMany, Future[Sequence[Any]]]] = deque()
+    with penstock.connect(plan.url) as queues, ThreadPoolExecutor(1) as sender:
+        try:
+            for batch in batches:
+                for bulk in bulks(plan, batch, ids):
+                    sent.append((bulk, sender.submit(queues.service.execute, bulk)))
+                    if len(sent) >= FRAMES_AHEAD:
+                        _count(plan, partition, written, *sent.popleft())
+            while sent:
+                _count(plan, partition, written, *sent.popleft())
+        except BaseException:
+            sender.shutdown(wait=False, cancel_futures=True)
+            raise
     return written
+
+
+def _count(
+    plan: Plan, partition: int, written: Written, bulk: PushMany, answer: Future[Sequence[Any]]
+) -> None:
+    """Waits for the answer to a frame and adds it to what was written."""
+    replies = answer.result()
+    for place, reply in enumerate(replies):
+        if not isinstance(reply, PushReply):
+            row = f"row {written.rows + place + 1} of partition {partition}"
+            raise _refused(row, plan, bulk, place, reply)
+        written.duplicates += reply.duplicate
+    written.rows += len(replies)
 
 
 def _refused(

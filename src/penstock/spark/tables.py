@@ -224,6 +224,15 @@ PART_TABLES: Final = (
     PART_GROUPS,
     PART_DEAD_LETTERS,
 )
+# What parts add to the small tables.
+ADDED_UP: Final = (
+    PART_MINUTES,
+    PART_STATUS,
+    LATENCIES,
+    PART_REDELIVERIES,
+    PART_GROUPS,
+    PART_DEAD_LETTERS,
+)
 WHOLE_TABLES: Final = (
     QUEUES,
     QUEUE_STATUS,

@@ -35,10 +35,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 class TaskApp:
     """Registered tasks and schedules on one store; any URL of Penstock, Redis if none is given.
 
-    Without a URL, the variable PENSTOCK_URL names the store, or else it is a Redis server on this
-    machine. The app connects when it is first used, and anew in a forked child. `name` begins the
-    names of the queues for results, groups, schedules and limits: apps with different names do
-    not meet there. The other options are the defaults of every task.
+    Without a URL, the store is that of the variable PENSTOCK_URL, or else a Redis server on this
+    machine. The app connects when it is first used, and again in a forked child. `name` is the
+    prefix of the queues for results, groups, schedules and limits, so apps with different names do
+    not share them. The other options are the defaults of every task.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TaskApp:
         return service
 
     def start_over(self) -> None:
-        """In a forked child: the connection is its parent's, and so may be the lock."""
+        """In a forked child: drops the connection and the lock, which belong to the parent."""
         self._service, self._lock = None, threading.Lock()
 
     def now_ms(self) -> int:
@@ -161,11 +161,11 @@ class TaskApp:
         timezone: str = "UTC",
         missed: str = "once",
     ) -> Schedule:
-        """Has a task pushed whenever it is due, once, however many workers run.
+        """Schedules a task: it is pushed once at each due time, however many workers run.
 
         `when` is a cron expression of five fields, or six with seconds first, read in `timezone`;
-        or a number of seconds. What became due while no worker ran is pushed once, the latest of
-        it (`missed="once"`), or not at all (`"skip"`). Raises TaskError.
+        or a number of seconds. Of the due times that were missed while no worker ran, the latest
+        is pushed (`missed="once"`), or none (`"skip"`). Raises TaskError.
         """
         _check_name("schedule", name)
         if name in self.schedules:
@@ -208,9 +208,9 @@ class TaskApp:
 
         It is for tests and scripts, on `memory:` for example. Schedules that are due are pushed
         first. With a `ManualClock(auto_advance=True)` time moves to the next delayed task or
-        retry, so that nothing is left; with a plain ManualClock what is not due stays; with the
-        system's clock this waits for it. Timeouts are checked when a task returns; limits of rate
-        and concurrency are not applied.
+        retry, so that no task is left; with a plain ManualClock tasks that are not due stay; with
+        the system's clock this waits for them. Timeouts are checked when a task returns; limits of
+        rate and concurrency are not applied.
         """
         return run_until_empty(self, queues or tuple(self.queues))
 
@@ -218,5 +218,6 @@ class TaskApp:
 def _check_name(field: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(
-            f"{field}: {name!r} is no name; use 1 to 40 of A-Z a-z 0-9 _ . - (name=… names a task)"
+            f"{field}: {name!r} is not a valid name; use 1 to 40 of A-Z a-z 0-9 _ . - "
+            "(name=… sets the name of a task)"
         )

@@ -1,7 +1,7 @@
 """A function's parameters as a type: arguments are checked and become JSON before they are pushed.
 
-The arguments are an object by parameter name. They are encoded and then decoded as the function's
-annotations say, so what passes here is what the worker will be able to read.
+The arguments are a JSON object by parameter name. They are encoded and then decoded with the types
+of the function's annotations, so that the worker will be able to decode them.
 """
 
 import inspect
@@ -18,7 +18,7 @@ _EMPTY: Final = inspect.Parameter.empty
 
 
 class Arguments:
-    """How the arguments of one function are checked, encoded, decoded and given to it."""
+    """Checks, encodes and decodes the arguments of one function."""
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         """Reads the signature. Raises TaskError for a type that JSON cannot hold."""
@@ -31,7 +31,7 @@ class Arguments:
         try:
             hints = get_type_hints(function, include_extras=True)
             self._decode = self._decoder(hints, ())
-            # Of a task within a chain: the result of the task before becomes the first argument.
+            # For a task in a chain: the result of the task before it becomes the first argument.
             self._decode_rest = self._decoder(hints, self.names[:1])
             returned = hints.get("return", Any)
             self.result = msgspec.json.Decoder(Any if returned is None else returned)
@@ -71,13 +71,13 @@ class Arguments:
         return self._checked(named, self._decode)
 
     def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The same for a call whose first argument is yet to come. Raises TaskError."""
+        """The same for a call whose first argument is added later. Raises TaskError."""
         if not self._parameters or self._parameters[0].kind is not (
             inspect.Parameter.POSITIONAL_OR_KEYWORD
         ):
             raise TaskError(
-                f"{self._task}: takes no first argument by name, so it cannot be given the result "
-                "of the task before it"
+                f"{self._task}: has no first parameter with a name, so it cannot get the result of "
+                "the task before it"
             )
         signature = self._signature.replace(parameters=self._parameters[1:])
         return self._checked(self._named(signature, args, kwargs), self._decode_rest)
@@ -102,7 +102,7 @@ class Arguments:
         return encoded
 
     def decode(self, encoded: msgspec.Raw | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with. Raises TaskError."""
+        """The arguments for a call of the function. Raises TaskError."""
         try:
             found = self._decode(encoded)
         except msgspec.MsgspecError as error:
@@ -118,7 +118,7 @@ class Arguments:
         by_name = False
         for parameter, value in zip(self._parameters, values, strict=True):
             if value is UNSET:
-                # The function's own default; what follows can only be given by name.
+                # The function's default is used; the arguments behind it must be passed by name.
                 by_name = True
                 continue
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -135,14 +135,14 @@ class Arguments:
 
 
 def with_first(rest: msgspec.Raw, name: str, first: bytes) -> msgspec.Raw:
-    """The arguments of a call that has got its first one, whose name and JSON are given."""
+    """The arguments of a call with its first one added, whose name and JSON are given."""
     start = b"{" + _encode(name) + b":" + first
     body = bytes(rest)
     return msgspec.Raw(start + (b"}" if body == b"{}" else b"," + body[1:]))
 
 
 def _plain(error: Exception) -> str:
-    """What msgspec says, with the argument's name in front."""
+    """The text of an error of msgspec, with the argument's name in front."""
     what, at, path = str(error).partition(" - at `$.")
     what = what.replace("`", "")
     if at:

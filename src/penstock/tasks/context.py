@@ -1,4 +1,4 @@
-"""What a running task can ask about itself: `current().attempt`, `.deadline`, `.extend()`."""
+"""The context of a running task: `current().attempt`, `.deadline`, `.extend()`."""
 
 import logging
 from collections.abc import Callable
@@ -58,9 +58,9 @@ class TaskContext:
         return datetime.fromtimestamp(self.deadline_ms / 1_000, UTC)
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline to `seconds` from now. A task without a timeout has none to move.
+        """Moves the deadline to `seconds` from now; does nothing for a task without a timeout.
 
-        The claim needs no extending: the worker does that for as long as the task runs.
+        The worker extends the claim by itself for as long as the task runs.
         """
         if not seconds > 0:
             raise TaskError(f"extend: expected a number of seconds above 0, got {seconds!r}")

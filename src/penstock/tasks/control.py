@@ -1,4 +1,4 @@
-"""Failed and waiting tasks, for people who look after them: find, retry, cancel.
+"""Management of failed and waiting tasks: find, retry, cancel.
 
 Each is a sequence of commands on any service. A failed task is a message in the queue
 `QUEUE.failed`, with its arguments and its traceback; a cancelled one is an id in a queue that every
@@ -47,7 +47,7 @@ _STATES: Final[tuple[State, ...]] = ("in_flight", "visible", "delayed")
 
 
 class FoundTask(NamedTuple):
-    """A task as it stands: its state, the queue it is in, its message and what that holds."""
+    """A task that was found: its state, its queue, its message and the decoded content."""
 
     id: str
     state: str
@@ -58,7 +58,7 @@ class FoundTask(NamedTuple):
 
 
 class CancelledIds:
-    """The ids of the cancelled tasks, as one process knows them."""
+    """The ids of the cancelled tasks, as one process last read them."""
 
     OUTCOME: ClassVar[TaskOutcome] = TaskOutcome(is_cancelled=True)
 
@@ -73,17 +73,17 @@ class CancelledIds:
         return iter(self._ids)
 
     def refresh(self) -> Steps[None]:
-        """Reads them anew."""
+        """Reads them again."""
         try:
             messages = yield Peek(self._queue, PEEK_LIMIT_MAX)
         except RequestError:
-            # There is no such queue before the first cancel; some services cannot peek.
+            # The queue does not exist before the first cancel; some services cannot peek.
             messages = []
         self._ids = frozenset(message.body.decode(errors="replace") for message in messages)
 
 
 def cancel(app: "TaskApp", task_id: str) -> Steps[None]:
-    """Has workers drop a task when they get it, and end it if they can while it runs.
+    """Cancels a task: workers drop it when they pull it, and end it if they can while it runs.
 
     Raises QueueFull after 1,000 cancels within a week.
     """
@@ -107,9 +107,9 @@ def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[li
 
 
 def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[list[str]]:
-    """Pushes failed tasks to their queues again, with all their attempts; returns their ids.
+    """Pushes failed tasks to their queues again, with all attempts left; returns their ids.
 
-    Without `ids`, all of them. Each is deleted from the failed ones after its push.
+    Without `ids`, all of them. Each is deleted from the failed queue after its push.
     """
     retried: list[str] = []
     for queue in queues:
@@ -120,7 +120,7 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
                 claims: list[Claim] = yield Pull(source, _PULL_MAX, wait_ms=0)
             except QueueNotFound:
                 break
-            # One that was seen before has run out: this has gone through all of them.
+            # A claim that was seen before has run out: the loop has gone through all of them.
             claims = [claim for claim in claims if claim.id not in kept]
             if not claims:
                 break
@@ -146,7 +146,8 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
 
 
 def find_task(app: "TaskApp", queues: Iterable[str], task_id: str) -> Steps[FoundTask | None]:
-    """A task by its id: its result, else the failed one, else among the first of each queue."""
+    """A task by its id: searched among the first messages of each queue, the failed tasks and
+    the results."""
     result = yield from find_result(app.name, task_id)
     for queue in queues:
         for state in _STATES:

@@ -1,4 +1,4 @@
-"""The body of a task's message: which task, its arguments, and what follows it.
+"""The body of a task's message: the task's name, its arguments, and the tasks that follow it.
 
 JSON, as docs/formats/tasks.md describes it. A message names a task and never code: a worker looks
 the name up among the tasks that its app has registered, and imports nothing for it.
@@ -15,7 +15,7 @@ ERROR_CHARS_MAX: Final = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a task ended that did not succeed; `is_final` if it is not to be tried again."""
+    """The failure of an attempt; `is_final` if the task is not to be tried again."""
 
     error: str
     traceback: str = ""
@@ -38,7 +38,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GroupPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which member of a group a task is, and what is pushed when all of them have succeeded."""
+    """A task's place in a group, and the task that is pushed when all members have succeeded."""
 
     id: str
     index: int
@@ -64,7 +64,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a task ended, for those who ask: its value, or why there is none."""
+    """A result as it is stored: the task's value, or its failure."""
 
     id: str
     state: str
@@ -83,7 +83,7 @@ encode: Final = msgspec.json.encode
 
 
 def body_start(task: str) -> bytes:
-    """The bytes of a plain envelope before its arguments; after them there is only a brace.
+    """The bytes of a plain envelope before its arguments; only a closing brace follows them.
 
     `encode(Envelope(task, args))` gives the same bytes; a test compares them.
     """
@@ -91,7 +91,7 @@ def body_start(task: str) -> bytes:
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """The task in a message. Raises ProtocolError for anything that is not one."""
+    """The task in a message. Raises ProtocolError if the body is not a task."""
     try:
         return _envelopes.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

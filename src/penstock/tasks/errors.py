@@ -1,10 +1,10 @@
-"""What can go wrong with a task, for the code that pushed it and for the code that runs it."""
+"""The errors of tasks: for code that pushes them, and for code that runs them."""
 
 from penstock.errors import PenstockError, RequestError
 
 
 class TaskError(RequestError):
-    """A task, its arguments, a schedule or an app that cannot be used as it was given."""
+    """A task, its arguments, a schedule or an app is not valid."""
 
 
 class TaskFailed(PenstockError):

@@ -1,4 +1,4 @@
-"""Tasks that follow each other: `chain` one after the other, `group` side by side, then a final."""
+"""Flows of tasks: `chain`, one after another; `group`, in parallel, then a final task."""
 
 from typing import Any, Final
 from uuid import uuid4
@@ -17,7 +17,7 @@ CHAIN_MAX: Final = 1_000
 
 
 class TaskChain:
-    """Tasks one after the other: each is given the result of the one before as first argument."""
+    """Tasks one after another: each gets the result of the one before as its first argument."""
 
     def __init__(self, calls: tuple[PreparedTask, ...]) -> None:
         if not 1 <= len(calls) <= CHAIN_MAX:
@@ -41,7 +41,7 @@ class TaskChain:
         return PushedTask(self.calls[-1].task, task_id)
 
     def steps(self, last_id: str | None) -> list[Step]:
-        """What follows the first task."""
+        """The tasks after the first one."""
         last = len(self.calls) - 1
         return [
             call.as_step(last_id if number == last else None)
@@ -51,7 +51,7 @@ class TaskChain:
 
 
 class TaskGroup:
-    """Tasks side by side, and a final one that is given the list of their results."""
+    """Tasks in parallel, and a final one that gets the list of their results."""
 
     def __init__(
         self, members: tuple[PreparedTask | TaskChain, ...], final: PreparedTask | None
@@ -89,7 +89,7 @@ class TaskGroup:
 
 
 def chain(*calls: PreparedTask) -> TaskChain:
-    """Tasks to be run one after the other: `chain(load.prepare(7), send.prepare()).push()`.
+    """Tasks to be run one after another: `chain(load.prepare(7), send.prepare()).push()`.
 
     Raises TaskError.
     """
@@ -97,7 +97,7 @@ def chain(*calls: PreparedTask) -> TaskChain:
 
 
 def group(*members: PreparedTask | TaskChain, final: PreparedTask | None = None) -> TaskGroup:
-    """Tasks to be run side by side: `group(*(f.prepare(n) for n in range(9)), final=g.prepare())`.
+    """Tasks to be run in parallel: `group(*(f.prepare(n) for n in range(9)), final=g.prepare())`.
 
     A member may be a chain. Raises TaskError.
     """
@@ -118,7 +118,7 @@ def _check_calls(where: str, calls: tuple[Any, ...]) -> None:
 def _first_push(
     chained: TaskChain, last_id: str | None, place: GroupPlace | None, delay_ms: int | None
 ) -> Push:
-    """The push of a chain's first task, which carries all that follows."""
+    """The push of a chain's first task, which contains the tasks after it."""
     first = chained.calls[0]
     envelope = Envelope(first.task.name, first.encoded(), then=chained.steps(last_id), group=place)
     return first.task.push_of(envelope, delay_ms)

@@ -6,9 +6,9 @@ from penstock.clock import ManualClock
 from penstock.errors import QueueNotFound
 from penstock.service import DAY_MS, Claim, Pull, Stats
 from penstock.tasks.control import CancelledIds
+from penstock.tasks.finishing import TaskFinisher
 from penstock.tasks.running import HeldTask, fail, hold, run_to_end
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.settling import Settler
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -19,7 +19,7 @@ _WAIT_MS: Final = 100
 
 def run_until_empty(app: "TaskApp", queues: tuple[str, ...]) -> int:
     """Runs tasks until none is left to run; returns the number of attempts."""
-    settler = Settler(app, app.service.LACKS)
+    finisher = TaskFinisher(app, app.service.LACKS)
     if app.schedules:
         app.run_steps(ScheduleClock(app).begin())
     cancelled = CancelledIds(app.name)
@@ -35,8 +35,8 @@ def run_until_empty(app: "TaskApp", queues: tuple[str, ...]) -> int:
             elif held.outcome is None:
                 ran += 1
                 _run(app, held)
-            # One by one, so that a failure of this process leaves what it did.
-            app.run_steps(settler.settle([held]))
+            # One by one, so that the finished tasks stay finished if this process fails.
+            app.run_steps(finisher.finish([held]))
 
 
 def _run(app: "TaskApp", held: HeldTask) -> None:
@@ -50,9 +50,9 @@ def _run(app: "TaskApp", held: HeldTask) -> None:
 
 
 def _wait(app: "TaskApp", queues: tuple[str, ...]) -> list[HeldTask]:
-    """What becomes due next; nothing if nothing will, or if time stands still."""
+    """The tasks that become due next; none if there are none, or if time stands still."""
     clock = app.clock
-    # Without auto_advance the one who owns the clock decides when it moves.
+    # Without auto_advance only the caller moves the clock.
     if isinstance(clock, ManualClock) and not clock.auto_advance:
         return []
     for queue in queues:

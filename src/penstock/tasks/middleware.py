@@ -1,4 +1,4 @@
-"""The one place to extend what happens around a task: before, after, and when it fails."""
+"""Middleware: code that runs before and after a task, and when it fails."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ class Middleware:
 
     The methods run where the task runs: in its thread, its process, or the event loop of async
     tasks, so they should not block there. They run in the order of the list, `after` and `failed`
-    in the opposite one. What `before` raises fails the attempt, and the task is not called; what
-    `after` and `failed` raise is reported to `logging` and changes nothing.
+    in the opposite one. An exception in `before` fails the attempt, and the task is not called; one
+    in `after` or `failed` is reported to `logging` and changes nothing.
     """
 
     def before(self, context: TaskContext) -> None:

@@ -6,42 +6,42 @@ from typing import Any, Final
 from penstock.service import DAY_MS, HOUR_MS, TTL_MS_MAX
 
 RESULT_QUEUES: Final = 256
-# What a service must be able to do for results to be kept, as its LACKS names it.
+# The behaviours that a service needs to keep results, by their names in LACKS.
 RESULTS_NEED: Final = ("peek", "ttl")
-# A task may be delayed for a year, and what is in a queue for longer than its retention is dropped.
+# A task may be delayed for a year, and a message is dropped at the end of its queue's retention.
 TASK_QUEUE: Final[dict[str, Any]] = {"retention_ms": TTL_MS_MAX}
-# A failed task is larger than the task was: by its traceback.
+# A failed task also has its traceback.
 FAILED_QUEUE: Final[dict[str, Any]] = {"retention_ms": 30 * DAY_MS, "body_bytes_max": 2 << 20}
 RESULT_QUEUE: Final[dict[str, Any]] = {"retention_ms": TTL_MS_MAX}
 GROUP_QUEUE: Final[dict[str, Any]] = {"retention_ms": 30 * DAY_MS}
-# As many as one peek shows; a further cancel is refused, because no worker would see it.
+# As many as one peek returns; a further cancel is refused, because no worker would read it.
 CANCELLED_QUEUE: Final[dict[str, Any]] = {"retention_ms": 30 * DAY_MS, "messages_max": 1_000}
 CANCELLED_TTL_MS: Final = 7 * DAY_MS
 TOKEN_TTL_MS: Final = TTL_MS_MAX - HOUR_MS
 
 
 def failed_queue(queue: str) -> str:
-    """Where the tasks of a queue go that have failed for the last time."""
+    """The queue for tasks of a queue that have failed for the last time."""
     return f"{queue}.failed"
 
 
 def result_queue(app: str, task_id: str) -> str:
-    """Where the result of a task is: one of 256 queues, by the task's id."""
+    """The queue of a task's result: one of 256, by the task's id."""
     return f"{app}.results.{zlib.crc32(task_id.encode()) % RESULT_QUEUES:02x}"
 
 
 def group_queue(app: str, group_id: str) -> str:
-    """Where the results of a group's members are until all are there."""
+    """The queue of the results of a group's members, until all of them have one."""
     return f"{app}.group.{group_id}"
 
 
 def schedule_queue(app: str, schedule: str) -> str:
-    """The queue that is always empty and whose note says when the schedule was last due."""
+    """A queue that is always empty; its note is the schedule's last due time."""
     return f"{app}.schedule.{schedule}"
 
 
 def cancelled_queue(app: str) -> str:
-    """Where the ids of cancelled tasks are."""
+    """The queue of the ids of cancelled tasks."""
     return f"{app}.cancelled"
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a task when it is declared, checked: retries, limits and times.
+"""The options of a task, read and checked: retries, limits and times.
 
 Pure: the random number of the jitter is an argument.
 """
@@ -88,7 +88,7 @@ def read_rate(text: object) -> Rate:
     """A rate such as 100/m, 5/s or 10/30s. Raises TaskError."""
     found = _RATE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise TaskError(f"rate: {text!r} is no rate; use 5/s, 100/m, 10/30s or 1000/h")
+        raise TaskError(f"rate: {text!r} is not a rate; use 5/s, 100/m, 10/30s or 1000/h")
     count = int(found[1])
     period_ms = int(found[2] or "1") * _UNITS_MS[found[3]]
     if not 1 <= count <= RATE_COUNT_MAX or not 1_000 <= period_ms <= VISIBILITY_MS_MAX:
@@ -101,7 +101,7 @@ def read_rate(text: object) -> Rate:
 
 def _name(field: str, value: Any) -> str:
     name = check_name(value, field)
-    # The names of further queues are made of it.
+    # It is a part of the names of other queues.
     if len(name) > 60 or "@" in name:
         raise TaskError(
             f"{field}: {name!r} is too long for a task queue, or has a scope: 60 of "

@@ -1,7 +1,7 @@
-"""Results: how a task's end is stored, found by its id, and waited for.
+"""Results of tasks: how they are stored, found by the task's id, and waited for.
 
-A result is a message with a ttl in one of 256 queues, chosen by the task's id, and is read without
-claiming it; any process can ask for it, and any number of them. See decision 111.
+A result is a message with a ttl in one of 256 queues, chosen by the task's id. It is read without
+claiming it, so any number of processes can read it. See decision 111.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class PushedTask(Generic[R]):
             pause_s = min(pause_s * 2, _POLL_S_MAX)
 
     async def wait(self, timeout: float = 30.0) -> R:
-        """The same for asyncio: the loop goes on while this waits."""
+        """The same for asyncio: it does not block the event loop."""
         self._check()
         end_s = time.monotonic() + timeout
         pause_s = _POLL_S_FIRST

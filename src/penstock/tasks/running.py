@@ -86,7 +86,7 @@ class HeldTask:
 
     @property
     def needs_value(self) -> bool:
-        """Whether anybody reads what the task returns."""
+        """Whether the task's return value is stored or passed on."""
         return (
             bool(self.envelope.then)
             or self.envelope.group is not None
@@ -101,7 +101,7 @@ class HeldTask:
 
     @property
     def is_final_failure(self) -> bool:
-        """Whether the attempt failed and there is none left."""
+        """Whether the attempt failed and no attempt is left."""
         if self.outcome is None or self.outcome.failure is None:
             return False
         retries = 0 if self.task is None else self.task.options.retries
@@ -128,7 +128,7 @@ def hold(app: "TaskApp", claim: Claim) -> HeldTask:
             failure=Failure(shortened(reason, ERROR_CHARS_MAX), is_final=True)
         )
     elif envelope.expires_at_ms is not None and envelope.expires_at_ms <= app.now_ms():
-        # The queue drops what outlives its ttl; this one was claimed just before.
+        # It was claimed shortly before its ttl ended.
         held.outcome = TaskOutcome(is_cancelled=True)
     else:
         held.context = TaskContext(
@@ -138,7 +138,7 @@ def hold(app: "TaskApp", claim: Claim) -> HeldTask:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is kept of an exception: one line, the traceback, and what it says about retries."""
+    """An exception as a Failure: one line, the traceback, and whether to retry."""
     name = type(error).__name__
     try:
         line = " ".join(str(error).split())
@@ -148,7 +148,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(
         shortened(f"{name}: {line}" if line else name, ERROR_CHARS_MAX),
         shortened(text, TRACEBACK_CHARS_MAX),
-        # Wrong arguments stay wrong, and a task that gives up knows best.
+        # Wrong arguments fail again, and GiveUp asks for no retry.
         is_final=isinstance(error, GiveUp | TaskError),
         retry_ms=max(0, round(error.seconds * 1_000)) if isinstance(error, RetryLater) else None,
     )
@@ -234,7 +234,7 @@ def _success(held: HeldTask, value: Any) -> TaskOutcome:
 
 
 def fail(held: HeldTask, error: BaseException, middleware: Sequence[Middleware]) -> None:
-    """Makes an exception the outcome, and tells the middleware."""
+    """Sets an exception as the outcome, and calls the middleware."""
     held.outcome = TaskOutcome(failure=failure_of(error))
     for each in reversed(middleware):
         try:

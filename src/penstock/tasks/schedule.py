@@ -1,9 +1,9 @@
 """Schedules: when a task is due by cron or by a period, and how it is pushed exactly once.
 
-Every worker process computes the same due times and pushes what is due with a dedup id of the
-schedule's name and the due time, so that one push of them takes effect. A note on the schedule's
-own queue keeps the last due time that was pushed: by it a worker that starts sees what was missed
-while none ran. See decision 112.
+Every worker process computes the same due times and pushes the due tasks with a dedup id made of
+the schedule's name and the due time, so that only one of the pushes adds a message. A note on the
+schedule's own queue has the last due time that was pushed: from it a worker that starts computes
+what was missed while none ran. See decision 112.
 """
 
 from datetime import UTC, datetime, tzinfo
@@ -22,7 +22,7 @@ from penstock.tasks.task import PreparedTask
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
 
-# What is later than this counts as missed; the dedup window is five minutes.
+# A due time that is longer ago counts as missed; the dedup window is five minutes.
 LATE_MS_MAX: Final = 60_000
 PERIOD_S_MIN: Final = 1
 PERIOD_S_MAX: Final = 366 * 86_400
@@ -50,7 +50,7 @@ class Schedule(NamedTuple):
         """The last due time at or before an instant."""
         if self.cron is None:
             return now_ms // self.period_ms * self.period_ms
-        # One second later, because cron's own search leaves out the instant that it starts at.
+        # One second later, because CronSim does not return the instant at which it starts.
         return _to_ms(next(_cron(self.cron, self._local(now_ms + 1_000), reverse=True)))
 
     def _local(self, ms: int) -> datetime:
@@ -79,7 +79,7 @@ def read_schedule(name: str, when: Any, call: PreparedTask, timezone: str, misse
             raise TaskError(f"schedule {name!r}: {when!r} is never due") from None
         except ValueError as error:
             raise TaskError(
-                f"schedule {name!r}: {when!r} is no cron expression: {error}; use five fields, "
+                f"schedule {name!r}: {when!r} is not a cron expression: {error}; use five fields, "
                 "minute hour day month weekday, such as '30 3 * * mon-fri'"
             ) from None
         return Schedule(name, call, when, 0, zone, missed == "once")
@@ -125,39 +125,39 @@ class ScheduleClock:
 
     def __init__(self, app: "TaskApp") -> None:
         self._app = app
-        # The last due time of each that is settled: pushed by this process or by another.
-        self._settled_ms: dict[str, int] = {}
+        # The last due time of each schedule that was pushed, by this process or another.
+        self._pushed_ms: dict[str, int] = {}
 
     def begin(self) -> Steps[None]:
-        """Reads up to when each schedule was pushed, and pushes what was missed since."""
+        """Reads the last pushed due time of each schedule, and pushes what was missed since."""
         now_ms = self._app.now_ms()
         for schedule in self._app.schedules.values():
-            self._settled_ms[schedule.name] = yield from self._read_note(schedule, now_ms)
+            self._pushed_ms[schedule.name] = yield from self._read_note(schedule, now_ms)
         yield from self.push_due()
 
     def next_due_ms(self) -> int | None:
         """When to call `push_due` next; None without schedules."""
         due = [
-            self._app.schedules[name].next_due_ms(settled_ms)
-            for name, settled_ms in self._settled_ms.items()
+            self._app.schedules[name].next_due_ms(pushed_ms)
+            for name, pushed_ms in self._pushed_ms.items()
         ]
         return min(due, default=None)
 
     def push_due(self) -> Steps[None]:
         """Pushes what is due now, and what was missed if the schedule says so."""
         now_ms = self._app.now_ms()
-        for name, settled_ms in list(self._settled_ms.items()):
+        for name, pushed_ms in list(self._pushed_ms.items()):
             schedule = self._app.schedules[name]
             due_ms = schedule.last_due_ms(now_ms)
-            if due_ms <= settled_ms:
+            if due_ms <= pushed_ms:
                 continue
             if now_ms - due_ms > LATE_MS_MAX:
-                # This process may have stood still while another pushed it.
-                settled_ms = yield from self._read_note(schedule, now_ms)
+                # This process may have been suspended while another pushed it.
+                pushed_ms = yield from self._read_note(schedule, now_ms)
             is_missed = now_ms - due_ms > LATE_MS_MAX
-            if due_ms > settled_ms and (schedule.pushes_missed or not is_missed):
+            if due_ms > pushed_ms and (schedule.pushes_missed or not is_missed):
                 yield from self._push(schedule, due_ms)
-            self._settled_ms[name] = max(settled_ms, due_ms)
+            self._pushed_ms[name] = max(pushed_ms, due_ms)
 
     def _push(self, schedule: Schedule, due_ms: int) -> Steps[None]:
         call = schedule.call

@@ -56,7 +56,7 @@ def ensure_queue(queue: str, settings: dict[str, Any]) -> Steps[None]:
     except QueueExists:
         return
     except (InvalidField, UnsupportedOperation):
-        # A service with narrower limits, such as Amazon SQS with its 14 days.
+        # A service with narrower limits, such as the 14 days of Amazon SQS.
         yield CreateQueue(queue)
 
 

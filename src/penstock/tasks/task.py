@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What may be changed for some pushes of a task. The rest is the worker's to know.
+# The options that a push can change. The worker uses the others, from the task's declaration.
 _PUSH_OPTIONS: Final = frozenset({"queue", "priority", "ttl", "unique"})
 
 
 class Task(Generic[P, R]):
-    """A function that workers run. Calling it runs it here; `push` has a worker run it."""
+    """A function that workers run. Calling it runs it here; `push` sends it to a worker."""
 
     def __init__(
         self, app: "TaskApp", name: str, function: Callable[P, R], options: TaskOptions
@@ -53,7 +53,7 @@ class Task(Generic[P, R]):
         return f"<Task {self.name!r} of queue {self.options.queue!r}>"
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
-        """Pushes a call; it is kept when this returns. Raises TaskError for wrong arguments."""
+        """Pushes a call; it is durable when this returns. Raises TaskError for wrong arguments."""
         return self._push(None, self.arguments.encode(args, kwargs))
 
     def push_in(self, seconds: float, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
@@ -112,7 +112,7 @@ class Task(Generic[P, R]):
         return PreparedTask(self, args, kwargs)
 
     def with_options(self, **options: Any) -> "Task[P, R]":
-        """The same task, pushed otherwise: queue, priority, ttl and unique can be changed."""
+        """The same task with other options for pushes: queue, priority, ttl or unique."""
         for name in options:
             if name not in _PUSH_OPTIONS:
                 raise TaskError(
@@ -122,7 +122,7 @@ class Task(Generic[P, R]):
         return Task(self.app, self.name, self.function, read_options(options, self.options))
 
     def push_of(self, envelope: Envelope, delay_ms: int | None = None) -> Push:
-        """The command that pushes a call which other tasks follow."""
+        """The command that pushes an envelope of this task."""
         options = self.options
         ttl_ms = self._ttl_ms(delay_ms)
         if ttl_ms is not None:
@@ -139,7 +139,7 @@ class Task(Generic[P, R]):
 
     def _encode_item(self, number: int, call: Any) -> bytes:
         try:
-            # Before the other kinds, because asking for a Mapping takes longer than all the rest.
+            # First, because the check for a Mapping takes longer than all others.
             if type(call) is tuple:
                 return self.arguments.encode(call, {})
             if isinstance(call, list | tuple):
@@ -169,7 +169,7 @@ class Task(Generic[P, R]):
         return PushedTask(self, reply.id, reply.duplicate)
 
     def _ttl_ms(self, delay_ms: int | None) -> int | None:
-        """The ttl of the message, which counts from its push: the task's counts from its due."""
+        """The message's ttl, which counts from the push; the task's counts from its due time."""
         ttl_ms = self.options.ttl_ms
         return ttl_ms if ttl_ms is None else ttl_ms + (delay_ms or 0)
 
@@ -179,7 +179,7 @@ class Task(Generic[P, R]):
         return encode(Envelope(self.name, msgspec.Raw(args), expires_at_ms=expires_at_ms))
 
     def _dedup_id(self, args: bytes) -> str:
-        """The same for calls with equal arguments, or equal values of those that are named."""
+        """An id that calls have in common if their arguments, or the named ones, are equal."""
         names = self.options.unique
         if isinstance(names, tuple):
             given = msgspec.json.decode(args)
@@ -207,7 +207,7 @@ class PreparedTask:
         return msgspec.Raw(self.task.arguments.encode(self.args, self.kwargs))
 
     def as_step(self, task_id: str | None = None) -> Step:
-        """The call as it follows another, whose result is its first argument. Raises TaskError."""
+        """The call as a step after another, whose result it gets first. Raises TaskError."""
         options = self.task.options
         return Step(
             self.task.name,

@@ -1,7 +1,7 @@
-"""The OpenTelemetry trace context: into a message's attributes, and out of them around a task.
+"""The OpenTelemetry trace context: stored in a message's attributes, restored around a task.
 
-`opentelemetry-api` is optional, and imported only by a program that uses it already or by a worker
-that is given a message with a trace. Without an SDK the context still travels.
+`opentelemetry-api` is optional, and imported only in a program that uses it already or in a worker
+that gets a message with a trace. Without an SDK the context is still passed on.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
     make sim                        200 seeds, from a random one on; with FULL=1, 100,000
     make sim SEED=7                 one run; its result, and the hash of its trace, are printed
-    make sim SEED=7 ARGS=--trace    and all that happened in it
+    make sim SEED=7 ARGS=--trace    the same, with every event of the run
 
 A run is the real code of the cluster, with the network, the replicated log, the clocks and the
 faults replaced by models (`simulation`). The same seed gives the same run, in every process. A seed
@@ -32,7 +32,7 @@ _MEMORY: Final = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     # The rule that was broken; None if none was.
@@ -44,15 +44,15 @@ class SimulatedRun:
 
     @property
     def trace_hash(self) -> str:
-        """A hash of all that happened."""
+        """A hash of the whole trace."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
 
     def lines(self) -> list[str]:
-        """The trace as text, an event a line."""
+        """The trace as text, one line for each event."""
         return [" ".join(map(str, each)) for each in self.trace]
 
     def report(self, lines_max: int = TRACE_LINES) -> str:
-        """The end of the trace, what was broken, and how to see it again."""
+        """The end of the trace, the rule that was broken, and the command that repeats it."""
         return "\n".join(
             [
                 *self.lines()[-lines_max:],
@@ -71,7 +71,7 @@ def run_seed(seed: int, node_class: type[SimulatedNode] = SimulatedNode) -> Simu
     try:
         cluster.run()
     except Exception as error:
-        # An assertion of the core, say: it must never come to that.
+        # Such as an assertion of the core, which must never fail.
         where = traceback.extract_tb(error.__traceback__)[-1]
         schedule.violate(f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
     finally:
@@ -98,9 +98,9 @@ def main(
 ) -> int:
     """Runs one seed or many; the exit status is 1 if a rule was broken."""
     parser = argparse.ArgumentParser(prog="simulate", description="Simulates a cluster by seeds.")
-    parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to run otherwise")
-    parser.add_argument("--trace", action="store_true", help="print all that happens")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="without --seed: how many to run")
+    parser.add_argument("--trace", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
     if options.seed is not None:
         run = run_seed(options.seed, node_class)

@@ -1,1 +1,1 @@
-"""What travels: for each protocol a pair of functions between bytes and commands, and no I/O."""
+"""The wire protocols: for each, functions that turn bytes into commands and back, without I/O."""

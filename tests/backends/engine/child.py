@@ -30,15 +30,15 @@ file._MARK_BYTES = 10_000  # type: ignore[misc]
 room._AMPLE_BYTES = 10_000  # type: ignore[misc]
 
 
-class Fate:
-    """Ends the process when its time has come."""
+class KillPoint:
+    """Kills this process at the chosen point."""
 
     def __init__(self, text):
         self.what, _, count = text.partition(":")
         self.left = int(count or 0)
         self.is_open = False
 
-    def meet(self, what):
+    def reach(self, what):
         if what == self.what or (self.what == "open" and not self.is_open):
             self.left -= 1
             if self.left == 0:
@@ -46,12 +46,12 @@ class Fate:
 
 
 class Killing:
-    """A storage, directory, file or map that meets its fate before and after what it does."""
+    """A storage, directory, file or map that reaches its kill point before and after each call."""
 
     WRAPPED = ("open", "create", "map")
 
-    def __init__(self, fate, inner):
-        self._fate = fate
+    def __init__(self, kill_point, inner):
+        self._kill_point = kill_point
         self._inner = inner
 
     def __getattr__(self, name):
@@ -60,10 +60,10 @@ class Killing:
             return inner
 
         def call(*words, **options):
-            self._fate.meet(name)
+            self._kill_point.reach(name)
             reply = inner(*words, **options)
-            self._fate.meet(name)
-            return Killing(self._fate, reply) if name in self.WRAPPED else reply
+            self._kill_point.reach(name)
+            return Killing(self._kill_point, reply) if name in self.WRAPPED else reply
 
         return call
 
@@ -71,12 +71,12 @@ class Killing:
         return self._inner[key]
 
     def __setitem__(self, key, value):
-        self._fate.meet("write")
+        self._kill_point.reach("write")
         # In two halves, so that an entry can be torn.
         start, stop, _ = key.indices(len(self._inner))
         middle = (start + stop) // 2
         self._inner[start:middle] = bytes(value)[: middle - start]
-        self._fate.meet("write")
+        self._kill_point.reach("write")
         self._inner[middle:stop] = bytes(value)[middle - start :]
 
 
@@ -110,24 +110,24 @@ def consume(queues, step):
                 say("deleted", number)
 
 
-def main(path, fate=""):
-    ending = Fate(fate)
+def main(path, kill_point=""):
+    point = KillPoint(kill_point)
     replace = os.replace
 
     def replace_or_die(*words, **options):
-        ending.meet("replace")
+        point.reach("replace")
         replace(*words, **options)
-        ending.meet("replace")
+        point.reach("replace")
 
     os.replace = replace_or_die
     begun = time.monotonic()
     engine = open_engine(
         path + "/store",
         file_bytes=32_768,
-        storage=Killing(ending, OsStorage()),
+        storage=Killing(point, OsStorage()),
         archive=path + "/archive",
     )
-    ending.is_open = True
+    point.is_open = True
     say("ready", time.monotonic() - begun)
     queues = Queues(BlockingEngine(engine))
     try:

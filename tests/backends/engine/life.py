@@ -82,7 +82,7 @@ def portrait(shard, load=None):
 
 def _ahead(queue):
     if queue.settings.fifo:
-        return queue.standing(VISIBLE, 100_000)
+        return queue.in_state(VISIBLE, 100_000)
     return queue.order.ahead(100_000)
 
 
@@ -97,7 +97,7 @@ def _portrait_of(delivery, load):
 
 
 def same(found, expected):
-    """The first place where two portraits differ, None if they are alike."""
+    """The first difference of two states as plain data; None if they are equal."""
     if found == expected:
         return None
     if found["next"] != expected["next"] or found["queues"].keys() != expected["queues"].keys():
@@ -254,12 +254,12 @@ class Life:
         return step()
 
     def inspect_copy(self) -> None:
-        """What `kill -9` would leave at this moment is opened elsewhere, and must be the truth."""
+        """Opens a copy of what `kill -9` would leave at this moment; its state must be right."""
         copy = self._copy()
         shutil.rmtree(copy)
 
     def kill(self) -> None:
-        """The process is gone: life goes on in what it left behind."""
+        """Kills the process, and continues with the store that it left."""
         old, engine = self.root, self.engine
         copy = self._copy(keep=True)
         engine.close()

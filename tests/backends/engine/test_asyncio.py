@@ -1,4 +1,4 @@
-"""The asyncio face on a disk that fails, closed under its callers, or looked after meanwhile."""
+"""The asyncio engine when its disk fails, when it is closed during calls, and during upkeep."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ def on_disk(path, disk):
 
 
 @pytest.mark.parametrize("call", range(1, 6))
-def test_everyone_who_waits_for_a_sync_that_fails_is_told(quick_path, call):
+def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
     disk = Disk()
 
     async def scene():
@@ -56,7 +56,7 @@ def test_everyone_who_waits_for_a_sync_that_fails_is_told(quick_path, call):
     engine.close()
 
 
-def test_closing_under_callers_leaves_nobody_waiting(quick_path):
+def test_closing_ends_the_waits_of_all_callers(quick_path):
     async def scene():
         engine = open_engine(quick_path / "store", file_bytes=131_072)
         queues = AsyncQueues(AsyncEngine(engine))
@@ -77,7 +77,7 @@ def test_closing_under_callers_leaves_nobody_waiting(quick_path):
     engine.close()
 
 
-def test_upkeep_goes_on_between_the_commands_of_a_loop(quick_path):
+def test_upkeep_runs_between_the_commands_of_a_loop(quick_path):
     async def scene():
         engine: Any = open_engine(quick_path / "store", file_bytes=16_384, durability="os")
         queues = AsyncQueues(AsyncEngine(engine))

@@ -21,7 +21,7 @@ JUMPS = {
 
 
 class Machine:
-    """The two clocks of a machine: the wall's, which anybody may set, and the steady one."""
+    """The two clocks of a machine: the wall clock, which can be set, and the monotonic one."""
 
     def __init__(self, monkeypatch):
         self.wall_s = NOW_S
@@ -34,7 +34,7 @@ class Machine:
         self.steady_s += seconds
 
     def reboot(self):
-        """The steady clock begins anew."""
+        """Restarts the monotonic clock."""
         self.steady_s = 3.0
 
 
@@ -83,7 +83,9 @@ def test_a_jump_while_running_moves_no_timer(quick_path, machine, jump):
 
 @pytest.mark.parametrize("kind", ["restart", "reboot"])
 @pytest.mark.parametrize("jump", JUMPS)
-def test_after_a_jump_between_two_lives_nothing_stays_invisible(quick_path, machine, jump, kind):
+def test_after_a_clock_jump_between_two_processes_every_message_becomes_visible(
+    quick_path, machine, jump, kind
+):
     engine = opened(quick_path)
     fill(engine)
     machine.wait(10)
@@ -108,7 +110,7 @@ def test_after_a_jump_between_two_lives_nothing_stays_invisible(quick_path, mach
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_clock_that_is_wrong_and_then_put_right_strands_nothing(quick_path, machine, jump):
+def test_after_a_wrong_clock_is_corrected_every_message_becomes_visible(quick_path, machine, jump):
     machine.wall_s += JUMPS[jump]
     engine = opened(quick_path)
     fill(engine)

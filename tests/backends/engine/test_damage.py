@@ -63,7 +63,7 @@ class Built:
             ]
 
     def hit_by(self, offset):
-        """The events of the entry in which this byte of the stream stands."""
+        """The events of the entry that contains this byte of the stream."""
         return [e for start, end, events in self.entries if start <= offset < end for e in events]
 
     def flipped(self, to, *bits):
@@ -159,7 +159,7 @@ def test_bits_flipped_under_a_running_engine_are_never_served(built, quick_path,
         copy = store.flipped(quick_path / "copy")
         engine = open_copy(copy)
         start, end, events = rng.choice(pushes)
-        # Past the entry's own header, which nobody reads again: the event's header and payload.
+        # After the entry's own header, which is not read again: the event's header and payload.
         offset = rng.randrange(start + 32, end)
         number, within = divmod(offset, store.payload_bytes)
         flip(copy / "journal" / f"{number:012d}.seg", PAGE_BYTES + within, rng.randrange(8))
@@ -229,7 +229,7 @@ def test_a_store_whose_snapshots_are_all_damaged_is_refused_and_not_opened_empty
         open_copy(quick_path / "store")
 
 
-def test_messages_of_a_queue_whose_making_was_lost_are_found_in_one_named_for_it(quick_path):
+def test_messages_of_a_queue_whose_creation_was_lost_are_in_a_recovered_queue(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"), Push("q", b"two"))
     store.engine.close()
@@ -253,7 +253,7 @@ def test_the_number_of_a_message_lost_to_damage_is_not_given_again(quick_path):
     store.engine.close()
 
 
-def test_a_queue_whose_removal_was_lost_makes_way_for_its_successor(quick_path):
+def test_a_queue_whose_removal_was_lost_is_replaced_by_the_next_of_its_name(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"old", ttl_ms=5_000), Pull("q", visibility_ms=1_000))
     start = store.engine.journal.segments.end_offset

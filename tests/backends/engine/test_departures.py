@@ -1,4 +1,4 @@
-"""Two stores as two shards: what departs from one is kept, through anything, until it arrives."""
+"""Two stores as two shards: a message that departs from one is kept until it has arrived."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ def route(source, target):
         source.engine.arrived(owed.delivery.number, owed.delivery.epoch)
 
 
-def test_every_dead_letter_arrives_once_though_both_shards_restart_on_the_way(shards):
+def test_every_dead_letter_arrives_once_though_both_shards_restart_meanwhile(shards):
     source, target = shards
     bodies = [b"job %d" % number for number in range(10)]
     source.depart(*bodies)
@@ -129,7 +129,7 @@ def test_every_dead_letter_arrives_once_though_both_shards_restart_on_the_way(sh
     assert source.engine.shard.departed.stored_bytes == 0
 
 
-def test_what_is_owed_outlives_a_snapshot_and_the_removal_of_its_queue(shards):
+def test_the_outbox_survives_a_snapshot_and_the_removal_of_its_queue(shards):
     source, target = shards
     source.depart(*(b"job %d" % number for number in range(12)))
     source.run_pass()
@@ -147,7 +147,7 @@ def test_what_is_owed_outlives_a_snapshot_and_the_removal_of_its_queue(shards):
     assert target(Stats("away")).messages == 12
 
 
-def test_the_order_of_departure_outlives_a_snapshot(shards):
+def test_the_order_of_departure_survives_a_snapshot(shards):
     source, _ = shards
     source(Push("work", b"first"), Push("work", b"second"))
     _, second = source(Pull("work", 2))
@@ -177,7 +177,7 @@ def test_a_message_that_arrives_between_the_outline_and_its_slice_is_gone(shards
     assert source.owed() == [f"departed-3-{number}-1" for number in range(4, 8)]
 
 
-def test_a_queue_removed_during_the_pass_takes_nothing_with_it_that_is_owed(shards):
+def test_a_queue_removed_during_the_pass_leaves_the_outbox_unchanged(shards):
     source, _ = shards
     source(*(Push("work", b"job %d" % number) for number in range(9)), Pull("work", 6))
     source.clock.advance(ms=1_000)
@@ -192,7 +192,7 @@ def test_a_queue_removed_during_the_pass_takes_nothing_with_it_that_is_owed(shar
 
 
 @pytest.mark.parametrize("is_newest_snapshot_lost", [False, True])
-def test_the_content_of_what_is_owed_is_carried_when_its_file_goes(
+def test_the_content_of_the_outbox_is_carried_when_its_file_is_dropped(
     shards, monkeypatch, is_newest_snapshot_lost
 ):
     source, target = shards
@@ -219,7 +219,7 @@ def test_the_content_of_what_is_owed_is_carried_when_its_file_goes(
     assert [claim.body for claim in target(Pull("away"))] == [b"kept for long"]
 
 
-def test_a_store_with_messages_owed_verifies_and_tells_their_history(shards):
+def test_a_store_with_an_outbox_verifies_and_has_the_history_of_its_messages(shards):
     source, _ = shards
     reply = source(Push("work", b"goes"))
     source.depart(b"stays")
@@ -234,7 +234,7 @@ def test_a_store_with_messages_owed_verifies_and_tells_their_history(shards):
     assert any("1 queues with 3 messages" in each.text for each in findings)
 
 
-def test_what_is_owed_and_damaged_is_lost_and_the_others_still_go(shards):
+def test_a_damaged_message_in_the_outbox_is_lost_and_the_others_still_arrive(shards):
     source, target = shards
     source.depart(b"DAMAGED", b"sound")
     # After a snapshot the push is not read again when the store opens, only when it is pushed on.

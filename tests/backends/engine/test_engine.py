@@ -1,4 +1,4 @@
-"""The engine and its faces: who waits for the disk, who waits for a message, and what stops it."""
+"""The engine, blocking and asynchronous: waits for the disk, waits for a message, and failures."""
 
 import asyncio
 import threading
@@ -85,7 +85,7 @@ class Failing(MemoryJournal):
 
 
 def in_thread(run: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Starts the call in a thread; what it gives or raises is put in the list."""
+    """Starts the call in a thread; its result or error is put in the list."""
     given: list[Any] = []
 
     def call() -> None:
@@ -134,7 +134,7 @@ def test_an_awaited_push_answers_only_when_it_is_durable():
     assert asyncio.run(story()) == "q"
 
 
-def test_one_flush_answers_all_who_wait_for_it():
+def test_one_flush_answers_all_callers_that_wait_for_it():
     journal = Slow()
     queues = Queues(BlockingEngine(Engine(journal, ManualClock())))
     calls = [in_thread(partial(queues.create, name)) for name in ("a", "b", "c")]
@@ -160,7 +160,7 @@ def test_a_write_that_never_becomes_durable_is_never_answered():
 @pytest.mark.parametrize(
     "command", [ListQueues(), Stats("q"), DescribeQueue("q"), Peek("q")], ids=lambda c: str(c)
 )
-def test_looking_does_not_wait_for_the_disk(command):
+def test_read_only_commands_do_not_wait_for_the_disk(command):
     journal = Slow()
     engine = Engine(journal, ManualClock())
     engine.submit(CreateQueue("q"))
@@ -202,7 +202,7 @@ def test_an_engine_whose_journal_fails_answers_nothing_any_more():
             engine.submit(command)
 
 
-def test_those_who_wait_are_told_when_the_journal_fails():
+def test_waiting_callers_get_the_error_when_the_journal_fails():
     engine = Engine(Failing(after=1), ManualClock())
     engine.submit(CreateQueue("q"))
     woken = threading.Event()
@@ -215,7 +215,7 @@ def test_those_who_wait_are_told_when_the_journal_fails():
     assert woken.is_set()
 
 
-def test_a_command_nobody_knows_is_refused(engine):
+def test_an_unknown_command_is_refused(engine):
     for odd in (None, "push", object(), {"push": 1}):
         with pytest.raises(InvalidField, match="command"):
             engine.submit(odd)
@@ -239,27 +239,27 @@ def test_a_pull_that_does_not_want_to_wait_is_not_put_in_line(engine):
     assert not engine.has_waiters
 
 
-def test_waiting_on_a_queue_there_is_not_is_refused(engine):
+def test_waiting_on_a_queue_that_does_not_exist_is_refused(engine):
     with pytest.raises(QueueNotFound):
         engine.submit(Pull("nowhere", wait_ms=1_000))
 
 
-def test_a_wait_that_is_taken_back_leaves_the_line(engine):
+def test_a_cancelled_wait_leaves_the_line(engine):
     first = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
     second = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
-    engine.forget(first)
+    engine.cancel_wait(first)
     assert engine.submit(Stats("q")).waiting_pulls == 1
     engine.submit(Push("q", b"x"))
     assert [claim.body for claim in second.claims] == [b"x"]
     assert first.claims == []
 
 
-def test_a_wait_taken_back_after_it_was_served_gives_its_message_back(engine):
+def test_a_wait_cancelled_after_it_was_served_releases_its_message(engine):
     first = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
     second = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
     engine.submit(Push("q", b"x"))
     assert [claim.epoch for claim in first.claims] == [1]
-    engine.forget(first)
+    engine.cancel_wait(first)
     assert [claim.epoch for claim in second.claims] == [2]
 
 
@@ -283,7 +283,7 @@ def test_a_cancelled_wait_loses_no_message():
     assert asyncio.run(story()) == (1, 0, b"x")
 
 
-def test_whoever_waits_is_nudged_when_something_falls_due_sooner(engine):
+def test_a_waiter_is_woken_when_something_is_due_earlier_than_planned(engine):
     nudges: list[str] = []
     engine.wait(Pull("q", wait_ms=60_000), lambda: nudges.append("q"))
     planned_ms = engine.next_wake_ms
@@ -303,7 +303,7 @@ def test_waiting_and_deadlines_start_no_threads(engine):
     assert threading.active_count() == before
 
 
-def test_what_is_due_happens_before_the_next_command_whoever_gives_it(engine):
+def test_what_is_due_is_settled_before_the_next_command_of_any_caller(engine):
     engine.submit(Push("q", b"x"))
     (claim,) = engine.submit(Pull("q", visibility_ms=5_000))
     engine.clock.advance(seconds=5)
@@ -336,7 +336,7 @@ def test_however_many_fall_due_at_once_they_are_all_back_when_ticking_has_caught
     assert (stats.visible, stats.in_flight) == (count, 0)
 
 
-def test_however_many_outlive_the_retention_at_once_they_all_go(engine):
+def test_however_many_messages_reach_the_retention_at_once_they_all_expire(engine):
     count = 3 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", b"x", ttl_ms=n % 2 * 4_000 or None) for n in range(count)]))
     engine.submit(ConfigureQueue("q", {"retention_ms": 5_000}))
@@ -346,7 +346,7 @@ def test_however_many_outlive_the_retention_at_once_they_all_go(engine):
     assert (stats.messages, stats.stored_bytes) == (0, 0)
 
 
-def test_a_pull_finds_the_living_behind_any_number_of_dead(engine):
+def test_a_pull_finds_a_message_behind_any_number_of_dead_letters(engine):
     count = 2 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", b"dead") for _ in range(count)]))
     engine.submit(Pull("q", count, visibility_ms=0))
@@ -359,7 +359,7 @@ def test_a_pull_finds_the_living_behind_any_number_of_dead(engine):
     assert engine.submit(Stats("dead")).visible == count
 
 
-def test_a_receipt_is_good_across_engines_that_share_a_key():
+def test_a_receipt_is_valid_in_another_engine_with_the_same_key():
     clock, key, identity = ManualClock(), b"k" * 32, b"i" * 7
     first = Engine(None, clock, key=key, identity=identity)
     first.submit(CreateQueue("q"))

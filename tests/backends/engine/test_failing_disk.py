@@ -113,7 +113,7 @@ def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(
     reopened.close()
 
 
-def test_pulls_that_wait_are_told_when_the_disk_fails(quick_path):
+def test_waiting_pulls_get_the_error_when_the_disk_fails(quick_path):
     machine = Machine(quick_path)
     queues = machine.queues
     queues.create("q")
@@ -171,7 +171,7 @@ def test_an_engine_that_is_interrupted_before_its_journal_has_it_answers_nothing
     queues.close()
 
 
-def test_what_is_due_on_a_full_disk_keeps_nobody_busy(quick_path):
+def test_what_is_due_on_a_full_disk_causes_no_busy_loop(quick_path):
     machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q", visibility_timeout=5)
@@ -194,7 +194,7 @@ def test_what_is_due_on_a_full_disk_keeps_nobody_busy(quick_path):
 
 
 @pytest.mark.parametrize("body_bytes", [10, 3_000])
-def test_on_a_full_disk_pushes_are_refused_and_all_that_is_held_can_leave(quick_path, body_bytes):
+def test_on_a_full_disk_pushes_are_refused_and_every_message_can_be_deleted(quick_path, body_bytes):
     machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q")
@@ -213,7 +213,7 @@ def test_on_a_full_disk_pushes_are_refused_and_all_that_is_held_can_leave(quick_
     queues.close()
 
 
-def test_on_a_full_disk_one_by_one_and_restarted_all_that_is_held_can_leave(quick_path):
+def test_on_a_full_disk_every_message_can_be_deleted_one_by_one_after_a_restart(quick_path):
     machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q")
@@ -230,7 +230,7 @@ def test_on_a_full_disk_one_by_one_and_restarted_all_that_is_held_can_leave(quic
     queues.close()
 
 
-def test_on_a_full_disk_claims_that_run_out_by_the_hundred_stop_nothing(quick_path):
+def test_on_a_full_disk_hundreds_of_claims_that_run_out_do_not_stop_the_engine(quick_path):
     machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q", visibility_timeout=5)

@@ -70,7 +70,7 @@ def test_a_child_that_lives_on_does_not_keep_the_store_locked(quick_path):
     os.waitpid(pid, 0)
 
 
-def test_a_lock_that_another_thread_held_at_the_fork_holds_up_no_child(quick_path):
+def test_a_lock_that_another_thread_held_at_the_fork_does_not_block_the_child(quick_path):
     engine = open_engine(quick_path / "store")
     service = BlockingEngine(engine)
     held, let_go = threading.Event(), threading.Event()
@@ -112,7 +112,7 @@ def test_a_child_opens_the_store_by_itself_once_the_parent_has_closed_it(quick_p
         assert again.stats("q").visible == 1
 
 
-def test_only_errors_of_our_own_come_out_of_a_child(quick_path):
+def test_a_child_raises_only_errors_of_penstock(quick_path):
     queues = connect(quick_path / "store")
     queues.create("q")
     queues.push("q", bytes(20_000))

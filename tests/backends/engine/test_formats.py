@@ -113,7 +113,7 @@ def golden_events():
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_golden_blocks_hold_in_both_directions(name):
+def test_golden_blocks_are_written_and_read_as_these_bytes(name):
     events = EVENTS[name]
     block = golden_events()[name]
     assert codec.encode(events)[0] == block
@@ -153,7 +153,7 @@ def test_the_events_of_one_message_are_found_without_reading_the_others():
     assert list(codec.decode_number(b"", 0, 1)) == []
 
 
-def test_a_block_tells_its_shard_and_its_term():
+def test_a_block_has_its_shard_and_its_term():
     event = Deleted(AT_MS, 2, 77, 2)
     block = codec.encode([event], shard=5, term=9)[0]
     assert block[:16].hex(" ", 4) == "01000000 05000000 09000000 00000000"
@@ -177,7 +177,7 @@ def test_a_journal_writes_its_shard_and_its_term_into_every_entry(tmp_path):
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_a_block_cut_short_is_refused_or_says_less_and_never_something_else(name):
+def test_a_truncated_block_is_refused_or_gives_its_first_events(name):
     block = golden_events()[name]
     for size in range(16 + 64 * len(EVENTS[name])):
         with pytest.raises(CorruptEntry):
@@ -249,7 +249,7 @@ def test_the_golden_snapshot_is_what_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt", "snapshot-3.txt"])
-def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
+def test_the_golden_snapshots_are_read_as_their_state(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden(name).values()))
     taken = read_snapshot(path)
@@ -266,7 +266,7 @@ def test_the_golden_snapshots_are_read_as_what_they_are(tmp_path, name):
     assert taken.shard.snapshot() == expected
 
 
-def test_the_golden_slice_of_the_outbox_holds_in_both_directions(tmp_path):
+def test_the_golden_slice_of_the_outbox_is_written_and_read_as_these_bytes(tmp_path):
     """Written by `pack_slice` in the middle of other slices, and read into the shard's outbox."""
     outline, (first, _) = the_snapshot()
     departure = Departure(AT_MS + 1, 2, 3, True, 5, "dead")
@@ -285,7 +285,7 @@ def test_the_golden_slice_of_the_outbox_holds_in_both_directions(tmp_path):
     assert list(taken.shard.queues[2].deliveries.values()) == first
 
 
-def test_a_snapshot_of_another_version_is_none(tmp_path):
+def test_a_snapshot_of_another_version_is_ignored(tmp_path):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden("snapshot-2.txt").values()).replace(b"PSNAPS02", b"PSNAPS99"))
     assert read_snapshot(path) is None
@@ -296,7 +296,7 @@ def plain_deliveries(numbers, queue=2):
     return [Delivery(queue, n, n, n << 40 | 5, AT_MS + n // 70) for n in numbers]
 
 
-def test_columns_give_back_what_they_were_given():
+def test_unpacking_columns_gives_the_packed_deliveries():
     plain = plain_deliveries(range(9, 450, 9))
     _, slices = the_snapshot()
     for deliveries in ([], *slices, [*plain, *slices[0], *slices[1]], plain[::-1]):
@@ -309,7 +309,7 @@ def test_columns_give_back_what_they_were_given():
 
 
 @pytest.mark.parametrize("field", ["state", "priority", "group", "expires_at_ms", "move"])
-def test_messages_that_share_what_is_not_plain_are_no_arrivals(field):
+def test_messages_that_share_a_field_that_is_not_plain_are_not_arrivals(field):
     values = {"state": DELAYED, "group": "g", "move": Move(AT_MS, 3, 1, False)}
     deliveries = plain_deliveries(range(1, 9))
     for each in deliveries:
@@ -343,7 +343,7 @@ def test_the_parts_of_a_snapshot_come_together_in_order_of_rank(tmp_path, moved)
     assert shown[-1] == (later if moved else slices[-1][-1])
 
 
-def test_many_plain_pushes_of_a_block_are_taken_up_as_if_one_by_one():
+def test_many_plain_pushes_of_a_block_are_applied_as_if_one_by_one():
     pushes = [Pushed(AT_MS + n, 2, 40 + n, b"x" * n, size_bytes=n) for n in range(5)]
     block = codec.encode(pushes)[0]
     arrivals = codec.plain_arrivals(block, 1_000)
@@ -357,7 +357,7 @@ def test_many_plain_pushes_of_a_block_are_taken_up_as_if_one_by_one():
     assert not apply_arrivals_if_new(shards[0], arrivals), "what is known is not taken up again"
 
 
-def test_pushes_of_which_one_is_not_plain_are_taken_up_one_by_one():
+def test_pushes_of_which_one_is_not_plain_are_applied_one_by_one():
     others: list[AnyEvent] = [
         Pushed(AT_MS, 3, 41, b"another queue", size_bytes=13),
         Pushed(AT_MS, 2, 42, b"a number left out", size_bytes=17),

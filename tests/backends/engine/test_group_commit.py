@@ -1,4 +1,4 @@
-"""Many wait for the disk at once: one syncs for all, and nobody is forgotten."""
+"""Many callers wait for the disk at once: one of them syncs for all, and every caller returns."""
 
 import threading
 import time
@@ -60,7 +60,7 @@ def test_a_wait_for_what_is_durable_already_syncs_nothing(tmp_path):
     engine.close()
 
 
-def test_one_who_cannot_be_told_keeps_nobody_else_from_being_told(quick_path):
+def test_a_waiter_whose_callback_raises_does_not_keep_others_from_being_woken(quick_path):
     engine: Any = open_engine(quick_path / "store", durability="sync")
     journal = engine.journal
     told = threading.Event()
@@ -78,7 +78,7 @@ def test_one_who_cannot_be_told_keeps_nobody_else_from_being_told(quick_path):
     engine.close()
 
 
-def test_an_interrupt_of_the_one_who_syncs_leaves_nobody_asleep():
+def test_an_interrupt_of_the_syncing_thread_leaves_no_waiter_asleep():
     interrupted, may_go_on = threading.Event(), threading.Event()
     results = iter([KeyboardInterrupt(), 2])
 
@@ -113,7 +113,7 @@ def test_an_interrupt_of_the_one_who_syncs_leaves_nobody_asleep():
 
 
 @pytest.mark.parametrize("failing", [OSError("no such luck"), JournalError("no such disk")])
-def test_the_thread_that_syncs_outlives_a_sync_that_fails(failing):
+def test_the_syncing_thread_survives_a_failed_sync(failing):
     results = iter([failing, 1])
     tried = []
 

@@ -1,4 +1,4 @@
-"""A caller that is interrupted, wherever it is then, leaves nobody else waiting for ever."""
+"""A caller that is interrupted, at any point, does not leave other callers waiting for ever."""
 
 from contextlib import suppress
 

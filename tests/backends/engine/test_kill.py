@@ -20,7 +20,7 @@ READY_S_MAX = 2.0
 
 
 class Account:
-    """What the child was asked and what it answered, over all its lives."""
+    """The commands to the child and its answers, over all its runs."""
 
     def __init__(self):
         self.pushed = set()
@@ -30,9 +30,9 @@ class Account:
         self.lives = 0
         self.answers = 0
 
-    def run(self, path, fate, lines_max):
-        """Lets a child live until it is killed, by its fate or after so many lines."""
-        command = [sys.executable, str(CHILD), str(path), *([fate] if fate else [])]
+    def run(self, path, kill_point, lines_max):
+        """Runs a child until it is killed, at its kill point or after so many lines."""
+        command = [sys.executable, str(CHILD), str(path), *([kill_point] if kill_point else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for line in child.stdout:
@@ -78,10 +78,10 @@ class Account:
 
 
 @pytest.mark.parametrize("group", range(2))
-def test_a_killed_engine_loses_no_answer_and_brings_nothing_back(quick_path, group):
+def test_a_killed_engine_loses_no_answered_push_and_restores_no_deleted_message(quick_path, group):
     rng = random.Random(group)
     account = Account()
-    fates = [
+    kill_points = [
         "",
         f"write:{rng.randrange(20, 600)}",
         f"sync:{rng.randrange(20, 200)}",
@@ -93,8 +93,10 @@ def test_a_killed_engine_loses_no_answer_and_brings_nothing_back(quick_path, gro
         f"archive:{rng.randrange(1, 6)}",
         f"remove:{rng.randrange(1, 6)}",
     ]
-    for fate in fates:
-        account.run(quick_path / "life", fate, rng.randrange(50, 400) if not fate else 30_000)
+    for kill_point in kill_points:
+        account.run(
+            quick_path / "life", kill_point, rng.randrange(50, 400) if not kill_point else 30_000
+        )
         if (quick_path / "life" / "store").exists():
             account.verify(quick_path / "life", quick_path / "copy")
     assert account.lives >= 6

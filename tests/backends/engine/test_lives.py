@@ -7,7 +7,9 @@ from tests.conftest import FULL
 
 
 @pytest.mark.parametrize("seed", range(400 if FULL else 16))
-def test_a_random_life_recovers_what_an_exact_replay_gives(quick_path, monkeypatch, seed):
+def test_recovery_after_random_operations_gives_the_state_of_an_exact_replay(
+    quick_path, monkeypatch, seed
+):
     small_slices(monkeypatch)
     life = Life(quick_path, seed, departs=seed % 2 == 1)
     life.run(rounds=8)

@@ -1,4 +1,4 @@
-"""The engine's face for event loops: who is called back, when, and what a cancelled pull leaves."""
+"""The engine in event loops: which callbacks run and when, and the effect of a cancelled pull."""
 
 import asyncio
 from typing import Any
@@ -72,7 +72,7 @@ class HeldJournal(MemoryJournal):
 
 
 def on_loop(scene, journal=None):
-    """Run a scene with a face, its engine and its clock; nothing may escape into the loop."""
+    """Run a coroutine with a loop engine and its clock; no exception may reach the loop."""
 
     async def main():
         escaped = []
@@ -144,7 +144,7 @@ def test_a_tick_that_the_journal_refuses_ends_the_waits_and_nothing_escapes():
     on_loop(scene, journal)
 
 
-def test_one_notice_of_the_journal_does_for_everything_of_one_turn():
+def test_one_notification_of_the_journal_answers_everything_of_one_turn():
     journal = HeldJournal()
 
     async def scene(face, clock):
@@ -159,7 +159,7 @@ def test_one_notice_of_the_journal_does_for_everything_of_one_turn():
     on_loop(scene, journal)
 
 
-def test_what_waits_for_a_disk_that_fails_is_refused_after_the_servers_know():
+def test_replies_that_wait_for_a_failed_disk_fail_after_the_listeners_were_called():
     journal = HeldJournal()
 
     async def scene(face, clock):
@@ -174,7 +174,7 @@ def test_what_waits_for_a_disk_that_fails_is_refused_after_the_servers_know():
     on_loop(scene, journal)
 
 
-def test_a_look_at_the_end_does_not_make_the_change_before_it_durable():
+def test_a_read_only_command_at_the_end_does_not_make_the_change_before_it_durable():
     journal = HeldJournal()
 
     def steps():
@@ -281,7 +281,7 @@ def test_a_view_follows_every_change_of_its_queue():
     on_loop(scene)
 
 
-def test_a_service_elsewhere_has_the_same_face_and_forgets_views_that_are_old():
+def test_an_awaited_service_has_the_same_interface_and_drops_old_views():
     def steps():
         (claim,) = yield Pull("q", wait_ms=1_000)
         try:
@@ -306,7 +306,7 @@ def test_a_service_elsewhere_has_the_same_face_and_forgets_views_that_are_old():
     asyncio.run(main())
 
 
-def test_a_cancelled_pull_of_a_service_elsewhere_leaves_no_claim():
+def test_a_cancelled_pull_of_an_awaited_service_leaves_no_claim():
     async def main():
         service = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
         await result_of(service.submit(CreateQueue("q")))
@@ -401,7 +401,7 @@ def test_what_steps_raise_after_a_pause_is_called_back_and_a_closed_engine_refus
     on_loop(scene)
 
 
-def test_steps_pause_in_front_of_a_service_elsewhere_too():
+def test_steps_pause_with_an_awaited_service_too():
     async def main():
         face = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
         await result_of(face.submit(CreateQueue("q")))
@@ -434,7 +434,7 @@ def test_a_history_is_read_in_slices_between_which_others_are_answered(tmp_path)
     asyncio.run(main())
 
 
-def test_a_watcher_is_told_of_a_visible_message_and_claims_none():
+def test_a_watcher_is_woken_by_a_visible_message_and_claims_none():
     """A pull that only watches ends once a message is visible that no waiting pull has taken."""
 
     async def work():
@@ -447,12 +447,12 @@ def test_a_watcher_is_told_of_a_visible_message_and_claims_none():
         engine.submit(Push("q", b"for the pull"))
         await asyncio.sleep(0)
         assert told == [[b"for the pull"]]
-        engine.submit(Push("q", b"for nobody"))
+        engine.submit(Push("q", b"for the watch"))
         await asyncio.sleep(0)
         assert told == [[b"for the pull"], []]
         assert engine.submit(Stats("q")).visible == 1
         assert engine.submit(Stats("q")).waiting_pulls == 0
-        # A watch that is cancelled, one that was in vain, one whose queue is removed.
+        # A watch that is cancelled, and one whose queue is removed.
         engine.watch(Pull("q", wait_ms=60_000)).cancel()
         ends: list[Any] = []
         engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: ends.append(error))

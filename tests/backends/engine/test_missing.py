@@ -117,7 +117,9 @@ def test_the_command_line_accepts_a_loss_and_says_what_was_lost(killed, capsys):
     names = take_out(killed, "last")
     assert main(["check", "--accept-loss", str(killed)]) == 6
     printed = capsys.readouterr().out
-    assert f"loss: accepted for {', '.join(names)}; the store opens again without it" in printed
+    assert (
+        f"loss: accepted for {', '.join(names)}; the store opens without their content" in printed
+    )
     assert "journal: at most " in printed
     assert "entries are lost, ids " in printed
     assert "is missing" not in printed
@@ -125,7 +127,7 @@ def test_the_command_line_accepts_a_loss_and_says_what_was_lost(killed, capsys):
     with penstock.connect(url) as queues:
         assert COUNT > queues.stats("q").messages > COUNT / 2
     assert main(["check", "--accept-loss", str(killed)]) == 6
-    assert "no file is missing, so there is none to accept" in capsys.readouterr().out
+    assert "no file is missing, so there is no loss to accept" in capsys.readouterr().out
 
 
 def test_a_url_accepts_a_loss_and_a_warning_says_what_is_lost(killed, caplog):
@@ -147,7 +149,7 @@ def test_a_url_accepts_a_loss_and_a_warning_says_what_is_lost(killed, caplog):
         assert caplog.messages == []
 
 
-def test_a_file_left_out_of_a_sound_store_is_not_made_up_for_by_accepting(killed):
+def test_accepting_a_loss_leaves_a_complete_store_unchanged(killed):
     before = listing(killed / "journal").keys()
     engine = open_copy(killed, accept_loss=True)
     assert served(engine) == [*range(COUNT)]
@@ -155,7 +157,7 @@ def test_a_file_left_out_of_a_sound_store_is_not_made_up_for_by_accepting(killed
     assert before <= listing(killed / "journal").keys()
 
 
-def test_a_journal_that_is_gone_from_a_store_in_use_is_never_an_empty_one(killed):
+def test_a_missing_journal_of_a_store_in_use_is_not_replaced_by_an_empty_one(killed):
     shutil.rmtree(killed / "journal")
     for accept_loss in (False, True):
         with pytest.raises(StoreUnusable, match="is missing or empty, though"):

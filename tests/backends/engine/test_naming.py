@@ -1,4 +1,4 @@
-"""What is kept of a journal names its queues, however much of its beginning was dropped."""
+"""The remaining journal names its queues, however much of its beginning was dropped."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_the_kept_part_states_every_living_queue_with_its_settings_and_dates(old
     assert pushed <= {each.queue for each in stated.values()}
 
 
-def test_a_statement_changes_nothing_when_the_store_is_opened_again(old):
+def test_a_queue_stated_event_changes_nothing_when_the_store_is_opened_again(old):
     store, _ = old
     before = store.engine.shard.snapshot()
     store.reopen()
@@ -81,7 +81,7 @@ def test_a_pass_that_drops_nothing_states_nothing(quick_path):
     store.engine.close()
 
 
-def test_a_queue_whose_making_was_lost_gets_its_name_from_a_statement():
+def test_a_queue_whose_creation_was_lost_gets_its_name_from_a_queue_stated_event():
     shard = ShardState()
     settings = QueueSettings(visibility_ms=9_000)
     stated = QueueStated(50, 3, "orders", settings, 5, 8)

@@ -58,7 +58,7 @@ def test_a_batch_larger_than_an_entry_can_be_is_refused_and_nothing_stops(tmp_pa
 
 
 @pytest.mark.parametrize("items", [None, 5, "ab", {}])
-def test_a_batch_of_what_is_no_list_is_refused(closed, items):
+def test_a_batch_that_is_not_a_list_is_refused(closed, items):
     engine = open_engine(closed)
     with pytest.raises(InvalidField, match="items: expected a list"):
         engine.submit(Batch(items))
@@ -76,10 +76,10 @@ def test_a_path_below_a_file_is_refused(tmp_path):
     refuse(tmp_path / "file" / "store", "cannot be used: Not a directory")
 
 
-def test_a_directory_of_somebody_else_is_refused(tmp_path):
+def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
-    refuse(tmp_path / "photos", "is not empty and not a Penstock store")
+    refuse(tmp_path / "photos", "is not empty, and is not a Penstock store")
 
 
 def test_a_store_of_another_version_is_refused(closed):
@@ -118,7 +118,7 @@ def test_a_journal_that_is_missing_beside_its_snapshots_is_refused(quick_path):
     refuse(quick_path / "store", "is missing or empty, though there are snapshots of it")
 
 
-def test_a_store_in_use_is_refused_and_says_by_whom(closed):
+def test_the_error_of_a_store_in_use_names_the_process(closed):
     engine = open_engine(closed, file_bytes=FILE_BYTES)
     refuse(closed, f"in use by process {os.getpid()}")
     assert [claim.body for claim in engine.submit(Pull("q"))] == [b"one"]
@@ -146,7 +146,7 @@ def test_a_directory_that_may_not_be_written_is_refused(closed, exists):
         each.chmod(0o555 if each.is_dir() else 0o444)
     closed.parent.chmod(0o555)
     before = listing(closed.parent)
-    # Someone who is nobody: root may write anywhere.
+    # As the user `nobody`: root may write anywhere.
     ways = [closed.parent, *closed.parent.parents]
     opened = [(each, each.stat().st_mode) for each in ways if not each.stat().st_mode & 0o001]
     for each, mode in opened:
@@ -179,7 +179,7 @@ def test_a_new_store_that_does_not_fit_leaves_nothing_behind(tmp_path):
     assert after.keys() == before.keys()
 
 
-def test_a_store_whose_making_was_cut_short_is_made_after_all(tmp_path):
+def test_a_store_whose_creation_was_interrupted_is_created_at_the_next_opening(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / ".store.4711").write_bytes(b"pens")
     engine = open_engine(tmp_path / "store", file_bytes=FILE_BYTES)
@@ -188,7 +188,7 @@ def test_a_store_whose_making_was_cut_short_is_made_after_all(tmp_path):
     assert not (tmp_path / "store" / ".store.4711").exists()
 
 
-def test_only_the_owner_may_look_into_a_store(closed):
+def test_only_the_owner_may_read_a_store(closed):
     modes = {each.name: each.stat().st_mode & 0o777 for each in (closed, *closed.rglob("*"))}
     assert modes.pop("store") in (0o600, 0o700)
     assert modes.pop("journal") == 0o700
@@ -210,13 +210,13 @@ def test_only_the_owner_may_look_into_a_store(closed):
         ("file:{path}?timeout=999999999999", "timeout: 999999999999 is outside 1 to 86400"),
     ],
 )
-def test_a_url_that_cannot_be_meant_is_refused_before_anything_is_made(tmp_path, url, field):
+def test_a_wrong_url_is_refused_before_anything_is_created(tmp_path, url, field):
     with pytest.raises(penstock.InvalidField, match=field):
         penstock.connect(url.format(path=tmp_path / "store"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_receipts_and_ids_of_an_earlier_life_are_good_in_the_next(closed):
+def test_receipts_and_ids_are_valid_after_closing_and_opening(closed):
     with penstock.connect(f"file:{closed}?embedded=1") as queues:
         claim = queues.pull("q")
         assert claim is not None

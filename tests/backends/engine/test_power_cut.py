@@ -120,7 +120,7 @@ class Client:
         self.lives += 1
 
     def accept(self):
-        """What was promised is so."""
+        """Checks that every answer still holds."""
         queue = self.engine.shard.names["q"]
         assert self.kept <= queue.deliveries.keys()
         assert not self.gone & queue.deliveries.keys()

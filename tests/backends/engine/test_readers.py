@@ -45,7 +45,7 @@ def test_a_reader_that_cannot_be_kept_is_refused_and_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path / "readers") == ["a.json"]
 
 
-def test_while_a_reader_cannot_be_understood_nothing_is_dropped(quick_path):
+def test_while_a_readers_file_is_damaged_nothing_is_dropped(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"))
     readers.register(quick_path / "store", "spark", 0, 1)
@@ -82,7 +82,7 @@ def test_a_reader_follows_a_writer_that_rolls_and_drops_behind_it(quick_path, ar
     store.engine.close()
 
 
-def test_a_reader_that_stayed_away_finds_in_the_archive_what_was_dropped(quick_path):
+def test_a_reader_that_paused_finds_in_the_archive_what_was_dropped(quick_path):
     store = Store(quick_path)
     store(CreateQueue("q"))
     store.engine.journal.sync()

@@ -201,7 +201,7 @@ NAMES = list(World().commands())
 ERRORS = [UnavailableError("no descriptor left"), JournalError("a file is missing")]
 
 
-def test_the_injected_errors_meet_every_command_the_engine_knows():
+def test_errors_are_injected_into_every_command_of_the_engine():
     kinds = {type(command) for command in World().commands().values()}
     assert kinds == set(World().engine._handlers)
 

@@ -1,4 +1,4 @@
-"""Upkeep beside a living engine: nothing moves out of its sight, and the disk stays small."""
+"""Upkeep while the engine runs: no message is lost or changed, and the disk use stays small."""
 
 import os
 import threading
@@ -149,7 +149,7 @@ def test_a_queue_emptied_and_made_again_during_the_pass_holds_only_what_came_aft
     assert store.bodies("q") == [b"new"]
 
 
-def test_long_lived_messages_do_not_pin_the_disk_while_their_neighbours_go(quick_path):
+def test_long_lived_messages_do_not_keep_the_files_of_deleted_ones(quick_path):
     store = Store(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("keep"), CreateQueue("go"))
     kept = []
@@ -235,7 +235,7 @@ def test_carrying_many_large_messages_never_holds_the_engine_for_all_of_them(qui
     store.engine.close()
 
 
-def test_a_file_whose_content_finds_no_room_stays_and_those_before_it_go(quick_path):
+def test_a_file_whose_content_cannot_be_carried_stays_and_those_before_it_are_dropped(quick_path):
     disk = Disk()
     disk.path = str(quick_path / "store" / "journal")
     store = Store(quick_path, archive=None, storage=disk)
@@ -257,7 +257,7 @@ def test_a_file_whose_content_finds_no_room_stays_and_those_before_it_go(quick_p
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
+def test_messages_that_one_command_removed_leave_the_disk_without_further_commands(
     quick_path, monkeypatch, reopened
 ):
     monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 100_000)
@@ -269,7 +269,7 @@ def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
     store(Purge("q"))
     if reopened:
         store.reopen()
-    monkeypatch.setattr(upkeep_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(upkeep_module, "_CHECK_S", 0.01)
     lock = threading.Lock()
 
     def exclusive(step):
@@ -287,7 +287,7 @@ def test_what_a_single_command_ended_leaves_the_disk_with_nothing_more_to_do(
     store.engine.close()
 
 
-def test_shrinking_gets_behind_what_has_left_though_nothing_more_is_pushed(quick_path, monkeypatch):
+def test_shrinking_frees_deleted_messages_though_nothing_more_is_pushed(quick_path, monkeypatch):
     monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 1_000)
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
@@ -305,7 +305,7 @@ def test_shrinking_gets_behind_what_has_left_though_nothing_more_is_pushed(quick
     store.engine.close()
 
 
-def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_forgotten(quick_path):
+def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_is_lost(quick_path):
     store = Store(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("q"), Push("q", b"one"))
     for _ in range(3):
@@ -353,7 +353,7 @@ def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
     assert store.bodies("q") == [b"one"]
 
 
-def test_the_open_files_of_a_long_life_stay_few(quick_path):
+def test_a_store_that_runs_long_keeps_few_files_open(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"))
     counts = []
@@ -399,9 +399,7 @@ def test_a_store_goes_on_when_its_journal_has_passed_four_gigabytes(quick_path, 
     store.engine.close()
 
 
-def test_housekeeping_outlives_what_it_did_not_expect_and_says_what_that_was(
-    quick_path, monkeypatch
-):
+def test_upkeep_survives_an_unexpected_error_and_reports_it(quick_path, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_RETRY_S", 0)
     engine: Any = open_engine(quick_path / "store")
     troubles = [RuntimeError("the event loop is closed")]
@@ -438,7 +436,7 @@ CUTOFFS = {
 
 
 @pytest.mark.parametrize("case", CUTOFFS)
-def test_the_journal_is_emptied_up_to_where_the_rest_is_mostly_alive(case):
+def test_the_cutoff_is_where_the_remaining_regions_have_few_deleted_messages(case):
     live, first, limit, expected = CUTOFFS[case]
     found = upkeep_module.choose_cutoff(dict(enumerate(live)), first, limit, REGION)
     assert found == expected

@@ -94,10 +94,10 @@ class RedisServer:
 
 
 def until(holds, patience_s=PATIENCE_S):
-    """Waits until it holds; fails when patience runs out."""
+    """Waits until the condition is true; fails after `patience_s`."""
     give_up = time.monotonic() + patience_s
     while not (found := holds()):
-        assert time.monotonic() < give_up, "waited in vain"
+        assert time.monotonic() < give_up, f"not true after {patience_s} s"
         threading.Event().wait(0.01)
     return found
 

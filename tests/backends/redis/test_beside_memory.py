@@ -31,8 +31,8 @@ from tests.conftest import FULL
 pytestmark = pytest.mark.service("redis-server")
 
 # 122 redrives groups that wait in another order than they arrived in; 1476 shortens the retention
-# of a queue that is empty.
-SEEDS = range(2_000) if FULL else (*range(6), 122, 1_476)
+# of a queue that is empty; 1943 has claims of a redriven group end at one instant.
+SEEDS = range(2_000) if FULL else (*range(6), 122, 1_476, 1_943)
 STEPS = 120
 QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -225,7 +225,7 @@ def shown(reply, in_order):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_lives_are_alike_in_redis_and_in_memory(seed, shared_redis):
+def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shared_redis):
     """Row 8: random commands on queues in Redis and in the engine get the same replies."""
     clock = ManualClock()
     url = f"{shared_redis.url}?prefix=lives{seed}"

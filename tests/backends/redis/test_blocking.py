@@ -45,7 +45,7 @@ def bodies(queues):
     return [message.body for message in queues.peek("orders", 1_000)]
 
 
-def test_a_push_needs_no_thread_but_the_callers(queues, client):
+def test_a_push_runs_in_the_callers_thread(queues, client):
     before = len(connections(client))
     queues.push("orders", b"one")
     assert len(connections(client)) == before + 1
@@ -59,7 +59,7 @@ def test_a_push_needs_no_thread_but_the_callers(queues, client):
     assert bodies(queues) == [b"one", b"two"]
 
 
-def test_a_connection_that_the_server_closed_is_made_anew_and_nothing_fails(queues, client):
+def test_a_connection_that_the_server_closed_is_opened_again_and_nothing_fails(queues, client):
     queues.push("orders", b"one")
     for each in connections(client):
         client.client_kill_filter(_id=each["id"])
@@ -68,7 +68,7 @@ def test_a_connection_that_the_server_closed_is_made_anew_and_nothing_fails(queu
     assert bodies(queues) == [b"one", b"two", b"three"]
 
 
-def test_scripts_that_the_server_forgot_are_loaded_again(queues, client):
+def test_scripts_that_the_server_lost_are_loaded_again_by_a_push(queues, client):
     queues.push("orders", b"one")
     client.script_flush()
     queues.push("orders", b"two")
@@ -91,7 +91,7 @@ def pushes(queues, body):
     return True
 
 
-def test_a_server_that_stands_still_is_an_error_in_time_and_no_reply_is_mistaken(queues, server):
+def test_a_stalled_server_is_an_error_in_time_and_its_late_reply_is_not_used(queues, server):
     queues.push("orders", b"one")
     with server.stalled(), pytest.raises(BackendLost, match="no answer within 1 s"):
         queues.push("orders", b"two")

@@ -36,7 +36,7 @@ def test_a_release_that_was_done_is_not_repeated_when_its_dead_letter_cannot_be_
     assert queues.stats("orders-dead").messages == 1
 
 
-def test_forgotten_scripts_and_lost_connections_are_no_errors_of_a_push(queues, own_redis):
+def test_a_push_succeeds_after_scripts_were_flushed_or_the_connection_was_lost(queues, own_redis):
     for _ in range(3):
         own_redis.ask("SCRIPT", "FLUSH")
         queues.push("orders", "x")

@@ -142,7 +142,7 @@ def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(
     load.end()
 
 
-def test_nothing_is_lost_and_nobody_hangs_when_redis_stalls_under_load(own_redis):
+def test_nothing_is_lost_and_no_caller_hangs_when_redis_stalls_under_load(own_redis):
     """Row 12: Redis stalled for longer than the timeout, and going on: no loss, no hang."""
     load = Load(own_redis.url)
     for _ in range(ROUNDS // 2):
@@ -187,7 +187,7 @@ def test_a_pull_that_waits_survives_a_restart_of_redis(own_redis):
         assert [claim.body for claim in found] == [b"at last"]
 
 
-def test_a_process_that_died_while_it_waited_does_not_hold_up_the_rest(shared_redis):
+def test_a_process_that_died_while_it_waited_does_not_block_the_others(shared_redis):
     url = f"{shared_redis.url}?prefix=died"
     code = f"import penstock; penstock.connect({url!r}).pull('orders', wait=600)"
     with penstock.connect(url) as queues:
@@ -285,7 +285,7 @@ def test_a_flushed_redis_is_a_typed_error_and_can_be_used_again(own_redis):
         assert queues.delete(claim) is True
 
 
-def test_scripts_that_the_server_has_forgotten_are_loaded_again(own_redis):
+def test_scripts_that_were_flushed_from_the_server_are_loaded_again(own_redis):
     with penstock.connect(own_redis.url) as queues:
         queues.create("orders")
         assert own_redis.ask("SCRIPT", "FLUSH") == "+OK"
@@ -353,7 +353,7 @@ def jump_shim(tmp_path_factory):
 
 
 @pytest.mark.parametrize("jump_s", [-86_400, -3_600, 3_600, 86_400])
-def test_a_clock_that_jumps_wedges_no_queue(jump_shim, tmp_path, jump_s):
+def test_a_clock_that_jumps_blocks_no_queue(jump_shim, tmp_path, jump_s):
     """Claims end and delays pass after a jump; time never runs backwards in a queue."""
     jump_file = tmp_path / "jump"
     jump_file.write_text("0")
@@ -385,7 +385,7 @@ def test_a_clock_that_jumps_wedges_no_queue(jump_shim, tmp_path, jump_s):
         server.close()
 
 
-def test_a_promoted_replica_goes_on_with_what_was_replicated():
+def test_a_promoted_replica_serves_what_was_replicated():
     """Row 12: the master is killed, Sentinel promotes its replica: nothing it had is lost."""
     with Sentinels() as sentinels:
         with penstock.connect(f"{sentinels.url}?replicas=1") as queues:

@@ -39,7 +39,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(shared_redis):
     """
     assert run(source, f"{shared_redis.url}?prefix=forked") == [
         "[b'before', b'after']",
-        "this process was forked from the one that connected: connect anew",
+        "this process was forked from the one that connected; connect again here",
     ]
 
 

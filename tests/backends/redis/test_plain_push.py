@@ -1,4 +1,4 @@
-"""The fast path of a push does what the general one does, and steps aside where it may not act."""
+"""The fast path of a push does the same as the general one, and declines what it cannot do."""
 
 import random
 import threading
@@ -61,7 +61,7 @@ def stored(client, queue):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_both_ways_leave_the_same_in_redis(server, client, seed):
+def test_a_plain_and_a_general_push_leave_the_same_keys_in_redis(server, client, seed):
     rng = random.Random(seed)
     clock = ManualClock(START_MS)
     retention_s = rng.choice([60, 345_600])
@@ -90,7 +90,7 @@ def test_a_plain_push_does_not_read_the_settings(queues, client):
     assert [calls_of(client, each) for each in ("hmget", "zcard", "hset", "zadd")] == [1, 0, 2, 2]
 
 
-def test_a_body_alone_is_encoded_as_the_general_way_does(queues):
+def test_a_plain_push_is_encoded_as_by_the_general_path(queues):
     for priority in (0, 9):
         command = Push("orders", b"body", None, priority)
         assert encode_plain(b"body", priority) == encode_push(command, check_push(command), None)
@@ -115,7 +115,9 @@ def test_a_body_alone_is_encoded_as_the_general_way_does(queues):
         ({"fifo": True, "dedup_by_content": True}, {"group": "eu"}),
     ],
 )
-def test_what_has_a_rule_of_its_own_goes_the_general_way(server, client, settings, options):
+def test_a_push_with_options_or_on_a_queue_with_limits_takes_the_general_path(
+    server, client, settings, options
+):
     name = "orders.fifo" if "fifo" in settings else "orders"
     with penstock.connect(server.url) as queues:
         queues.create(name, **settings)
@@ -143,7 +145,7 @@ def test_settings_that_another_process_changed_count_at_once(server, queues, cli
             queues.push("orders", b"three")
 
 
-def test_a_queue_that_became_one_of_content_dedup_recognises_the_body(server, client):
+def test_after_dedup_by_content_is_turned_on_the_body_is_recognised(server, client):
     with penstock.connect(server.url) as queues, penstock.connect(server.url) as others:
         queues.create("orders")
         queues.push("orders", b"one")

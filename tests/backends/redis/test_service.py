@@ -74,7 +74,7 @@ def test_an_error_of_a_url_shows_no_password():
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_an_error_that_names_it():
+def test_the_error_of_a_server_that_cannot_be_reached_names_it():
     for host in ("127.0.0.1", "localhost"):
         with deaf_port() as port, pytest.raises(BackendLost) as lost:
             penstock.connect(f"redis://{host}:{port}?timeout=1")
@@ -119,7 +119,7 @@ def test_the_scripts_are_shipped_beside_the_code():
     assert shipped == {"queue", "push_plain", *scripts.NAMES}
 
 
-def test_history_needs_to_be_asked_for(shared_redis):
+def test_history_is_refused_unless_the_url_asks_for_it(shared_redis):
     with connect(shared_redis, "history") as queues:
         assert queues.service.LACKS == LACKS
         with pytest.raises(UnsupportedOperation, match="history"):
@@ -224,7 +224,7 @@ def test_dead_letters_of_one_instant_leave_in_their_order(shared_redis):
         assert found == list(range(12))
 
 
-def test_a_queue_that_owes_a_message_is_removed_after_it_has_arrived(shared_redis):
+def test_a_queue_with_a_message_in_its_outbox_is_removed_after_it_has_arrived(shared_redis):
     url = f"{shared_redis.url}?prefix=removed"
     clock = ManualClock()
 
@@ -263,7 +263,7 @@ def test_many_sweepers_at_once_return_each_message_once(shared_redis):
     assert took_turns == 1
 
 
-def test_the_claims_of_a_queue_that_nobody_uses_are_ended_by_the_sweep(shared_redis):
+def test_the_claims_of_a_queue_that_no_process_uses_are_ended_by_the_sweep(shared_redis):
     url = f"{shared_redis.url}?prefix=unused"
     with penstock.connect(url) as queues:
         queues.create("orders", dead_letter="orders-dead", max_receives=1, visibility_timeout=0.01)
@@ -282,7 +282,7 @@ def test_the_claims_of_a_queue_that_nobody_uses_are_ended_by_the_sweep(shared_re
     asyncio.run(asyncio.wait_for(sweep(), 20))
 
 
-def test_the_end_of_a_delay_is_met_by_one_call_of_the_pull_that_waits():
+def test_a_waiting_pull_claims_a_delayed_message_with_one_call_at_its_time():
     server = RedisServer("--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000")
     try:
         with penstock.connect(server.url) as queues, redis.Redis(port=server.port) as client:

@@ -132,11 +132,11 @@ def refusal_of(url):
     return text
 
 
-def test_a_certificate_of_another_authority_is_refused_in_a_sentence(open_server, certificates):
+def test_a_certificate_of_another_authority_is_refused_with_the_reason(open_server, certificates):
     for options in ("", f"?ca_file={certificates.stranger}"):
         text = refusal_of(open_server.url + options)
         assert text.startswith(f"{open_server.url}: the server's certificate is not trusted: ")
-        assert text.endswith("; name the file of who signed it with ca_file=PATH")
+        assert text.endswith("; give the certificate of its authority with ca_file=PATH")
 
 
 def test_a_certificate_for_another_host_is_refused(open_server, certificates):
@@ -144,7 +144,9 @@ def test_a_certificate_for_another_host_is_refused(open_server, certificates):
     assert "mismatch" in refusal_of(f"{url}?ca_file={certificates.authority}")
 
 
-def test_a_client_without_the_certificate_that_is_asked_for_is_told_so(closed_server, certificates):
+def test_the_error_of_a_client_without_a_required_certificate_names_the_options(
+    closed_server, certificates
+):
     text = refusal_of(f"{closed_server.url}?ca_file={certificates.authority}")
     assert "give cert_file=PATH and key_file=PATH" in text
 
@@ -168,7 +170,7 @@ def test_a_client_with_a_certificate_of_another_authority_is_refused(closed_serv
         ("ca_file={key}", "ca_file: cannot use"),
     ],
 )
-def test_files_that_do_not_serve_are_refused_before_connecting(certificates, options, part):
+def test_files_that_cannot_be_used_are_refused_before_connecting(certificates, options, part):
     names = {
         "cert": certificates.client,
         "key": certificates.key_of(certificates.client),

@@ -1,4 +1,4 @@
-"""What SQS cannot carry is carried nonetheless, and what it can stays readable for everyone."""
+"""Content that SQS cannot store is encoded; other content stays readable for every client."""
 
 import re
 from base64 import b64encode
@@ -37,14 +37,14 @@ def received(sent):
 
 
 @given(bodies, attributes, contexts)
-def test_every_message_comes_back_as_it_was_pushed(body, given_attributes, context):
+def test_every_message_is_pulled_as_it_was_pushed(body, given_attributes, context):
     sent = encode(Push("q", body, attributes=given_attributes, context=context))
     claim = decode("q", received(sent), None, 0)
     assert (claim.body, claim.attributes, claim.context) == (body, given_attributes, context)
 
 
 @given(bodies, attributes, contexts)
-def test_every_message_is_one_that_amazon_takes(body, given_attributes, context):
+def test_every_encoded_message_is_within_amazons_limits(body, given_attributes, context):
     sent = encode(Push("q", body, attributes=given_attributes, context=context))
     assert LEGAL.fullmatch(sent["MessageBody"])
     shown = sent.get("MessageAttributes", {})
@@ -56,7 +56,7 @@ def test_every_message_is_one_that_amazon_takes(body, given_attributes, context)
         assert value.get("BinaryValue") or LEGAL.fullmatch(value["StringValue"])
 
 
-def test_plain_text_and_plain_attributes_go_as_they_are():
+def test_plain_text_and_plain_attributes_are_sent_unchanged():
     sent = encode(Push("q", "水門".encode(), attributes={"kind": "test", "raw": b"\x00"}))
     assert sent == {
         "MessageBody": "水門",
@@ -67,13 +67,13 @@ def test_plain_text_and_plain_attributes_go_as_they_are():
     }
 
 
-def test_bytes_that_are_no_text_go_as_base64_and_say_so():
+def test_bytes_that_are_not_text_are_sent_as_base64_with_a_mark():
     sent = encode(Push("q", b"\xff\x00"))
     assert sent["MessageBody"] == b64encode(b"\xff\x00").decode()
     assert sent["MessageAttributes"] == {BODY: {"DataType": "String", "StringValue": "base64"}}
 
 
-def test_as_many_attributes_as_fit_stay_readable():
+def test_as_many_attributes_as_fit_are_sent_unchanged():
     many: Attributes = {f"a{number}": "x" for number in range(12)}
     shown = encode(Push("q", b"x", attributes=many))["MessageAttributes"]
     assert list(shown) == [*(f"a{number}" for number in range(9)), MORE]
@@ -94,14 +94,14 @@ def test_the_size_is_what_amazon_counts():
 
 
 @pytest.mark.parametrize("mark", ["base64", "zip", ""])
-def test_a_mark_that_somebody_else_made_leaves_the_body_as_it_is(mark):
+def test_a_mark_of_another_program_leaves_the_body_unchanged(mark):
     message = received({"MessageBody": "not base64!"})
     message["MessageAttributes"] = {BODY: {"DataType": "String", "StringValue": mark}}
     assert decode("q", message, None, 0).body == b"not base64!"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"text": {"a": 1}}', "[" * 5_000])
-def test_a_damaged_pack_of_attributes_costs_only_itself(text):
+def test_a_damaged_penstock_more_attribute_loses_only_its_own_content(text):
     message = received({"MessageBody": "x"})
     message["MessageAttributes"] = {
         MORE: {"DataType": "String", "StringValue": text},
@@ -110,7 +110,7 @@ def test_a_damaged_pack_of_attributes_costs_only_itself(text):
     assert decode("q", message, None, 0).attributes == {"kind": "test"}
 
 
-def test_a_message_of_another_program_shows_its_types_and_may_lack_the_rest():
+def test_a_message_of_another_program_has_its_types_in_the_context():
     message = {
         "MessageId": "id",
         "ReceiptHandle": "receipt",

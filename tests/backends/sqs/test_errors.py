@@ -1,4 +1,4 @@
-"""Every error that SQS declares becomes one of ours, and says what the caller can do."""
+"""Every error that SQS declares becomes one of Penstock's, by what the caller can do."""
 
 import gzip
 import json
@@ -126,7 +126,7 @@ def test_an_error_says_what_to_do_next(code, message, status, kind, words):
     assert "\n" not in str(error)
 
 
-def test_what_may_succeed_later_is_unavailable_and_nothing_else_is():
+def test_only_errors_that_may_pass_are_unavailable_errors():
     later = ["RequestThrottled", "ServiceUnavailable", "InternalFailure", "QueueDeletedRecently"]
     for name in later:
         assert isinstance(error_of(name, "", 503), UnavailableError)

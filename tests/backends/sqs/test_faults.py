@@ -125,7 +125,7 @@ def queues(between):
 
 
 def once(action, how):
-    """Spoils the first request of this action, and no other."""
+    """Disturbs the first request of this action, and no other."""
     hows = iter([how])
 
     def spoil(asked, body):
@@ -164,7 +164,7 @@ def test_an_endpoint_that_does_not_answer_is_given_up_in_time(between):
         assert time.monotonic() - began_s < 20
 
 
-def test_an_endpoint_that_is_not_there_is_told_in_one_sentence():
+def test_an_endpoint_that_cannot_be_reached_is_an_error_of_one_sentence():
     with deaf_port() as port:
         url = f"http://127.0.0.1:{port}"
         with (
@@ -189,7 +189,9 @@ def test_an_endpoint_that_is_not_there_is_told_in_one_sentence():
     ],
     ids=str,
 )
-def test_whatever_an_endpoint_answers_only_our_errors_come_of_it(queues, between, answer, kind):
+def test_whatever_an_endpoint_answers_only_penstock_errors_are_raised(
+    queues, between, answer, kind
+):
     between.spoil = lambda action, body: answer
     with pytest.raises(kind) as caught:
         queues.push("orders", "a")
@@ -206,7 +208,7 @@ def test_whatever_an_endpoint_answers_only_our_errors_come_of_it(queues, between
         ("pull", '{"Messages": [{"Body": 7, "MessageId": "1", "ReceiptHandle": "r"}]}'),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_the_endpoints_fault(queues, between, verb, answer):
+def test_a_malformed_answer_is_reported_as_the_endpoints_fault(queues, between, verb, answer):
     queues.create("senseless")
     between.spoil = lambda action, body: (200, answer)
     with pytest.raises(BackendLost, match="the answer is not that of an SQS endpoint"):
@@ -284,7 +286,7 @@ def test_keys_are_taken_from_the_environment_and_checked(monkeypatch):
             queues.push("orders", "a")
 
 
-def test_without_credentials_amazon_is_not_even_asked(monkeypatch, tmp_path):
+def test_without_credentials_no_request_is_sent_to_amazon(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

@@ -98,7 +98,7 @@ def test_bodies_that_together_are_too_large_for_one_request_go_in_several(queues
     assert queues.stats(name).visible == 6
 
 
-def test_the_items_of_a_batch_are_told_apart(queues, name):
+def test_each_item_of_a_batch_has_its_own_reply_or_error(queues, name):
     queues.create(name, max_body_bytes=1_024, visibility_timeout=600)
     queues.push_many(name, ["a", "b", "c"])
     first, second, third = queues.pull_many(name, 3)
@@ -214,7 +214,7 @@ def test_fractions_of_a_second_are_rounded_up(timed):
     assert claim.deadline_ms - claim.first_pulled_at_ms == 31_000
 
 
-def test_a_queue_that_is_gone_is_forgotten_and_found_again(timed, local):
+def test_a_queue_that_is_gone_is_dropped_from_the_cache_and_found_again(timed, local):
     sqs = local.client()
     timed.create("orders")
     timed.push("orders", "a")
@@ -229,7 +229,7 @@ def test_a_queue_that_is_gone_is_forgotten_and_found_again(timed, local):
     assert timed.pull("orders").body == b"c"
 
 
-def test_purging_again_at_once_is_for_later(timed):
+def test_a_second_purge_within_a_minute_is_an_unavailable_error(timed):
     timed.create("orders")
     assert timed.purge("orders") == 0
     with pytest.raises(Overloaded, match="60 seconds"):
@@ -396,7 +396,7 @@ def test_a_whole_queue_is_redriven_by_a_task_of_sqs(queues, sqs, name):
     assert (task["Status"], task["ApproximateNumberOfMessagesMoved"]) == ("COMPLETED", 30)
 
 
-def test_a_part_of_a_queue_is_redriven_by_hand_with_all_it_has(queues, name):
+def test_a_part_of_a_queue_is_redriven_message_by_message_with_all_fields(queues, name):
     dead = f"{name}-dead.fifo"
     queue = f"{name}.fifo"
     queues.create(queue, dead_letter=dead, max_receives=1)
@@ -412,7 +412,7 @@ def test_a_part_of_a_queue_is_redriven_by_hand_with_all_it_has(queues, name):
     assert claim.attributes == {"n": "0", "raw": b"\xff"}
 
 
-def test_a_queue_that_is_nobodys_dead_letter_queue_can_be_moved_elsewhere(queues, name):
+def test_a_queue_that_is_no_dead_letter_queue_can_be_redriven_to_another(queues, name):
     other = f"{name}-other"
     queues.create(name)
     queues.create(other)
@@ -449,7 +449,7 @@ def until(holds):
         if holds():
             return
         pause.wait(0.005)
-    pytest.fail("waited in vain")
+    pytest.fail(f"not true after {PATIENCE_S} s")
 
 
 def until_waiting(local, queue):
@@ -469,7 +469,7 @@ def test_a_pull_waits_for_longer_than_one_poll_of_sqs_may(timed, local):
     assert outcome[0].body == b"late"
 
 
-def test_a_long_wait_ends_in_its_time(timed, local):
+def test_a_long_wait_ends_at_its_time(timed, local):
     timed.create("orders")
     thread, outcome = in_thread(lambda: timed.pull("orders", wait=50))
     for seconds in (20, 20, 10):
@@ -492,7 +492,7 @@ def test_closing_fails_the_pulls_that_wait(local):
         queues.stats("orders")
 
 
-def test_what_comes_for_a_pull_that_was_cancelled_is_given_back(local):
+def test_messages_received_for_a_cancelled_pull_are_released(local):
     async def run():
         url = f"sqs://us-east-1?endpoint={local.url}"
         async with await penstock.aio.connect(url, clock=local.clock) as queues:
@@ -529,9 +529,9 @@ def test_hundreds_of_pulls_wait_without_keeping_a_push_waiting(local):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("sqs://Mars!", "names no region"),
-        ("sqs://eu-west-1/orders", "names no region"),
-        ("sqs://user:secret@eu-west-1", "names no region"),
+        ("sqs://Mars!", "has no valid region"),
+        ("sqs://eu-west-1/orders", "has no valid region"),
+        ("sqs://user:secret@eu-west-1", "has no valid region"),
         ("sqs://eu-west-1?colour=red", "no option 'colour'"),
         ("sqs://eu-west-1?endpoint=ftp://host", "http://HOST:PORT"),
         ("sqs://eu-west-1?endpoint=127.0.0.1:9324", "http://HOST:PORT"),
@@ -548,7 +548,7 @@ def test_a_bad_url_is_refused_in_one_sentence(url, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_url_says_where_and_as_whom():
+def test_a_url_gives_region_endpoint_profile_and_account():
     url = "sqs://eu-west-1?endpoint=http://127.0.0.1:9324&profile=me&account=111122223333&timeout=5"
     expected = ("eu-west-1", "http://127.0.0.1:9324", "me", "111122223333", 5.0)
     assert read_endpoint(read_url(url)) == expected

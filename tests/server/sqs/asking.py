@@ -1,4 +1,4 @@
-"""Short words for what the SQS tests ask again and again."""
+"""Short functions for the requests that many SQS tests send."""
 
 import json
 

@@ -158,7 +158,7 @@ def withstood(
 
 
 @pytest.mark.parametrize("case", FLOODS)
-def test_what_has_no_end_is_ended(target, case, record_property):
+def test_a_request_without_an_end_is_refused(target, case, record_property):
     def attack():
         with connect(target) as wire:
             return flood(wire, *FLOODS[case])
@@ -191,7 +191,7 @@ def test_no_request_takes_longer_than_50_ms_of_the_processor(target, case, recor
         assert all(each.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")) for each in answers)
 
 
-def test_a_pipeline_of_thousands_of_requests_keeps_nobody_waiting(target, record_property):
+def test_a_pipeline_of_thousands_of_requests_does_not_delay_others(target, record_property):
     request = b"GET /?Action=ListQueues HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def attack():
@@ -220,7 +220,7 @@ def test_a_pipeline_behind_a_long_poll_is_not_read(target, record_property):
     withstood(target, record_property, attack, BODY_BYTES_MAX + MIB)
 
 
-def test_an_answer_that_is_not_read_costs_no_more_than_itself(target, record_property):
+def test_an_answer_that_is_not_read_costs_no_more_memory_than_its_size(target, record_property):
     """Rows 13 and 20: ten messages of 1 MiB, asked for again and again on one connection."""
     receive = post("ReceiveMessage", b'{"QueueUrl":"victim","MaxNumberOfMessages":10}')
     before_bytes = memory_bytes(target.process.pid)
@@ -234,7 +234,7 @@ def test_an_answer_that_is_not_read_costs_no_more_than_itself(target, record_pro
     withstood(target, record_property, attack)
 
 
-def test_what_connections_held_is_given_back_when_they_close(target, record_property):
+def test_the_memory_of_connections_is_freed_when_they_close(target, record_property):
     """Ten bodies of nearly 8 MiB in small chunks; the allocator may keep room for one or two."""
     before_bytes = memory_bytes(target.process.pid)
     part = b"40\r\n" + b"a" * 64 + b"\r\n"

@@ -148,7 +148,7 @@ def test_without_keys_the_url_of_another_accounts_queue_opens_it(server, sqs, qu
         assert error["Error"]["QueryErrorCode"] == "QueueDoesNotExist"
 
 
-def test_everything_is_there_again_after_a_restart(tmp_path):
+def test_queues_and_messages_are_there_after_a_restart(tmp_path):
     with serve("--data", str(tmp_path / "data")) as first:
         sqs = first.client()
         queue = sqs.create_queue(QueueName="orders", Attributes={"VisibilityTimeout": "77"})

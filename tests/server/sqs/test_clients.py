@@ -58,7 +58,7 @@ def test_the_aws_command_line_does_what_the_start_up_lines_say(server):
 
 
 @pytest.mark.parametrize("version", AWS_VERSIONS)
-def test_the_aws_command_line_signs_so_that_it_is_believed(version):
+def test_signatures_of_the_aws_command_line_are_accepted(version):
     keys = {"PENSTOCK_KEYS": "AKID:secret/with+odd=characters"}
     with serve("--store", "memory:", environment=keys) as server:
         good = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret/with+odd=characters"}
@@ -112,7 +112,7 @@ SEEN = {
 
 
 @pytest.mark.service("npm")
-def test_the_javascript_sdk_finds_everything_as_on_aws(clients):
+def test_every_action_works_with_the_javascript_sdk(clients):
     with serve("--store", "memory:") as server:
         seen = node(clients, "sdk.mjs", server.url)
     name, is_typed, status = seen.pop("error")
@@ -122,7 +122,7 @@ def test_the_javascript_sdk_finds_everything_as_on_aws(clients):
 
 
 @pytest.mark.service("npm")
-def test_the_javascript_sdk_signs_so_that_it_is_believed(clients):
+def test_signatures_of_the_javascript_sdk_are_accepted(clients):
     secret = "a-secret-of-enough-characters"
     with serve("--store", "memory:", environment={"PENSTOCK_KEYS": f"AKID:{secret}"}) as server:
         seen = node(clients, "sdk.mjs", server.url, "AKID", secret)

@@ -110,9 +110,7 @@ def longest_ms(port, pid, protocol, request, most_ms):
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-def test_no_request_holds_up_others_however_many_queues_there_are(
-    many_queues, case, record_property
-):
+def test_no_request_delays_others_however_many_queues_there_are(many_queues, case, record_property):
     def request():
         with connect(many_queues) as wire:
             for each in REQUESTS[case]:
@@ -125,7 +123,7 @@ def test_no_request_holds_up_others_however_many_queues_there_are(
     assert took_ms <= PROCESSING_MS_MAX
 
 
-def test_readers_of_the_figures_who_come_together_share_one_page(many_queues, record_property):
+def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, record_property):
     # As many pages as may be unsent at a time.
     readers = 12
 
@@ -224,7 +222,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_no_command_holds_up_others_however_many_messages_there_are(
+def test_no_command_delays_others_however_many_messages_there_are(
     many_messages, case, record_property
 ):
     daemon, service, first = many_messages

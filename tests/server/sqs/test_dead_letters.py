@@ -171,7 +171,7 @@ def wait_for(client, source, *statuses):
     raise AssertionError(task)
 
 
-def test_dead_letters_go_back_to_where_they_came_from(local, either):
+def test_dead_letters_move_back_to_their_source_queue(local, either):
     one, dead = make_pair(either)
     two = make(either, "two", RedrivePolicy=redrive(arn(either, dead)))
     kill(local, either, one, "a", "b")
@@ -188,7 +188,7 @@ def test_dead_letters_go_back_to_where_they_came_from(local, either):
     assert bodies(either, two) == ["c"]
 
 
-def test_dead_letters_go_where_they_are_told(local, either):
+def test_dead_letters_move_to_the_given_destination(local, either):
     source, dead = make_pair(either)
     other = make(either, "other")
     kill(local, either, source, "a", "b")
@@ -198,7 +198,7 @@ def test_dead_letters_go_where_they_are_told(local, either):
     assert bodies(either, other) == ["a", "b"]
 
 
-def test_a_task_keeps_to_its_rate_and_can_be_cancelled(local, either):
+def test_a_task_does_not_exceed_its_rate_and_can_be_cancelled(local, either):
     source, dead = make_pair(either)
     kill(local, either, source, *"abcdefghij")
     dead_arn = arn(either, dead)
@@ -223,7 +223,7 @@ def test_a_task_keeps_to_its_rate_and_can_be_cancelled(local, either):
     assert len(bodies(either, dead)) >= 8
 
 
-def test_a_task_fails_when_its_destination_goes_away(local, either):
+def test_a_task_fails_when_its_destination_is_deleted(local, either):
     source, dead = make_pair(either)
     other = make(either, "other")
     kill(local, either, source, *"abcdefghij")
@@ -236,7 +236,7 @@ def test_a_task_fails_when_its_destination_goes_away(local, either):
     assert task["FailureReason"] == "AWS.SimpleQueueService.NonExistentQueue"
 
 
-def test_a_task_ends_with_its_queue_and_leaves_the_next_of_that_name_alone(local, either):
+def test_a_task_ends_with_its_queue_and_does_not_touch_a_new_queue_of_that_name(local, either):
     _, dead = make_pair(either)
     other = make(either, "other")
     for body in ("a", "b", "c"):
@@ -259,7 +259,7 @@ def is_move(task):
     return task.get_name().startswith("move ")
 
 
-def test_a_task_that_makes_no_sense_is_refused(either):
+def test_a_task_with_contradicting_parameters_is_refused(either):
     url = make(either)
     queue_arn = arn(either, url)
     none = "arn:aws:sqs:us-east-1:000000000000:none"
@@ -338,7 +338,7 @@ def test_a_source_that_is_no_longer_allowed_keeps_its_dead_letters(local, either
     assert shown(either, source)["RedrivePolicy"] == policy
 
 
-def test_letters_that_came_from_nowhere_fail_their_move(local, either):
+def test_a_move_of_messages_without_a_source_queue_fails(local, either):
     _, dead = make_pair(either)
     send(either, dead, "sent here")
     dead_arn = arn(either, dead)

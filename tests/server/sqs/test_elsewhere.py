@@ -44,7 +44,9 @@ def client(door):
     return door.client()
 
 
-def test_messages_sent_here_are_received_there_and_the_other_way_round(client, amazon, queue_name):
+def test_messages_sent_through_serve_are_received_at_the_backend_and_vice_versa(
+    client, amazon, queue_name
+):
     here = make(client, queue_name)
     there = amazon.client().get_queue_url(QueueName=queue_name)["QueueUrl"]
     attributes = {"a": {"DataType": "String", "StringValue": "1"}}
@@ -102,7 +104,7 @@ def test_dead_letters_move_and_are_moved_back(client, amazon, queue_name):
     assert bodies(client, dead, VisibilityTimeout=0) == ["x"]
 
 
-def test_what_the_queues_behind_cannot_do_is_an_unsupported_operation_with_its_reason():
+def test_an_operation_that_the_backend_lacks_is_refused_with_its_reason():
     refusal = refusal_of(UnsupportedOperation("ttl: SQS has a retention for a queue"))
     assert (refusal.fault.name, refusal.message) == (
         "UnsupportedOperation",
@@ -110,7 +112,7 @@ def test_what_the_queues_behind_cannot_do_is_an_unsupported_operation_with_its_r
     )
 
 
-def test_queues_behind_that_are_out_of_reach_are_a_503_that_says_so(query_data, queue_name):
+def test_a_backend_that_cannot_be_reached_is_a_503_with_the_reason(query_data, queue_name):
     behind = Local(query_data)
     door = Local(query_data, url=f"sqs://us-east-1?endpoint={behind.url}&timeout=2")
     try:
@@ -124,7 +126,7 @@ def test_queues_behind_that_are_out_of_reach_are_a_503_that_says_so(query_data, 
         door.close()
 
 
-def test_health_and_metrics_are_those_of_the_queues_behind(client, door, queue_name):
+def test_health_and_metrics_are_those_of_the_backend(client, door, queue_name):
     send(client, make(client, queue_name), "x")
     with urlopen(f"{door.url}/health", timeout=10) as answer:
         assert json.load(answer) == {"status": "ok"}

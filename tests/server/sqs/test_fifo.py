@@ -15,7 +15,7 @@ from tests.server.sqs.asking import (
 )
 
 
-def test_a_fifo_queue_says_so(either):
+def test_the_attributes_of_a_fifo_queue_include_fifo_queue(either):
     url = make_fifo(either, ContentBasedDeduplication="true")
     attributes = shown(either, url)
     assert attributes["FifoQueue"] == "true"
@@ -48,7 +48,7 @@ def test_a_queues_type_never_changes(either):
         )
 
 
-def test_a_fifo_queue_needs_a_group_and_something_to_tell_duplicates_by(either):
+def test_a_fifo_queue_needs_a_group_and_a_dedup_id_or_dedup_by_content(either):
     url = make_fifo(either)
     call = either.send_message
     assert refused(call, QueueUrl=url, MessageBody="x", MessageDeduplicationId="1") == (
@@ -105,7 +105,7 @@ def test_a_group_is_in_order_and_blocked_while_one_is_in_flight(local, either):
     ]
     numbers = [answer["SequenceNumber"] for answer in sent]
     assert numbers == sorted(numbers)
-    # Twenty digits also for whoever takes it for a number; nor may it look like an account's.
+    # Twenty digits, also for clients that read it as a number; it must not look like an account's.
     assert {len(str(int(number))) for number in numbers} == {20}
     assert "000000" not in numbers[0]
     (first,) = receive(either, url, AttributeNames=["All"])
@@ -125,7 +125,7 @@ def test_a_group_is_in_order_and_blocked_while_one_is_in_flight(local, either):
     )
 
 
-def test_duplicates_within_five_minutes_are_taken_and_not_delivered(local, either):
+def test_duplicates_within_five_minutes_are_accepted_and_not_delivered(local, either):
     url = make_fifo(either)
     first = push(either, url, "x", MessageDeduplicationId="d")
     assert push(either, url, "y", MessageDeduplicationId="d")["MessageId"] == first["MessageId"]
@@ -139,7 +139,7 @@ def test_duplicates_within_five_minutes_are_taken_and_not_delivered(local, eithe
     assert bodies(either, url) == ["later"]
 
 
-def test_duplicates_are_told_by_content_and_by_group_if_asked(either):
+def test_duplicates_are_recognised_by_content_and_by_group_if_configured(either):
     url = make_fifo(either, ContentBasedDeduplication="true", DeduplicationScope="messageGroup")
     for group in ("a", "a", "b"):
         send(either, url, "same", MessageGroupId=group)
@@ -164,7 +164,7 @@ def test_a_repeated_receive_gives_the_same_messages_and_receipts(local, either):
     assert bodies(either, url, **attempt) == ["b"]
 
 
-def test_what_belongs_to_fifo_queues_is_refused_elsewhere(either):
+def test_parameters_of_fifo_queues_are_refused_for_standard_queues(either):
     url = make(either)
     for call, more in [
         (either.send_message, {"MessageBody": "x", "MessageDeduplicationId": "d"}),
@@ -207,7 +207,7 @@ def test_a_bad_message_of_a_batch_is_refused_by_itself(either, entry):
     assert bodies(either, url) == ["first"]
 
 
-def test_a_message_without_a_group_is_told_so_before_anything_else(either):
+def test_a_missing_group_is_refused_before_any_other_fault(either):
     url = make_fifo(either)
     assert refused(either.send_message_batch, QueueUrl=url, Entries=entries(1)) == (
         "InvalidParameterValue",

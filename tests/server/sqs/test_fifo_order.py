@@ -30,7 +30,7 @@ def test_a_receive_takes_one_group_before_the_next(local, either):
     assert bodies(either, url) == ["a1", "a2", "a3", "b1"]
 
 
-def test_a_group_is_hidden_whole_and_comes_back_behind_the_others(local, either):
+def test_a_hidden_group_is_served_after_the_others_when_it_comes_back(local, either):
     url = make_fifo(either, VisibilityTimeout="20")
     fill(local, either, url, "a1", "a2", "a3", "a4", "b1", "c1")
     assert bodies(either, url, MaxNumberOfMessages=2) == ["a1", "a2"]
@@ -40,7 +40,7 @@ def test_a_group_is_hidden_whole_and_comes_back_behind_the_others(local, either)
     assert order == ["c1", "a1", "a2", "a3", "a4", "b1"]
 
 
-def test_no_visibility_at_all_ends_a_groups_turn(local, either):
+def test_a_visibility_of_zero_lets_the_next_group_be_served(local, either):
     url = make_fifo(either)
     fill(local, either, url, "a1", "b1", "b2", "c1", "a2")
     assert bodies(either, url, MaxNumberOfMessages=3, VisibilityTimeout=0) == ["a1", "a2", "b1"]
@@ -48,9 +48,7 @@ def test_no_visibility_at_all_ends_a_groups_turn(local, either):
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
-def test_a_message_given_back_can_be_received_before_the_rest_of_its_batch_is(
-    local, either, seconds
-):
+def test_a_released_message_can_be_received_before_the_rest_of_its_batch(local, either, seconds):
     url = make_fifo(either)
     fill(local, either, url, "a1", "a2", "b1")
     first, _ = receive(either, url, MaxNumberOfMessages=2)
@@ -60,7 +58,9 @@ def test_a_message_given_back_can_be_received_before_the_rest_of_its_batch_is(
 
 
 @pytest.mark.parametrize(("extended", "received"), [(0, []), (1, ["a1"]), (2, ["a1", "a2"])])
-def test_whatever_stands_behind_a_hidden_message_is_hidden(local, either, extended, received):
+def test_messages_behind_a_hidden_message_of_their_group_are_hidden(
+    local, either, extended, received
+):
     url = make_fifo(either, VisibilityTimeout="1")
     fill(local, either, url, "a1", "a2", "a3")
     messages = receive(either, url, MaxNumberOfMessages=5)
@@ -69,7 +69,7 @@ def test_whatever_stands_behind_a_hidden_message_is_hidden(local, either, extend
     assert bodies(either, url, MaxNumberOfMessages=5) == received
 
 
-def test_a_group_goes_on_by_its_next_message_once_what_was_received_is_deleted(local, either):
+def test_a_group_continues_with_its_next_message_after_a_delete(local, either):
     url = make_fifo(either)
     fill(local, either, url, "a1", "b1", "a2", "b2", "a3", "a4", "c1")
     held = receive(either, url, MaxNumberOfMessages=2)
@@ -93,7 +93,7 @@ def test_after_a_purge_a_message_may_be_sent_again(local, either):
 @pytest.mark.parametrize(
     ("before", "after"), [("queue", "messageGroup"), ("messageGroup", "queue")]
 )
-def test_another_scope_of_duplicates_is_shown_at_once_and_counts_a_minute_later(
+def test_a_new_scope_of_deduplication_is_shown_at_once_and_applies_a_minute_later(
     local, either, before, after
 ):
     def sent():

@@ -1,4 +1,4 @@
-"""The HTTP server against whatever may come over a socket: limits, smuggling, order, haste."""
+"""The HTTP server against any input: limits, smuggling, order of requests, pipelining."""
 
 import json
 import re
@@ -87,7 +87,7 @@ SMUGGLING = {
 
 
 @pytest.mark.parametrize("trick", SMUGGLING)
-def test_what_could_be_read_in_two_ways_is_refused_and_closed(plain, trick):
+def test_an_ambiguous_request_is_refused_and_its_connection_closed(plain, trick):
     """Row 20."""
     began_s = time.monotonic()
     follow = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -128,7 +128,7 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("case", STATUSES)
-def test_what_is_over_a_limit_is_refused_and_closed(plain, case):
+def test_a_request_over_a_limit_is_refused_and_its_connection_closed(plain, case):
     """Row 20."""
     sent, status = STATUSES[case]
     said = exchange(plain, sent)
@@ -189,7 +189,7 @@ def test_a_bad_form_is_refused_at_once(plain, form):
     assert time.process_time() - began_s < 1
 
 
-def test_what_is_not_utf_8_is_told_so(plain):
+def test_a_body_that_is_not_utf_8_is_refused_with_the_reason(plain):
     assert b'"message":"the request is not UTF-8"' in exchange(plain, post(BOMBS["not utf-8"]))
     form = FORMS["not utf-8"]
     said = exchange(plain, FORM_HEAD % len(form) + form)
@@ -295,7 +295,7 @@ def held_bytes(server):
     return server.call(lambda: server.running._http.held_bytes)
 
 
-def test_an_answer_that_is_not_taken_ends_its_connection(unread):
+def test_an_answer_that_is_not_read_ends_its_connection(unread):
     """Row 13."""
     server, receive = unread
     before = connections(server)
@@ -309,7 +309,7 @@ def test_an_answer_that_is_not_taken_ends_its_connection(unread):
         assert held_bytes(server) == 0
 
 
-def test_an_answer_that_is_not_taken_ends_its_connection_though_it_was_the_last(unread):
+def test_a_last_answer_that_is_not_read_ends_its_connection(unread):
     """Row 13."""
     server, receive = unread
     before = connections(server)
@@ -365,7 +365,7 @@ def test_over_the_limit_of_all_connections_those_that_hold_the_most_are_ended(
         server.close()
 
 
-def test_a_fault_is_answered_counted_and_told_in_one_line(query_data, capfd):
+def test_a_fault_is_answered_counted_and_printed_in_one_line(query_data, capfd):
     server = Local(query_data)
 
     def fail(*_):
@@ -410,7 +410,7 @@ def test_the_figures_count_a_fault_of_the_frame_server(query_data, tmp_path):
         server.close()
 
 
-def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
+def test_a_client_that_expects_100_continue_receives_it(plain):
     with connect(plain) as wire:
         head, _, body = post(b"{}", "Expect: 100-continue").partition(b"\r\n\r\n")
         wire.sendall(head + b"\r\n\r\n")
@@ -419,7 +419,7 @@ def test_a_client_that_expects_to_be_told_to_continue_is_told(plain):
         assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_long_poll_of_a_client_that_went_away_takes_no_message(plain):
+def test_a_long_poll_of_a_disconnected_client_takes_no_message(plain):
     client = plain.client()
     url = make(client, "gone")
     body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
@@ -435,7 +435,7 @@ def test_a_long_poll_of_a_client_that_went_away_takes_no_message(plain):
     assert message["Body"] == "kept"
 
 
-def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
+def test_a_request_that_stays_incomplete_is_refused_in_time(query_data, monkeypatch):
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
     monkeypatch.setattr(http, "BODY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(http, "SWEEP_S", 0.02)
@@ -454,7 +454,7 @@ def test_half_a_request_is_given_up_in_time(query_data, monkeypatch):
         server.close()
 
 
-def test_a_request_that_is_not_read_for_those_before_it_is_not_late(query_data, monkeypatch):
+def test_a_request_that_waits_behind_others_does_not_time_out(query_data, monkeypatch):
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.4)
     monkeypatch.setattr(http, "SWEEP_S", 0.02)
     server = Local(query_data)
@@ -554,7 +554,7 @@ def test_a_request_that_a_page_could_have_sent_changes_nothing(plain, case, host
 @pytest.mark.parametrize(
     "header", ["Authorization: x", "X-Amz-Date: x", "X-Amz-Target: AmazonSQS.ListQueues"]
 )
-def test_a_header_that_no_page_can_send_is_enough(plain, method, header):
+def test_a_header_that_no_page_can_send_allows_a_change(plain, method, header):
     name = re.sub(r"\W", "-", f"{method}-{header}")
     query, body = ("", f"Action=CreateQueue&QueueName={name}")[:: -1 if method == "GET" else 1]
     if "Target" in header and method == "POST":
@@ -564,7 +564,7 @@ def test_a_header_that_no_page_can_send_is_enough(plain, method, header):
 
 
 @pytest.mark.parametrize("action", ["ListQueues", "GetQueueUrl&QueueName=looked-at"])
-def test_a_bare_request_may_look(plain, action):
+def test_a_request_without_such_a_header_may_read(plain, action):
     make(plain.client(), "looked-at")
     for sent in (
         asked_by("GET", f"Action={action}", headers="Host: x\r\n"),
@@ -585,7 +585,7 @@ def test_a_bare_request_may_look(plain, action):
         (b"1.1", b"", None),
     ],
 )
-def test_a_client_is_told_what_becomes_of_its_connection(plain, version, asked, told):
+def test_the_connection_header_says_whether_the_connection_stays_open(plain, version, asked, told):
     """Clients of HTTP/1.0 close a connection that is not said to stay, and open another."""
     ask = b"GET /health HTTP/" + version + b"\r\nHost: x\r\n" + asked + b"\r\n"
     with connect(plain) as wire:

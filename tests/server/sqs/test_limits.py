@@ -71,7 +71,7 @@ def test_a_receive_of_several_messages_gives_two_mebibytes_at_most(plain):
     assert firsts == [["0", "1"], ["2", "3"], ["4"]]
 
 
-def test_large_bodies_cost_no_more_than_themselves():
+def test_large_bodies_cost_no_more_memory_than_their_size():
     """Row 14: 500 times 1 MiB, one byte more, and batches of 1 MiB in all."""
     with serve("--store", "memory:") as server:
         client = server.client()
@@ -148,7 +148,7 @@ def mutations(receipt, seed):
             yield receipt.swapcase()
 
 
-def test_no_forged_receipt_is_believed(plain):
+def test_no_forged_receipt_is_accepted(plain):
     """Row 22: 20,000 of them, by tens; and one of another queue, and one of another life."""
     client = plain.client()
     url = make(client, "receipts")
@@ -420,7 +420,7 @@ def test_a_long_poll_ends_with_nothing_when_its_queue_is_deleted(plain):
 
 
 def served(url):
-    """Whether a newcomer is let in and answered."""
+    """Whether a new connection is accepted and answered."""
     late = Wire(url)
     try:
         return late.ask("ListQueues", {})[0] == 200
@@ -430,7 +430,7 @@ def served(url):
         late.close()
 
 
-def test_with_no_files_left_to_open_the_server_goes_on_serving_whom_it_has():
+def test_without_free_descriptors_the_server_still_serves_open_connections():
     """Of row 6: clients beyond the limit wait or fail; the others notice nothing."""
     limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     with serve("--store", "memory:", before=limit) as server:
@@ -447,7 +447,7 @@ def test_with_no_files_left_to_open_the_server_goes_on_serving_whom_it_has():
         assert server.stop() == 0
 
 
-def test_nothing_of_a_message_is_ever_said_on_the_terminal(tmp_path):
+def test_no_part_of_a_message_is_ever_printed(tmp_path):
     with serve("--data", str(tmp_path / "data")) as server:
         client = server.client()
         url = client.create_queue(QueueName="q")["QueueUrl"]

@@ -115,7 +115,7 @@ HALVES = [
 ]
 
 
-def test_a_crowd_of_idle_and_slow_clients_holds_nobody_up(record_property):
+def test_many_idle_and_slow_clients_do_not_delay_others(record_property):
     """Row 13, beside a server that has only the active ones."""
     idle_count, slow_count, active_count = (10_000, 5_000, 200) if FULL else (1_000, 500, 50)
     with many_files(), ExitStack() as stack:
@@ -147,7 +147,7 @@ def test_a_crowd_of_idle_and_slow_clients_holds_nobody_up(record_property):
         assert len(latencies_s(idle, GET, 1)) == idle_count
 
 
-def test_answers_that_nobody_reads_are_limited_together(record_property):
+def test_answers_that_are_not_read_are_limited_over_all_connections(record_property):
     """Row 13: 200 clients that ask for 2 MiB each and do not read it."""
     clients, limit_bytes = 200, 256 * 1024 * 1024
     with serve("--store", "memory:") as server, ExitStack() as stack:
@@ -228,7 +228,7 @@ def test_a_queue_has_120000_messages_in_flight_and_no_more(plain, fifo, record_p
     assert shown["Attributes"]["ApproximateNumberOfMessages"] == "1"
 
 
-def test_ten_thousand_idle_long_polls_cost_next_to_nothing_and_miss_no_message():
+def test_ten_thousand_idle_long_polls_cost_little_and_miss_no_message():
     with many_files() as files, ExitStack() as stack:
         if files < 10_500:
             pytest.skip(f"a process may have only {files} files open here")

@@ -20,7 +20,7 @@ def test_a_receipt_of_an_older_receive_deletes_nothing(local, either):
     assert hidden == {"ApproximateNumberOfMessagesNotVisible": "0"}
 
 
-def test_a_receipt_of_another_queue_or_of_nobody_is_invalid(either):
+def test_a_receipt_of_another_queue_or_an_invented_one_is_invalid(either):
     one, other = make(either, "one"), make(either, "other")
     send(either, one)
     (message,) = receive(either, one)
@@ -317,7 +317,7 @@ def test_one_bad_entry_of_a_batch_fails_alone(either):
     ]
 
 
-def test_a_queues_name_will_do_for_its_url(local, either):
+def test_a_queues_name_is_accepted_as_its_url(local, either):
     url = make(either, "by-name")
     assert send(either, "by-name", "hello")["MessageId"]
     assert bodies(either, url) == ["hello"]

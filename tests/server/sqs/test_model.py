@@ -66,7 +66,7 @@ def members(shape):
     return set(MODEL["shapes"][shape]["members"])
 
 
-def test_every_action_is_there_and_no_other():
+def test_the_actions_are_those_of_the_model():
     assert set(ACTIONS) == set(MODEL["operations"])
     assert len(ACTIONS) == 23
 
@@ -94,7 +94,7 @@ def test_every_queue_attribute_is_known_and_no_other():
     assert set(MODEL["shapes"]["QueueAttributeName"]["enum"]) == set(KNOWN)
 
 
-def test_every_declared_error_can_be_told_or_its_absence_explained():
+def test_every_declared_error_is_implemented_or_its_absence_explained():
     declared = {
         error["shape"]
         for operation in MODEL["operations"].values()

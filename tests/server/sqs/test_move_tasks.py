@@ -171,7 +171,7 @@ def test_a_queue_that_is_deleted_while_tasks_are_resumed_leaves_the_others_resum
 
 
 @pytest.mark.parametrize("held", [DescribeQueue, ConfigureQueue])
-def test_a_task_that_ends_does_not_wipe_out_the_note_of_the_next(held):
+def test_a_task_that_ends_does_not_overwrite_the_note_of_the_next(held):
     async def story(world):
         await world.begin(world.moves.start(START, world.caller))
         (handle,) = [each.task for each in await listed(world)]

@@ -51,7 +51,7 @@ def test_a_form_may_be_posted_to_the_root_and_to_the_queue(plain, url):
     assert ask(url, b"MessageBody=x", Action="SendMessage")[0] == 200
 
 
-def test_a_get_that_asks_for_json_is_given_json(url):
+def test_a_get_that_accepts_json_is_answered_in_json(url):
     status, text = ask(
         url, None, "application/json", **{"Action": "GetQueueAttributes", "AttributeName.1": "All"}
     )
@@ -62,7 +62,7 @@ def test_a_get_that_asks_for_json_is_given_json(url):
     assert (status, json.loads(text)["Error"]["Code"]) == (400, "InvalidAction")
 
 
-def test_a_get_that_asks_nothing_is_told_so(url):
+def test_a_get_without_an_action_is_refused_with_the_reason(url):
     for accept in ("*/*", "application/json"):
         status, text = ask(url, None, accept)
         assert (status, "<UnknownOperationException" in text) == (404, True)
@@ -88,7 +88,7 @@ def test_a_get_that_asks_nothing_is_told_so(url):
         ),
     ],
 )
-def test_an_error_is_told_in_xml(url, parameters, code, message):
+def test_an_error_is_answered_in_xml(url, parameters, code, message):
     status, text = ask(url, **parameters)
     assert status == 400
     for part in ("<Type>Sender</Type>", f"<Code>{code}</Code>", f"<Message>{message}</Message>"):
@@ -99,19 +99,19 @@ def test_an_error_is_told_in_xml(url, parameters, code, message):
     ("form", "code"),
     [(b"", "MissingAction"), (b"a=b", "MissingAction"), (b"Action=", "InvalidAction")],
 )
-def test_a_form_must_say_what_it_asks_for(plain, form, code):
+def test_a_form_without_an_action_is_refused(plain, form, code):
     status, text = ask(f"{plain.url}/queue/q", form)
     assert (status, f"<Code>{code}</Code>" in text) == (400, True)
 
 
-def test_a_queue_that_is_not_there_is_told_in_older_words(plain):
+def test_a_missing_queue_has_the_error_text_of_the_query_protocol(plain):
     status, text = ask(f"{plain.url}/000000000000/none", Action="PurgeQueue")
     assert status == 400
     assert "<Code>AWS.SimpleQueueService.NonExistentQueue</Code>" in text
     assert "The specified queue does not exist for this wsdl version." in text
 
 
-def test_json_without_a_target_is_told_so_in_json(plain):
+def test_json_without_a_target_is_refused_in_json(plain):
     request = Request(f"{plain.url}/", b"{}", {"Content-Type": "application/x-amz-json-1.0"})
     with pytest.raises(HTTPError) as caught:
         urlopen(request)
@@ -120,7 +120,7 @@ def test_json_without_a_target_is_told_so_in_json(plain):
         assert json.loads(error.read())["__type"].endswith("#UnknownOperationException")
 
 
-def test_a_get_that_asks_for_json_is_told_everything_with_null_for_nothing(local):
+def test_a_get_that_accepts_json_gets_every_field_with_null_if_absent(local):
     client = local.client()
     url = make(client)
     accept = {"Accept": "application/json", **SIGNED}
@@ -148,7 +148,7 @@ def test_a_get_that_asks_for_json_is_told_everything_with_null_for_nothing(local
     assert attributes == {"Attributes": [{"Name": "VisibilityTimeout", "Value": "30"}]}
 
 
-def test_an_empty_list_asks_for_nothing(local, either):
+def test_an_empty_list_of_names_returns_no_attributes(local, either):
     url = make(either)
     send(either, url)
     (message,) = receive(either, url, AttributeNames=[], MessageAttributeNames=[])
@@ -171,7 +171,7 @@ def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
     assert seen["json"] > {"SenderId", "SentTimestamp"}
 
 
-def test_a_head_is_answered_without_a_body_and_the_connection_goes_on(plain):
+def test_a_head_is_answered_without_a_body_and_the_connection_stays_open(plain):
     host, port = plain.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         for method in ("HEAD", "GET"):
@@ -205,7 +205,7 @@ def test_one_item_of_a_list_or_a_map_needs_no_number(plain):
     assert (status, "<MD5OfMessageAttributes>" in text) == (200, True)
 
 
-def test_a_number_that_is_none_is_named(url):
+def test_a_value_that_is_not_a_number_is_refused_by_name(url):
     status, text = ask(url, Action="ReceiveMessage", MaxNumberOfMessages="many")
     assert status == 400
     assert "<Code>InvalidParameterValue</Code>" in text
@@ -220,7 +220,7 @@ def test_a_number_that_is_none_is_named(url):
     )
 
 
-def test_a_value_with_parts_where_there_are_none_is_named(url):
+def test_a_structured_value_for_a_plain_parameter_is_refused_by_name(url):
     for name in ("MaxNumberOfMessages", "ReceiveRequestAttemptId"):
         status, text = ask(url, Action="ReceiveMessage", **{f"{name}.1": "1"})
         assert (status, "<Code>InvalidParameterValue</Code>" in text) == (400, True)

@@ -27,7 +27,7 @@ def test_a_new_queue_has_amazons_defaults(either):
     assert shown(either, url, "DelaySeconds", "Policy") == {"DelaySeconds": "0"}
 
 
-def test_a_queue_can_be_created_again_only_as_it_is(either):
+def test_a_queue_can_be_created_again_only_with_the_same_attributes(either):
     url = make(either, DelaySeconds="1")
     assert make(either, DelaySeconds="1") == url
     assert make(either) == url
@@ -40,7 +40,7 @@ def test_a_queue_can_be_created_again_only_as_it_is(either):
     )
 
 
-def test_attributes_can_be_changed_and_are_given_back(local, either):
+def test_attributes_can_be_changed_and_read(local, either):
     url = make(either)
     local.clock.advance(seconds=5)
     changes = {
@@ -73,7 +73,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "low", "high"), LIMITS)
-def test_an_attribute_takes_its_limits_and_nothing_beyond(either, name, low, high):
+def test_an_attribute_accepts_its_limits_and_nothing_beyond(either, name, low, high):
     url = make(either, KmsMasterKeyId="alias/aws/sqs")
     for value in (low, high):
         either.set_queue_attributes(QueueUrl=url, Attributes={name: str(value)})
@@ -115,7 +115,7 @@ def test_a_queue_name_has_eighty_plain_characters_at_most(either, name):
     )
 
 
-def test_names_of_the_greatest_length_are_taken(either):
+def test_names_of_the_greatest_length_are_accepted(either):
     assert make(either, "a" * 80).endswith("/" + "a" * 80)
     assert make(either, "a" * 75 + ".fifo", FifoQueue="true").endswith(".fifo")
     fifo = {"FifoQueue": "true"}
@@ -147,7 +147,7 @@ def test_queues_are_listed_by_prefix_and_by_page(either):
     assert refused(either.list_queues, NextToken="ü?", MaxResults=1)[0] == "InvalidParameterValue"
 
 
-def test_a_deleted_queue_is_gone_and_its_name_taken_for_a_minute(local, either):
+def test_a_deleted_queue_is_gone_and_its_name_is_blocked_for_a_minute(local, either):
     url = make(either)
     send(either, url)
     either.delete_queue(QueueUrl=url)
@@ -192,7 +192,7 @@ def test_the_url_of_a_queue_is_found_by_name_and_owner(either):
     assert code == "AWS.SimpleQueueService.NonExistentQueue"
 
 
-def test_a_queue_of_another_region_is_not_found_by_the_name_it_has_inside(local, either):
+def test_a_queue_of_another_region_is_not_found_by_its_internal_name(local, either):
     make(local.client(region_name="eu-west-1"))
     inside = "q@eu-west-1.000000000000"
     assert inside in local.execute(ListQueues())
@@ -298,7 +298,7 @@ def test_permissions_become_a_policy(either):
 @pytest.mark.parametrize(
     "policy", ["x", "7", "[]", '{"Statement": 7}', '{"Statement": [7]}', '{"Statement": null}']
 )
-def test_a_policy_that_is_none_is_refused(either, policy):
+def test_a_value_that_is_not_a_policy_is_refused(either, policy):
     url = make(either)
     assert refused(either.set_queue_attributes, QueueUrl=url, Attributes={"Policy": policy}) == (
         "InvalidAttributeValue",
@@ -336,7 +336,7 @@ def test_the_two_kinds_of_encryption_exclude_each_other(either):
     assert shown(either, url, *kms) == managed
 
 
-def test_encryption_taken_away_does_not_become_another(either):
+def test_removing_one_encryption_does_not_enable_another(either):
     url = make(either)
     names = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
     assert shown(either, url, *names) == {"SqsManagedSseEnabled": "true"}
@@ -350,7 +350,7 @@ def test_encryption_taken_away_does_not_become_another(either):
     assert shown(either, url, *names) == {"SqsManagedSseEnabled": "false"}
 
 
-def test_truth_may_begin_with_a_capital(either):
+def test_a_boolean_may_begin_with_a_capital(either):
     written = {"FifoQueue": "True", "ContentBasedDeduplication": "TRUE"}
     url = make(either, "q.fifo", **written)
     assert make(either, "q.fifo", **written) == url

@@ -18,7 +18,7 @@ def count(client, url):
     return int(shown(client, url, "ApproximateNumberOfMessages")["ApproximateNumberOfMessages"])
 
 
-def test_a_standard_queue_takes_a_delete_that_comes_late(local, either):
+def test_a_standard_queue_accepts_a_late_delete(local, either):
     url = make(either)
     send(either, url)
     receipt = lapsed(local, either, url)
@@ -38,7 +38,7 @@ def test_a_batch_of_deletes_may_come_late(local, either):
     assert count(either, url) == 0
 
 
-def test_a_standard_queue_hides_a_message_again_for_a_latecomer(local, either):
+def test_a_standard_queue_hides_a_message_again_for_a_late_receipt(local, either):
     url = make(either)
     send(either, url)
     receipt = lapsed(local, either, url)
@@ -52,7 +52,7 @@ def test_a_standard_queue_hides_a_message_again_for_a_latecomer(local, either):
     assert receive(either, url) == []
 
 
-def test_a_latecomer_may_give_back_what_is_back_already(local, either):
+def test_a_late_receipt_may_release_a_message_that_is_visible_already(local, either):
     url = make(either)
     send(either, url)
     receipt = lapsed(local, either, url)
@@ -112,7 +112,7 @@ def test_a_fifo_delete_within_an_extended_time_is_fine(local, either):
 
 
 @pytest.mark.parametrize("receives", [1, 3])
-def test_twelve_hours_are_all_there_is_from_the_receive(local, either, receives):
+def test_a_message_is_hidden_for_twelve_hours_at_most_from_its_receive(local, either, receives):
     url = make(either)
     send(either, url)
     for _ in range(receives - 1):

@@ -26,7 +26,7 @@ def latest_task(client, source, *statuses):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_move_task_goes_on_after_a_restart(data, how):
+def test_a_move_task_continues_after_a_restart(data, how):
     with serve(*data) as server:
         client = server.client()
         source, dead = make_pair(client)
@@ -53,7 +53,7 @@ def test_a_move_task_goes_on_after_a_restart(data, how):
         assert task["Status"] == "COMPLETED"
 
 
-def test_a_purge_keeps_the_next_one_off_after_a_restart(data):
+def test_a_purge_refuses_the_next_one_also_after_a_restart(data):
     with serve(*data, "--aws-limits") as server:
         client = server.client()
         url = make(client)

@@ -36,7 +36,7 @@ def run(*arguments, **environment):
     )
 
 
-def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
+def test_serve_prints_its_address_and_lines_to_try(tmp_path):
     with serve("--data", str(tmp_path / "data")) as server:
         lines = server.output.splitlines()
         assert lines[0] == f"penstock: Amazon SQS at {server.url}"
@@ -71,7 +71,7 @@ def test_it_says_where_it_is_and_how_to_try_it(tmp_path):
         (("--allow-host", "a:80"), "allow_hosts: 'a:80' is not a host's name"),
     ],
 )
-def test_it_refuses_to_start_in_one_line(arguments, complaint):
+def test_serve_refuses_wrong_settings_in_one_line(arguments, complaint):
     done = run(*arguments)
     assert done.returncode in (3, 6)
     assert done.stdout == ""
@@ -114,7 +114,7 @@ def typed_lines(output):
     ],
     ids=str,
 )
-def test_the_lines_it_prints_work_in_a_shell_as_they_stand(tmp_path, arguments, version):
+def test_the_lines_that_serve_prints_work_in_a_shell_unchanged(tmp_path, arguments, version):
     program = aws_program(version)
     with serve("--store", "memory:", *arguments) as server:
         lines = typed_lines(server.output)
@@ -140,7 +140,7 @@ def test_by_default_a_queue_can_be_deleted_made_and_purged_again_at_once(sqs, qu
 
 
 def test_row_23_a_store_is_not_served_as_another_region_or_account(tmp_path):
-    """Row 23: with other ones the bare names in the store would be somebody else's queues."""
+    """Row 23: in another region or account, the same bare names would be other queues."""
     data = ("--data", str(tmp_path / "data"))
     with serve(*data, "--region", "eu-west-1") as server:
         server.client(region_name="eu-west-1").create_queue(QueueName="q")
@@ -148,7 +148,7 @@ def test_row_23_a_store_is_not_served_as_another_region_or_account(tmp_path):
     done = run(*data, "--port", "0", "--region", "us-east-1")
     assert done.returncode == 3
     assert "region eu-west-1" in done.stderr
-    assert "us-east-1 was asked for" in done.stderr
+    assert "cannot be served as us-east-1" in done.stderr
     done = run(*data, "--port", "0", "--region", "eu-west-1", "--account", "111122223333")
     assert done.returncode == 3
     assert "--account 000000000000" in done.stderr
@@ -157,7 +157,7 @@ def test_row_23_a_store_is_not_served_as_another_region_or_account(tmp_path):
         assert "QueueUrls" not in server.client(region_name="us-east-1").list_queues()
 
 
-def test_a_server_may_have_as_many_connections_as_the_system_lets_it(tmp_path):
+def test_a_server_raises_its_limit_of_open_files(tmp_path):
     limited = ["bash", "-c", 'ulimit -S -n 128 && exec "$@"', "bash"]
     with serve("--store", "memory:", before=limited) as server:
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
@@ -166,7 +166,7 @@ def test_a_server_may_have_as_many_connections_as_the_system_lets_it(tmp_path):
         assert soft == min(hard, 65_536) > 128
 
 
-def test_queues_of_the_config_file_are_there_and_follow_it(tmp_path):
+def test_queues_of_the_config_file_are_created_and_reconfigured(tmp_path):
     config = tmp_path / "penstock.toml"
     text = f"""
         data = "{tmp_path / "data"}"
@@ -263,7 +263,7 @@ def test_every_answered_message_survives_a_killed_server(tmp_path):
 
 
 @pytest.mark.service("strace")
-def test_a_failed_sync_stops_the_server_and_nothing_unkept_was_answered(tmp_path):
+def test_a_failed_sync_stops_the_server_and_every_answered_message_survives(tmp_path):
     answered = []
     fault = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync"]
     with serve(
@@ -315,7 +315,7 @@ def code_of(client):
     return caught.value.response["Error"]["Code"]
 
 
-def test_with_keys_only_their_holders_get_in(guarded):
+def test_with_keys_only_signed_requests_are_accepted(guarded):
     client = keyed(guarded)
     url = client.create_queue(QueueName="q")["QueueUrl"]
     client.send_message(QueueUrl=url, MessageBody="grüße" * 1_000)
@@ -364,7 +364,7 @@ def test_a_presigned_url_works_until_it_is_changed(guarded):
     assert "<Code>InvalidSecurity</Code>" in text
 
 
-def test_with_tls_and_keys_it_listens_to_others(tmp_path):
+def test_with_tls_and_keys_serve_listens_on_all_addresses(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
@@ -392,7 +392,7 @@ def test_with_tls_and_keys_it_listens_to_others(tmp_path):
             assert wire.version() == "TLSv1.2"
 
 
-def test_serve_accepts_a_loss_if_it_is_told_to_and_says_what_is_lost(tmp_path):
+def test_serve_accepts_a_loss_with_the_option_and_prints_what_is_lost(tmp_path):
     """Row 3."""
     data = tmp_path / "data"
     with serve("--data", str(data)) as server:
@@ -418,8 +418,8 @@ def test_serve_accepts_a_loss_if_it_is_told_to_and_says_what_is_lost(tmp_path):
     assert "accept_loss: 'memory:' is not a data directory" in done.stderr
 
 
-def test_row_23_queues_elsewhere_are_not_served_as_another_region_or_account(tmp_path):
-    """Row 23: the queues themselves say whose they are, whatever service keeps them."""
+def test_row_23_queues_of_a_remote_service_are_not_served_as_another_region_or_account(tmp_path):
+    """Row 23: the note of each queue has its region and account, in every service."""
     daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0")
     stores = [f"penstock://127.0.0.1:{daemon.port}", f"file:{tmp_path / 'store'}?daemon=1"]
     try:
@@ -430,11 +430,11 @@ def test_row_23_queues_elsewhere_are_not_served_as_another_region_or_account(tmp
         for store in stores:
             done = run("--store", store, "--port", "0", "--region", "us-east-1")
             assert done.returncode == 3
-            assert "region: the store keeps the queues of region eu-west-1" in done.stderr
+            assert "region: the store was created for region eu-west-1" in done.stderr
             account = ("--account", "111122223333")
             done = run("--store", store, "--port", "0", "--region", "eu-west-1", *account)
             assert done.returncode == 3
-            assert "account: the store keeps the queues of account 000000000000" in done.stderr
+            assert "account: the store was created for account 000000000000" in done.stderr
             with serve("--store", store, "--region", "eu-west-1") as server:
                 listed = server.client(region_name="eu-west-1").list_queues()["QueueUrls"]
                 assert [each.rpartition("/")[2] for each in listed] == [url.rpartition("/")[2]]

@@ -1,4 +1,4 @@
-"""Row 23 of the scorecard: 300 requests that are nearly signed well, and none that gets in."""
+"""Row 23 of the scorecard: 300 requests with almost correct signatures; each is refused."""
 
 import hmac
 from contextlib import closing, contextmanager
@@ -297,7 +297,7 @@ def queues(server):
 
 
 @pytest.mark.parametrize("presigned", [False, True])
-def test_these_signatures_are_good_until_something_is_changed(guarded, presigned):
+def test_these_signatures_are_valid_until_the_request_is_changed(guarded, presigned):
     with connected(guarded) as (connection, host):
         signing = Signing(host, presigned)
         signing.body = signing.body.replace(b"made", b"control")
@@ -306,7 +306,7 @@ def test_these_signatures_are_good_until_something_is_changed(guarded, presigned
     assert ("control-2" if presigned else "control") in queues(guarded)
 
 
-def test_of_300_requests_that_are_nearly_signed_well_none_gets_in(guarded, record_property):
+def test_300_requests_with_slightly_wrong_signatures_are_refused(guarded, record_property):
     before = queues(guarded)
     told = {}
     forms = {"header": (header_form(), False), "presigned": (query_form(), True)}

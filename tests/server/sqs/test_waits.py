@@ -24,7 +24,7 @@ def in_thread(function):
     return thread, results
 
 
-def test_a_receive_that_waits_is_given_the_next_message(local, waiting):
+def test_a_waiting_receive_gets_the_next_message(local, waiting):
     client = local.client()
     url = make(client)
     thread, results = in_thread(lambda: bodies(local.client(), url, WaitTimeSeconds=20))
@@ -63,7 +63,7 @@ def test_a_receive_that_waits_is_answered_with_nothing_when_its_queue_is_deleted
     assert results == [[]]
 
 
-def test_a_client_that_goes_away_leaves_no_wait_and_no_claim(local, waiting):
+def test_a_client_that_disconnects_leaves_no_wait_and_no_claim(local, waiting):
     client = local.client()
     url = make(client)
     body = b'{"QueueUrl": "q", "WaitTimeSeconds": 20}'

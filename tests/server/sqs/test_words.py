@@ -103,7 +103,7 @@ def test_a_list_of_values_is_not_supported(plain):
     )
 
 
-def test_an_entry_of_a_batch_is_refused_in_words_of_its_own(either):
+def test_an_entry_of_a_batch_is_refused_with_its_own_text(either):
     url = make(either, MaximumMessageSize="1024")
     result = either.send_message_batch(
         QueueUrl=url,
@@ -138,7 +138,7 @@ def test_an_entry_of_a_batch_is_refused_in_words_of_its_own(either):
     }
 
 
-def test_nothing_in_a_list_is_left_out(plain):
+def test_nulls_in_a_list_are_left_out(plain):
     url = make(plain.client(), "words")
     asked = {"QueueUrl": url, "Entries": [None, {"Id": "a", "MessageBody": "x"}, None]}
     answer, told = post(plain, "SendMessageBatch", asked)
@@ -194,7 +194,7 @@ def post(server, action, asked):
         ("TagQueue", {"Tags": {"sound": "x", "empty": None}}),
     ],
 )
-def test_nothing_where_there_must_be_a_value(plain, action, asked):
+def test_null_in_place_of_a_required_value_is_refused(plain, action, asked):
     client = plain.client()
     url = make(client, "words")
     before = shown(client, url)
@@ -264,7 +264,7 @@ def test_pages_of_queues(local):
     assert "NextToken" not in rest
 
 
-def test_a_permission_nobody_can_give(either):
+def test_a_permission_for_an_owner_only_action_is_refused(either):
     url = make(either)
     allow = {"QueueUrl": url, "Label": "l", "AWSAccountIds": ["111122223333"]}
     assert refused(either.add_permission, **allow, Actions=["RemovePermission"]) == (
@@ -288,7 +288,7 @@ def test_a_permission_nobody_can_give(either):
     )
 
 
-def test_permissions_for_nobody_and_tags_without_keys(plain):
+def test_permissions_without_an_account_and_tags_without_keys_are_refused(plain):
     client = plain.client()
     url = make(client, "words")
     nobody = {"QueueUrl": url, "Label": "l", "AWSAccountIds": [], "Actions": ["SendMessage"]}
@@ -302,7 +302,7 @@ def test_permissions_for_nobody_and_tags_without_keys(plain):
     )
 
 
-def test_a_move_task_that_makes_no_sense(either):
+def test_a_move_task_with_wrong_parameters_is_refused(either):
     source, dead = make_pair(either)
     fifo = make_fifo(either)
     start = either.start_message_move_task
@@ -345,7 +345,7 @@ def test_a_move_task_that_makes_no_sense(either):
     )
 
 
-def test_an_attempt_that_can_not_be_repeated(local, either):
+def test_an_attempt_that_cannot_be_repeated_is_refused(local, either):
     url = make_fifo(either)
     push(either, url, "one")
     (message,) = receive(either, url, ReceiveRequestAttemptId="again")
@@ -360,7 +360,7 @@ def test_an_attempt_that_can_not_be_repeated(local, either):
     )
 
 
-def test_a_dead_letter_queue_that_is_none(plain):
+def test_a_dead_letter_target_that_does_not_exist_is_refused(plain):
     client = plain.client()
     policy = json.dumps(
         {"deadLetterTargetArn": "arn:aws:sns:us-east-1:000000000000:t", "maxReceiveCount": 1}
@@ -433,7 +433,7 @@ def test_a_redrive_policy_with_something_else_in_it(plain):
 
 
 @pytest.mark.parametrize("value", ["", " 6", "6 ", "6.0", "-6", "+6", "six", "901"])
-def test_a_number_that_is_none(plain, value):
+def test_a_value_that_is_not_a_number_is_refused(plain, value):
     client = plain.client()
     assert refused(client.create_queue, QueueName="number", Attributes={"DelaySeconds": value}) == (
         "InvalidAttributeValue",
@@ -483,7 +483,7 @@ def test_an_empty_receipt_is_a_missing_one(plain):
     assert [each["Code"] for each in result["Failed"]] == ["MissingParameter"]
 
 
-def test_a_permission_may_be_given_twice_but_twenty_are_enough(local, either):
+def test_a_permission_may_be_added_twice_but_twenty_are_the_limit(local, either):
     url = make(either)
     allow = {"QueueUrl": url, "AWSAccountIds": ["111122223333"], "Actions": ["SendMessage"]}
     for number in range(20):

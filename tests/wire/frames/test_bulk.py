@@ -69,7 +69,7 @@ def meant(bulk):
 
 
 @given(bulks())
-def test_a_bulk_push_arrives_as_the_pushes_it_stands_for(bulk):
+def test_a_bulk_push_is_decoded_as_its_pushes(bulk):
     found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
     items = found.pushes()
     assert items == meant(bulk)
@@ -129,7 +129,7 @@ def test_ids_that_share_their_start_take_little_room():
     assert decode_bulk_reply(frame[HEADER_BYTES:]) == replies
 
 
-def test_an_error_that_refused_many_is_told_once():
+def test_an_error_that_refused_many_is_sent_once():
     frame = encode_bulk_reply(1, [QueueFull("the same")] * 1_000)
     assert frame.count(b"the same") == 1
     assert len(decode_bulk_reply(frame[HEADER_BYTES:])) == 1_000
@@ -145,7 +145,7 @@ def test_an_error_that_refused_many_is_told_once():
         (PushMany("q", [b"x" * 999]), "a frame takes at most 900"),
     ],
 )
-def test_what_cannot_travel_is_refused_before_it_is_sent(bulk, said):
+def test_a_command_that_cannot_be_sent_is_refused_before_sending(bulk, said):
     with pytest.raises(InvalidField, match=said):
         encode_bulk(1, bulk, 900)
 

@@ -1,4 +1,4 @@
-"""Frames: golden bytes both ways, any chunking, and what strangers send."""
+"""Frames: golden bytes both ways, any chunking, and malformed input."""
 
 import struct
 import tracemalloc
@@ -326,14 +326,14 @@ def test_frames_before_a_fault_are_given_and_none_after_it():
     assert decoder.error is not None
 
 
-def test_a_stranger_may_only_introduce_itself_and_briefly():
+def test_before_its_hello_a_client_may_only_send_a_short_hello():
     for frame in (encode_command(1, Push("q", b"x")), pack(HELLO, 0, b"x" * 5_000)):
         decoder = FrameDecoder("client", STRANGER_LIMITS)
         assert decoder.feed(PRELUDE + frame) == []
         assert decoder.error is not None
 
 
-def test_what_follows_a_hello_waits_until_that_was_judged():
+def test_frames_behind_a_hello_wait_until_it_was_checked():
     decoder = FrameDecoder("client", STRANGER_LIMITS)
     stream = encode_hello(Hello("test")) + pack(STATUS, 5)
     ((kind, _, _),) = decoder.feed(stream)
@@ -342,7 +342,7 @@ def test_what_follows_a_hello_waits_until_that_was_judged():
     assert decoder.feed(b"") == [(STATUS, 5, b"")]
 
 
-def test_a_stray_http_client_is_told_in_its_own_language():
+def test_an_http_client_is_refused_in_http():
     said = refusal(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ProtocolError("no"))
     head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -350,7 +350,7 @@ def test_a_stray_http_client_is_told_in_its_own_language():
     assert b"Penstock frames" in body
 
 
-def test_any_other_stranger_is_told_in_frames():
+def test_a_client_of_any_other_protocol_is_refused_in_frames():
     decoder = FrameDecoder("server", server_limits())
     ((kind, request, body),) = decoder.feed(refusal(b"EHLO x", ProtocolError("no frames")))
     assert (kind, request) == (ERROR, 0)
@@ -410,12 +410,12 @@ def test_a_claim_from_another_store_is_sent_as_the_text_of_its_receipt():
         ("push", InvalidField, "command"),
     ],
 )
-def test_what_cannot_travel_is_refused_before_it_is_sent(command, kind, field):
+def test_a_command_that_cannot_be_sent_is_refused_before_sending(command, kind, field):
     with pytest.raises(kind, match=field):
         encode_command(1, command, 80_000)
 
 
-# What strangers send.
+# Malformed input.
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_field_that_is_added_later_does_not_disturb_an_older_peer():
     assert decode_command(1, shorter) == Push("orders", b"hello")
 
 
-def test_a_bad_item_of_a_batch_spoils_none_of_its_neighbours():
+def test_a_bad_item_of_a_batch_does_not_affect_the_others():
     for padding in (b"", b"x" * SMALL_BYTES):
         items = [[1, "q", padding], [1, "q", None], 7, [3, "q", "receipt"], [2, "q"]]
         batch: Any = decode_command(16, msgspec.msgpack.encode([16, items]))
@@ -501,7 +501,7 @@ def refused_with(kind, body):
 
 
 @pytest.mark.parametrize("name", bombs())
-def test_a_body_made_to_burst_is_refused_without_being_built(name):
+def test_a_body_that_would_expand_is_refused_without_being_decoded(name):
     kind, body = bombs()[name]
     tracemalloc.start()
     try:

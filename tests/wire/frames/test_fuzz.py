@@ -1,4 +1,4 @@
-"""Row 19 of the scorecard: streams of frames that nobody should send.
+"""Row 19 of the scorecard: malformed streams of frames.
 
 To the decoder: typed errors, bounded time and memory. To a daemon that is a process, with a probe
 beside: no traceback, no long answer to the probe, no memory taken.

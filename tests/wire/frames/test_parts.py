@@ -85,7 +85,7 @@ def test_a_part_has_no_more_bytes_than_it_may_unless_it_is_one_item():
     assert [len(part.items) for part in cut(Batch([Push("q", huge)] * 3))] == [1, 1, 1]
 
 
-def test_what_is_small_is_not_cut():
+def test_a_small_frame_is_not_split():
     assert parts_of(*framed(Push("q", b"x" * 100_000))) is None
     assert parts_of(*framed(Batch([Push("q", b"x" * 100)] * PART_ITEMS_MAX))) is None
     assert parts_of(*framed(PushMany("q", [b"x"] * PART_ITEMS_MAX, group="g"))) is None

@@ -1,4 +1,4 @@
-"""Queue URLs, ARNs and the names queues have inside."""
+"""Queue URLs, ARNs and the internal names of queues."""
 
 import pytest
 
@@ -25,11 +25,11 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize(("address", "inside", "arn"), ADDRESSES)
-def test_an_address_goes_in_and_comes_out_again(address, inside, arn):
-    assert DIRECTORY.inside(address) == inside
-    assert DIRECTORY.address(inside) == address
-    assert DIRECTORY.arn(inside) == arn
+@pytest.mark.parametrize(("address", "internal", "arn"), ADDRESSES)
+def test_an_address_is_converted_to_an_internal_name_and_back(address, internal, arn):
+    assert DIRECTORY.internal_name(address) == internal
+    assert DIRECTORY.address(internal) == address
+    assert DIRECTORY.arn(internal) == arn
     assert read_arn(arn) == address
 
 
@@ -71,9 +71,11 @@ def test_a_queue_of_ones_own_needs_no_account(url):
         "http://h/٠٠٠٠٠٠٠٠٠٠٠٠/q",
         "http://[/000000000000/q",
         "http://h/000000000000/" + "q" * 81,
+        # The standard library remembers the URLs that it was given to split, whatever their size.
+        "http://h/" + "a/" * 3_000 + "000000000000/q",
     ],
 )
-def test_what_names_no_queue_is_told_apart(url):
+def test_a_url_that_names_no_queue_is_not_read(url):
     assert read_url(url) is None
 
 
@@ -91,5 +93,5 @@ def test_what_names_no_queue_is_told_apart(url):
         "arn:aws:sqs:us-east-1:000000000000:a b",
     ],
 )
-def test_what_is_no_arn_of_a_queue_is_told_apart(arn):
+def test_a_text_that_is_not_the_arn_of_a_queue_is_not_read(arn):
     assert read_arn(arn) is None

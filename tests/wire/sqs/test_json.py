@@ -109,7 +109,7 @@ def test_a_result_is_written_as_amazon_writes_it(result, body):
     assert encode(result) == body
 
 
-def test_a_refusal_names_itself_twice():
+def test_a_refusal_has_the_error_names_of_both_protocols():
     assert encode_refusal(Refusal(QUEUE_DOES_NOT_EXIST, "gone")) == (
         b'{"__type":"com.amazonaws.sqs#QueueDoesNotExist","message":"gone"}',
         "AWS.SimpleQueueService.NonExistentQueue;Sender",
@@ -135,13 +135,13 @@ def test_a_refusal_names_itself_twice():
         ("AmazonSQS.SendMessage", b'{"MessageBody":"\xff"}', "SerializationException"),
     ],
 )
-def test_what_cannot_be_read_is_refused(target, body, name):
+def test_a_request_that_cannot_be_read_is_refused(target, body, name):
     with pytest.raises(Refusal) as caught:
         decode(target, body)
     assert caught.value.fault.name == name
 
 
-def test_numbers_and_truths_are_taken_where_text_is_wanted():
+def test_numbers_and_booleans_are_accepted_where_text_is_expected():
     body = (
         b'{"QueueUrl":"u","MessageBody":0,"DelaySeconds":3,"MessageAttributes":'
         b'{"a":{"DataType":"String","StringValue":true},"b":{"DataType":"Number","StringValue":1.5}}}'
@@ -170,13 +170,13 @@ def test_numbers_and_truths_are_taken_where_text_is_wanted():
         (b'{"DelaySeconds":false,', "TRUE_VALUE can not be converted to an Integer"),
     ],
 )
-def test_what_is_of_another_kind_altogether_is_refused(body, said):
+def test_a_value_of_another_type_is_refused(body, said):
     with pytest.raises(Refusal) as caught:
         decode("AmazonSQS.SendMessage", body)
     assert caught.value.message.startswith(said)
 
 
-def test_what_is_said_twice_is_refused_for_the_first():
+def test_a_wrong_value_is_refused_even_if_its_field_is_given_twice():
     body = b'{"Entries":[{"VisibilityTimeout":false}],"Entries":5}'
     with pytest.raises(Refusal) as caught:
         decode("AmazonSQS.ChangeMessageVisibilityBatch", body)
@@ -257,7 +257,7 @@ def test_a_megabyte_of_any_character_is_decoded(text):
 
 
 @given(st.lists(st.text('"\\a{[,')), st.integers(0, 3))
-def test_the_structure_of_a_body_is_told_from_its_strings(texts, indent):
+def test_bytes_outside_strings_are_counted_correctly(texts, indent):
     """Every string is long, so whatever was taken for structure by mistake would be too much."""
     texts = [text + "{" * sqs_json.SMALL_BYTES + text for text in texts]
     body = json.dumps({"MessageAttributeNames": texts}, indent=indent or None).encode()

@@ -96,7 +96,7 @@ def test_a_request_to_a_queues_url_need_not_name_it():
 
 
 @pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
-def test_a_queues_url_is_not_the_place_for_what_concerns_all(action):
+def test_an_action_on_all_queues_is_refused_at_a_queues_url(action):
     with pytest.raises(Refusal) as caught:
         decode(f"Action={action}&QueueName=q".encode(), "http://h/000000000000/q")
     assert caught.value.fault.query_code == "InvalidAction"
@@ -176,7 +176,7 @@ def test_a_result_is_written_as_xml(name, result, inside):
     assert encode(ACTIONS[name], result, "id").decode() == whole
 
 
-def test_what_xml_cannot_hold_is_written_as_a_replacement():
+def test_characters_that_xml_cannot_hold_are_replaced():
     shown = model.ReceiveResult([model.Received("i", "r", "m", "a\x00\x1f\uffffb\t\n")])
     assert (
         "<Body>a\ufffd\ufffd\ufffdb\t\n</Body>"
@@ -198,7 +198,7 @@ def test_a_refusal_is_written_as_xml_or_as_json():
     )
 
 
-def test_a_result_is_written_as_json_to_whom_that_is_dearer():
+def test_a_result_is_written_as_json_if_the_client_accepts_it():
     assert encode_as_json(ACTIONS["GetQueueUrl"], model.QueueUrlResult("u"), "id") == (
         b'{"GetQueueUrlResponse":{"ResponseMetadata":{"RequestId":"id"},'
         b'"GetQueueUrlResult":{"QueueUrl":"u"}}}'

@@ -43,9 +43,9 @@ class BlockingEngine:
 
     def execute(self, command: Command[R]) -> R:
         """Executes the command, and returns once its changes are durable."""
-        # `with` costs as much as the lock itself. After a plain call of acquire, an
-        # interrupt may come before `try` is reached, and the lock would stay taken for good;
-        # between an iterator and the body of its loop there is no such gap.
+        # `with` costs as much as the lock itself. After a plain call of acquire, an interrupt may
+        # come before `try` is reached, and the lock would never be released; between an iterator
+        # and the body of its loop no interrupt can come.
         for _ in self._taking:
             try:
                 reply = self._submit(command)
@@ -80,7 +80,7 @@ class BlockingEngine:
                 self._wait_for_answer(waiter, signal)
             except BaseException:
                 with self._lock:
-                    self._engine.forget(waiter)
+                    self._engine.cancel_wait(waiter)
                 raise
             if waiter.error is not None:
                 raise waiter.error

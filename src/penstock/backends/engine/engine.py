@@ -1,5 +1,5 @@
-"""The engine: the pure state machine, a journal and a clock, answering commands.
-Long, because the handler of every command stands beside the one `submit` that runs them all.
+"""The engine answers commands with the pure state machine, a journal and a clock.
+Long, because the handler of every command is beside the one `submit` that runs them all.
 
 It is synchronous and never blocks: `submit` settles what is due, decides, applies, appends, and
 returns the reply; `answer_sequence` is then the sequence that must be durable before the reply may
@@ -85,15 +85,15 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-# How long settling is put off on a full disk before room is looked for again.
+# How long settling is put off on a full disk before the next try.
 _NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
-# Commands whose answer promises nothing, so that it need not wait for the disk.
+# Commands whose answer promises no change, so that it need not wait for the disk.
 _READ_ONLY: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
 
 
 class Housekeeping(Protocol):
-    """Background work on an engine's storage: snapshots, and removing what is not needed."""
+    """Background work on an engine's storage: taking snapshots, dropping old files."""
 
     # The error of the last step; None if it succeeded.
     last_error: Exception | None
@@ -108,7 +108,7 @@ class Housekeeping(Protocol):
 
 
 class Engine:
-    """One shard served from this process. Not thread-safe: its callers must serialise."""
+    """One shard in this process. Not thread-safe: its callers must make one call at a time."""
 
     # How many messages are settled at once before the next command is served.
     settle_max = SETTLE_MAX
@@ -133,8 +133,8 @@ class Engine:
         self._journal_append = self.journal.append
         self._journal_load = self.journal.load
         # If the journal keeps nothing and no pull waits, events are dropped once applied.
-        self._keeps_nothing = self.journal.keeps_nothing
-        self._make_room = None if self._keeps_nothing else self.journal.make_room
+        self._is_volatile = self.journal.keeps_nothing
+        self._make_room = None if self._is_volatile else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
         self._show_id = self._ids.show
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
@@ -164,16 +164,16 @@ class Engine:
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
-        # From here on, freeing many messages at once would delay other commands.
+        # Commands are answered from here on, so containers are freed in parts.
         self.shard.discards.is_deferred = True
         self._sequence = 0
         self.answer_sequence = 0
         # The contents that the pull under way has read; None for a damaged message. With a journal
         # that keeps nothing there is nothing to read: the messages hold their content themselves.
         self._loaded: list[Pushed | None] = []
-        self._load = None if self._keeps_nothing else self._load_content
+        self._load = None if self._is_volatile else self._load_content
         self.upkeep: Housekeeping | None = None
-        # The names of the queues in order, and the state of the shard they are of.
+        # The sorted names of the queues, and the shard's counters for which they are valid.
         self._sorted_names: list[str] = []
         self._sorted_state = (0, 0)
 
@@ -191,10 +191,10 @@ class Engine:
                 self._settle(now_ms, command)
             reply: R = handler(command, now_ms)
             if not self._events:
-                # An answer that changed nothing may depend on a change that is not durable yet:
-                # "a duplicate of this message", "gone already", "the claims you hold".
+                # An answer without a change may depend on one that is not durable yet, such as
+                # "this is a duplicate", "the message is gone" or "these are your claims".
                 self.answer_sequence = 0 if type(command) in _READ_ONLY else self._sequence
-            elif self._keeps_nothing and not self._waiting:
+            elif self._is_volatile and not self._waiting:
                 self._events = []
             else:
                 self.answer_sequence = self._append()
@@ -202,8 +202,8 @@ class Engine:
             self._keep_events()
             raise
         except BaseException as error:
-            # An interrupt, or an error of a kind no handler raises: memory may be ahead of the
-            # journal.
+            # An interrupt, or an error that no handler raises on purpose: the state may contain
+            # changes that are not in the journal.
             self._fail(error)
             raise
         return reply
@@ -211,8 +211,8 @@ class Engine:
     def _keep_events(self) -> None:
         """Appends the events that happened before a command was refused.
 
-        A handler raises before it changes anything for its command. But it may have found damaged
-        messages, or some with too many receives, whose ends are events of their own.
+        A handler raises before it changes anything for its command. But before that it may have
+        removed damaged messages, or moved some with too many receives.
         """
         if self._events:
             self._append()
@@ -220,16 +220,16 @@ class Engine:
     def _refuse(self, command: object) -> NoReturn:
         if self._stopped is not None:
             raise self._stopped
-        raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+        raise InvalidField(f"command: the engine has no command {type(command).__name__}")
 
     def _append(self) -> int:
-        """Appends the events under way to the journal, and serves the pulls that waited."""
+        """Appends the events of the command to the journal, and serves the pulls that waited."""
         events = self._events
         self._events = []
         try:
             sequence, places = self._journal_append(events)
         except PenstockError as error:
-            # Memory is ahead of the journal now: nothing may be answered from it any more.
+            # The state has changes that are not in the journal: no more answers from it.
             self._fail(error)
             raise
         self._sequence = sequence
@@ -246,7 +246,7 @@ class Engine:
                 delivery.content = place
             return
         if len(events) == 1:
-            # The usual push: only an event that brings content has a place.
+            # The usual push: only `Pushed` has a place, so this is one.
             self.shard.place(events[0].queue, cast(Pushed, events[0]).number, places[0])
             return
         pushed = [event for event in events if type(event) is Pushed]
@@ -254,7 +254,7 @@ class Engine:
             self.shard.place(event.queue, event.number, place)
 
     def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
-        """Settles some of what is due, and in the command's own queue as much as it may need."""
+        """Settles some of what is due, and in the command's own queue as much as it needs."""
         own_limit = max(self.settle_max, _messages_wanted(command))
         if not self.journal.has_room(2 * (self.settle_max + 3 * own_limit)):
             # Without a later instant, waiting callers would try again at once, in a busy loop.
@@ -262,7 +262,7 @@ class Engine:
             return
         self._events += self.shard.settle(now_ms, self.settle_max)
         if self._alarm.next_ms <= now_ms:
-            queue = self.shard.names.get(_queue_named(command))
+            queue = self.shard.names.get(_queue_of(command))
             if queue is not None and queue.is_due(now_ms):
                 self._events += self.shard.settle_queue(queue, now_ms, own_limit)
         if self._events:
@@ -307,7 +307,7 @@ class Engine:
                     claims.append(self._claim(delivery, command.queue, content))
             if command.attempt_id is not None:
                 break
-            # If all of them were damaged, there may be others behind them.
+            # If all of them were damaged, the loop pulls the messages behind them.
         return claims
 
     def _load_content(self, delivery: Delivery) -> None:
@@ -409,7 +409,7 @@ class Engine:
         return NumberedReplies(self._ids.prefix, numbers)
 
     def _take_run(self, command: PushMany, now_ms: int) -> range | None:
-        """The numbers of the messages of a run, if all of it can be taken at once; else None."""
+        """Pushes a run as a whole; the numbers of its messages, or None if that is not possible."""
         shard = self.shard
         try:
             queue = shard.names[command.queue]
@@ -533,8 +533,8 @@ class Engine:
         check_number("limit", command.limit, 1, 2**31)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
-        # A queue that is created takes the next number, and between two that are created the names
-        # can only become fewer.
+        # The names change only if a queue is created, which raises `next_queue`, or removed, which
+        # lowers their number.
         state = (self.shard.next_queue, len(self.shard.names))
         if self._sorted_state != state:
             self._sorted_state, self._sorted_names = state, sorted(self.shard.names)
@@ -561,10 +561,10 @@ class Engine:
     # Departures to other shards.
 
     def departures(self, limit: int = PULL_LIMIT_MAX) -> list[tuple[Owed, Push]]:
-        """Messages that are owed to other shards, each with the push that takes it there.
+        """The messages of the outbox, each with the push that brings it to the other shard.
 
-        Like a reply: nothing may be pushed before `answer_sequence` is durable. A message whose
-        content is damaged ends here, as it would in a pull.
+        Nothing may be pushed before `answer_sequence` is durable. A message whose content is
+        damaged is removed, as by a pull.
         """
         self.check()
         pushes: list[tuple[Owed, Push]] = []
@@ -584,7 +584,7 @@ class Engine:
     def arrived(self, number: int, epoch: int) -> bool:
         """Ends a departure whose push is durable in the other shard; False if it has ended before.
 
-        Raises StoreFull; the message is then still owed.
+        Raises StoreFull; the message is then still in the outbox.
         """
         self.check()
         event = self.shard.decide_arrived(number, epoch, self.clock.now_ms())
@@ -595,7 +595,7 @@ class Engine:
 
     def _end_departure(self, event: Arrived | Lost) -> None:
         if not self.journal.has_room(1):
-            raise StoreFull("journal: no room to note the end of a departure; free some disk space")
+            raise StoreFull("journal: no room for the end of a departure; free some disk space")
         try:
             self._commit(event)
             self._append()
@@ -621,9 +621,9 @@ class Engine:
         return waiter
 
     def watch(self, command: Pull, wake: Callable[[], None]) -> Waiter:
-        """Waits without pulling: until a message is visible that no pull has taken, or in vain.
+        """Waits, without a pull, until a message becomes visible that no pull takes, or times out.
 
-        Messages that are visible already do not count.
+        Messages that are visible already do not end the wait.
         """
         wait_ms = check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         queue = self.shard.queue(command.queue)
@@ -641,7 +641,7 @@ class Engine:
             return command.wait_ms
         return self.shard.queue(command.queue).settings.wait_ms
 
-    def forget(self, waiter: Waiter) -> None:
+    def cancel_wait(self, waiter: Waiter) -> None:
         """Cancels a wait; claims made for it meanwhile are released."""
         if not waiter.done:
             self._line.leave(waiter)
@@ -667,7 +667,7 @@ class Engine:
         return self._stopped is None and self._alarm.next_ms <= self.clock.now_ms()
 
     def catch_up(self) -> None:
-        """Settles everything that is due, however long it takes; for a clock that was set."""
+        """Settles everything that is due, however long it takes; for a manual clock that moved."""
         self.tick()
         while self.has_due_work:
             self.tick()
@@ -707,8 +707,8 @@ class Engine:
         self.journal.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Stops the engine for good, unless the journal keeps nothing: then memory is the state."""
-        if self._stopped is None and not self._keeps_nothing:
+        """Stops the engine for good, unless its journal keeps nothing that could differ."""
+        if self._stopped is None and not self._is_volatile:
             if not isinstance(error, JournalError):
                 cause = " ".join(f"{type(error).__name__} {error}".split())
                 error = JournalError(f"the engine was stopped by {cause}; open it again")
@@ -749,7 +749,7 @@ class Engine:
         )
 
     def _claim(self, delivery: Delivery, queue: str, content: Any) -> Claim:
-        # The fields of `_message` again, written out: this reply is made most often.
+        # The same fields as in `_message`, repeated for speed: most replies are made here.
         number = delivery.number
         epoch = delivery.epoch
         moved = delivery.move is not None
@@ -773,8 +773,8 @@ class Engine:
         )
 
 
-def _queue_named(command: Any) -> Any:
-    """The queue a command is about; of a batch, that of its first item. None if there is none."""
+def _queue_of(command: Any) -> Any:
+    """The name of a command's queue; of a batch, that of its first item. None if there is none."""
     items = getattr(command, "items", None)
     name = getattr(items[0] if type(items) is list and items else command, "queue", None)
     return name if type(name) is str else None

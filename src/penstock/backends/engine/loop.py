@@ -63,7 +63,7 @@ class LoopEngine:
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
         self._notice_is_due = False
-        # Pulls whose wait has ended since the last turn.
+        # Pulls whose wait has ended since the last turn of the event loop.
         self._woken: list[EngineReply] = []
         self._must_plan = False
         self._turn_is_planned = False
@@ -91,14 +91,15 @@ class LoopEngine:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
-            # As `_defer` does it, with fewer calls: on disk, this is the way of every request.
+            # The same as `_defer`, with fewer calls: every request to a store on disk comes here.
             pending = EngineReply(loop_engine=self, reply=reply, is_known=True, sequence=sequence)
             if type(command) is Pull:
                 pending.pull, pending.claims = command, cast("list[Claim]", reply)
             self._deferred.append(pending)
             if sequence > self._wanted_sequence:
                 self._wanted_sequence = sequence
-                self._plan_turn()
+                if not self._turn_is_planned:
+                    self._plan_turn()
             return pending
         return reply
 
@@ -112,7 +113,7 @@ class LoopEngine:
             reply = self._submit(command)
         except PenstockError as error:
             if command is PAUSE:
-                # Refused by the engine, which does not know it.
+                # The engine has no such command, so it refused PAUSE.
                 return self._pause(steps, 0, None)
             return self._continue_steps(steps, command, None, error, 0)
         except Exception:
@@ -280,7 +281,7 @@ class LoopEngine:
         return pending
 
     def watch(self, command: Pull) -> Pending:
-        """A Pending without claims: it ends once a pull may find a message, or in vain.
+        """A Pending without claims: it ends once a pull may find a message, or times out.
 
         Raises RequestError.
         """
@@ -301,10 +302,10 @@ class LoopEngine:
         self._must_plan = True
         self._plan_turn()
 
-    def forget(self, waiter: Waiter) -> None:
+    def cancel_wait(self, waiter: Waiter) -> None:
         """Removes a waiting pull that has no claims yet from the line."""
         with suppress(PenstockError):
-            self.engine.forget(waiter)
+            self.engine.cancel_wait(waiter)
 
     def _answer_woken(self, pending: "EngineReply") -> None:
         waiter = pending.waiter
@@ -443,7 +444,7 @@ class LoopEngine:
             self._ask_for_notice()
 
     def answer_durable(self) -> None:
-        """Sends the deferred replies whose changes are durable by now."""
+        """Calls back with the deferred replies whose changes are durable by now."""
         durable = self._journal.durable_sequence
         deferred = self._deferred
         while deferred and deferred[0].sequence <= durable:
@@ -467,7 +468,7 @@ class LoopEngine:
             pass
 
     def fail(self, error: PenstockError) -> None:
-        """Nothing deferred will become durable: calls the listeners, then fails the replies."""
+        """Calls the listeners, then fails the deferred replies: none will become durable."""
         if self.failure is not None or self._closed:
             return
         self.failure = error
@@ -527,7 +528,7 @@ class EngineReply(Pending, kw_only=True):
     waiter: Waiter | None = None
 
     def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
-        """Keeps the claims that must be released if the reply cannot be delivered."""
+        """Stores the claims that must be released if the reply cannot be delivered."""
         self.pull = pull
         self.claims = claims
 
@@ -549,7 +550,7 @@ class EngineReply(Pending, kw_only=True):
         self.waits = False
         waiter = self.waiter
         if waiter is not None and not waiter.done:
-            self.loop_engine.forget(waiter)
+            self.loop_engine.cancel_wait(waiter)
             return
         claims, pull = self.claims, self.pull
         if waiter is not None:

@@ -14,7 +14,7 @@ from penstock.url import BackendUrl, read_url
 
 
 def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
-    """The blocking service. Raises InvalidField, or why the store cannot be opened."""
+    """The blocking service. Raises InvalidField, or an error that says why it cannot be opened."""
     if url.is_in_this_process:
         return BlockingEngine(_open(url, clock))
     from penstock.backends.remote import open as remote
@@ -23,7 +23,7 @@ def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
 
 
 async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
-    """The asyncio service. Raises InvalidField, or why the store cannot be opened."""
+    """The asyncio service. Raises InvalidField, or an error that says why it cannot be opened."""
     if url.is_in_this_process:
         from penstock.backends.engine.asynchronous import AsyncEngine
 
@@ -36,12 +36,12 @@ async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueue
 def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
 
-    Raises InvalidField, or why the store cannot be opened.
+    Raises InvalidField, or an error that says why the store cannot be opened.
     """
     backend_url = url if isinstance(url, BackendUrl) else read_url(url)
     if backend_url.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {backend_url.text!r} is served elsewhere; an engine needs memory: or file:PATH"
+            f"url: {backend_url.text!r} is not opened in this process; use memory: or file:PATH"
         )
     return _open(backend_url, clock)
 

@@ -1,6 +1,6 @@
 """Opens a data directory as an engine: the newest whole snapshot, and the journal from there on.
 
-`journal.store` says what lies in the directory.
+`journal.store` describes the directory.
 """
 
 import os
@@ -19,9 +19,9 @@ from penstock.journal.segments import FILE_BYTES, Segments
 from penstock.journal.storage import Storage
 from penstock.journal.store import (
     check_parts,
-    claim_directory,
     journal_path,
     make_key,
+    prepare_directory,
     read_key,
     snapshot_end,
 )
@@ -43,16 +43,15 @@ def open_engine(
 ) -> Engine:
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
-    Without `background` the journal's spare files are made where they are needed, by no thread.
-    With `accept_loss` a store opens that misses files of its journal: what they held is lost, and
-    a warning of the logger `penstock.journal` says what that was.
-    Raises StoreUnusable, in one sentence that says what and where, having touched nothing; or
-    InvalidField.
+    Without `background` the journal's spare files are made when they are needed, without a thread.
+    With `accept_loss` a store opens although files of its journal are missing: their content is
+    lost, and a warning of the logger `penstock.journal` says what it was.
+    Raises StoreUnusable before anything is changed, or InvalidField.
     """
     check_interval(interval_ms)
     store = Path(path)
     with ExitStack() as undo:
-        claim_directory(store, undo)
+        prepare_directory(store, undo)
         if storage is None:
             check_parts(store)
         segments = Segments.open(
@@ -101,13 +100,13 @@ def _report_loss(store: Path, files: str) -> None:
 
 
 def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
-    """The state the store was in, and the last instant it knows of. Raises StoreUnusable."""
+    """The state of the store, and the time of its last event. Raises StoreUnusable."""
     segments = journal.segments
     taken = newest_snapshot(store, segments.first_offset, segments.end_offset)
     start = None if taken is None else taken.outline.offset
     recovery = Recovery(taken)
     for entry in journal.replayed(start):
         recovery.apply_entry(entry)
-    # What was damaged may have given numbers to messages: they must not be given again.
+    # Damaged entries may have used message numbers, which must not be used again.
     lost = sum(found.size_bytes // EVENT_BYTES + 1 for found in segments.quarantined)
     return recovery.finish(lost), recovery.last_ms

@@ -1,14 +1,15 @@
-"""Upkeep while the engine is running: snapshots, old content carried forward, files dropped.
+"""Upkeep while the engine is running: takes snapshots, carries old content, drops files.
 
 A pass goes over all messages a slice at a time, by their numbers. Each slice is taken exclusively,
-in well under the 50 ms for which commands may be delayed; what happens between the slices is in
-the journal, and a replay tells it apart (`core.replay`). Messages whose content lies in old, mostly
-dead regions are appended again on the way, so that those regions can be dropped: the disk holds at
-most about twice what lives.
+in well under the 50 ms for which commands may be delayed; changes between the slices are in the
+journal, and a replay applies those that the slices do not contain (`core.replay`). Messages whose
+content is in an old region, where most messages were deleted, are appended again (carried), so that
+the region can be dropped: the disk holds at most about twice the size of the messages.
 
-A pass is due when the journal has grown, or when much of what it holds has left.
-Dropping never goes past the snapshot before the newest one, nor past a registered reader's floor.
-Before anything is dropped every queue is stated again, so that what is kept names its queues.
+A pass is due when the journal has grown, or when many of its messages were deleted.
+Nothing is dropped behind the snapshot before the newest one, or behind a registered reader's floor.
+Before a drop, `QueueStated` is appended for every queue, so that the events that remain still have
+their queues' names.
 """
 
 import threading
@@ -37,20 +38,21 @@ from penstock.journal.snapshot import (
 T = TypeVar("T")
 
 SLICE: Final = 4_000
-# A range of numbers of which fewer than one in so many is a message's is not worth listing.
+# A range of numbers is used in place of a list if at least one in so many is a message's.
 _SPARSE: Final = 8
 CARRY_BYTES_MAX: Final = 1024 * 1024
 CARRY_MESSAGES_MAX: Final = 1_000
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
-# What has come since a snapshot is replayed by the next opening: not much beside the snapshot.
+# A pass is due when the journal has grown by this part of the messages' size, so that the next
+# opening has little to replay compared with the snapshot.
 _GROWTH_PART: Final = 8
-# What a message costs the journal beside its own bytes, roughly: headers of its events.
+# Roughly what the journal needs for a message beside its content: the headers of its events.
 MESSAGE_BYTES: Final = 320
 DENSE_ENOUGH: Final = 2 / 3
 _RETRY_S: Final = 5.0
-_LOOK_S: Final = 1.0
-_WORTH_A_SNAPSHOT_BYTES: Final = 1024 * 1024
-# How many queues one entry states, and what each may need beside its name and settings.
+_CHECK_S: Final = 1.0
+_SNAPSHOT_BYTES_MIN: Final = 1024 * 1024
+# How many QueueStated events are in one entry, and the room for each.
 _STATED_QUEUES_MAX: Final = 200
 _STATED_BYTES_MAX: Final = 4_096
 
@@ -69,16 +71,16 @@ class Upkeep:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
-        # Up to where the pass under way wants to empty the journal; less if there is no room.
+        # The position up to which this pass carries content; lowered if there is no room.
         self._cutoff = 0
-        # What lived when the journal was last shrunk, or the most seen since; at first, anything.
-        self._shrunk_from = 1 << 62
+        # The live bytes when the journal was last shrunk, or the most since then; unknown at first.
+        self._live_bytes_max = 1 << 62
         # Why the last pass failed; None if it did not.
         self.last_error: Exception | None = None
         self._journal.grown = self._woken.set
         self._journal.count_held_by(self._count_messages)
         newest = snapshot_paths(store)
-        self._begun_at = offset_of(newest[0]) if newest else self._journal.first_position
+        self._last_snapshot_at = offset_of(newest[0]) if newest else self._journal.first_position
         self._plan_next()
 
     def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
@@ -88,22 +90,22 @@ class Upkeep:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, and leaves a fresh snapshot so that the next start is quick.
+        """Ends the thread, and takes a last snapshot so that the next start is fast.
 
-        A pass under way is left unfinished, which does no harm; so is a last one that fails.
+        A pass that is running is abandoned, which does no harm; so is a last one that fails.
         """
         self._ending.set()
         self._woken.set()
         if self._thread is not None:
             self._thread.join()
         self._ending.clear()
-        if self._journal.end_position - self._begun_at > _WORTH_A_SNAPSHOT_BYTES:
+        if self._journal.end_position - self._last_snapshot_at > _SNAPSHOT_BYTES_MIN:
             with suppress(PenstockError):
                 self.run_pass()
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            is_woken = self._woken.wait(_LOOK_S)
+            is_woken = self._woken.wait(_CHECK_S)
             self._woken.clear()
             if self._ending.is_set():
                 return
@@ -116,38 +118,38 @@ class Upkeep:
                     continue
                 self.last_error = None
             except Exception as error:
-                # A full disk, most likely. The engine goes on; so does this, a little later.
+                # Most likely a full disk. The engine goes on, and upkeep tries again later.
                 self.last_error = error
                 if not self._ending.wait(_RETRY_S):
                     self._woken.set()
 
     def _is_wasteful(self) -> bool:
-        """Whether the journal is much larger than what lives in it."""
+        """Whether the journal is much larger than its live messages."""
         stream_bytes = self._journal.end_position - self._journal.first_position
         return stream_bytes > 2 * self._live_bytes() + 2 * GROWTH_BYTES_MIN
 
     def _is_worth_shrinking(self) -> bool:
-        """Whether so much has left since the last try that another may free some of it.
+        """Whether so much was deleted since the last try that another one may free room.
 
-        A few deletes can end gigabytes, and then nothing may be appended for a long time.
+        A few deletes can free gigabytes, and the journal may then not grow for a long time.
         """
         live_bytes = self._live_bytes()
-        self._shrunk_from = max(self._shrunk_from, live_bytes)
-        has_left = self._shrunk_from - live_bytes >= GROWTH_BYTES_MIN
+        self._live_bytes_max = max(self._live_bytes_max, live_bytes)
+        has_left = self._live_bytes_max - live_bytes >= GROWTH_BYTES_MIN
         return has_left and self._is_wasteful()
 
     def _shrink(self) -> None:
-        """Passes until what has left is gone from the disk, as far as readers permit."""
-        self._shrunk_from = self._live_bytes()
+        """Runs passes until the room of deleted messages is free, as far as readers permit."""
+        self._live_bytes_max = self._live_bytes()
         self.run_pass()
         if self._is_wasteful() and not self._ending.is_set():
-            # Files go up to the snapshot before the newest. One more entry allows one more
-            # snapshot, behind all that has left.
-            self._in_turn(self._append_another)
+            # Files are dropped up to the snapshot before the newest. One more entry allows one
+            # more snapshot, behind all deleted messages.
+            self._run_exclusively(self._append_another)
             self.run_pass()
 
     def _append_another(self) -> None:
-        """Appends an entry that changes nothing: what one of the queues is.
+        """Appends an entry that changes nothing: the settings of one of the queues.
 
         Without any queue it has no events, and an audit counts it as missing.
         """
@@ -160,7 +162,7 @@ class Upkeep:
 
     def _plan_next(self) -> None:
         live_bytes = self._live_bytes()
-        self._shrunk_from = max(self._shrunk_from, live_bytes)
+        self._live_bytes_max = max(self._live_bytes_max, live_bytes)
         growth = max(GROWTH_BYTES_MIN, live_bytes // _GROWTH_PART)
         self._journal.growth_limit = self._journal.end_position + growth
 
@@ -186,25 +188,25 @@ class Upkeep:
             time.sleep(0)
 
     def pass_steps(self) -> Iterator[None]:
-        """A pass in steps, for those who run it without a thread: commands may come in between."""
+        """A pass in steps, for a caller without a thread: commands may run between the steps."""
         self._woken.clear()
         shard = self._engine.shard
         before = snapshot_paths(self._store)
         previous_offset = offset_of(before[0]) if before else self._journal.first_position
         writer: SnapshotWriter | None = None
         try:
-            outline, numbers, dedups = self._in_turn(self._begin)
+            outline, numbers, dedups = self._run_exclusively(self._begin)
             self._cutoff = self._find_cutoff(numbers, min(previous_offset, outline.offset))
             writer = SnapshotWriter(self._store, outline)
             for step in self._snapshot_steps(outline, numbers, dedups):
                 if self._ending.is_set():
                     writer.abandon()
                     return
-                writer.add(self._in_turn(step))
+                writer.add(self._run_exclusively(step))
                 yield
             self._journal.sync()
             writer.finish()
-            self._begun_at = outline.offset
+            self._last_snapshot_at = outline.offset
         except BaseException:
             if writer is not None:
                 writer.abandon()
@@ -231,9 +233,9 @@ class Upkeep:
                     pass
                 yield partial(self._take_slice, queue, part)
 
-    def _in_turn(self, step: Callable[[], T]) -> T:
+    def _run_exclusively(self, step: Callable[[], T]) -> T:
         def unless_stopped() -> T:
-            # The memory of an engine that has stopped may be ahead of its journal.
+            # The state of an engine that has stopped may differ from its journal.
             self._engine.check()
             self._journal.check_usable()
             return step()
@@ -261,7 +263,7 @@ class Upkeep:
         return outline, numbers, dedups
 
     def _listed(self, queue: int, numbers: Sequence[int]) -> list[Delivery]:
-        """Those that were in the queue when the pass began and still live, wherever they are."""
+        """The messages that were in the queue when the pass began, in whichever queue they are."""
         shard = self._engine.shard
         moves = shard.moves
         if not moves:
@@ -286,13 +288,13 @@ class Upkeep:
         return pack_dedups(number, [entry for entry in entries if entry[2] < before])
 
     def _carry_some(self, queue: int, numbers: Sequence[int]) -> bool:
-        """Carries as many of these messages as one exclusive step may; whether any is left."""
+        """Carries as many of these messages as one exclusive step may; returns if any is left."""
         if self._cutoff <= self._journal.first_position:
             return False
         with suppress(StoreFull):
-            # Here and not while commands wait: making a file takes time.
+            # Outside the exclusive step, because making a file takes time.
             self._journal.prepare_room()
-        return self._in_turn(partial(self._carry, queue, numbers))
+        return self._run_exclusively(partial(self._carry, queue, numbers))
 
     def _carry(self, queue: int, numbers: Sequence[int]) -> bool:
         """Appends the content of messages in old regions again, at the end of the journal."""
@@ -312,7 +314,7 @@ class Upkeep:
             try:
                 pushed = self._journal.load(content)
             except CorruptEntry:
-                # It stays where it is; the pull that meets it reports it as lost.
+                # Damaged content is not carried; the next pull of the message makes it Lost.
                 continue
             departed_from = delivery.move if delivery.queue == OUTBOX else None
             source = delivery.queue if departed_from is None else departed_from.source
@@ -324,7 +326,7 @@ class Upkeep:
         try:
             self._append_carried(carried, moving)
         except StoreFull:
-            # What cannot be carried keeps its file; those before it can still go.
+            # The file of content that cannot be carried stays; those before it can be dropped.
             self._cutoff = min(
                 position_of(each.content) for each in moving if isinstance(each.content, int)
             )
@@ -366,13 +368,13 @@ class Upkeep:
             self._journal.drop_before(start, self._archive)
 
     def _state_queues(self) -> None:
-        """Appends what every living queue is: the events that say so are about to be dropped."""
+        """Appends QueueStated for every queue: its QueueCreated may be about to be dropped."""
         numbers = list(self._engine.shard.queues)
         for at in range(0, len(numbers), _STATED_QUEUES_MAX):
             part = numbers[at : at + _STATED_QUEUES_MAX]
-            # Without even this much room, dropping files is what makes some.
+            # If there is no room even for this, the files must be dropped to make some.
             with suppress(StoreFull):
-                self._in_turn(partial(self._append_stated, part))
+                self._run_exclusively(partial(self._append_stated, part))
         self._journal.sync()
 
     def _append_stated(self, numbers: Sequence[int]) -> None:
@@ -398,10 +400,10 @@ class Upkeep:
 def choose_cutoff(
     live_bytes: Mapping[int, int], first_position: int, limit: int, region_bytes: int
 ) -> int:
-    """The position up to which content should be carried out: what is left is mostly alive.
+    """The position before which content should be carried: the rest has few deleted messages.
 
-    `live_bytes` is what lives in each region, by its number. Nothing at or behind `limit`, where an
-    entry begins, is touched. The first position says that nothing is worth carrying.
+    `live_bytes` is the size of the messages in each region, by its number. `limit`, where an entry
+    begins, is the largest result. The first position means that nothing need be carried.
     """
     first = first_position // region_bytes
     last = limit // region_bytes
@@ -412,16 +414,16 @@ def choose_cutoff(
         cutoff += 1
     if cutoff == first:
         return first_position
-    # Where all regions are to be emptied, all goes up to the limit: an entry begins there, which
-    # is known also right after opening.
+    # If all regions are to be emptied, the limit is the result: an entry is known to begin there,
+    # even right after opening.
     return limit if cutoff == last else cutoff * region_bytes
 
 
 def _numbers(queue: QueueState, next_number: int) -> Sequence[int]:
-    """Numbers among which are those of all messages in the queue, and of no later ones.
+    """The numbers of all messages in the queue, perhaps with others, but none of later messages.
 
-    A list of a million takes tens of milliseconds, and the garbage collector scans it again; where
-    most numbers in a range are messages of this queue, the range serves instead.
+    A list of a million takes tens of milliseconds, and the garbage collector scans it again. If
+    many numbers of a range are messages of this queue, the range is returned instead.
     """
     deliveries = queue.deliveries
     if len(deliveries) > SLICE:

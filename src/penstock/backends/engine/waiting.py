@@ -1,11 +1,11 @@
-"""The waiting line of an engine: pulls that found nothing, and which of them has the timer.
+"""The waiting line of an engine: pulls that found nothing, and which of them sets the timer.
 
 There is one line of waiters per queue. They are served in order of arrival, within the command that
 made a message visible. So `wake` must not submit commands: it sets a signal, or schedules a
-callback. A waiter may only watch: it is told that a message became visible which no pull took, and
-gets no claim; watchers are in a line of their own, under the negative number of their queue.
-One waiter, the keeper, has been woken to arrange that `tick` is called at the next due
-time; the others do not use the clock.
+callback. A waiter that only watches is woken, without a claim, when a message became visible that
+no pull took; watchers have a line of their own, under the negative number of their queue.
+One waiter, the timekeeper, is woken to arrange that `tick` is called at the next due time; the
+others need no timer.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class Waiter:
         self.done = True
         self._wake()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Wakes the waiter without an answer: it is to arrange the next call of `tick`."""
         self._wake()
 
@@ -73,7 +73,7 @@ class WaitingLine:
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._joined = 0
         # The waiter that arranges the next call of `tick`, and for when.
-        self._keeper: Waiter | None = None
+        self._timekeeper: Waiter | None = None
         self._planned_ms = NEVER_MS
 
     def join(self, waiter: Waiter) -> None:
@@ -81,14 +81,14 @@ class WaitingLine:
         self.queues.setdefault(waiter.queue, deque()).append(waiter)
         self._joined += 1
         heappush(self._timeouts, (waiter.deadline_ms, self._joined, waiter))
-        self._choose_keeper()
+        self._choose_timekeeper()
 
     def leave(self, waiter: Waiter) -> None:
-        """Takes a waiter without an answer out of the line."""
+        """Removes a waiter that has no answer yet from the line."""
         waiter.done = True
         self._drop_finished(waiter.queue)
         if self.queues:
-            self._choose_keeper()
+            self._choose_timekeeper()
 
     def count(self, number: int) -> int:
         """How many pulls wait on a queue."""
@@ -109,23 +109,23 @@ class WaitingLine:
                 self._drop_finished(waiter.queue)
         self._planned_ms = self.next_wake_ms
         if self.queues:
-            self._choose_keeper()
+            self._choose_timekeeper()
 
-    def _choose_keeper(self) -> None:
-        """Wakes a waiter to arrange the next `tick`, if none is arranged or it comes too late.
+    def _choose_timekeeper(self) -> None:
+        """Wakes a waiter to arrange the next `tick`, if none is arranged or it would be too late.
 
-        That is so when the last keeper's wait has ended, or when something falls due earlier than
-        was planned.
+        That is when the wait of the last timekeeper has ended, or when something is due earlier
+        than the tick it arranged.
         """
-        keeper = self._keeper
-        if keeper is None or keeper.done or self.next_wake_ms < self._planned_ms:
+        timekeeper = self._timekeeper
+        if timekeeper is None or timekeeper.done or self.next_wake_ms < self._planned_ms:
             self._planned_ms = self.next_wake_ms
-            self._keeper = keeper = next(iter(self.queues.values()))[0]
-            keeper.nudge()
+            self._timekeeper = timekeeper = next(iter(self.queues.values()))[0]
+            timekeeper.wake()
 
     def serve(self, events: Sequence[AnyEvent]) -> None:
         """Serves the pulls that waited for what these events made visible."""
-        # The first event stands for all of a run: they are of one queue.
+        # The first event of a run is enough: all are of one queue.
         for event in events[:1] if type(events) is Run else events:
             if isinstance(event, QueueRemoved):
                 self._fail_queue(event.queue)
@@ -136,7 +136,7 @@ class WaitingLine:
                 if -number in self.queues and self._has_visible(number):
                     self._wake_watchers(-number)
         if self.queues:
-            self._choose_keeper()
+            self._choose_timekeeper()
 
     def _wake_watchers(self, number: int) -> None:
         for waiter in self.queues[number]:

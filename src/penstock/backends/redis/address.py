@@ -36,7 +36,7 @@ HostPort = tuple[str, int]
 
 
 class RedisTarget(NamedTuple):
-    """The parts of a URL. `master` is the name that Sentinels have for it."""
+    """The parts of a URL. `master` is the name of the master in the Sentinels' configuration."""
 
     scheme: str
     hosts: tuple[HostPort, ...]
@@ -136,7 +136,7 @@ def _credentials(userinfo: str, password_file: str | None) -> dict[str, Any]:
 
 
 def _tls(url: BackendUrl) -> dict[str, Any]:
-    """What a connection over TLS is made with; empty for one without."""
+    """The TLS options of a connection; empty for one without TLS."""
     ca_file, cert_file, key_file = map(url.options.get, ("ca_file", "cert_file", "key_file"))
     if key_file is not None and cert_file is None:
         raise InvalidField("url: key_file: there is no cert_file to which the key belongs")
@@ -147,7 +147,7 @@ def _tls(url: BackendUrl) -> dict[str, Any]:
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
             name, file = "cert_file", cert_file
-            # A key with a passphrase is refused: nobody could be asked for it.
+            # A key with a passphrase is refused: there is no way to ask the user for it.
             context.load_cert_chain(cert_file, key_file, password=lambda: "")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

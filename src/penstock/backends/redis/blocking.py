@@ -1,10 +1,10 @@
-"""The blocking service of Redis: single commands go straight to the socket, others to a portal.
+"""The blocking service of Redis: single commands use a socket directly, others use a portal.
 
-Through a portal a push costs two hand-overs between threads and some turns of an event loop, which
-is more than the push itself (decision 020). So a caller that finds the connection free sends its
-command and reads the reply itself. It runs the same coroutines as the asyncio service, over a link
-whose `send` never waits for a loop, so that they come to their end at the first step. Whoever finds
-the connection in use goes through the portal, where commands that come together share a pipeline.
+Through a portal a push costs two switches between threads and some turns of an event loop, which is
+more than the push itself (decision 020). So a caller that finds the direct connection free sends
+its command and reads the reply in its own thread. It runs the same coroutines as the asyncio
+service, over a link whose `send` blocks, so that they end without suspending. A caller that finds
+the connection in use takes the portal, where commands at the same time share a pipeline.
 """
 
 import select
@@ -25,7 +25,7 @@ from redis.retry import Retry
 from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
 from penstock.backends.redis.layout import RedisQueue
-from penstock.backends.redis.link import RedisCommand, is_passing, pack
+from penstock.backends.redis.link import RedisCommand, is_temporary, pack
 from penstock.backends.redis.messages import RedisMessages, plain_end, plain_item
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
@@ -39,7 +39,7 @@ _PLAIN_MAX: Final = 1_000
 
 
 class NothingSent(Exception):
-    """The direct connection could not be used, and nothing was done: the portal may try."""
+    """The direct connection could not be used, and nothing was done: the portal is used instead."""
 
 
 class DirectLink:
@@ -52,12 +52,12 @@ class DirectLink:
     def __init__(self, target: RedisTarget) -> None:
         self._target = target
         self._socket: socket.socket | None = None
-        # Keeps the socket open, and knows how to close it.
+        # The connection of redis-py, which keeps the socket open and closes it.
         self._connection: Any = None
         self._reader: Any = None
-        # Tells without waiting whether there is anything to read.
+        # Shows without waiting whether the socket is readable.
         self._poll = select.poll()
-        # Whether a script has been run for the command at hand, which may not be repeated then.
+        # Whether a script has run for the current command, which then must not be repeated.
         self.has_changed = False
 
     def begin(self) -> None:
@@ -81,11 +81,11 @@ class DirectLink:
             self.forget()
             raise BackendLost(f"{self._target.shown}: {self._reason(error)}") from None
         except BaseException:
-            # An interrupt: the reply may still come, and must not be taken for another one's.
+            # An interrupt: a reply that still comes must not be read as that of the next command.
             self.forget()
             raise
-        if isinstance(replies[0], Exception) and all(map(is_passing, replies)):
-            # The scripts are missing or the server cannot answer yet; the portal is patient.
+        if isinstance(replies[0], Exception) and all(map(is_temporary, replies)):
+            # The scripts are missing or the server cannot answer yet; the portal handles both.
             raise self._unusable("it cannot answer yet")
         return replies
 
@@ -121,7 +121,7 @@ class DirectLink:
             return self._connect()
         if not self._poll.poll(0):
             return link
-        # Nobody has asked for anything: it is the end of the connection.
+        # No request is open, so a readable socket means that the server has closed it.
         self.forget()
         raise self._unusable("the server has closed the connection")
 
@@ -165,7 +165,7 @@ class DirectLink:
         return self._target.hosts[0]
 
     async def listen(self, key: str) -> Any:
-        """Not available: what waits goes through the portal."""
+        """Not available: a pull that waits uses the portal."""
         raise NothingSent
 
     async def close(self) -> None:
@@ -201,7 +201,7 @@ class BlockingRedis:
         }
 
     def execute(self, command: Command[R]) -> R:
-        """Does what the command says."""
+        """Executes the command."""
         run = self._run.get(type(command))
         if run is None or self._portal.is_unusable or not self._lock.acquire(blocking=False):
             return self._portal.execute(command)
@@ -215,7 +215,7 @@ class BlockingRedis:
         return self._portal.execute(command)
 
     async def _push(self, command: Push) -> PushReply:
-        """Adds a message: as `RedisMessages.push`, but for most of its calls in between."""
+        """Adds a message: the fast path of `RedisMessages.push`."""
         queue = await self._queues.find(command.queue)
         item = None if self._has_clock else plain_item(queue, command)
         if item is None:
@@ -246,7 +246,7 @@ class BlockingRedis:
 
 
 def _finished(coroutine: Coroutine[Any, Any, R]) -> R:
-    """What a coroutine returns that does not suspend."""
+    """The result of a coroutine that does not suspend."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

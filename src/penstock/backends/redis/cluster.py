@@ -12,9 +12,9 @@ from penstock.backends.redis.link import (
     RedisCommand,
     RedisConnection,
     Server,
-    is_passing,
+    is_temporary,
     load_scripts,
-    send_patiently,
+    send_until_done,
 )
 from penstock.errors import BackendLost, UnavailableError
 
@@ -39,8 +39,8 @@ class ClusterLink:
         if slot not in self._slots:
             await self._learn()
         replies = await self._send(slot, commands)
-        while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
-            # A slot that is being moved answers no script: its keys are in two places.
+        while again := [place for place, reply in enumerate(replies) if is_temporary(reply)]:
+            # While a slot is being moved, no script can run in it: its keys are on two servers.
             if loop.time() + _PAUSE_S >= give_up_s:
                 break
             await asyncio.sleep(_PAUSE_S)
@@ -51,9 +51,9 @@ class ClusterLink:
 
     async def _send(self, slot: int, commands: Sequence[RedisCommand]) -> list[Any]:
         try:
-            replies = await send_patiently(self._target, lambda: self._server_of(slot), commands)
+            replies = await send_until_done(self._target, lambda: self._server_of(slot), commands)
         except UnavailableError:
-            # Its server may be gone, and another have taken its slots.
+            # The server may be gone, and another one may have its slots now.
             self._slots.clear()
             raise
         return await self._redirected(slot, commands, replies)
@@ -61,7 +61,7 @@ class ClusterLink:
     async def _redirected(
         self, slot: int, commands: Sequence[RedisCommand], replies: list[Any]
     ) -> list[Any]:
-        """Sends those commands again whose slot is elsewhere: nothing was done for them yet."""
+        """Sends commands again whose slot is on another server: they have not been executed."""
         for _ in range(_REDIRECTIONS_MAX):
             moved = [place for place, reply in enumerate(replies) if _redirection(reply)]
             if not moved:
@@ -77,7 +77,7 @@ class ClusterLink:
                     fresh = (await server.send(asked))[1::2]
             else:
                 self._slots[slot] = where
-                fresh = await send_patiently(self._target, lambda: self._server_of(slot), again)
+                fresh = await send_until_done(self._target, lambda: self._server_of(slot), again)
             for place, reply in zip(moved, fresh, strict=True):
                 replies[place] = reply
         return replies
@@ -107,7 +107,7 @@ class ClusterLink:
         return server
 
     async def _learn(self) -> None:
-        """Asks for the slots; those who need them at the same time share one question."""
+        """Reads the map of the slots; callers at the same time share one request."""
         if self._learning is None or self._learning.done():
             self._learning = asyncio.get_running_loop().create_task(self._ask_slots())
         await asyncio.shield(self._learning)
@@ -124,7 +124,7 @@ class ClusterLink:
                 error = BackendLost(f"{self._target.shown}: {reply}")
                 continue
             for low, high, (host, port, *_), *_ in reply:
-                # An empty host stands for the one that was asked.
+                # An empty host means the server that replied.
                 where = (host.decode() if host else address[0], int(port))
                 self._slots.update(dict.fromkeys(range(low, high + 1), where))
             return
@@ -142,7 +142,7 @@ class ClusterLink:
 def _redirection(reply: Any) -> tuple[str, HostPort] | None:
     if not isinstance(reply, faults.ResponseError):
         return None
-    # In the order of their classes: to redis-py, a slot that has moved is a kind of ASK.
+    # MovedError first: in redis-py it is a subclass of AskError.
     if isinstance(reply, faults.MovedError):
         return "MOVED", (reply.host, int(reply.port))
     if isinstance(reply, faults.AskError):

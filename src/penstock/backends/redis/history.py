@@ -1,14 +1,14 @@
-"""History: what happened to a message, from the streams that the scripts keep on request.
+"""History: what happened to a message, from the streams that the scripts write on request.
 
-A queue has a stream of its own. A message that moved goes on in the stream of the other queue,
-under the number that it has there.
+Each queue has a stream. The later events of a message that moved are in the stream of the other
+queue, under the number that it has there.
 """
 
 from typing import Any, Final
 
 from penstock.backends.redis.lacks import LACKS
 from penstock.backends.redis.layout import RedisQueue
-from penstock.backends.redis.link import RedisLink, our_reply
+from penstock.backends.redis.link import RedisLink, checked_reply
 from penstock.backends.redis.queues import RedisQueues
 from penstock.errors import MessageNotFound, UnsupportedOperation
 from penstock.service import DescribeQueues, History, HistoryEvent
@@ -38,7 +38,7 @@ class RedisHistory:
             events = await self._follow(known, queue, number)
             if events:
                 return events
-        raise MessageNotFound(f"id: {str(command.id)[:60]!r} names no message that is known here")
+        raise MessageNotFound(f"id: {str(command.id)[:60]!r} is not the id of a message here")
 
     async def _follow(
         self, known: dict[str, RedisQueue], start: RedisQueue, number: int
@@ -69,7 +69,7 @@ class RedisHistory:
     async def _stream(self, queue: RedisQueue) -> list[dict[str, str]]:
         key = queue.keys[-1]
         (reply,) = await self._link.send(key, [("XRANGE", key, "-", "+")])
-        entries: list[Any] = our_reply(self._queues.target, reply)
+        entries: list[Any] = checked_reply(self._queues.target, reply)
         return [
             dict(
                 zip(

@@ -5,5 +5,5 @@ from typing import Final
 
 # Behaviours of the contract, by the names the conformance suite has for them.
 LACKS: Final[Mapping[str, str]] = {
-    "history": "without ?history=N in the URL, what happened to a message is not kept",
+    "history": "without ?history=N in the URL, no history of messages is kept",
 }

@@ -1,13 +1,13 @@
-"""The keys of a queue, and a message's bytes in Redis. `lua/queue.lua` says what each key holds.
+"""The keys of a queue, and a message's bytes in Redis. `lua/queue.lua` explains each key.
 
 A message is a header that the scripts read, then the group and the source, then its content:
 
     arrived (8) · expires (8) · size (4) · priority (1) · group length (2) · source length (2)
 
 Numbers are big-endian, instants are doubles in milliseconds. The content is a MessagePack array:
-body, attributes, dedup id, context, id, pushed at; those at its end that are None are left out. The
-last two are of messages that came from another queue. The source is the name and the number of the
-queue that a message was dead-lettered from, with a zero byte between.
+body, attributes, dedup id, context, id, pushed at; trailing fields that are None are left out. Only
+messages that came from another queue have the last two. The source is the name and the number of
+the queue that a message was dead-lettered from, with a zero byte between.
 """
 
 import struct
@@ -69,7 +69,7 @@ class RedisQueue(NamedTuple):
     number: int
     receipts: Receipts
     ids: MessageIds
-    # Whether `push_plain.lua` can add messages: the queue has no rule that it does not know.
+    # Whether `push_plain.lua` can add messages: the queue has no setting that it does not support.
     has_plain_pushes: bool
 
     @property
@@ -79,7 +79,7 @@ class RedisQueue(NamedTuple):
 
     @property
     def source(self) -> bytes:
-        """How this queue is named as the source of a message."""
+        """This queue as the source of a message."""
         return f"{self.info.queue}\0{self.number}".encode()
 
 
@@ -118,7 +118,7 @@ def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
 
 
 def encode_plain(body: bytes, priority: int = 0) -> bytes:
-    """A message with nothing but its body and priority; what `encode_push` makes of it."""
+    """A message with only a body and a priority: the same bytes as from `encode_push`."""
     content = _encode((body,))
     return _PUSHED.pack(len(body), priority, -1, -1, 0, 0, len(content)) + content
 
@@ -163,7 +163,7 @@ def _read(stored: bytes) -> _Stored:
 
 
 def decode_message(queue: RedisQueue, number: bytes, stored: bytes, state: bytes | None) -> Message:
-    """A message that was shown."""
+    """A message that was peeked at."""
     if state is None:
         return Message(*_fields(queue, int(number), stored, 0, 0, 0))
     epoch, arrival_epoch, _, first_ms = _STATE.unpack_from(state)
@@ -212,7 +212,7 @@ class OwedMessage(NamedTuple):
 
 
 def read_owed(queue: RedisQueue, fields: Sequence[Any]) -> OwedMessage:
-    """A message in the outbox, of the four fields that `owed.lua` shows, as `arrive.lua` takes it.
+    """A message in the outbox, from the four fields that `owed.lua` returns, for `arrive.lua`.
 
     Its identity is the same however often it is sent.
     """

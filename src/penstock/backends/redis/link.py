@@ -2,9 +2,9 @@
 
     callers → waiting requests → (one pipeline at a time, on one connection) → replies, in order
 
-A connection that is lost is made anew for the next request. While the server cannot be reached, or
-says that it cannot answer yet, requests are repeated until the timeout; a request that was sent and
-got no reply is not, because it may have taken effect: it fails with BackendLost.
+After a lost connection the next request opens another. While the server cannot be reached, or
+replies that it cannot answer yet, requests are repeated until the timeout. A request that was sent
+and got no reply is not repeated, because it may have taken effect: it fails with BackendLost.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ RedisConnection = Any
 _PIPELINE_MAX: Final = 1_000
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 0.5
-# Replies by which a server says that it did nothing, and that this will pass.
-_PASSING: Final = ("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "READONLY")
-_PASSING_ERRORS: Final = (
+# Replies of a server that has done nothing, and for a reason that will pass.
+_TEMPORARY: Final = ("LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "READONLY")
+_TEMPORARY_ERRORS: Final = (
     faults.BusyLoadingError,
     faults.MasterDownError,
     faults.TryAgainError,
@@ -58,7 +58,7 @@ _REFUSED_ERRORS: Final = (
 
 
 class Packed(NamedTuple):
-    """Some arguments of a command in the form in which they are sent: made once, sent often."""
+    """Some arguments of a command as the bytes that are sent: made once, sent often."""
 
     text: bytes
     arguments: int
@@ -76,7 +76,7 @@ def _argument(value: Any) -> bytes:
 
 
 def pack(command: RedisCommand) -> bytes:
-    """A command in the form in which it is sent."""
+    """A command as the bytes that are sent."""
     count = len(command)
     parts = [b""]
     for each in command:
@@ -161,7 +161,7 @@ class Server:
                 _fail(taken, EngineClosed("this service was closed"))
                 raise
             except Exception as error:
-                _fail(taken, self._our_error(error))
+                _fail(taken, self._translate(error))
                 continue
             at = 0
             for request in taken:
@@ -224,7 +224,7 @@ class Server:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
-    def _our_error(self, error: Exception) -> PenstockError:
+    def _translate(self, error: Exception) -> PenstockError:
         if self._closed:
             return EngineClosed("this service was closed")
         if isinstance(error, PenstockError):
@@ -235,8 +235,8 @@ class Server:
             )
         return BackendLost(f"{self._target.shown}: {_reason(error)}")
 
-    async def forget_connection(self) -> None:
-        """Has the next request connect anew: the server is no longer the master."""
+    async def drop_connection(self) -> None:
+        """Closes the connection, as to a former master; the next request opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await _disconnect(connection)
@@ -249,7 +249,7 @@ class Server:
             await asyncio.gather(self._pump, return_exceptions=True)
         _fail(self._waiting, EngineClosed("this service was closed"))
         self._waiting.clear()
-        await self.forget_connection()
+        await self.drop_connection()
 
 
 class SingleLink:
@@ -268,7 +268,7 @@ class SingleLink:
 
     async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
         """The replies; see RedisLink."""
-        return await send_patiently(self._target, lambda: self.server, commands)
+        return await send_until_done(self._target, lambda: self.server, commands)
 
     async def find(self, key: str) -> HostPort:
         """The first address of the URL: there is one server at a time."""
@@ -287,14 +287,14 @@ class SingleLink:
 
 
 async def load_scripts(server: Server) -> None:
-    """Has a server keep every script, so that it can be called by its SHA."""
+    """Loads every script into a server, so that it can be called by its SHA."""
     await server.send([("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()])
 
 
-async def send_patiently(
+async def send_until_done(
     target: RedisTarget, find: Callable[[], Server], commands: Sequence[RedisCommand]
 ) -> list[Any]:
-    """Sends commands, and those again that the server could not do yet, until the timeout.
+    """Sends commands, and repeats those that the server could not do yet, until the timeout.
 
     Raises UnavailableError.
     """
@@ -303,14 +303,14 @@ async def send_patiently(
     pause_s = _PAUSE_S_MIN
     server = find()
     replies = await server.send(commands)
-    while again := [place for place, reply in enumerate(replies) if is_passing(reply)]:
+    while again := [place for place, reply in enumerate(replies) if is_temporary(reply)]:
         if any(isinstance(replies[place], faults.NoScriptError) for place in again):
             await load_scripts(server)
         else:
             if loop.time() + pause_s >= give_up_s:
                 break
             if any(isinstance(replies[place], faults.ReadOnlyError) for place in again):
-                await server.forget_connection()
+                await server.drop_connection()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
             server = find()
@@ -321,8 +321,8 @@ async def send_patiently(
     return replies
 
 
-def our_reply(target: RedisTarget, reply: Any) -> Any:
-    """The reply itself. Raises the PenstockError that stands for an error of Redis."""
+def checked_reply(target: RedisTarget, reply: Any) -> Any:
+    """The reply itself. Raises the PenstockError for a reply that is an error of Redis."""
     if not isinstance(reply, faults.RedisError):
         return reply
     text = f"{target.shown}: {_reason(reply)}"
@@ -330,16 +330,16 @@ def our_reply(target: RedisTarget, reply: Any) -> Any:
         raise StoreFull(f"{text} (its maxmemory is reached: pulls and deletes go on working)")
     if isinstance(reply, _REFUSED_ERRORS):
         raise RequestError(text)
-    if is_passing(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
+    if is_temporary(reply) or str(reply).startswith(("MISCONF", "NOREPLICAS")):
         raise Overloaded(text)
     raise BackendLost(text)
 
 
-def is_passing(reply: Any) -> bool:
-    """Whether the server did nothing, and says that the same may succeed soon."""
+def is_temporary(reply: Any) -> bool:
+    """Whether the server did nothing, and the same command may succeed soon."""
     return isinstance(reply, faults.RedisError) and (
-        isinstance(reply, (*_PASSING_ERRORS, faults.NoScriptError))
-        or str(reply).startswith(_PASSING)
+        isinstance(reply, (*_TEMPORARY_ERRORS, faults.NoScriptError))
+        or str(reply).startswith(_TEMPORARY)
     )
 
 
@@ -352,7 +352,7 @@ def make_connection(target: RedisTarget, host: str, port: int) -> RedisConnectio
         db=target.database,
         client_name="penstock",
         socket_keepalive=True,
-        # How long an answer may take is limited by whoever waits for it.
+        # The callers limit how long an answer may take.
         socket_connect_timeout=target.timeout_s,
         socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
@@ -374,7 +374,7 @@ async def _reply(connection: RedisConnection) -> Any:
         return await connection.read_response(disconnect_on_error=False)
     except faults.ConnectionError as error:
         # Some of these are answers: a server that is loading, for example.
-        if isinstance(error, _PASSING_ERRORS):
+        if isinstance(error, _TEMPORARY_ERRORS):
             return error
         raise
     except faults.ResponseError as error:
@@ -393,12 +393,12 @@ def _fail(requests: Any, error: PenstockError) -> None:
 
 
 def _tls_refusal(error: BaseException | None) -> str | None:
-    """Why a connection over TLS will never be made; None if it may be, or the reason is another."""
+    """Why a connection over TLS cannot be made, if trying again would not help; else None."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
                 f"the server's certificate is not trusted: {error.verify_message}; "
-                "name the file of who signed it with ca_file=PATH"
+                "give the certificate of its authority with ca_file=PATH"
             )
         if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(error):
             return "the server asks for a certificate: give cert_file=PATH and key_file=PATH"
@@ -409,7 +409,7 @@ def _tls_refusal(error: BaseException | None) -> str | None:
 
 
 def _system_reason(error: BaseException) -> str:
-    """What the operating system says about a connection, without what redis-py adds to it."""
+    """The operating system's text for an error, without what redis-py adds to it."""
     found = re.search(r"\[Errno ([0-9]+)\]|^Error ([0-9]+) connecting", str(error))
     if found is None:
         return _reason(error)

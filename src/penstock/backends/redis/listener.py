@@ -1,7 +1,7 @@
 """The wake-ups that Redis publishes to this process: one subscription for each server.
 
-A subscription that is lost is made anew. What was published in between is lost, so `resumed` is
-called then, and whoever waits asks Redis how things stand.
+A lost subscription is made again. Wake-ups that were published in between are lost, so `resumed` is
+called then, and every waiting pull asks Redis whether it was woken.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from redis import exceptions as faults
 from penstock.backends.redis.link import RedisConnection, RedisLink
 from penstock.errors import PenstockError
 
-# A subscription that was silent for so long is checked.
+# A subscription that has received nothing for so long is checked with a PING.
 _SILENT_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 
@@ -34,7 +34,7 @@ class Listener:
         self._link = link
         self._key = key
         self._channel = channel
-        self._heard = heard
+        self._on_message = heard
         self._resumed = resumed
         self._timeout_s = timeout_s
         self._listens = asyncio.Event()
@@ -42,7 +42,7 @@ class Listener:
         self._failed = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def wait_until_it_listens(self) -> None:
+    async def wait_until_subscribed(self) -> None:
         """Returns once messages are received. Raises UnavailableError or RequestError."""
         if self._listens.is_set():
             return
@@ -92,7 +92,7 @@ class Listener:
                 async with asyncio.timeout(self._timeout_s):
                     message = await connection.read_response(disconnect_on_error=False)
             if message[0] == b"message":
-                self._heard(message[2])
+                self._on_message(message[2])
 
     async def close(self) -> None:
         """Ends the subscription."""

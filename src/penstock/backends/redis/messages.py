@@ -1,7 +1,7 @@
 """Push, delete, extend, release and batches of them: one script call for each run of a queue.
 
-Commands are checked here as far as they can be without the queue; what depends on its settings is
-decided by the scripts, so that a change of them counts at once for every process.
+Checks that need no settings of the queue are made here; the scripts make the others, so that a
+change of settings counts at once for every process.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from penstock.backends.redis.layout import (
     encode_plain,
     encode_push,
 )
-from penstock.backends.redis.link import our_reply
+from penstock.backends.redis.link import checked_reply
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
 from penstock.core.receipts import Ticket
@@ -132,14 +132,14 @@ class RedisMessages:
             return items
         queue, results = await self._send(queue, sent)
         if not by_content and b"content" in results:
-            # The queue tells duplicates by their bodies since a moment ago; nothing was pushed
-            # without a dedup id, and what had one is recognised.
+            # The queue has just been set to dedup by content. Messages without a dedup id were not
+            # pushed, and those with one are recognised when they are sent again.
             hashed = [_with_content_id(command) for command in commands]
             return await self._push_all(name, hashed)
         return _pushed_all(queue, commands, items, results)
 
     async def _send(self, queue: RedisQueue, items: list[bytes]) -> tuple[RedisQueue, list[Any]]:
-        """The replies to pushes, and the queue they are of: one call, or several if they are large.
+        """The replies to pushes, and their queue: in one call, or several if they are large.
 
         Raises RequestError or UnavailableError; then some of several calls may have been done.
         """
@@ -149,10 +149,10 @@ class RedisMessages:
     async def _results(
         self, queue: RedisQueue, answers: Sequence[Any]
     ) -> tuple[RedisQueue, list[Any]]:
-        """What `push.lua` says about each message, and the queue they are of. Raises as `_send`."""
+        """The result of `push.lua` for each message, and their queue. Raises as `_send` does."""
         results: list[Any] = []
         for answer in answers:
-            reply = self._queues.checked(queue, our_reply(self._queues.target, answer))
+            reply = self._queues.checked(queue, checked_reply(self._queues.target, answer))
             queue = await self._queues.same_as(queue, reply)
             await self._moves.carry_owed(queue, reply)
             results += reply[3:]
@@ -185,7 +185,7 @@ class RedisMessages:
     async def _reread(
         self, queue: RedisQueue, commands: Sequence[Any], items: Sequence[_Item]
     ) -> list[Any]:
-        """Tries again if the queue was removed or made again since it was read."""
+        """The refusals; or tries again, if the queue was removed and made again since."""
         again = await self._queues.read(queue.name)
         if again.number == queue.number:
             return list(items)
@@ -260,7 +260,7 @@ class RedisMessages:
         replies = await self._queues.run_all(queue.keys, calls)
         for run, made, answer in zip(runs, encoded, replies, strict=True):
             try:
-                reply = self._queues.checked(queue, our_reply(self._queues.target, answer))
+                reply = self._queues.checked(queue, checked_reply(self._queues.target, answer))
             except RequestError as refused:
                 done: list[Any] = [refused] * len(run)
             else:
@@ -306,7 +306,7 @@ def _is_large(command: Any) -> bool:
 
 
 def _runs(places: list[int], items: list[Any]) -> list[list[int]]:
-    """Places one after another that are all pushes, or none of them."""
+    """Consecutive places that are all pushes, or all claims."""
     runs: list[list[int]] = []
     for place in places:
         is_push = type(items[place]) is Push
@@ -329,7 +329,7 @@ def _push_item(command: Push, by_content: bool) -> _Item:
 
 
 def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
-    """The item of a push that `push_plain.lua` can do; None if it cannot or the push is refused."""
+    """The item of a push for `push_plain.lua`; None if that script cannot do it."""
     if (
         not queue.has_plain_pushes
         or command.delay_ms
@@ -356,7 +356,7 @@ def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
 
 
 def plain_end(queue: RedisQueue) -> tuple[bytes, int]:
-    """The arguments after a plain item: they say which settings it was made for."""
+    """The arguments after a plain item: the version of the settings that it was made for."""
     return queue.identity, queue.info.settings.retention_ms
 
 
@@ -377,12 +377,12 @@ def _with_content_id(command: Push) -> Push:
 
 
 def content_id(body: bytes) -> str:
-    """The dedup id of a body on a queue that tells duplicates by content."""
+    """The dedup id of a body on a queue with dedup by content."""
     return hashlib.sha256(body).hexdigest()
 
 
 def check_push(command: Push) -> int:
-    """The size of the message. Raises InvalidField for what no queue would accept."""
+    """The size of the message. Raises InvalidField for a field outside its limits."""
     if type(command.body) is not bytes:
         raise InvalidField(f"body: expected bytes, got {type(command.body).__name__}")
     size = len(command.body)

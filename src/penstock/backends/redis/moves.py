@@ -1,11 +1,12 @@
-"""Messages on their way from one queue to another: dead letters and redrives.
+"""Moves of messages from one queue to another: dead letters and redrives.
 
-The two queues may be in different slots of a cluster, so no script can change both. A message that
-leaves is put into its queue's outbox by the script that takes it out of the order; whoever learns
-that messages are owed carries them: adds them to the other queue under an identity of their own,
-and then ends them in the outbox. If that is interrupted, the next process that uses the queue
-carries them again, and those that had arrived are recognised. So a message is never lost; it comes
-twice only if it is carried again more than five minutes later.
+The two queues may be in different slots of a cluster, so no script can change both. The script that
+takes a message out of its queue's order puts it into the queue's outbox. Every reply says whether
+the outbox holds messages; a process that sees this carries them: it adds them to the other queue
+with an identity of their own, then removes them from the outbox. If that is interrupted, the next
+process that uses the queue carries them again, and those that had arrived are recognised. So a
+message is never lost; it is delivered twice only if it is carried again more than five minutes
+later.
 """
 
 from typing import Any, Final
@@ -20,16 +21,16 @@ _OWED_FIELDS: Final = 4
 
 
 class RedisMoves:
-    """Carries what is owed, and redrives."""
+    """Carries the messages in outboxes, and redrives."""
 
     def __init__(self, queues: RedisQueues) -> None:
         self._queues = queues
 
     async def carry_owed(self, queue: RedisQueue, reply: list[Any]) -> bool:
-        """Carries what the reply of a script says is owed.
+        """Carries the messages in the outbox, if the reply of a script says that there are some.
 
-        True if some of it came back, because the queue it was for is missing. Raises nothing if
-        Redis cannot be reached: what is owed stays owed.
+        True if some came back, because their target queue is missing. Raises nothing if Redis
+        cannot be reached: the messages stay in the outbox.
         """
         if not reply[2]:
             return False
@@ -39,7 +40,7 @@ class RedisMoves:
             return False
 
     async def carry(self, queue: RedisQueue) -> bool:
-        """Carries everything that is owed; True if some of it came back."""
+        """Carries every message in the outbox; True if some came back."""
         came_back = False
         while True:
             shown = await self._queues.run("owed", queue.keys, "show", _CARRIED_MAX)
@@ -60,8 +61,8 @@ class RedisMoves:
                 )
 
     async def _arrive(self, queue: RedisQueue, name: str, items: list[bytes]) -> bool:
-        """Adds messages to their new queue; False if there is none that could take them."""
-        target = await self._queues.read_if_there(name)
+        """Adds messages to their new queue; False if it is missing or of the other kind."""
+        target = await self._queues.read_if_exists(name)
         if target is None:
             return False
         fifo = int(queue.info.settings.fifo)
@@ -73,7 +74,7 @@ class RedisMoves:
         return True
 
     async def redrive(self, command: Redrive) -> int:
-        """Moves visible messages on, or back to where they came from; how many were moved."""
+        """Moves visible messages to `to`, or back to their source queues; returns how many."""
         queue = await self._queues.find(command.queue)
         limit = check_number("limit", command.limit, 1, REDRIVE_MAX * 10)
         if command.to is None:
@@ -103,7 +104,7 @@ class RedisMoves:
         reply = await self._queues.run_on(queue, "redrive", REDRIVE_MAX * 10, "", "?")
         allowed = []
         for source in reply[3:]:
-            found = await self._queues.read_if_there(source.partition(b"\0")[0].decode())
+            found = await self._queues.read_if_exists(source.partition(b"\0")[0].decode())
             if (
                 found is not None
                 and found.source == source

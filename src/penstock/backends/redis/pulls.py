@@ -22,7 +22,7 @@ from penstock.service import (
 )
 
 _NONE: Final = -1
-# What one answer may bring, unless it is a single message.
+# The size of one answer, unless it is a single message.
 _BYTES_MAX: Final = 256 * 1024 * 1024
 
 
@@ -36,8 +36,8 @@ class RedisPulls:
         self._messages = messages
         self._moves = moves
         self._waits = waits
-        # Waiting pulls with an attempt id: all of them are given the same claims.
-        self._alike: dict[tuple[str, str], list[WaitingPull]] = {}
+        # Waiting pulls by queue and attempt id: all of one id are given the same claims.
+        self._same_attempt: dict[tuple[str, str], list[WaitingPull]] = {}
 
     async def pull(self, command: Pull) -> list[Claim]:
         """Claims messages, waiting for the first if the command or the queue says so."""
@@ -49,7 +49,7 @@ class RedisPulls:
         if not wait_ms:
             return await self._answer(queue, command, await self._try(queue, command))
         waiting = await self._waits.begin(queue)
-        alike = self._note_attempt(command, waiting)
+        same_attempt = self._note_attempt(command, waiting)
         served = False
         try:
             reply = await self._try(queue, command, waiting)
@@ -67,20 +67,20 @@ class RedisPulls:
             return await self._answer(queue, command, reply)
         finally:
             self._waits.left(queue, waiting, served=served)
-            if alike is not None:
-                alike.remove(waiting)
+            if same_attempt is not None:
+                same_attempt.remove(waiting)
                 if served:
-                    for each in alike:
+                    for each in same_attempt:
                         each.wake()
-                if not alike:
-                    self._alike.pop((command.queue, command.attempt_id or ""), None)
+                if not same_attempt:
+                    self._same_attempt.pop((command.queue, command.attempt_id or ""), None)
 
     def _note_attempt(self, command: Pull, waiting: WaitingPull) -> list[WaitingPull] | None:
         if command.attempt_id is None:
             return None
-        alike = self._alike.setdefault((command.queue, command.attempt_id), [])
-        alike.append(waiting)
-        return alike
+        same_attempt = self._same_attempt.setdefault((command.queue, command.attempt_id), [])
+        same_attempt.append(waiting)
+        return same_attempt
 
     async def _try(
         self, queue: RedisQueue, command: Pull, waiting: WaitingPull | None = None
@@ -112,7 +112,7 @@ class RedisPulls:
         reply = await self._queues.run_on(queue, "pull", *arguments)
         came_back = await self._moves.carry_owed(queue, reply)
         if came_back and reply[3] == b"claims" and len(reply) == 5:
-            # What it found was for a dead-letter queue that is missing: it can be pulled now.
+            # It found only dead letters whose queue is missing. They are back: pull them now.
             reply = await self._queues.run_on(queue, "pull", *arguments)
         return reply
 
@@ -120,8 +120,8 @@ class RedisPulls:
         word = reply[3]
         if word == b"lapsed":
             raise AttemptLapsed(
-                f"attempt_id: the claims given to {command.attempt_id!r} no longer all live; "
-                "pull with a new id"
+                f"attempt_id: a claim given to {command.attempt_id!r} has ended; "
+                "pull with a new attempt id"
             )
         if word == b"full":
             raise InFlightLimit(

@@ -1,9 +1,10 @@
-"""The queues in one Redis: scripts are called through here, and queues found, made and changed.
+"""The queues in one Redis: calls scripts, and finds, creates and configures queues.
 
-What was read of a queue is kept. Every reply of a script has the queue's number and the version of
+Queues that were read are cached. Every reply of a script has the queue's number and the version of
 its settings, so a change by another process is noticed with the next command. The names of all
 queues are in one sorted set, which may be in another slot than a queue: a name is added before its
-queue is made and removed after it, so the set may have names without a queue, and never lacks one.
+queue is made and removed after it, so the set may contain names without a queue, but has every
+queue's name.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
 from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
-from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, our_reply, packed
+from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, checked_reply, packed
 from penstock.backends.redis.scripts import SCRIPTS
 from penstock.clock import Clock
 from penstock.core.receipts import KEY_BYTES
@@ -43,7 +44,7 @@ from penstock.service import (
     check_unused,
 )
 
-# Scripts have flags since this one.
+# The first version in which scripts have flags.
 VERSION_MIN: Final = 7
 _KNOWN_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 20
@@ -82,7 +83,7 @@ class RedisQueues:
         self._link = link
         self._clock = clock
         self._known: dict[str, RedisQueue] = {}
-        # Called with a queue that turns out to be gone.
+        # Called with a queue that no longer exists.
         self.gone: Callable[[RedisQueue], None] = _nothing
         self._names = f"{target.prefix}:queues"
         self.channel = f"{target.prefix}:wake:"
@@ -94,7 +95,7 @@ class RedisQueues:
         (reply,) = await self._link.send(self._names, [("INFO", "server")])
         if isinstance(reply, faults.NoPermissionError):
             return
-        found = re.search(rb"redis_version:([0-9]+)", our_reply(self.target, reply))
+        found = re.search(rb"redis_version:([0-9]+)", checked_reply(self.target, reply))
         if found is not None and int(found[1]) < VERSION_MIN:
             raise RequestError(
                 f"{self.target.shown}: this is Redis {found[1].decode()}; "
@@ -110,7 +111,7 @@ class RedisQueues:
     async def run(self, script: str, keys: tuple[str, ...], *arguments: Any) -> Any:
         """The reply of a script, on the queue with these keys. Raises UnavailableError."""
         (reply,) = await self.run_all(keys, [(script, arguments)])
-        return our_reply(self.target, reply)
+        return checked_reply(self.target, reply)
 
     async def run_all(
         self, keys: tuple[str, ...], calls: Sequence[tuple[str, Sequence[Any]]]
@@ -124,9 +125,10 @@ class RedisQueues:
         if replicas:
             commands.append(("WAIT", replicas, round(self.target.timeout_s * 500)))
         replies = await self._link.send(keys[0], commands)
-        if replicas and our_reply(self.target, replies.pop()) < replicas:
+        if replicas and checked_reply(self.target, replies.pop()) < replicas:
             raise BackendLost(
-                f"{self.target.shown}: done, but fewer than {replicas} replicas have it in time"
+                f"{self.target.shown}: executed, but fewer than {replicas} replicas confirmed it "
+                "in time"
             )
         return replies
 
@@ -155,7 +157,7 @@ class RedisQueues:
         return QueueNotFound(f"queue: there is no queue {name!r}; create it first")
 
     def forget(self, name: str) -> None:
-        """Has a queue read again when it is next needed."""
+        """Drops a queue from the cache: it is read again when it is next needed."""
         self._known.pop(name, None)
 
     async def find(self, name: object) -> RedisQueue:
@@ -176,7 +178,7 @@ class RedisQueues:
         self._known[name] = queue
         return queue
 
-    async def read_if_there(self, name: str) -> RedisQueue | None:
+    async def read_if_exists(self, name: str) -> RedisQueue | None:
         """The queue of this name as it is now, or None."""
         try:
             return await self.read(name)
@@ -184,7 +186,7 @@ class RedisQueues:
             return None
 
     async def same_as(self, queue: RedisQueue, reply: Sequence[Any]) -> RedisQueue:
-        """The queue that a reply is of: another one if it was removed and made again meanwhile."""
+        """The queue of a reply: another one, if it was removed and created again meanwhile."""
         if reply[0].partition(b":")[0] == queue.identity.partition(b":")[0]:
             return queue
         return await self.read(queue.name)
@@ -192,11 +194,13 @@ class RedisQueues:
     async def _read_all(self, names: Sequence[str]) -> list[RedisQueue | None]:
         all_keys = [keys_of(self.target.prefix, name) for name in names]
         reads = [self._link.send(keys[0], [("HMGET", keys[0], *_FIELDS)]) for keys in all_keys]
-        # One alone needs no loop: `blocking` runs this without one.
+        # `gather` needs an event loop, and `blocking` runs this without one for a single queue.
         found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
-            number, version, secret, settings, created, configured = our_reply(self.target, reply)
+            number, version, secret, settings, created, configured = checked_reply(
+                self.target, reply
+            )
             if number is None:
                 queues.append(None)
                 continue
@@ -214,13 +218,13 @@ class RedisQueues:
     async def create(self, command: CreateQueue) -> QueueInfo:
         """Makes a queue, and its dead-letter queue if that is missing. Raises RequestError."""
         name = check_name(command.queue)
-        existing = await self.read_if_there(name)
+        existing = await self.read_if_exists(name)
         if existing is not None:
             return _unchanged(existing, command.settings)
         settings = changed_settings(QueueSettings(), command.settings)
         made = await self._make_dead_letter(name, settings)
         if not await self._make(name, settings):
-            # Another process has made it since.
+            # Another process has created it meanwhile.
             return _unchanged(await self.read(name), command.settings)
         info = (await self.read(name)).info
         return msgspec.structs.replace(info, also_created=made)
@@ -228,7 +232,7 @@ class RedisQueues:
     async def _make(self, name: str, settings: QueueSettings) -> bool:
         keys = keys_of(self.target.prefix, name)
         (added,) = await self._link.send(self._names, [("ZADD", self._names, 0, name)])
-        our_reply(self.target, added)
+        checked_reply(self.target, added)
         number = secrets.randbits(QUEUE_BITS - 1) + 1
         made: int = await self.run(
             "create",
@@ -244,7 +248,7 @@ class RedisQueues:
             return []
         if dead == name:
             raise InvalidField(f"dead_letter: {name!r} cannot be its own dead-letter queue")
-        target = await self.read_if_there(dead)
+        target = await self.read_if_exists(dead)
         if target is None:
             return [dead] if await self._make(dead, QueueSettings(fifo=settings.fifo)) else []
         if target.info.settings.fifo != settings.fifo:
@@ -286,8 +290,8 @@ class RedisQueues:
         """Takes the name of a removed queue from the list of names."""
         await self._link.send(self._names, [("ZREM", self._names, name)])
         self.forget(name)
-        if await self.read_if_there(name) is not None:
-            # It was made again just then.
+        if await self.read_if_exists(name) is not None:
+            # Another process has just created it again.
             await self._link.send(self._names, [("ZADD", self._names, 0, name)])
 
     async def describe_all(self, command: ListQueues | DescribeQueues) -> list[QueueInfo]:
@@ -308,13 +312,13 @@ class RedisQueues:
 
     async def _names_after(self, prefix: str, after: str) -> list[str]:
         low = f"({after}" if after >= prefix else f"[{prefix}"
-        # Names are ASCII: nothing that begins with the prefix comes after it and this byte.
+        # Names are ASCII, so every name with this prefix sorts before the prefix and this byte.
         high = b"[" + prefix.encode(errors="replace") + b"\xff"
         (reply,) = await self._link.send(
             self._names,
             [("ZRANGEBYLEX", self._names, low.encode(errors="replace"), high, "LIMIT", 0, _PAGE)],
         )
-        return [name.decode() for name in our_reply(self.target, reply)]
+        return [name.decode() for name in checked_reply(self.target, reply)]
 
 
 @lru_cache(maxsize=_KNOWN_MAX)
@@ -324,7 +328,7 @@ def _call_of(script: str, keys: tuple[str, ...]) -> Packed:
 
 
 def _unchanged(queue: RedisQueue, given: dict[str, Any]) -> QueueInfo:
-    """The queue that is there already. Raises QueueExists if it has other settings."""
+    """The existing queue. Raises QueueExists if it has other settings."""
     before = queue.info.settings
     settings = changed_settings(before, given)
     if settings == before:
@@ -350,9 +354,9 @@ def _fields_of(settings: QueueSettings) -> list[Any]:
 
 
 def _without_notes(settings: QueueSettings) -> QueueSettings:
-    """The settings but for what is only noted among their annotations."""
-    told = {name: text for name, text in settings.annotations.items() if name[0] != "."}
-    return msgspec.structs.replace(settings, annotations=told)
+    """The settings without notes: annotations whose name begins with a dot."""
+    public = {name: text for name, text in settings.annotations.items() if name[0] != "."}
+    return msgspec.structs.replace(settings, annotations=public)
 
 
 def _nothing(queue: RedisQueue) -> None:

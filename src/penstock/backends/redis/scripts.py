@@ -1,8 +1,8 @@
 """The Lua scripts: read from their files once, and called by the SHA of their text.
 
 Each script is the first line of its file (its flags), then `queue.lua`, then the rest of the file;
-`push_plain.lua` stands before `queue.lua` in the script of a push. A server that does not know a
-SHA answers NOSCRIPT; `link` then loads all of them.
+in the script of a push, `push_plain.lua` is before `queue.lua`. A server that lacks a script
+replies NOSCRIPT; `link` then loads all of them.
 """
 
 import hashlib

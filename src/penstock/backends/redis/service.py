@@ -4,8 +4,8 @@
     redis+cluster://HOST:PORT,HOST:PORT           a Redis Cluster
     redis+sentinel://HOST:PORT,HOST:PORT/MASTER   the master that Sentinels name
 
-A command is one call of a Lua script, which Redis runs to its end before anything else. Without a
-clock of the caller's, Redis's own time counts for every process.
+A command is one call of a Lua script, which Redis runs to its end before anything else. Unless the
+caller passes a clock, every process uses the time of Redis.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -59,7 +59,7 @@ from penstock.url import BackendUrl
 
 R = TypeVar("R")
 _STATES: Final = ("visible", "delayed", "in_flight")
-# How often a command that reads what is due asks for more of it to be done first.
+# How often `stats` is repeated while more messages are due than one call settles.
 _TICKS_MAX: Final = 20
 _ATTEMPTS_MAX: Final = 20
 
@@ -107,7 +107,7 @@ class AsyncRedis:
         self._history = RedisHistory(link, queues)
         self._sweeper = Sweeper(link, queues, self._moves, clock)
         if target.history_max:
-            # A class attribute of services; here it depends on the URL.
+            # In the protocol it is a class attribute; here it depends on the URL.
             vars(self)["LACKS"] = {}
         self._unsubscribe = None if clock is None else clock.subscribe(self._waits.clock_moved)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
@@ -132,16 +132,16 @@ class AsyncRedis:
         }
 
     async def check(self) -> None:
-        """Asks the server for an answer. Raises RequestError or BackendLost."""
+        """Checks that the server answers and is new enough. Raises RequestError or BackendLost."""
         await self._queues.check_version()
         await self._queues.describe_all(DescribeQueues(limit=1))
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says. Raises a PenstockError."""
+        """Executes the command. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
             raise InvalidField(
-                f"command: {type(command).__name__} is not known to the Redis adapter"
+                f"command: the Redis adapter has no command {type(command).__name__}"
             )
         if self._sweeper.is_due:
             await self._sweeper.catch_up()
@@ -196,7 +196,7 @@ class AsyncRedis:
         await self._queues.drop_name(queue.name)
 
     async def _remove_from(self, name: str, what: str) -> int:
-        """Removes messages, or the queue; what is owed to other queues is carried there first."""
+        """Removes messages, or the queue; messages in its outbox are carried first."""
         queue = await self._queues.find(name)
         for _ in range(_ATTEMPTS_MAX):
             reply = await self._queues.run_on(queue, "remove", what)

@@ -1,11 +1,11 @@
-"""The sweeper: does what is due in queues that nobody uses just now.
+"""The sweeper: settles what is due in queues that no process uses at the moment.
 
-Every command does what is due in its own queue first. A queue that no process pulls from would keep
-its ended claims, and the dead letters among them would not reach a queue that somebody does watch.
-So every few seconds one of the processes, whichever comes first, ticks some of all the queues, and
-the next time those after them. Two that do it at once do no harm: a tick is one script.
+Every command first settles what is due in its own queue. A queue that no process pulls from would
+keep its ended claims, and dead letters among them would not reach a queue that another process
+pulls from. So every few seconds one of the processes ticks some of the queues, and the next time
+those after them. Two sweeps at the same time do no harm: a tick is one script.
 
-With a clock that is set forward by hand, all queues are ticked before the next command instead.
+With a manual clock, all queues are ticked before the first command after the clock moved.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from penstock.backends.redis.link import RedisLink, our_reply
+from penstock.backends.redis.link import RedisLink, checked_reply
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
 from penstock.clock import Clock
@@ -38,7 +38,7 @@ class Sweeper:
         # Whether the clock was set forward since the last sweep.
         self.is_due = False
         if clock is None:
-            self._task = asyncio.get_running_loop().create_task(self._sweep_now_and_then())
+            self._task = asyncio.get_running_loop().create_task(self._sweep_periodically())
             self._unsubscribe: Callable[[], None] | None = None
         else:
             self._unsubscribe = clock.subscribe(self._clock_moved)
@@ -51,7 +51,7 @@ class Sweeper:
         self.is_due = False
         await self._tick(await self._queues.describe_all(DescribeQueues(limit=2**31)))
 
-    async def _sweep_now_and_then(self) -> None:
+    async def _sweep_periodically(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             with suppress(PenstockError):
@@ -66,9 +66,9 @@ class Sweeper:
                 ("GET", f"{self._turn}:after"),
             ],
         )
-        if our_reply(self._queues.target, taken) is None:
+        if checked_reply(self._queues.target, taken) is None:
             return 0
-        after = our_reply(self._queues.target, after) or b""
+        after = checked_reply(self._queues.target, after) or b""
         infos = await self._queues.describe_all(
             DescribeQueues(after=after.decode(), limit=QUEUES_MAX)
         )

@@ -1,15 +1,15 @@
-"""Pulls that wait: they stand in a line in Redis, across processes, and nobody polls.
+"""Waiting pulls: one line for each queue, kept in Redis for all processes, without polling.
 
     pull.lua finds nothing → the pull joins the line → a script that makes a message visible takes
     the first out of the line and publishes to its process → that pull is tried again
 
-The line belongs to the queue, so whoever waited first is served first, whichever process it is in.
-A message is kept for a second for the waiter that was woken for it. A process that has gone is
-noticed because nothing can be published to it. Everything else that can go wrong, such as a lost
-message of Redis, is set right by a tick: every few seconds each process says which of its pulls
-wait, does what is due, and learns which of them were woken. What is due in between, the end of a
-delay or of a claim, is watched by the process of the first in line, with a timer: at that instant
-the first is tried again, which does what is due and takes it in one call.
+The line belongs to the queue, so the pull that waited first is served first, in whichever process
+it is. A message is kept for a second for the waiter that was woken for it. A process that has ended
+is noticed because it no longer receives what is published to it. A tick corrects every other
+failure, such as a lost wake-up: every few seconds each process renews its waiting pulls, settles
+what is due, and learns which pulls were woken. For what is due in between, the end of a delay or of
+a claim, the process of the first pull in line has a timer: at that instant it tries the pull again,
+which settles what is due and claims it in one call.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _MORE_S: Final = 0.001
 
 
 class WaitingPull:
-    """A pull of this process that may wait; `address` names it before it has a place in line."""
+    """A pull of this process that may wait; `address` identifies it before it is in the line."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,11 +52,11 @@ class WaitingPull:
         self._signal = asyncio.Event()
 
     def wake(self) -> None:
-        """Has the pull tried again."""
+        """Lets the pull be tried again."""
         self._signal.set()
 
     def end(self, error: PenstockError | None = None) -> None:
-        """Has the pull tried for the last time, or fail."""
+        """Lets the pull be tried for the last time, or fail with `error`."""
         self.is_over = True
         self.error = error
         self._signal.set()
@@ -113,11 +113,11 @@ class RedisWaits:
             line = self._lines[number] = _Line(queue)
         line.pulls[waiting.address] = waiting
         if self._ticker is None or self._ticker.done():
-            self._ticker = self.start(self._tick_now_and_then())
+            self._ticker = self.start(self._tick_periodically())
         return waiting
 
     def joined(self, waiting: WaitingPull, waiter: bytes, wait_ms: int, due_ms: int) -> None:
-        """A pull has its place in line; its time begins with the first."""
+        """A pull is in the line; its wait time begins when it joins for the first time."""
         is_first = waiting.id is None
         waiting.id = waiter
         clock = self._clock
@@ -133,7 +133,7 @@ class RedisWaits:
             self._loop.call_later(timeout_s, self._clock_moved)
 
     def left(self, queue: RedisQueue, waiting: WaitingPull, *, served: bool) -> None:
-        """A pull no longer waits; if it was not served, it may still have a place in line."""
+        """A pull no longer waits; if it was not served, it may still be in the line."""
         if waiting.timer is not None:
             waiting.timer.cancel()
         line = self._lines.get(_number(queue))
@@ -146,7 +146,7 @@ class RedisWaits:
             self._drop(line)
 
     def clock_moved(self) -> None:
-        """Time was set forward, in any thread: what is due is done."""
+        """Settles what is due after a manual clock moved; may be called in any thread."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._clock_moved)
 
@@ -170,13 +170,13 @@ class RedisWaits:
                 self._link,
                 queue.keys[0],
                 self._queues.channel + self._process,
-                self._heard,
+                self._on_message,
                 self._tick_all,
                 self._queues.target.timeout_s,
             )
-        await listener.wait_until_it_listens()
+        await listener.wait_until_subscribed()
 
-    def _heard(self, message: bytes) -> None:
+    def _on_message(self, message: bytes) -> None:
         kind, number, text = message.split(b"\n", 2)
         line = self._lines.get(number)
         if line is None:
@@ -186,7 +186,7 @@ class RedisWaits:
             if waiting is not None:
                 waiting.wake()
             else:
-                # It left just then: the message is for the next in line.
+                # The pull has just left: the next one in line must be woken.
                 line.leaving.append(text)
                 self._tick_soon(line)
         elif kind == b"T":
@@ -205,17 +205,17 @@ class RedisWaits:
         )
 
     def _try_first(self, line: _Line, waiter: bytes) -> None:
-        """Something is due: has the first pull in line tried again, which does it."""
+        """Something is due: tries the first pull in line again, which settles it."""
         waiting = line.pulls.get(_address(waiter))
         if waiting is None:
-            # It has left: another one is the first.
+            # That pull has left: another one is the first now.
             self._tick_soon(line)
         else:
             waiting.wake()
 
     # Ticks.
 
-    async def _tick_now_and_then(self) -> None:
+    async def _tick_periodically(self) -> None:
         while self._lines:
             await asyncio.sleep(TICK_S)
             self._tick_all()
@@ -240,7 +240,7 @@ class RedisWaits:
                     "tick", line.queue.keys, len(leaving), *leaving, *staying
                 )
             except UnavailableError as error:
-                # The first failure may be only that the connection was lost; it is made anew.
+                # The first failure may be a lost connection; the next try opens another.
                 failures += 1
                 line.leaving += leaving
                 if failures > 1:
@@ -282,7 +282,7 @@ class RedisWaits:
             del self._lines[_number(line.queue)]
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Runs it in a task that lives until it is done, or until this service is closed."""
+        """Runs it in a task, which `close` cancels."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -291,7 +291,7 @@ class RedisWaits:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Retrieved, or asyncio logs it if nobody awaits this task.
+            # Otherwise asyncio would log an exception that no caller has retrieved.
             task.exception()
 
     async def close(self) -> None:

@@ -57,7 +57,7 @@ _NO_CREDENTIALS: Final = (
 
 
 class SqsTarget(NamedTuple):
-    """The parts of an `sqs:` URL; `None` stands for what the AWS settings of this user say."""
+    """The parts of an `sqs:` URL; `None` means that the user's AWS settings decide."""
 
     region: str | None
     url: str | None
@@ -83,17 +83,17 @@ def read_endpoint(url: BackendUrl) -> SqsTarget:
     region = url.rest.removeprefix("//").rstrip("/")
     if region and not is_region(region):
         raise InvalidField(
-            f"url: {url.text!r} names no region; use sqs://REGION such as sqs://eu-west-1, "
+            f"url: {url.text!r} has no valid region; use sqs://REGION such as sqs://eu-west-1, "
             "with ?endpoint=URL for an endpoint that is not Amazon's"
         )
     endpoint = url.options.get("endpoint")
     if endpoint is not None:
         try:
             parts = urlsplit(endpoint)
-            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
-            sound = False
-        if not sound:
+            valid = False
+        if not valid:
             raise InvalidField(f"url: endpoint={endpoint!r} is not of the form http://HOST:PORT")
     account = url.options.get("account")
     if account is not None and not is_account(account):
@@ -141,12 +141,13 @@ class SqsClient:
             )
         except Exception as error:
             await self._stack.aclose()
-            raise self._our_error(error, None) from None
+            raise self._translate(error, None) from None
         self.shown = endpoint.url or f"sqs://{region}"
 
     async def _credentials(self, session: Any) -> dict[str, str]:
         if self._endpoint.on_loopback:
-            # A machine whose endpoint is on loopback has no role of Amazon's; asking takes seconds.
+            # For an endpoint on loopback no role of an Amazon machine is needed, and asking for
+            # one takes seconds.
             session.get_component("credential_provider").remove("iam-role")
         if await session.get_credentials() is not None:
             return {}
@@ -177,16 +178,16 @@ class SqsClient:
                 raise EngineClosed("this service was closed while this waited") from None
             raise
         except Exception as error:
-            raise self._our_error(error, queue) from None
+            raise self._translate(error, queue) from None
         if action in _NEEDED and _NEEDED[action] not in answer:
-            raise self.no_answer(f"it has no {_NEEDED[action]}")
+            raise self.malformed_answer(f"it has no {_NEEDED[action]}")
         return answer
 
-    def no_answer(self, why: str) -> BackendLost:
+    def malformed_answer(self, why: str) -> BackendLost:
         """The error for an answer that does not have the form of SQS's."""
         return BackendLost(f"{self.shown}: the answer is not that of an SQS endpoint: {why}")
 
-    def _our_error(self, error: Exception, queue: str | None) -> PenstockError:
+    def _translate(self, error: Exception, queue: str | None) -> PenstockError:
         if isinstance(error, PenstockError):
             return error
         if self.closed:
@@ -203,7 +204,7 @@ class SqsClient:
             return InvalidField(f"request: {reason}")
         if isinstance(error, ResponseParserError | AttributeError | LookupError | TypeError):
             # The SDK could not read the answer.
-            return self.no_answer(reason)
+            return self.malformed_answer(reason)
         return BackendLost(f"{self.shown}: {reason}")
 
     async def close(self) -> None:

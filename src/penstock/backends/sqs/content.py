@@ -1,8 +1,8 @@
 """Translates messages between Penstock's form and that of Amazon SQS.
 
-SQS carries text that XML can hold, at least one character of it, with up to ten attributes that
-have plain names and are not empty. What fits is sent as it is, so that other readers of the queue
-see what was pushed. The rest is marked by two attributes:
+SQS accepts a body of at least one character that XML allows, and up to ten attributes that have
+plain names and are not empty. Content that fits is sent unchanged, so that other programs can read
+it. Other content is encoded, and two attributes say how:
 
     Penstock.Body   base64   the body is the base64 of the bytes pushed
                     empty    the body pushed was empty
@@ -54,7 +54,7 @@ class More(msgspec.Struct, omit_defaults=True):
 
 
 def check_push(command: Push) -> None:
-    """Refuses what no backend accepts. Raises InvalidField."""
+    """Checks the fields of a push as every backend does. Raises InvalidField."""
     if type(command.body) is not bytes:
         raise InvalidField(f"body: expected bytes, got {type(command.body).__name__}")
     if command.attributes is not None:
@@ -73,7 +73,7 @@ def check_push(command: Push) -> None:
 
 
 def check_plain_id(field: str, value: str) -> str:
-    """An identifier that SQS accepts, too. Raises InvalidField."""
+    """Returns an identifier that SQS accepts. Raises InvalidField."""
     try:
         return check_identifier(value, field)
     except Refusal:
@@ -203,7 +203,7 @@ def _decode_body(text: str, mark: str | None) -> bytes:
         try:
             return b64decode(text, validate=True)
         except ValueError:
-            # The mark was not made by this adapter: the body is what was sent.
+            # Another program made the mark: the body is returned as it was sent.
             pass
     return text.encode()
 

@@ -1,7 +1,7 @@
 """Translates Amazon's errors into Penstock's.
 
 Endpoints name one error in several ways (`AWS.SimpleQueueService.NonExistentQueue` and
-`QueueDoesNotExist` are the same): only the part after the last dot is looked at.
+`QueueDoesNotExist` are the same): only the part after the last dot is used.
 """
 
 import re
@@ -121,7 +121,7 @@ _DENIED: Final = frozenset(
 
 
 def error_of(code: str, message: str, status: int, queue: str | None = None) -> PenstockError:
-    """Translates an error of SQS; `queue` is the one that was asked about, if any."""
+    """Translates an error of SQS; `queue` is the queue of the request, if any."""
     name = code.rpartition(".")[2].rpartition("#")[2]
     text = " ".join(message.split()) or name
     if name in _DENIED:

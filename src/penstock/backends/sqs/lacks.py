@@ -1,4 +1,4 @@
-"""What Amazon SQS cannot do, and what it does less exactly than the contract says.
+"""What Amazon SQS cannot do, and what it does less strictly than the contract demands.
 
 docs/sqs-adapter.md prints both tables; a test compares them.
 """
@@ -6,22 +6,23 @@ docs/sqs-adapter.md prints both tables; a test compares them.
 from collections.abc import Mapping
 from typing import Final
 
-_FIFO_ONLY: Final = "SQS knows this on FIFO queues only"
-_SHOWN_BY_LENDING: Final = "SQS shows a message only by lending it, which counts as a pull"
-_NO_LIMIT: Final = "a queue of SQS takes as much as it is given"
-_METERED: Final = "SQS tells this to CloudWatch, and not to the queue's users"
+_FIFO_ONLY: Final = "SQS has this on FIFO queues only"
+_ONLY_BY_PULL: Final = "SQS returns a message only to a receive, which counts as a pull"
+_NO_LIMIT: Final = "a queue of SQS has no such limit"
+_IN_CLOUDWATCH: Final = "SQS reports this to CloudWatch only"
 
 # Behaviours of the contract, by the names the conformance suite has for them.
 LACKS: Final[Mapping[str, str]] = {
     "priority order": "SQS has no priorities; use a queue for each",
-    "peek": _SHOWN_BY_LENDING,
-    "peek states": _SHOWN_BY_LENDING,
-    "gone already": "SQS answers alike, so that every delete says that it deleted",
+    "peek": _ONLY_BY_PULL,
+    "peek states": _ONLY_BY_PULL,
+    "gone already": "SQS gives the same answer, so every delete reports success",
     "ended claims": "on a standard queue the last receipt of a message works until it is pulled "
     "again",
-    "stale delete": "a standard queue does not say that an old receipt deleted nothing; FIFO does",
-    "release delay": "SQS holds a message back by letting its claim go on: until then it counts as "
-    "in flight, and its receipt still works",
+    "stale delete": "a standard queue does not report that an old receipt deleted nothing; a FIFO "
+    "queue does",
+    "release delay": "SQS delays a message by extending its claim: until then it counts as in "
+    "flight, and its receipt still works",
     "in-flight limit": "it is 120,000 messages for every queue of SQS",
     "attempts": _FIFO_ONLY,
     "dedup": _FIFO_ONLY,
@@ -32,22 +33,22 @@ LACKS: Final[Mapping[str, str]] = {
     "capacity by messages": _NO_LIMIT,
     "capacity by bytes": _NO_LIMIT,
     "capacity in flight": _NO_LIMIT,
-    "fifo delay": "a FIFO queue of SQS delays all its messages alike",
-    "dead-letter receives": "SQS goes on counting from the queue that the message came from",
-    "first waiter": "SQS serves those who wait in no particular order",
-    "waiting pulls": "SQS does not tell who waits",
-    "stored bytes": _METERED,
-    "oldest age": _METERED,
-    "history": "SQS does not keep what happened to its messages",
+    "fifo delay": "a FIFO queue of SQS has one delay for all its messages",
+    "dead-letter receives": "SQS does not restart the count of receives in the dead-letter queue",
+    "first waiter": "SQS serves waiting receives in no particular order",
+    "waiting pulls": "SQS does not report waiting receives",
+    "stored bytes": _IN_CLOUDWATCH,
+    "oldest age": _IN_CLOUDWATCH,
+    "history": "SQS keeps no history of its messages",
 }
 
-# Behaviours that the adapter has, and Amazon's own service gives with these reservations.
+# Behaviours of the adapter that Amazon's own service gives with these restrictions.
 WEAKER_AT_AMAZON: Final[Mapping[str, str]] = {
-    "arrival order": "on a standard queue as best it can, and now and then a message comes twice; "
-    "a FIFO queue keeps it strictly",
-    "head": "on a standard queue a message that comes back may come after others",
-    "fair groups": "by Amazon's own measure of which group is noisy",
-    "dead letters": "a message moves when it would be pulled once too often, not when its last "
+    "arrival order": "best effort on a standard queue, where a message is sometimes delivered "
+    "twice; strict on a FIFO queue",
+    "head": "on a standard queue a message that is visible again may come after others",
+    "fair groups": "Amazon decides by its own measure which group is noisy",
+    "dead letters": "a message moves at the receive that would exceed the limit, not when its last "
     "claim ends",
     "redrive": "a message moved by a task has a new id",
     "depth": "approximate, and up to a minute late",

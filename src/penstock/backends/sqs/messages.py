@@ -60,7 +60,7 @@ _ACTIONS: Final[dict[type, str]] = {
 
 
 class Entry(NamedTuple):
-    """One item of a batch: what is sent to SQS, and how its success becomes a reply."""
+    """One item of a batch: the parameters for SQS, and the function that makes the reply."""
 
     place: int
     sent: dict[str, Any]
@@ -170,20 +170,20 @@ class SqsMessages:
         if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
             raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
         replies: list[Any] = [_UNANSWERED] * len(items)
-        sound: list[int] = []
+        valid: list[int] = []
         for place, item in enumerate(items):
             if type(item) in _ACTIONS and isinstance(item.queue, str):
-                sound.append(place)
+                valid.append(place)
             else:
                 kind = type(item).__name__
                 replies[place] = InvalidField(f"items[{place}]: {kind} cannot be part of a batch")
         try:
             for (verb, name), places in groupby(
-                sound, lambda place: (type(items[place]), items[place].queue)
+                valid, lambda place: (type(items[place]), items[place].queue)
             ):
                 await self._run(verb, name, [(place, items[place]) for place in places], replies)
         except UnavailableError as lost:
-            if not any(_was_granted(reply) for reply in replies):
+            if not any(_succeeded(reply) for reply in replies):
                 raise
             replies = [lost if reply is _UNANSWERED else reply for reply in replies]
         return replies
@@ -191,7 +191,7 @@ class SqsMessages:
     async def _run(
         self, verb: type, name: str, items: Sequence[tuple[int, Any]], replies: list[Any]
     ) -> None:
-        """Does one verb on one queue."""
+        """Executes the items of one verb on one queue."""
         try:
             queue = await self._queues.find(name)
         except RequestError as refused:
@@ -280,7 +280,7 @@ def _requests(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield portion
 
 
-def _was_granted(reply: object) -> bool:
+def _succeeded(reply: object) -> bool:
     return reply is not _UNANSWERED and not isinstance(reply, PenstockError)
 
 

@@ -29,7 +29,7 @@ class SqsMoves:
         self._client = queues.client
 
     async def move_all(self, queue: KnownQueue, to: KnownQueue | None) -> int:
-        """Moves every message, and returns how many were moved when that is done.
+        """Moves every message, waits until that is done, and returns how many were moved.
 
         Raises InvalidField if their source is unknown and `to` is not given.
         """
@@ -73,7 +73,7 @@ class SqsMoves:
         return moved
 
     async def move_some(self, queue: KnownQueue, to: KnownQueue | None, limit: int) -> int:
-        """Moves up to `limit`, oldest first; how many were moved. Raises as `move_all` does."""
+        """Moves up to `limit`, oldest first; returns how many. Raises as `move_all` does."""
         # Needed to name the sources of the messages, relative to its account.
         await self._queues.arn(queue)
         moved = 0

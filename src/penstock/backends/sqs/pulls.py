@@ -20,7 +20,8 @@ from penstock.service import (
     check_number,
 )
 
-# An endpoint that answers sooner than this did not wait: pause before the next request.
+# An endpoint that gives an empty answer sooner than this did not wait: pause before the next
+# request.
 _WAITED_S_MIN: Final = 1.0
 _PAUSE_S: Final = 0.1
 
@@ -47,7 +48,8 @@ class SqsPulls:
         visibility_s = whole_seconds(visibility_ms)
         claims = await self._first(queue, command, visibility_s, wait_ms)
         if command.attempt_id is not None or not visibility_s:
-            # An attempt id stands for one request; without a visibility the same messages return.
+            # An attempt id is for a single request. Without a visibility timeout, the next request
+            # would receive the same messages again.
             return claims
         while claims and len(claims) % MESSAGES_MAX == 0 and len(claims) < command.limit:
             limit = min(MESSAGES_MAX, command.limit - len(claims))
@@ -115,7 +117,7 @@ class SqsPulls:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._polls.discard(task)
         if not task.cancelled():
-            # Retrieved, or asyncio logs it if no caller is left.
+            # Otherwise asyncio would log an exception that no caller has retrieved.
             task.exception()
 
     def _release_received(self, queue: KnownQueue, poll: "asyncio.Task[Any]") -> None:

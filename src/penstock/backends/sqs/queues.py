@@ -1,7 +1,7 @@
 """The cache of queues by name: URLs until the queue is gone, attributes for a minute.
 
-Amazon takes up to a minute to make a change of attributes visible, so a cache of that age makes
-nothing later. Changes made through this connection are seen at once.
+Amazon takes up to a minute to make a change of attributes visible, so clients must expect values of
+that age anyway. Changes made through this connection are seen at once.
 """
 
 import re

@@ -1,13 +1,13 @@
 """Queues of Amazon SQS, or of any endpoint that speaks its API, as a queue service.
 
-    sqs://REGION                                     Amazon's own, credentials as the AWS tools find
+    sqs://REGION                                     Amazon's own; credentials as for the AWS tools
     sqs://REGION?endpoint=http://127.0.0.1:9324      another endpoint
     sqs://REGION?profile=NAME&account=DIGITS         another user, another account's queues
 
 A queue's URL is looked up once and dropped when the queue is gone. Its attributes are cached for a
 minute, which is how long Amazon takes to make a change of them visible.
 
-A push is at least once: the SDK repeats a request that got no answer, and only a FIFO queue
+A push is done at least once: the SDK repeats a request that got no answer, and only a FIFO queue
 recognises the repetition.
 """
 
@@ -66,7 +66,7 @@ from penstock.service import (
 from penstock.url import BackendUrl
 
 R = TypeVar("R")
-# Raised by the reading of an answer that does not have the form of SQS's.
+# Raised while an answer is read that does not have the form of SQS's.
 _MALFORMED: Final = (LookupError, ValueError, TypeError, AttributeError)
 _STATES: Final = ("visible", "delayed", "in_flight")
 _DEPTHS: Final = (
@@ -125,16 +125,16 @@ class AsyncSqs:
         }
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says. Raises a PenstockError."""
+        """Executes the command. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
-            raise InvalidField(f"command: {type(command).__name__} is not known to the SQS adapter")
+            raise InvalidField(f"command: the SQS adapter has no command {type(command).__name__}")
         try:
             return cast(R, await handler(command))
         except _MALFORMED as error:
-            # Commands are checked before they are sent, so it is the answer that has no sense.
+            # Commands are checked before they are sent, so the answer is malformed.
             why = f"{type(error).__name__}: {error}"
-            raise self._client.no_answer(why) from error
+            raise self._client.malformed_answer(why) from error
 
     async def close(self) -> None:
         """Ends every connection; pulls that wait fail with EngineClosed."""
@@ -193,7 +193,7 @@ class AsyncSqs:
     async def _dead_letter(
         self, settings: QueueSettings, made: list[str]
     ) -> AsyncIterator[str | None]:
-        """The ARN of the dead-letter queue, which is made if there is none, and added to `made`.
+        """The ARN of the dead-letter queue, which is made if it is missing, and added to `made`.
 
         It is deleted again if the command that needed it is refused.
         """

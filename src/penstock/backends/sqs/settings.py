@@ -7,7 +7,7 @@
     dedup_per_group                                   DeduplicationScope
     annotations                                       the queue's tags
 
-A setting that SQS does not have is refused: a queue must not seem to have a limit it has not.
+A setting that SQS does not have is refused: a queue must not appear to have a limit that it lacks.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,1 +1,1 @@
-"""The actions of `penstock pipeline`, one module an action."""
+"""The actions of `penstock pipeline`, one module for each."""

@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_lake(parser, required=False)
     add_spark(parser)
     parser.add_argument(
-        "--all", action="store_true", help="judge what was judged before, too, not only what is new"
+        "--all", action="store_true", help="check again what was checked before, not only new parts"
     )
     parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
     parser.add_argument(
@@ -100,7 +100,7 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
             print(f"    {line}")
     if verdict.counts.get("no gaps"):
         print("\nEntries are missing: other findings may follow from that alone.")
-    word = "every check holds" if verdict.holds else "something is wrong"
+    word = "every check holds" if verdict.holds else "some checks failed"
     print(f"\n{verdict.events:,} events: {word}")
     if verdict.judged_parts < verdict.parts:
         print(

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Joins small files of the lake and removes those that no recent version needs. With --keep "
         "it first drops the events, with the bodies, of messages that ended earlier than that and "
-        "in which the audit found nothing; what the tables say of these messages stays."
+        "in which the audit found nothing; the rows of these messages in the tables stay."
     )
     add_lake(parser)
     add_spark(parser)
@@ -64,7 +64,7 @@ def run(session: Session, arguments: Namespace) -> int:
             f"{name}: {done['joined']} files joined, {done['removed']} removed",
         )
     if was_level:
-        # The same events are another version now: the next run is to find nothing new.
+        # The same events have another version now: without this, the next run would work again.
         derive(spark, lake)
     return 0
 

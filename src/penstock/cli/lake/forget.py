@@ -29,13 +29,13 @@ def run(session: Session, arguments: Namespace) -> int:
 
     for message_id in arguments.message_ids:
         if not _MESSAGE_ID.fullmatch(message_id):
-            raise UsageError(f"forget: {message_id!r} is no message id of a lake")
+            raise UsageError(f"forget: {message_id!r} is not a message id of a lake")
     lake = Lake.open(arguments.lake)
     missing = False
     with locked(lake, "events"):
         for message_id in arguments.message_ids:
             number = int(message_id[-12:], 16)
-            # The number, of which files have statistics, finds those that hold the message.
+            # Files have statistics of the number: by it only those with the message are read.
             condition = f"message = {number} AND message_id = '{message_id}'"
             rows = events_table(lake).update(
                 f"{condition} AND kind IN ('Pushed', 'Carried')", {"body": "NULL", "extra": "NULL"}

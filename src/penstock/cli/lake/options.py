@@ -42,7 +42,7 @@ def add_spark(parser: ArgumentParser) -> None:
 
 
 def check_archive(arguments: Namespace) -> None:
-    """Takes the archive of a cluster for the journals of its shards.
+    """Replaces the archive of a cluster by the journals of its shards.
 
     Raises UsageError unless an archive comes with exactly one journal.
     """
@@ -57,7 +57,7 @@ def open_spark(arguments: Namespace) -> "SparkSession":
 
 
 def spark_opener(arguments: Namespace) -> "Callable[[], SparkSession]":
-    """What starts that session when it is first called, for work that may not need it.
+    """A function that starts that session when it is first called.
 
     Raises UsageError if the arguments do not describe one.
     """

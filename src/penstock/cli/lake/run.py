@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_lake(parser)
     add_spark(parser)
     parser.add_argument(
-        "--rebuild", action="store_true", help="make every table anew from the lake's events"
+        "--rebuild", action="store_true", help="make every table again from the lake's events"
     )
     add_watching(parser)
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SIZE",
         type=read_size,
         default=256 << 20,
-        help="how much of a journal one commit takes (default: 256MiB)",
+        help="how much of a journal is in one commit (default: 256MiB)",
     )
 
 

@@ -1,8 +1,9 @@
 """`penstock pipeline run --watch`: the clean stop, audits, `--on-finding` and metrics.
 
-A signal to stop ends the waiting at once and a round when it is complete. With `--on-finding`, each
-round is audited, and if a check has more findings than after the round before, a command is run
-that gets them as lines of JSON. With `--metrics-port`, Prometheus reads how far the lake is behind.
+SIGTERM ends the wait between two rounds at once, or the current round when it is complete. With
+`--on-finding`, each round is audited, and if a check has more findings than after the round before,
+a command is run with the findings as lines of JSON on its stdin. With `--metrics-port`, Prometheus
+reads how far the lake is behind.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ _PORT_MAX: Final = (1 << 16) - 1
 
 
 def add_watching(parser: ArgumentParser) -> None:
-    """Adds the arguments of a run that goes on."""
-    parser.add_argument("--watch", action="store_true", help="go on as the journals grow")
+    """Adds the arguments of a run with --watch."""
+    parser.add_argument("--watch", action="store_true", help="continue as the journals grow")
     parser.add_argument(
         "--every",
         metavar="DURATION",

@@ -1,14 +1,14 @@
 """The caller of a request to the SQS endpoint: which account and region, and what it may do.
 
 With keys, every request must be signed by one of them. Without keys any signature is accepted, and
-only its account and region count. Then what must be kept out are web pages, which can make the
-browser of whoever visits them send requests to this machine:
+only its account and region are used. Then web pages must be refused, because a page can make the
+browser of its visitor send requests to this machine:
 
-- A page's requests that carry `Origin` or `Sec-Fetch-Site` are refused.
-- A page whose own name resolves to this machine (DNS rebinding) is refused by its Host, which is no
-  name of this machine.
-- What is left are requests without either header: images and other GETs to a Host that browsers do
-  not trust, and forms. A browser lets no page add a header to those without asking the server
+- A request of a page with the header `Origin` or `Sec-Fetch-Site` is refused.
+- A request of a page whose own name resolves to this machine (DNS rebinding) is refused because its
+  Host is not a name of this machine.
+- Some requests of pages have neither header: images and other GETs to a Host that browsers do not
+  trust, and forms. A browser does not let a page add a header to those without asking the server
   first. So a request may change something only if it has an `Authorization` or an `X-Amz-…` header;
   every SDK sends one. A signature in the query string is not enough: a page can write that too.
 """
@@ -35,9 +35,9 @@ _CREDENTIAL: Final = re.compile(
     r"Credential=([^/,&\s%]{1,128})(?:/|%2F)[0-9]{8}(?:/|%2F)([a-z0-9-]{1,40})(?:/|%2F)",
     re.IGNORECASE,
 )
-# The largest form without a header that is looked at; what only reads is far smaller.
-_BARE_FORM_BYTES_MAX: Final = 64 * 1024
-# Names that public DNS does not have, so that no page on the web can have them.
+# The largest form without such a header that is parsed; actions that only read are far smaller.
+_FORM_WITHOUT_HEADER_BYTES_MAX: Final = 64 * 1024
+# Endings of names that public DNS does not have, so that no web page can have them.
 _LOCAL_ENDINGS: Final = (".localhost", ".internal", ".local", ".test")
 
 
@@ -64,20 +64,20 @@ class Access:
         headers = request.headers
         host = headers.get("host", "localhost")
         if "origin" in headers or "sec-fetch-site" in headers:
-            self.check_no_page(request)
+            self.refuse_web_page(request)
         authorization = headers.get("authorization", "")
         if not authorization and "x-amz-target" not in headers:
             _check_may_change(request)
-        # Up to the comma: the credential. What follows differs with every request.
+        # The part before the comma is the credential; the rest differs in every request.
         credential = authorization[: authorization.find(",")] if authorization else request.query
         try:
             return self._callers[credential, host]
         except KeyError:
             pass
-        self.check_no_page(request)
+        self.refuse_web_page(request)
         scope = _CREDENTIAL.search(credential)
         if scope is None:
-            # Not signed: the queue's URL alone says whose queue is meant.
+            # Not signed: only the queue's URL says whose queue it is.
             return self._caller(self._directory.default, host)
         caller = self._caller(self._owner(scope[1], scope[2]), host)
         if authorization:
@@ -119,8 +119,8 @@ class Access:
             raise Refusal(faults.INVALID_ADDRESS, "The Host header is not valid.")
         return self._caller(self._owner(access_key, region), host)
 
-    def check_no_page(self, request: Request) -> None:
-        """Refuses a request that a browser marks as a web page's. Raises Refusal."""
+    def refuse_web_page(self, request: Request) -> None:
+        """Refuses a request that a browser marks as sent by a web page. Raises Refusal."""
         headers = request.headers
         if "origin" in headers or headers.get("sec-fetch-site", "none") not in (
             "none",
@@ -131,25 +131,26 @@ class Access:
         parts = _HOST.fullmatch(host)
         if parts is None:
             raise Refusal(faults.INVALID_ADDRESS, "The Host header is not valid.")
-        if not self._is_ours(parts[1].lower()):
+        if not self._is_own_name(parts[1].lower()):
             raise Refusal(
                 faults.ACCESS_DENIED,
                 f"The host {parts[1]} could be a web page's. If it is a name of this server, start "
                 f"it with --allow-host {parts[1]}, or with keys.",
             )
 
-    def is_from_here(self, request: Request, peer: str) -> bool:
-        """Whether to show the server's health and figures: to this machine, not to web pages.
+    def may_see_pages(self, request: Request, peer: str) -> bool:
+        """Whether the sender may see the server's health and figures: web pages may not.
 
-        Without keys, everyone who can reach the server may use all of it, and see these too.
+        With keys, only this machine may. Without keys, everyone who can reach the server may use
+        all of it, so these pages too.
         """
         try:
-            self.check_no_page(request)
+            self.refuse_web_page(request)
         except Refusal:
             return False
         return self._verifier is None or _is_loopback(peer)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_own_name(self, name: str) -> bool:
         if name in self._allow_hosts:
             return True
         try:
@@ -164,7 +165,7 @@ class Access:
 def _check_may_change(request: Request) -> None:
     """Refuses a change by a request that a web page could have sent. Raises Refusal.
 
-    Whether it changes something is only looked up if it has no header that a page cannot send.
+    Its action is only read if it has no header that a page cannot send.
     """
     headers = request.headers
     if any(name.startswith("x-amz-") for name in headers):
@@ -174,16 +175,16 @@ def _check_may_change(request: Request) -> None:
     action: str | None = None
     if request.method == "GET":
         action = action_of(request.query.encode("latin-1"))
-    elif len(request.body) <= _BARE_FORM_BYTES_MAX:
+    elif len(request.body) <= _FORM_WITHOUT_HEADER_BYTES_MAX:
         form = b"&".join(filter(None, (request.body, request.query.encode("latin-1"))))
         action = action_of(form)
     else:
-        raise _bare_change("A form of this size")
+        raise _change_without_header("A form of this size")
     if action in ACTIONS and action not in READ_ONLY_ACTIONS:
-        raise _bare_change(action)
+        raise _change_without_header(action)
 
 
-def _bare_change(what: str) -> Refusal:
+def _change_without_header(what: str) -> Refusal:
     return Refusal(
         faults.ACCESS_DENIED,
         f"{what} needs a header that a web page cannot send: sign the request in an Authorization "

@@ -32,7 +32,7 @@ from penstock.server.sqs.tags import TagActions
 from penstock.service import ListQueues
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.errors import Refusal, absent
-from penstock.wire.sqs.message import header_trace
+from penstock.wire.sqs.message import trace_of_header
 from penstock.wire.sqs.model import ACTIONS, Action, ReceiveResult, Shape, wire_name
 
 Operation = Callable[[Any, Caller], Single | Steps[Any]]
@@ -48,7 +48,7 @@ class _Exchange(msgspec.Struct, eq=False):
     request_id: str
     connection: HttpConnection
     pending: Pending
-    # What makes the result of the reply, if the action was a single command.
+    # The function that makes the result from the reply, if the action was a single command.
     finish: Finish | None
     context: Any
 
@@ -122,7 +122,7 @@ class SqsEndpoint:
         try:
             caller = self._access.caller(request)
             if "x-amzn-trace-id" in request.headers:
-                caller = caller._replace(trace=header_trace(request.headers["x-amzn-trace-id"]))
+                caller = caller._replace(trace=trace_of_header(request.headers["x-amzn-trace-id"]))
             action, parameters = protocol.decode(request, caller.base_url)
             name = action.name
             operation, required = self._operations[name]
@@ -146,15 +146,23 @@ class SqsEndpoint:
         except Exception as error:
             return self._refused(name, error, protocol, request_id)
         if isinstance(result, Pending):
-            exchange = _Exchange(action, protocol, request_id, connection, result, finish, context)
-            if result.is_known:
-                # While the disk syncs there is time to make the answer; later others wait for it.
-                answer = self._make_answer(exchange, result.reply, None)
-                result.done = partial(self._send_durable, exchange, answer)
-                if name == _RECEIVE:
-                    connection.on_gone = result.cancel
-            else:
-                self._answer_when_done(exchange)
+            if not result.is_known:
+                self._answer_when_done(
+                    _Exchange(action, protocol, request_id, connection, result, finish, context)
+                )
+                return None
+            # The answer is made while the disk syncs, so that it is sent without further work.
+            try:
+                reply = result.reply if finish is None else finish(context, result.reply, None)
+                answer = protocol.encode(action, reply, request_id, self._loop.time())
+                self.answered[name, 200] += 1
+            except Exception as error:
+                answer = self._refused(name, error, protocol, request_id)
+            result.done = partial(
+                self._send_durable, connection, answer, name, protocol, request_id
+            )
+            if name == _RECEIVE:
+                connection.on_gone = result.cancel
             return None
         self.answered[name, 200] += 1
         return protocol.encode(action, result, request_id, self._loop.time())
@@ -167,12 +175,20 @@ class SqsEndpoint:
             exchange.connection.on_gone = partial(self._abandon, exchange)
 
     def _send_durable(
-        self, exchange: _Exchange, answer: bytes, _: object, error: Exception | None
+        self,
+        connection: HttpConnection,
+        answer: bytes,
+        name: str,
+        protocol: SqsProtocol,
+        request_id: str,
+        _: object,
+        error: Exception | None,
     ) -> None:
-        if error is None:
-            exchange.connection.finish(answer)
-        else:
-            self._answer_later(exchange, None, error)
+        if error is not None:
+            answer = self._refused(name, error, protocol, request_id)
+        connection.finish(answer)
+        if isinstance(error, JournalError):
+            connection.close()
 
     def _answer_later(self, exchange: _Exchange, result: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)

@@ -1,13 +1,13 @@
 """The home of a store: the account and region whose queues have bare names in it.
 
-With other ones the same names would mean other queues: one region would be given another's. It is
-kept in two places, and a server with another home than either says does not start:
+With another home the same names would mean other queues: one region would get the queues of
+another. It is stored in two places, and a server with another home does not start:
 
     the file `sqs`    of a data directory, written once by the first server that opens it
     the note `.home`  of each queue with a bare name that an endpoint creates, whatever the service
 
-A queue that was created otherwise has no note, and belongs to whichever home serves it first.
-`sqs://` has no notes: its queues are an account's and region's of their own.
+A queue that was created in another way has no note, and belongs to the home of the server.
+`sqs://` has no notes: its queues have an account and a region of their own.
 """
 
 from pathlib import Path
@@ -24,17 +24,17 @@ from penstock.wire.sqs.address import Owner
 
 
 class HomeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds, as JSON; a note holds the same."""
+    """The content of the file, as JSON; a note has the same."""
 
     account: str
     region: str
 
 
-def keep_home(url: str, home: Owner) -> None:
-    """Keeps the home of the store at this URL, whose lock is held, if none is kept yet.
+def store_home(url: str, home: Owner) -> None:
+    """Writes the home of the store at this URL, whose lock is held, if there is none yet.
 
-    Raises InvalidField if the store has another one, StoreUnusable if that cannot be read or kept.
-    A store in memory has no past to differ from.
+    Raises InvalidField if the store has another home, StoreUnusable if the file cannot be read or
+    written. A store in memory has no file.
     """
     where = read_url(url)
     if where.scheme != "file":
@@ -65,8 +65,8 @@ def _check(kept: HomeFile, home: Owner, where: str) -> None:
     for name in HomeFile.__struct_fields__:
         if getattr(kept, name) != getattr(home, name):
             raise InvalidField(
-                f"{name}: {where} keeps the queues of {name} {getattr(kept, name)} under "
-                f"bare names, and {getattr(home, name)} was asked for; serve it with --{name} "
+                f"{name}: {where} was created for {name} {getattr(kept, name)}, and cannot be "
+                f"served as {getattr(home, name)}; serve it with --{name} "
                 f"{getattr(kept, name)}, or use another store"
             )
 

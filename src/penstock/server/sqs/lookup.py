@@ -1,10 +1,11 @@
-"""Queues as the SQS actions know them: found by URL, ARN or name, described by a `QueueInfo`.
+"""The queues for SQS actions: found by URL, ARN or name, described by a `QueueInfo`.
 
-An action is a generator: it yields commands and is sent their replies, so the same text runs in
-front of an engine in this process and of a service elsewhere (`backends.loop`). A PenstockError
-that an action does not catch becomes the refusal that `refusal_of` names.
+An action is a generator: it yields commands and is sent their replies, so the same code works with
+an engine in this process and with a remote service (`backends.loop`). A PenstockError that an
+action does not catch becomes the refusal of `refusal_of`.
 """
 
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -39,16 +40,18 @@ from penstock.wire.sqs.errors import Refusal
 # The annotation that keeps the home of a queue with a bare name.
 HOME_NOTE: Final = ".home"
 _KNOWN_URLS_MAX: Final = 10_000
-# How many queues are read in one go. A queue's annotations take up to 64 KiB, and a page of a
-# service elsewhere is one frame.
+# The longest name or ARN, encoded, with room to spare: no token of ours is longer.
+_OPAQUE_CHARS_MAX: Final = 1_024
+# How many queues are read by one command. A queue's annotations take up to 64 KiB, and a page from
+# a remote service is one frame.
 _PAGE: Final = 500
 
 
 class Caller(NamedTuple):
     """The sender of a request, and the address by which it reaches this server.
 
-    A caller that is confined holds a key of this server, and reaches the queues of its own account
-    alone. `trace` is the X-Ray header that came with the request.
+    A caller that is confined has a key of this server, and can reach only the queues of its own
+    account. `trace` is the X-Ray header of the request.
     """
 
     owner: Owner
@@ -60,8 +63,8 @@ class Caller(NamedTuple):
     def may_reach(self, owner: Owner) -> bool:
         """Whether this caller may use an owner's queues.
 
-        Policies are kept and not enforced. Without keys any caller can claim to be any account, so
-        accounts are not separated; regions are.
+        Policies are stored and not enforced. Without keys any caller can claim to be any account,
+        so accounts are not separated; regions are.
         """
         return owner == self.owner or (owner.region == self.owner.region and not self.confined)
 
@@ -92,18 +95,18 @@ class QueueLookup:
         self.now_ms = service.now_ms
         self._view = service.view
         self._names_by_url: dict[tuple[str, str], str] = {}
-        # In memory only: a restart ends this window early.
+        # In memory only: a restart ends the window early.
         self.deleted_at_ms: dict[str, int] = {}
 
     def known(self, url: str, caller: Caller) -> QueueInfo | None:
-        """The queue that a URL means to this caller, if that needs no command: see `locate`."""
+        """The queue of a URL for this caller, if that needs no command: see `locate`."""
         try:
             return self._view(self._names_by_url[url, caller.suffix])
         except KeyError:
             return None
 
     def locate(self, url: str, caller: Caller) -> Steps[QueueInfo]:
-        """The queue that a URL means to this caller. Raises Refusal."""
+        """The queue of a URL for this caller. Raises Refusal."""
         name = self._name(url, caller)
         queue = self._view(name)
         if queue is None:
@@ -119,7 +122,7 @@ class QueueLookup:
         return queue
 
     def _name(self, url: str, caller: Caller) -> str:
-        """The name inside of the queue that a URL means to this caller. Raises Refusal."""
+        """The internal name of the queue of a URL for this caller. Raises Refusal."""
         try:
             return self._names_by_url[url, caller.suffix]
         except KeyError:
@@ -133,28 +136,30 @@ class QueueLookup:
         owner = Owner(account or caller.owner.account, caller.owner.region)
         if not caller.may_reach(owner):
             raise no_such_queue()
-        inside = self.directory.inside(QueueAddress(owner, name))
+        internal = self.directory.internal_name(QueueAddress(owner, name))
         if len(self._names_by_url) >= _KNOWN_URLS_MAX:
             self._names_by_url.clear()
-        self._names_by_url[url, caller.suffix] = inside
-        return inside
+        self._names_by_url[url, caller.suffix] = internal
+        return internal
 
     def find(self, owner: Owner, name: str) -> Steps[QueueInfo | None]:
         """An owner's queue of this name, if there is one."""
         if not (is_standard_name(name) or is_fifo_name(name)):
-            # A name with an @ in it is a name inside, of some other owner's queue.
+            # A name with an @ would be the internal name of another owner's queue.
             return None
-        return (yield from self.find_inside(self.directory.inside(QueueAddress(owner, name))))
+        return (
+            yield from self.find_internal(self.directory.internal_name(QueueAddress(owner, name)))
+        )
 
-    def find_inside(self, inside: str) -> Steps[QueueInfo | None]:
-        """The queue of this name inside, if there is one."""
+    def find_internal(self, internal: str) -> Steps[QueueInfo | None]:
+        """The queue of this internal name, if there is one."""
         try:
-            return (yield from self._describe(inside))
+            return (yield from self._describe(internal))
         except QueueNotFound:
             return None
 
     def select(self, is_wanted: Callable[[QueueInfo], bool]) -> Steps[list[QueueInfo]]:
-        """The queues that are wanted, in order of name, as each was when its page was read."""
+        """The queues that are wanted, in order of name; each as it was when its page was read."""
         wanted: list[QueueInfo] = []
         after = ""
         while True:
@@ -165,13 +170,13 @@ class QueueLookup:
             after = page[-1].queue
             yield PAUSE
 
-    def sources_of(self, inside: str) -> Steps[list[QueueInfo]]:
+    def sources_of(self, internal: str) -> Steps[list[QueueInfo]]:
         """The queues that name this one as their dead-letter queue, in order of name."""
-        return (yield from self.select(lambda queue: self.is_source(queue, inside)))
+        return (yield from self.select(lambda queue: self.is_source(queue, internal)))
 
-    def is_source(self, queue: QueueInfo, inside: str) -> bool:
+    def is_source(self, queue: QueueInfo, internal: str) -> bool:
         """Whether a queue's redrive policy, in effect or withheld, names this dead-letter queue."""
-        target = self.directory.address(inside)
+        target = self.directory.address(internal)
         dead = queue.settings.dead_letter
         if dead is not None:
             return self.directory.address(dead) == target
@@ -179,19 +184,26 @@ class QueueLookup:
         return policy is not None and target_of(policy) == target
 
     def note(self, name: str, key: str, text: str) -> Steps[None]:
-        """Keeps a text of this endpoint's with a queue, among its annotations."""
+        """Stores a text of this endpoint in a queue's annotations."""
         queue = yield from self._describe(name)
         annotations = {**queue.settings.annotations, key: text}
         yield ConfigureQueue(name, {"annotations": annotations})
 
-    def url(self, caller: Caller, inside: str) -> str:
+    def url(self, caller: Caller, internal: str) -> str:
         """The URL by which this caller reaches a queue."""
-        address = self.directory.address(inside)
+        address = self.directory.address(internal)
         return f"{caller.base_url}/{address.owner.account}/{address.name}"
 
-    def arn(self, inside: str) -> str:
+    def arn(self, internal: str) -> str:
         """The ARN of a queue."""
-        return self.directory.arn(inside)
+        return self.directory.arn(internal)
+
+
+def decode_opaque(text: str) -> bytes:
+    """The decoded content of a token of a page or of a task. Raises ValueError."""
+    if len(text) > _OPAQUE_CHARS_MAX:
+        raise ValueError("longer than any token of this server")
+    return urlsafe_b64decode(text.encode("ascii"))
 
 
 def no_such_queue() -> Refusal:
@@ -200,7 +212,7 @@ def no_such_queue() -> Refusal:
 
 
 def refusal_of(error: PenstockError) -> Refusal:
-    """The fault of SQS that stands for an error of the queue service."""
+    """The SQS error for an error of the queue service."""
     match error:
         case QueueNotFound():
             return no_such_queue()

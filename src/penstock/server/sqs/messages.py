@@ -46,7 +46,7 @@ RECEIVE_BYTES_MAX: Final = 2 * 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 ATTEMPTS_MAX: Final = 100_000
-# Twenty digits whatever is added, without a run of zeros that looks like an account number.
+# Its sum with any sequence has twenty digits, without twelve zeros that look like an account.
 _SEQUENCE_BEGINNING: Final = 3 * 2**62
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
@@ -95,7 +95,7 @@ class MessageActions:
     def _send_by_steps(
         self, asked: model.SendMessageRequest, caller: Caller
     ) -> Steps[model.SendResult]:
-        """SendMessage to a queue that must be looked up, or whose settings are to change first."""
+        """SendMessage to a queue that must be looked up, or whose scope may change first."""
         queue = yield from self._locate(asked.queue_url or "", caller)
         if SCOPE in queue.settings.annotations:
             queue = yield from self._apply_scope(queue)
@@ -169,7 +169,7 @@ class MessageActions:
         return Push(queue.queue, body, delay_ms, 0, None, dedup_id, group, attributes, context)
 
     def _apply_scope(self, queue: QueueInfo) -> Steps[QueueInfo]:
-        """Puts the scope of deduplication into effect that was set a while ago, if it is time."""
+        """Applies a scope of deduplication that was set earlier, if its time has come."""
         per_group, from_ms = scope_asked(queue.settings)
         if from_ms > self._now_ms():
             return queue
@@ -258,8 +258,8 @@ class MessageActions:
     ) -> model.ReceiveResult:
         asked, pull, names, fifo = context
         if error is not None:
-            # Of an in-flight limit only a short poll of a standard queue is told; of a queue that
-            # was deleted during the wait, none: there was nothing to receive.
+            # As on Amazon SQS: only a short poll of a standard queue gets the error of the
+            # in-flight limit, and a queue that was deleted during the wait gives no error.
             is_silent = isinstance(error, InFlightLimit) and (pull.wait_ms or fifo)
             if not is_silent and not isinstance(error, QueueDeleted):
                 raise error
@@ -299,7 +299,7 @@ class MessageActions:
         return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id, None, bytes_max)
 
     def _pull_attempt(self, queue: QueueInfo, pull: Pull) -> Steps[list[Claim]]:
-        """The claims of an attempt; repeating it begins the time its messages are hidden anew."""
+        """The claims of an attempt; repeating it restarts their visibility timeout."""
         now_ms = self._now_ms()
         key = (queue.queue, queue.created_at_ms, pull.attempt_id or "")
         first_ms = self._attempted_at_ms.get(key, now_ms - DEDUP_WINDOW_MS)
@@ -314,7 +314,7 @@ class MessageActions:
                     "The receiveRequestAttemptId is not valid anymore since the receive call is "
                     "not retryable.",
                 ) from None
-            # Five minutes on, the id has no meaning any more: this is a receive like any other.
+            # After five minutes the id has no effect: this is a receive without one.
             claims = yield msgspec.structs.replace(pull, attempt_id=None)
             return claims
         if claims and not within_window:
@@ -351,13 +351,13 @@ class MessageActions:
             "SenderId": context.get(SENDER, self._default_account),
             "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
             # The epoch also counts the receives in the queue a dead letter came from; `receives`
-            # begins anew once it is moved back.
+            # restarts when it is moved back.
             "ApproximateReceiveCount": str(claim.epoch if claim.source else claim.receives),
             "SentTimestamp": str(claim.pushed_at_ms),
         }
         if fifo:
             everything["SequenceNumber"] = _sequence_number(claim.sequence)
-            # A dead letter's is its message id: two of them may have had the same dedup id.
+            # For a dead letter it is the message id: two of them may have had the same dedup id.
             dedup_id = claim.dedup_id if claim.source is None else claim.id
             everything["MessageDeduplicationId"] = dedup_id or ""
         if claim.group is not None:
@@ -372,7 +372,7 @@ class MessageActions:
 
 
 def _sequence_number(sequence: int) -> str:
-    """Twenty digits, as Amazon's have, that grow, as numbers and as text."""
+    """Twenty digits, as on Amazon SQS, that increase both as numbers and as text."""
     return str(_SEQUENCE_BEGINNING + sequence)
 
 
@@ -407,7 +407,7 @@ def _delay_ms(delay_s: int) -> int:
 def _check_fifo(
     by_content: bool, group: str | None, dedup_id: str | None, delay_ms: int | None
 ) -> None:
-    """What a FIFO queue asks of a message; the delay is always the queue's own."""
+    """The requirements of a FIFO queue for a message; the delay is always the queue's own."""
     if not group:
         raise missing("MessageGroupId")
     if dedup_id is None and not by_content:
@@ -421,7 +421,7 @@ def _check_fifo(
 
 
 def _check_fifo_entries(entries: Sequence[model.SendEntry], by_content: bool) -> None:
-    """What a FIFO queue asks of every message of a batch before it looks closer at any."""
+    """The requirements of a FIFO queue that are checked for all messages of a batch first."""
     for entry in entries:
         if entry.message_group_id is None:
             raise Refusal(

@@ -1,13 +1,13 @@
 """The SQS actions on move tasks: dead letters are moved back, a bounded number at a time.
 
 A task moves messages by redrives of at most `redrive_max`, between which other commands run, and
-no faster than it was asked to. The tasks of a queue are kept among its annotations; one that runs
-when the server stops goes on when it starts again. Where a service cannot keep so long an
-annotation, tasks are known until the server ends.
+no faster than its rate. The tasks of a queue are stored in its annotations; a task that runs when
+the server stops continues when it starts again. If a service cannot store so long an annotation,
+its tasks last until the server ends.
 """
 
 import asyncio
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -15,7 +15,13 @@ import msgspec
 
 from penstock.backends.loop import Steps, result_of
 from penstock.errors import InvalidField, PenstockError, QueueNotFound, RequestError
-from penstock.server.sqs.lookup import Caller, QueueLookup, annotated, refusal_of
+from penstock.server.sqs.lookup import (
+    Caller,
+    QueueLookup,
+    annotated,
+    decode_opaque,
+    refusal_of,
+)
 from penstock.service import Command, DescribeQueue, QueueInfo, QueueStats, Redrive, Stats
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import model as model
@@ -36,7 +42,7 @@ NO_SOURCE: Final = "CouldNotDetermineMessageSource"
 
 
 class MoveTask(msgspec.Struct):
-    """One task: from where to where, how fast, and how far it is."""
+    """One task: its queues, its rate, and its progress."""
 
     id: str
     source: str
@@ -60,10 +66,10 @@ class MoveActions:
         self._workers: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> Steps[None]:
-        """Goes on with the tasks that ran when the server was stopped.
+        """Continues the tasks that ran when the server was stopped.
 
-        Requests may be served meanwhile. A task that one of them starts is run by `start`, and one
-        of a queue that is deleted ends with it.
+        Requests may be served meanwhile. A task that one of them starts is run by `start`, and a
+        task whose queue is deleted ends.
         """
         for queue in (
             yield from self._lookup.select(lambda each: NOTE in each.settings.annotations)
@@ -76,13 +82,13 @@ class MoveActions:
                     stats: QueueStats = yield Stats(queue.queue)
                 except QueueNotFound:
                     break
-                # It may have been cancelled while the service was asked.
+                # It may have been cancelled during the command.
                 if task.status == RUNNING and task.id not in self._workers:
                     task.moved = max(0, task.to_move - stats.messages)
                     self._work(task, queue)
 
     def _of(self, queue: QueueInfo) -> list[MoveTask]:
-        """The tasks of a queue, as they run here or were kept with it."""
+        """The tasks of a queue: those of this process, or those stored with the queue."""
         key = (queue.queue, queue.created_at_ms)
         tasks = self._tasks.get(key)
         if tasks is None:
@@ -91,11 +97,11 @@ class MoveActions:
                 self._tasks[key] = tasks
         return tasks
 
-    def _keep(self, queue: QueueInfo) -> Steps[None]:
-        """Keeps the tasks of a queue with it, if the service can.
+    def _store(self, queue: QueueInfo) -> Steps[None]:
+        """Stores the tasks of a queue in its annotations, if the service can.
 
-        Another request may keep a later list while the service is asked, and this one may then
-        overwrite it. So it is written again until the list is the one that was written.
+        Another request may store a later list during these commands, and this one may then
+        overwrite it. So it is written again until the list did not change meanwhile.
         """
         kept: list[tuple[str, str]] | None = None
         try:
@@ -109,7 +115,7 @@ class MoveActions:
                 raise
 
     def _work(self, task: MoveTask, source: QueueInfo) -> None:
-        """Runs a task, unless it is run already."""
+        """Runs a task, unless it is running already."""
         if task.id in self._workers:
             return
         name = f"move {task.id}"
@@ -148,10 +154,10 @@ class MoveActions:
         now_ms = self._lookup.now_ms()
         task = MoveTask(str(uuid4()), source.queue, to_name, rate, now_ms, stats.messages)
         tasks = [*tasks, task][-TASKS_KEPT_MAX:]
-        # Before the next command: a second request that comes meanwhile must find it running.
+        # Before the next command: a second request that arrives during it must find the task.
         self._tasks[source.queue, source.created_at_ms] = tasks
         try:
-            yield from self._keep(source)
+            yield from self._store(source)
         except BaseException:
             tasks.remove(task)
             raise
@@ -175,7 +181,7 @@ class MoveActions:
                 worker = self._workers.get(task.id)
                 if worker is not None:
                     worker.cancel()
-                yield from self._keep(source)
+                yield from self._store(source)
                 return model.CancelMoveResult(task.moved)
         raise Refusal(faults.RESOURCE_NOT_FOUND, "Task does not exist.")
 
@@ -233,11 +239,11 @@ class MoveActions:
         moved_before = task.moved
         try:
             while task.status == RUNNING and task.moved < task.to_move:
-                if not await self._is_there(source):
+                if not await self._still_exists(source):
                     return
                 step = min(self._service.redrive_max, task.to_move - task.moved)
                 if task.rate is not None:
-                    # As many as are due by now; the first of them at once.
+                    # As many as the rate allows by now; the first of them at once.
                     due = 1 + int((loop.time() - started_s) * task.rate)
                     step = min(step, due - (task.moved - moved_before))
                 if step > 0:
@@ -249,18 +255,18 @@ class MoveActions:
             if task.status == RUNNING:
                 task.status = COMPLETED
         except InvalidField:
-            # None of those left came from a queue that still exists: they stay.
+            # None of the remaining messages came from a queue that still exists: they stay.
             task.status = FAILED
             task.failure = NO_SOURCE
         except PenstockError as error:
             task.status = FAILED
             task.failure = refusal_of(error).fault.query_code
-        await self._keep_ended(source)
+        await self._store_ended(source)
 
     async def _ask(self, command: Command[Any]) -> Any:
         return await result_of(self._service.submit(command))
 
-    async def _is_there(self, source: QueueInfo) -> bool:
+    async def _still_exists(self, source: QueueInfo) -> bool:
         """Whether the queue still exists: one of the same name may have been created since."""
         try:
             queue: QueueInfo = await self._ask(DescribeQueue(source.queue))
@@ -268,16 +274,16 @@ class MoveActions:
             return False
         return queue.created_at_ms == source.created_at_ms
 
-    async def _keep_ended(self, source: QueueInfo) -> None:
+    async def _store_ended(self, source: QueueInfo) -> None:
         try:
-            if await self._is_there(source):
-                await result_of(self._service.run(self._keep(source)))
+            if await self._still_exists(source):
+                await result_of(self._service.run(self._store(source)))
         except PenstockError:
-            # It ended all the same; the next start of the server finds nothing left to move.
+            # The task has ended all the same; after a restart it has nothing left to move.
             return
 
     async def close(self) -> None:
-        """Stops the tasks that run; they go on when the server starts again."""
+        """Stops the running tasks; they continue when the server starts again."""
         workers = list(self._workers.values())
         for worker in workers:
             worker.cancel()
@@ -285,14 +291,14 @@ class MoveActions:
 
 
 def _read_note(queue: QueueInfo) -> list[MoveTask]:
-    """The tasks that are kept with a queue, as it was when it was described."""
+    """The tasks in a queue's annotations."""
     kept = queue.settings.annotations.get(NOTE)
     return [] if kept is None else msgspec.json.decode(kept, type=list[MoveTask])
 
 
 def _read_id(text: str) -> tuple[str, str]:
     try:
-        named: Any = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")))
+        named: Any = msgspec.json.decode(decode_opaque(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _bad_id()
     if not isinstance(named, dict):

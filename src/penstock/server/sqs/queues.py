@@ -1,12 +1,12 @@
 """The SQS actions on queues: create, find, list, describe, configure, purge, delete."""
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from typing import Any, Final
 
 import msgspec
 
 from penstock.backends.loop import PAUSE, Steps
-from penstock.server.sqs.lookup import Caller, QueueLookup, no_such_queue
+from penstock.server.sqs.lookup import Caller, QueueLookup, decode_opaque, no_such_queue
 from penstock.server.sqs.tags import tags_text
 from penstock.service import (
     ConfigureQueue,
@@ -23,13 +23,14 @@ from penstock.wire.sqs import attributes, model
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import (
     QueueAddress,
+    is_account,
     is_fifo_name,
     is_standard_name,
 )
 from penstock.wire.sqs.errors import Refusal, absent, invalid_value
 
 RESULTS_MAX: Final = 1_000
-# How many queues are configured in one go.
+# How many queues are configured between two pauses.
 _SLICE: Final = 100
 _BAD_NAME: Final = (
     "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
@@ -48,7 +49,7 @@ class QueueActions:
     def __init__(self, lookup: QueueLookup) -> None:
         self._lookup = lookup
         self._describe = lookup.describe
-        # A limit that the service cannot have is not asked for: it would refuse the queue.
+        # A limit that the service does not support is left out: it would refuse the queue.
         self._limits: dict[str, Any] = {"in_flight_max": attributes.IN_FLIGHT_MAX}
         if "in-flight limit" in lookup.service.LACKS:
             self._limits = {}
@@ -63,19 +64,19 @@ class QueueActions:
         given = request.attributes or {}
         fifo = _wants_fifo(name, given)
         changes = attributes.read(given, fifo)
-        inside = self._lookup.directory.inside(QueueAddress(caller.owner, name))
-        existing = yield from self._lookup.find_inside(inside)
+        internal = self._lookup.directory.internal_name(QueueAddress(caller.owner, name))
+        existing = yield from self._lookup.find_internal(internal)
         if existing is not None:
             yield from self._check_same(existing, given)
-            return model.QueueUrlResult(self._lookup.url(caller, inside))
-        self._check_not_deleted_lately(inside)
+            return model.QueueUrlResult(self._lookup.url(caller, internal))
+        self._check_deleted_window(internal)
         annotations = attributes.merged(QueueSettings(), changes)
         if caller.owner == self._lookup.directory.default:
             annotations |= self._lookup.home_note
         tags = request.creation_tags
         if tags:
             annotations[attributes.TAGS] = tags_text({}, tags, name)
-        redrive = yield from self._redrive(changes, inside, fifo, annotations)
+        redrive = yield from self._redrive(changes, internal, fifo, annotations)
         settings = {
             "fifo": fifo,
             **self._limits,
@@ -84,8 +85,8 @@ class QueueActions:
             **redrive,
         }
         attributes.check_throughput(msgspec.structs.replace(QueueSettings(), **settings))
-        yield CreateQueue(inside, settings)
-        return model.QueueUrlResult(self._lookup.url(caller, inside))
+        yield CreateQueue(internal, settings)
+        return model.QueueUrlResult(self._lookup.url(caller, internal))
 
     def _check_same(self, queue: QueueInfo, given: dict[str, str]) -> Steps[None]:
         shown = yield from self._shown(queue)
@@ -98,13 +99,13 @@ class QueueActions:
                     f"attribute {name}",
                 )
 
-    def _check_not_deleted_lately(self, inside: str) -> None:
+    def _check_deleted_window(self, internal: str) -> None:
         deleted = self._lookup.deleted_at_ms
         now_ms = self._lookup.now_ms()
         window_ms = self._lookup.windows.deleted_ms
         for name in [each for each, at_ms in deleted.items() if at_ms + window_ms <= now_ms]:
             del deleted[name]
-        if inside in deleted:
+        if internal in deleted:
             raise Refusal(
                 faults.QUEUE_DELETED_RECENTLY,
                 "You must wait 60 seconds after deleting a queue before you can create another "
@@ -112,17 +113,17 @@ class QueueActions:
             )
 
     def _redrive(
-        self, changes: attributes.Changes, inside: str, fifo: bool, annotations: dict[str, str]
+        self, changes: attributes.Changes, internal: str, fifo: bool, annotations: dict[str, str]
     ) -> Steps[dict[str, str | int | None]]:
-        """The settings a redrive policy makes; a queue may name itself, which moves nothing.
+        """The settings for a redrive policy; a queue may name itself, which moves nothing.
 
         Raises Refusal if the policy or its target does not allow it.
         """
         redrive = changes.redrive
         if not isinstance(redrive, attributes.RedrivePolicy):
             return {} if redrive is None else attributes.NO_REDRIVE
-        source = self._lookup.directory.address(inside)
-        attributes.check_near(redrive, source)
+        source = self._lookup.directory.address(internal)
+        attributes.check_same_owner(redrive, source)
         if redrive.target == source:
             annotations[attributes.WITHHELD] = annotations.pop(attributes.REDRIVE)
             return attributes.NO_REDRIVE
@@ -135,7 +136,7 @@ class QueueActions:
                 "RedrivePolicy",
                 "Dead-letter queue must be same type of queue as the source.",
             )
-        if not attributes.allows(target.settings, self._lookup.arn(inside)):
+        if not attributes.allows(target.settings, self._lookup.arn(internal)):
             raise invalid_value(
                 redrive.text,
                 "RedrivePolicy",
@@ -144,14 +145,14 @@ class QueueActions:
             )
         return {"dead_letter": target.queue, "max_receives": redrive.receives_max}
 
-    def _allow_again(self, target: QueueInfo) -> Steps[None]:
-        """Applies a changed allow policy: its sources send dead letters to it, or cease to."""
+    def _apply_allow_policy(self, target: QueueInfo) -> Steps[None]:
+        """Applies a changed allow policy: starts or stops the dead letters of its sources."""
         sources = yield from self._lookup.sources_of(target.queue)
         for number, source in enumerate(sources, 1):
             if number % _SLICE == 0:
                 yield PAUSE
-            # Read again: what is written replaces the annotations that it has now.
-            queue = yield from self._lookup.find_inside(source.queue)
+            # Read again, because the write below replaces all its annotations.
+            queue = yield from self._lookup.find_internal(source.queue)
             if queue is not None and self._lookup.is_source(queue, target.queue):
                 yield from self._allow_source(target, queue)
 
@@ -176,7 +177,7 @@ class QueueActions:
         account = request.queue_owner_account or caller.owner.account
         owner = caller.owner._replace(account=account)
         queue = None
-        if caller.may_reach(owner):
+        if is_account(account) and caller.may_reach(owner):
             queue = yield from self._lookup.find(owner, request.queue_name or "")
         if queue is None:
             raise no_such_queue()
@@ -286,7 +287,7 @@ class QueueActions:
         attributes.check_throughput(msgspec.structs.replace(queue.settings, **settings))
         changed: QueueInfo = yield ConfigureQueue(queue.queue, settings)
         if attributes.ALLOW_POLICY in given:
-            yield from self._allow_again(changed)
+            yield from self._apply_allow_policy(changed)
 
 
 def _wants_fifo(name: str, given: dict[str, str]) -> bool:
@@ -305,7 +306,7 @@ def _wants_fifo(name: str, given: dict[str, str]) -> bool:
 
 
 def _plain(text: str) -> Any:
-    """An attribute's value parsed, so that two spellings of one value compare equal."""
+    """An attribute's value parsed, so that two spellings of one value are equal."""
     if text.lower() in ("true", "false"):
         return text.lower()
     try:
@@ -320,7 +321,7 @@ def _plain(text: str) -> Any:
 def _page_start(limit: int | None, token: str | None, scope: str = "") -> tuple[int, str]:
     """How many names a page has, and the name it begins after. Raises Refusal.
 
-    `scope` is what was asked for: a token is good for nothing else.
+    `scope` is the request's filter: a token is valid only with the same filter.
     """
     if limit is not None and not 1 <= limit <= RESULTS_MAX:
         raise Refusal(
@@ -334,7 +335,7 @@ def _page_start(limit: int | None, token: str | None, scope: str = "") -> tuple[
 def _page_end(names: list[str], limit: int | None, scope: str = "") -> tuple[list[str], str | None]:
     """The names of one page, and the token for the next one if there is one."""
     page = names[: limit or RESULTS_MAX]
-    # Without a limit there is one page: clients that do not know of tokens ask like this.
+    # Without a limit there is one page, for clients that do not use tokens.
     if limit is None or len(page) == len(names):
         return page, None
     return page, urlsafe_b64encode(f"{page[-1]} {scope}".encode()).decode()
@@ -349,7 +350,7 @@ def _read_token(token: str, limit: int | None, scope: str) -> str:
         )
     reason = "Invalid NextToken value."
     try:
-        after, _, of_scope = urlsafe_b64decode(token.encode("ascii")).decode().partition(" ")
+        after, _, of_scope = decode_opaque(token).decode().partition(" ")
     except ValueError:
         raise Refusal(faults.INVALID_PARAMETER_VALUE, reason) from None
     if of_scope != scope:

@@ -28,7 +28,7 @@ class ReceiptActions:
         self._received_again_at_ms: dict[str, int] = {}
 
     def note_receive(self, receipt: str) -> None:
-        """The service keeps when a message was first received; later receives are kept here."""
+        """Stores the time of a later receive; the service stores that of the first."""
         if len(self._received_again_at_ms) >= RECEIVES_NOTED_MAX:
             self._received_again_at_ms.clear()
         self._received_again_at_ms[receipt] = self._now_ms()
@@ -144,9 +144,9 @@ def _batch(
     items: Sequence[BatchItem | Refusal],
     refused: Callable[[PenstockError, Any], Refusal | None],
 ) -> Steps[model.BatchResult]:
-    """Runs the items that were not refused already; `refused` names an error of one entry."""
-    sound = [item for item in items if not isinstance(item, Refusal)]
-    replies = iter((yield Batch(sound)) if sound else ())
+    """Runs the items that were not refused already; `refused` translates an entry's error."""
+    accepted = [item for item in items if not isinstance(item, Refusal)]
+    replies = iter((yield Batch(accepted)) if accepted else ())
     result = model.BatchResult([], [])
     for entry, item in zip(entries, items, strict=True):
         reply = item if type(item) is Refusal else next(replies)
@@ -192,7 +192,7 @@ def _deleted(context: tuple[str, bool], _: bool | None, error: PenstockError | N
 
 
 def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
-    """The refusal, or None: a standard queue takes an old receipt, and deletes nothing."""
+    """The refusal, or None: a standard queue accepts an old receipt, and deletes nothing."""
     if isinstance(error, StaleReceipt):
         if not fifo:
             return None
@@ -222,6 +222,9 @@ def _refused_change(
 
 def _refused_receipt(error: PenstockError, receipt: str) -> Refusal:
     refusal = refusal_of(error)
-    if refusal.fault is faults.RECEIPT_IS_INVALID:
-        refusal.message = f'The input receipt handle "{receipt}" is not a valid receipt handle.'
-    return refusal
+    if refusal.fault is not faults.RECEIPT_IS_INVALID:
+        return refusal
+    return Refusal(
+        faults.RECEIPT_IS_INVALID,
+        f'The input receipt handle "{receipt}" is not a valid receipt handle.',
+    )

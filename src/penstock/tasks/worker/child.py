@@ -27,7 +27,7 @@ from penstock.tasks.worker.options import load_app
 def main() -> None:
     """Runs tasks until the worker closes the socket."""
     target, url, fd = sys.argv[1:]
-    # Ctrl-C and `kill` are for the worker, which decides what becomes of this process.
+    # A Ctrl-C is for the worker, which ends this process if necessary.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = socket.socket(fileno=int(fd))
     waiting: SimpleQueue[ChildRequest] = SimpleQueue()

@@ -33,7 +33,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class ChildRequest(msgspec.Struct, frozen=True):
-    """A task for the child: the body of its message, and what else its context says."""
+    """A task for the child: the body of its message, and the other fields of its context."""
 
     id: str
     queue: str
@@ -43,7 +43,7 @@ class ChildRequest(msgspec.Struct, frozen=True):
 
 
 class ChildReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the child says: it is ready, a deadline has moved, or the task has ended."""
+    """A message from the child: it is ready, a deadline has moved, or the task has ended."""
 
     kind: str
     left_ms: int = 0
@@ -63,7 +63,7 @@ class TaskChild:
     """One child process, for one thread of the worker."""
 
     def __init__(self, app: str, url: str) -> None:
-        """Starts it; it imports the app. Raises ChildEnded if it does not come up."""
+        """Starts it; it imports the app. Raises ChildEnded if it does not start."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         module = "penstock.tasks.worker.child"
@@ -103,7 +103,7 @@ class TaskChild:
             end_s = time.monotonic() + reply.left_ms / 1_000
 
     def kill(self) -> None:
-        """Ends the child at once, with all that it has started; from any thread."""
+        """Kills the child and the processes it has started; may be called in any thread."""
         self.is_over = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -168,7 +168,7 @@ def _receive_exactly(source: socket.socket, size: int) -> bytes | None:
 
 
 def claim_of(request: ChildRequest) -> Claim:
-    """The claim that a child shows to its task; the worker holds the real one."""
+    """A claim for the child's task; the worker holds the real one."""
     return Claim(
         request.id, request.queue, request.body, dict(request.attributes), 0, None, None, 0, 0, 1,
         None, None, None, "", 0, 0,

@@ -1,4 +1,4 @@
-"""What a worker process has done, as numbers that travel to the supervisor as lines of JSON."""
+"""The counts of a worker process, which it sends to the supervisor as lines of JSON."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ class TaskCounts(msgspec.Struct):
 
 
 class WorkerStatus(msgspec.Struct):
-    """A process as it stands: attempts since its start, and what it holds now."""
+    """The status of a process: attempts since its start, and the tasks it holds now."""
 
     pid: int = 0
     running: int = 0

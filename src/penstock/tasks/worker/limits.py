@@ -1,9 +1,10 @@
 """Limits of rate and concurrency across all workers, by claims on token messages.
 
 A task's rate of `count` in a period is a queue of that many tokens. To start a task a worker claims
-a token for the period and never releases it: it comes back by itself, so that no more than `count`
-tasks start within any period. A limit of concurrency is the same with tokens that are extended
-while the task runs and released when it has ended. A worker that dies frees both. See decision 113.
+a token for the period and never releases it: the token is visible again when the claim runs out, so
+that no more than `count` tasks start within any period. For a limit of concurrency, the claim of
+the token is extended while the task runs and released when it has ended. If a worker dies, its
+claims run out in both cases. See decision 113.
 """
 
 import asyncio
@@ -31,25 +32,25 @@ if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
     from penstock.tasks.task import Task
 
-# Tasks that wait for a token are held here; more than these would keep others from being pulled.
+# How many tasks may wait for a token here; more would keep other tasks from being pulled.
 WAITING_MAX: Final = 32
 _WAIT_MS: Final = 5_000
 _REFILL_S: Final = 3_600.0
 
 
-def keep_tokens(queue: str, count: int) -> Steps[None]:
-    """Has the queue hold so many tokens; its capacity keeps two workers from adding more."""
+def fill_tokens(queue: str, count: int) -> Steps[None]:
+    """Adds or removes tokens until there are `count`; the queue's capacity prevents more."""
     settings: dict[str, Any] = {"messages_max": count, "retention_ms": TOKEN_TTL_MS}
     yield from ensure_queue(queue, settings)
     yield ConfigureQueue(queue, settings)
     stats = yield Stats(queue)
     missing = count - stats.messages
     if missing > 0:
-        # What another worker has added meanwhile is refused by the queue's capacity.
+        # If another worker has added some meanwhile, the queue's capacity refuses the rest.
         yield PushMany(queue, [b"token"] * missing)
     surplus = -missing
     while surplus > 0:
-        # The limit was lowered. Tokens that are claimed now go at the next refill.
+        # The limit was lowered. Tokens that are claimed now are removed at the next refill.
         claims = yield Pull(queue, min(surplus, 1_000), wait_ms=0)
         if not claims:
             return
@@ -80,14 +81,14 @@ class LimitGate:
         self._refill_at_s = 0.0
 
     def add(self, tasks: list[HeldTask]) -> list[HeldTask]:
-        """Takes tasks that are to wait; returns those for which there is no room."""
+        """Adds tasks that are to wait; returns those for which there is no room."""
         room = max(0, WAITING_MAX - len(self._waiting))
         self._waiting.extend(tasks[:room])
         self._added.set()
         return tasks[room:]
 
-    def take_waiting(self) -> list[HeldTask]:
-        """Removes and returns what has not started."""
+    def remove_waiting(self) -> list[HeldTask]:
+        """Removes and returns the tasks that have not started."""
         taken, self._waiting = list(self._waiting), deque()
         return taken
 
@@ -139,6 +140,6 @@ class LimitGate:
             return
         self._refill_at_s = now_s + _REFILL_S
         if self._rate is not None:
-            await await_steps(self._service, keep_tokens(self._rate_queue, self._rate.count))
+            await await_steps(self._service, fill_tokens(self._rate_queue, self._rate.count))
         if self._concurrency is not None:
-            await await_steps(self._service, keep_tokens(self._slot_queue, self._concurrency))
+            await await_steps(self._service, fill_tokens(self._slot_queue, self._concurrency))

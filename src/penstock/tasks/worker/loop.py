@@ -1,4 +1,4 @@
-"""Async tasks in an event loop of their own, so that one that blocks does not stop the worker's."""
+"""Runs async tasks in an event loop of their own, so that they cannot block the worker's."""
 
 import asyncio
 import threading
@@ -40,8 +40,8 @@ class LoopRunner:
         self._waiting.extend(tasks)
         self._loop.call_soon_threadsafe(self._start_some)
 
-    def take_waiting(self) -> list[HeldTask]:
-        """Removes and returns what has not started."""
+    def remove_waiting(self) -> list[HeldTask]:
+        """Removes and returns the tasks that have not started."""
         taken: list[HeldTask] = []
         while self._waiting:
             try:

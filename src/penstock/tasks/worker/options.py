@@ -1,4 +1,4 @@
-"""What a worker was asked for, as it travels from the supervisor to its processes."""
+"""The options of a worker, which the supervisor passes to its processes."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ _TOKENS_NEED: Final = ("capacity by messages", "capacity in flight")
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
-    """Everything that `penstock worker` can be told about its processes."""
+    """The options of `penstock worker` for its processes."""
 
     app: str
     url: str | None = None
@@ -50,7 +50,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 def load_app(target: str) -> TaskApp:
     """The app at MODULE:NAME, imported from the current directory or the installed packages.
 
-    Raises TaskError: one sentence, for whatever is wrong with the module.
+    Raises TaskError with one sentence, whatever is wrong with the module.
     """
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute or module_name.endswith(".py"):
@@ -76,7 +76,7 @@ def load_app(target: str) -> TaskApp:
     if not isinstance(found, TaskApp):
         apps = [name for name, value in vars(module).items() if isinstance(value, TaskApp)]
         there = f"there is {', '.join(apps)}" if apps else "it has no TaskApp"
-        raise TaskError(f"app: {attribute!r} in {module_name!r} is no TaskApp; {there}")
+        raise TaskError(f"app: {attribute!r} in {module_name!r} is not a TaskApp; {there}")
     return found
 
 
@@ -93,7 +93,7 @@ def check_reachable(app: TaskApp) -> None:
     """Refuses a store that only the process which opens it can use. Raises TaskError."""
     if read_url(app.url).is_in_this_process:
         raise TaskError(
-            f"url: {app.url!r} is within one process, where a worker's processes do not see it; "
+            f"url: {app.url!r} is a store within one process, which a worker cannot reach; "
             "use redis:, file:PATH or another store, or app.run_until_empty() in a test"
         )
 
@@ -102,7 +102,7 @@ def check_abilities(app: TaskApp) -> None:
     """Refuses limits on a store that cannot hold a number of tokens. Raises TaskError."""
     lacks = app.service.LACKS
     limited = [task.name for task in app.tasks.values() if task.options.is_limited]
-    # Tokens that are taken are in flight, and count.
+    # Claimed tokens are in flight, and must count against the capacity.
     lacking = next((each for each in _TOKENS_NEED if each in lacks), None)
     if limited and lacking is not None:
         raise TaskError(

@@ -1,8 +1,8 @@
-"""One worker process: pulls tasks in batches, runs them, extends their claims, settles outcomes.
+"""One worker process: pulls tasks in batches, runs them, extends their claims, finishes them.
 
-The main thread has an event loop that only talks to the store: tasks run in threads, children and a
-loop of their own, so that none of them delays the extending of claims. How many tasks are pulled
-ahead depends on how fast they end: as many as take about a fifth of a second.
+The event loop of the main thread only communicates with the store. Tasks run in threads, in
+children and in a loop of their own, so that none of them delays the extension of claims. As many
+tasks are pulled ahead as end in about a fifth of a second.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from penstock.service import (
 )
 from penstock.tasks.app import TaskApp
 from penstock.tasks.control import CancelledIds
+from penstock.tasks.finishing import TaskFinisher
 from penstock.tasks.names import TASK_QUEUE
 from penstock.tasks.running import HeldTask, fail, hold, run_here
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.settling import Settler
 from penstock.tasks.steps import await_steps, ensure_queue
 from penstock.tasks.worker.children import TaskChild
 from penstock.tasks.worker.counts import WorkerStatus
@@ -53,9 +53,9 @@ CANCELLED_S: Final = 1.0
 SCHEDULE_S_MAX: Final = 10.0
 RETRY_S_MAX: Final = 5.0
 BURST_PAUSE_S: Final = 0.05
-# A task that was received so often may be what ended its workers: it is run in a child.
+# A task that was received so often may have crashed its workers: it is run in a child.
 SUSPECT_RECEIVES: Final = 5
-# Of a task that has to wait for a token, and for which there is no room.
+# The delay of a task that has to wait for a token, if too many are waiting already.
 GATE_DELAY_MS: Final = 2_000
 _logger: Final = logging.getLogger("penstock.tasks")
 
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._options = options
         self._queues = queues_of(app, options)
         self._loop = asyncio.get_running_loop()
-        self._settler = Settler(app, service.LACKS)
+        self._finisher = TaskFinisher(app, service.LACKS)
         self._cancelled = CancelledIds(app.name)
         self._threads = ThreadRunner(options.threads, self._run_sync, self._end)
         self._coroutines = LoopRunner(options.coroutines, app.middleware, self._end)
@@ -81,7 +81,7 @@ class WorkerProcess:
         self._children = threading.local()
         self._busy_children: dict[HeldTask, TaskChild] = {}
         self._held: set[HeldTask] = set()
-        # Ended and not settled; appended to by other threads.
+        # Tasks that have ended and are not finished yet; other threads append to it.
         self._ended: deque[HeldTask] = deque()
         self._is_collecting = False
         self._has_ended = asyncio.Event()
@@ -89,13 +89,13 @@ class WorkerProcess:
         self._has_emptied = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._rate_per_s = 0.0
-        self._settled = 0
-        # The queues in which a burst has found nothing since it last found something.
+        self._finished = 0
+        # The queues that a burst has found empty since it last pulled a task.
         self._empty: set[str] = set()
         self.status = WorkerStatus(pid=os.getpid())
 
     def stop(self) -> None:
-        """Has `run` end when the tasks that run now have ended; the others are given back."""
+        """Ends `run` when the tasks that run now have ended; the others are released."""
         self._stop_requested.set()
         self.status.is_draining = True
 
@@ -103,22 +103,22 @@ class WorkerProcess:
         """Works until `stop` is called. Raises PenstockError if the store cannot be used."""
         for queue in self._queues:
             await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
-        pulling = [self._again(self._pull_from(queue)) for queue in self._queues]
-        pulling += [self._again(gate.run_once) for gate in self._gates.values()]
+        pulling = [self._repeat(self._pull_from(queue)) for queue in self._queues]
+        pulling += [self._repeat(gate.run_once) for gate in self._gates.values()]
         if self._app.schedules:
             pulling.append(self._run_schedules())
-        settling = [
-            self._again(self._settle_ended),
-            self._again(self._extend_held),
-            self._again(self._read_cancelled),
+        finishing = [
+            self._repeat(self._finish_ended),
+            self._repeat(self._extend_held),
+            self._repeat(self._read_cancelled),
             self._measure(),
         ]
         first = [self._loop.create_task(each) for each in pulling]
-        second = [self._loop.create_task(each) for each in settling]
+        second = [self._loop.create_task(each) for each in finishing]
         try:
             await self._stop_requested.wait()
             await _cancel(first)
-            await self._give_back(self._take_waiting())
+            await self._release(self._remove_waiting())
             while self._held:
                 self._has_emptied.clear()
                 await self._has_emptied.wait()
@@ -127,15 +127,15 @@ class WorkerProcess:
             self._threads.close()
             self._coroutines.close()
 
-    async def give_back(self) -> None:
+    async def release_all(self) -> None:
         """Releases every claim at once; the process must end then, because tasks still run."""
         for child in list(self._busy_children.values()):
             child.kill()
-        self._take_waiting()
-        await self._give_back(list(self._held))
+        self._remove_waiting()
+        await self._release(list(self._held))
 
-    async def _again(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeats a step for ever; one that fails is repeated ever more slowly."""
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeats a step for ever; after a failure it pauses, each time longer."""
         pause_s = 0.0
         while True:
             try:
@@ -157,14 +157,14 @@ class WorkerProcess:
                 self._has_room.clear()
                 await self._has_room.wait()
                 return
-            # One that waits takes fewer: others may fill the room before it ends.
+            # A pull that waits asks for fewer: other pulls may use the room meanwhile.
             limit = min(room, PULL_MAX if not wait_ms else self._options.threads)
             try:
                 claims = await self._service.execute(Pull(queue, limit, visibility_ms, wait_ms))
             except QueueNotFound:
                 await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
                 return
-            # Fewer than asked for: there was no more, so the next may wait at once.
+            # Fewer than the limit: the queue is empty, so the next pull may wait.
             wait_ms = 0 if len(claims) == limit or self._options.burst else WAIT_MS
             if claims:
                 self._empty.discard(queue)
@@ -182,7 +182,7 @@ class WorkerProcess:
         await asyncio.sleep(BURST_PAUSE_S)
 
     def _room(self, queue: str) -> int:
-        """How many tasks to pull: what the scarcer kind of runner can take soon."""
+        """How many tasks to pull: as many as the runner with less room can start soon."""
         ahead = min(AHEAD_MAX, round(self._rate_per_s * AHEAD_S))
         kinds = {task.is_async for task in self._app.tasks.values() if task.options.queue == queue}
         runners: list[LoopRunner | ThreadRunner] = []
@@ -211,7 +211,7 @@ class WorkerProcess:
         for name, tasks in limited.items():
             surplus = self._gates[name].add(tasks)
             if surplus:
-                self._loop.create_task(self._give_back(surplus, GATE_DELAY_MS))
+                self._loop.create_task(self._release(surplus, GATE_DELAY_MS))
 
     def _start(self, tasks: Iterable[HeldTask]) -> None:
         in_threads: list[HeldTask] = []
@@ -233,7 +233,7 @@ class WorkerProcess:
         return held.claim.receives > SUSPECT_RECEIVES and not options.is_limited
 
     def _run_sync(self, held: HeldTask) -> None:
-        """Runs a task in a thread of its runner, or has the thread's child run it."""
+        """Runs a task in this thread, or in the child of this thread."""
         task, context = held.call
         if held.is_lost or held.outcome is not None:
             return
@@ -272,10 +272,10 @@ class WorkerProcess:
             self._is_collecting = True
             self._loop.call_soon_threadsafe(self._has_ended.set)
 
-    async def _settle_ended(self) -> None:
+    async def _finish_ended(self) -> None:
         await self._has_ended.wait()
         self._has_ended.clear()
-        # Before the tasks are taken: one that ends from now on wakes the loop again.
+        # Before the loop below: a task that ends from now on wakes the event loop again.
         self._is_collecting = False
         tasks: list[HeldTask] = []
         while self._ended and len(tasks) < BATCH_ITEMS_MAX // 4:
@@ -288,25 +288,25 @@ class WorkerProcess:
         ours = [held for held in tasks if not held.is_lost and held.outcome is not None]
         try:
             if ours:
-                await await_steps(self._service, self._settler.settle(ours))
+                await await_steps(self._service, self._finisher.finish(ours))
         except PenstockError:
             self._ended.extend(ours)
             self._has_ended.set()
             raise
         except Exception:
-            # A mistake in this program: the claims run out, and the tasks are run again.
-            _logger.exception("the outcomes of %d tasks cannot be settled", len(ours))
-            self._forget(tasks)
+            # A fault in this program: the claims run out, and the tasks are run again.
+            _logger.exception("%d tasks could not be finished", len(ours))
+            self._drop(tasks)
             return
         self._empty.clear()
         self.status.count(ours)
         _report_failures(ours)
-        self._forget(tasks)
-        self._settled += len(tasks)
-        if self._options.max_tasks is not None and self._settled >= self._options.max_tasks:
+        self._drop(tasks)
+        self._finished += len(tasks)
+        if self._options.max_tasks is not None and self._finished >= self._options.max_tasks:
             self.stop()
 
-    def _forget(self, tasks: Iterable[HeldTask]) -> None:
+    def _drop(self, tasks: Iterable[HeldTask]) -> None:
         self._held.difference_update(tasks)
         self._has_room.set()
         if not self._held:
@@ -339,12 +339,12 @@ class WorkerProcess:
                 held.outcome = self._cancelled.OUTCOME
                 self._coroutines.cancel(held)
             elif held not in self._threads.running and held.outcome is None:
-                # It waits here, and its runner passes over it.
+                # It has not started: its runner skips a task with an outcome.
                 held.outcome = self._cancelled.OUTCOME
 
     async def _run_schedules(self) -> None:
         if "dedup" in self._service.LACKS:
-            _logger.error("schedules are not run: this store cannot tell a push from its repeat")
+            _logger.error("schedules are not run: this store has no dedup ids")
             return
         schedules = ScheduleClock(self._app)
         step: Callable[[], Any] = schedules.begin
@@ -369,9 +369,9 @@ class WorkerProcess:
             began_s = self._loop.time()
             await asyncio.sleep(0.05)
             now_s = self._loop.time()
-            rate = (self._settled - before) / (now_s - began_s)
-            before = self._settled
-            # Rises at once and falls slowly: a pause between two batches is not the end of them.
+            rate = (self._finished - before) / (now_s - began_s)
+            before = self._finished
+            # It rises at once and falls slowly, because there are pauses between batches.
             self._rate_per_s = max(rate, self._rate_per_s * 0.9)
             self._has_room.set()
             if now_s - written_s >= STATUS_S:
@@ -387,20 +387,20 @@ class WorkerProcess:
             with suppress(OSError):
                 os.write(fd, msgspec.json.encode(self.status) + b"\n")
 
-    def _take_waiting(self) -> list[HeldTask]:
-        taken = self._threads.take_waiting() + self._coroutines.take_waiting()
+    def _remove_waiting(self) -> list[HeldTask]:
+        taken = self._threads.remove_waiting() + self._coroutines.remove_waiting()
         for gate in self._gates.values():
-            taken += gate.take_waiting()
+            taken += gate.remove_waiting()
         return taken
 
-    async def _give_back(self, tasks: list[HeldTask], delay_ms: int = 0) -> None:
+    async def _release(self, tasks: list[HeldTask], delay_ms: int = 0) -> None:
         """Releases claims; those that cannot be released run out."""
         items: list[Any] = [Release(h.claim.queue, h.claim.proof, delay_ms) for h in tasks]
         items += [Release(h.slot.queue, h.slot.proof) for h in tasks if h.slot is not None]
         with suppress(PenstockError):
             for at in range(0, len(items), BATCH_ITEMS_MAX):
                 await self._service.execute(Batch(items[at : at + BATCH_ITEMS_MAX]))
-        self._forget(tasks)
+        self._drop(tasks)
 
 
 def _report_failures(tasks: Iterable[HeldTask]) -> None:
@@ -427,29 +427,30 @@ async def _cancel(tasks: Sequence["asyncio.Task[Any]"]) -> None:
 
 
 async def run(app: TaskApp, options: WorkerOptions) -> int:
-    """Works until SIGTERM, or until the supervisor has ended; a second SIGTERM gives tasks back."""
+    """Works until SIGTERM or the end of the supervisor; a second SIGTERM releases the tasks."""
     service = await open_async_service(app.url)
     process = WorkerProcess(app, service, options)
     loop = asyncio.get_running_loop()
-    given_up: asyncio.Future[None] = loop.create_future()
+    second_signal: asyncio.Future[None] = loop.create_future()
 
     def stop() -> None:
-        if process.status.is_draining and not given_up.done():
-            given_up.set_result(None)
+        if process.status.is_draining and not second_signal.done():
+            second_signal.set_result(None)
         process.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
-    # A Ctrl-C in the terminal reaches every process of the group; the supervisor passes it on.
+    # A Ctrl-C in the terminal reaches every process of the group; here the supervisor's SIGTERM
+    # counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _watch_supervisor(loop, process.stop)
     work = loop.create_task(process.run())
-    either: list[Coroutine[Any, Any, Any] | asyncio.Future[Any]] = [work, given_up]
+    either: list[Coroutine[Any, Any, Any] | asyncio.Future[Any]] = [work, second_signal]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-    if given_up.done() and not work.done():
-        await process.give_back()
+    if second_signal.done() and not work.done():
+        await process.release_all()
         process.write_status()
         await service.close()
-        # Threads may go on for as long as they like: nothing waits for them.
+        # Threads may still run tasks: this does not wait for them.
         os._exit(0)
     await work
     process.write_status()
@@ -458,7 +459,7 @@ async def run(app: TaskApp, options: WorkerOptions) -> int:
 
 
 def _watch_supervisor(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Stops this process when the other end of its stdin has gone."""
+    """Stops this process when the other end of its stdin was closed."""
 
     def read() -> None:
         if not os.read(0, 1):
@@ -476,7 +477,7 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
     if options.status_fd is not None:
-        # A supervisor that stands still must not hold this process up.
+        # A supervisor that hangs must not block this process.
         os.set_blocking(options.status_fd, False)
     try:
         app = load_app(options.app)

@@ -16,8 +16,9 @@ import msgspec
 from penstock.tasks.worker.counts import TaskCounts, WorkerStatus
 from penstock.tasks.worker.options import WorkerOptions
 
-# A process that ends sooner than this is started again ever more slowly.
-SOON_S: Final = 5.0
+# After a process that ended with an error before this time, the next start is delayed, each time
+# for longer.
+EARLY_END_S: Final = 5.0
 PAUSE_S_MAX: Final = 30.0
 TICK_S: Final = 0.25
 WATCH_S: Final = 0.5
@@ -25,7 +26,7 @@ _NOT_WATCHED: Final = frozenset({"node_modules", "__pycache__", "site-packages"}
 
 
 class WorkerChild:
-    """One place for a worker process, and the process that is in it now."""
+    """One of the worker processes, which is started again when it ends."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -45,7 +46,7 @@ class WorkerChild:
         options = msgspec.structs.replace(self._options, status_fd=theirs)
         command = [sys.executable, "-m", "penstock.tasks.worker.process"]
         try:
-            # It reads the end of this process from its stdin.
+            # Its stdin is closed when this process ends, by which it notices that.
             self.process = subprocess.Popen(
                 [*command, msgspec.json.encode(options).decode()],
                 stdin=subprocess.PIPE,
@@ -58,7 +59,7 @@ class WorkerChild:
         self._unread = b""
 
     def read_status(self) -> None:
-        """Takes the newest line that the process has written."""
+        """Reads the newest line that the process has written."""
         with suppress(BlockingIOError):
             while part := os.read(self._status_fd, 65_536):
                 self._unread += part
@@ -78,7 +79,7 @@ class WorkerChild:
             self.process.stdin.close()
         self.process = None
         now_s = time.monotonic()
-        if code == 0 or now_s - self._started_s > SOON_S:
+        if code == 0 or now_s - self._started_s > EARLY_END_S:
             self._pause_s = 0.0
         else:
             self._pause_s = min(max(0.5, self._pause_s * 2), PAUSE_S_MAX)
@@ -93,7 +94,7 @@ class WorkerChild:
 
 
 class Supervisor:
-    """Keeps `processes` worker processes running until it is told to stop."""
+    """Keeps `processes` worker processes running until `stop` is called."""
 
     def __init__(
         self,
@@ -107,14 +108,14 @@ class Supervisor:
         self._children = [WorkerChild(options) for _ in range(processes)]
         self._is_burst = options.burst
         self._stops = 0
-        self._over: dict[str, TaskCounts] = {}
+        self._ended_counts: dict[str, TaskCounts] = {}
         self.restarts = 0
 
     @property
     def tasks(self) -> dict[str, TaskCounts]:
         """The attempts of every task, in all processes that run or ran."""
         totals: dict[str, TaskCounts] = {}
-        counted = [self._over, *(child.status.tasks for child in self._children)]
+        counted = [self._ended_counts, *(child.status.tasks for child in self._children)]
         for counts in counted:
             for name, each in counts.items():
                 totals.setdefault(name, TaskCounts()).add(each)
@@ -154,14 +155,14 @@ class Supervisor:
                 newest = self._newest()
                 if newest != seen and not self._stops:
                     seen = newest
-                    self._report("a source file has changed: the processes are started anew")
+                    self._report("a source file has changed: the processes are restarted")
                     self._signal_all()
 
     def stop(self) -> None:
-        """Has the processes finish what they run; called again, give it back at once."""
+        """Lets the processes finish their running tasks; called again, release them at once."""
         self._stops += 1
         if self._stops == 1:
-            self._report("stopping: running tasks are finished; once more gives them back")
+            self._report("stopping: running tasks are finished; Ctrl-C again releases them")
         self._signal_all()
 
     def _signal_all(self) -> None:
@@ -174,12 +175,12 @@ class Supervisor:
                 child.read_status()
             code = child.ended()
             if code is not None:
-                self._count_over(child)
+                self._count_ended(child)
                 if code and not self._stops:
                     self.restarts += 1
                     how = f"status {code}" if code > 0 else signal.Signals(-code).name
                     self._report(f"process {child.status.pid} ended with {how}; starting another")
-            # In a burst a process that ended well has found nothing more to do.
+            # In a burst, a process that ends without an error has found no more tasks.
             child.is_finished = child.is_finished or (self._is_burst and code == 0)
             if child.process is None and self._may_start(child):
                 child.start()
@@ -188,9 +189,9 @@ class Supervisor:
         is_over = self._stops or child.is_finished
         return not is_over and time.monotonic() >= child.start_at_s
 
-    def _count_over(self, child: WorkerChild) -> None:
+    def _count_ended(self, child: WorkerChild) -> None:
         for name, counts in child.status.tasks.items():
-            self._over.setdefault(name, TaskCounts()).add(counts)
+            self._ended_counts.setdefault(name, TaskCounts()).add(counts)
         child.status = WorkerStatus(child.status.pid)
 
     def _newest(self) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Sync tasks in threads: a shared line of waiting tasks, and as few wake-ups as possible.
+"""Runs sync tasks in threads: one shared line of waiting tasks, with as few wake-ups as possible.
 
 A thread takes tasks until the line is empty and then waits for a token; `submit` adds any number of
 tasks and at most one token for each thread. So a thousand short tasks cost a few wake-ups.
@@ -45,8 +45,8 @@ class ThreadRunner:
         for _ in range(min(max(added, 1), self.limit - self._tokens.qsize())):
             self._tokens.put(None)
 
-    def take_waiting(self) -> list[HeldTask]:
-        """Removes and returns what has not started."""
+    def remove_waiting(self) -> list[HeldTask]:
+        """Removes and returns the tasks that have not started."""
         taken: list[HeldTask] = []
         while self._waiting:
             try:
@@ -80,7 +80,7 @@ class ThreadRunner:
             try:
                 run(held)
             except BaseException as error:
-                # Whatever a task does, its thread goes on.
+                # No exception of a task may end its thread.
                 held.outcome = TaskOutcome(failure=failure_of(error))
             finally:
                 running.discard(held)

@@ -12,12 +12,12 @@ In a test module of the backend:
             with penstock.connect("mine:", clock=clock) as queues:
                 yield queues
 
-A backend that cannot give a behaviour names it in its `LACKS` table, with the reason; those tests
-skip with that reason, and nothing else skips. Without a clock the suite waits in real time, `SCALE`
-seconds for each second of its own. Choose a scale well above the backend's response time: a
-multiple of 0.2 if the backend counts in whole seconds. A test that fails because its own steps took
-too long is run again with a larger scale. `RETENTION_MIN` is the shortest retention that a
-queue of the backend may have.
+A backend lists the behaviours that it does not have in its `LACKS` table, with the reason; tests of
+these behaviours are skipped with that reason, and no others are. Without a clock the suite waits in
+real time, `SCALE` seconds for each second of its own time. Choose a scale well above the backend's
+response time: a multiple of 0.2 if the backend counts in whole seconds. A test that fails because
+its own steps took too long is run again with a larger scale. `RETENTION_MIN` is the shortest
+retention that a queue of the backend may have.
 """
 
 from pathlib import Path

@@ -31,7 +31,7 @@ class BatchContract(Contract):
         assert [claim.attributes for claim in claims] == [{"kind": "test"}] * 3
 
     @behaviour("batches")
-    def test_an_item_that_is_refused_does_not_disturb_its_neighbours(self) -> None:
+    def test_an_item_that_is_refused_does_not_affect_the_others(self) -> None:
         queue = self.queue(max_body_bytes=2_000)
         replies = self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"], return_errors=True)
         assert isinstance(replies[1], MessageTooLarge)
@@ -39,7 +39,7 @@ class BatchContract(Contract):
         assert self.drain(queue) == ["a", "c"]
 
     @behaviour("batches")
-    def test_items_that_are_refused_raise_with_what_became_of_each(self) -> None:
+    def test_refused_items_raise_an_error_with_the_result_of_each(self) -> None:
         queue = self.queue(max_body_bytes=2_000)
         with pytest.raises(BatchRefused, match=r"1 of 3 items .* item 1: body") as caught:
             self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"])
@@ -68,7 +68,7 @@ class BatchContract(Contract):
         assert self.drain(queue) == ["a", "b"]
 
     @behaviour("batches", "receipts", "release", "gone already", "ended claims")
-    def test_deleting_many_tells_for_each_what_became_of_it(self) -> None:
+    def test_deleting_many_returns_the_result_of_each(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c", "d")
         claims = self.store.pull_many(queue, 4)

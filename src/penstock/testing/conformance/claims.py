@@ -20,7 +20,7 @@ class ClaimContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("receipts", "gone already")
-    def test_deleting_twice_says_that_it_was_gone_already(self) -> None:
+    def test_deleting_twice_returns_false_the_second_time(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")
         claim = self.claim(queue)
@@ -115,7 +115,7 @@ class ClaimContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("timeout")
-    def test_a_claim_lives_until_its_deadline_and_no_longer(self) -> None:
+    def test_a_claim_is_valid_until_its_deadline_and_no_longer(self) -> None:
         queue = self.queue(visibility_timeout=self.seconds(10))
         self.push_all(queue, "a")
         claim = self.claim(queue)
@@ -245,7 +245,7 @@ class ClaimContract(Contract):
         assert self.claim(queue, attempt_id="early").body == b"a"
 
     @behaviour("attempts", "timeout", "head")
-    def test_an_attempt_whose_claims_ran_out_says_so_and_gives_none(self) -> None:
+    def test_an_attempt_whose_claims_ran_out_has_lapsed(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")
         self.store.pull_many(queue, 1, attempt_id="x", visibility=self.seconds(5))
@@ -275,7 +275,7 @@ class ClaimContract(Contract):
         assert (again.receipt, again.deadline_ms) == (first.receipt, deadline_ms)
 
     @behaviour("attempts", "release")
-    def test_an_attempt_whose_message_another_holds_now_gives_none(self) -> None:
+    def test_an_attempt_whose_message_has_another_claim_has_lapsed(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
         self.store.release(self.claim(queue, attempt_id="x"))

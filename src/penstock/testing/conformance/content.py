@@ -1,4 +1,4 @@
-"""The contract on what is pushed: content, duplicates, delay, time to live and capacity."""
+"""The contract on pushed messages: content, duplicates, delay, time to live and capacity."""
 
 from penstock.errors import MessageTooLarge, QueueFull
 from penstock.service import Push
@@ -80,7 +80,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["x"]
 
     @behaviour("dedup")
-    def test_a_dedup_id_outlives_its_message(self) -> None:
+    def test_a_dedup_id_is_kept_after_its_message_was_deleted(self) -> None:
         queue = self.queue()
         first = self.store.push(queue, "one", dedup_id="42")
         self.store.delete(self.claim(queue))
@@ -109,7 +109,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["one", "three"]
 
     @behaviour("dedup by content")
-    def test_a_queue_can_tell_duplicates_by_their_bodies(self) -> None:
+    def test_a_queue_can_recognise_duplicates_by_their_bodies(self) -> None:
         queue = self.queue(dedup_by_content=True)
         first = self.store.push(queue, "same")
         assert self.store.push(queue, "same", attributes={"other": "yes"}) == first
@@ -146,7 +146,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["by the queue"]
 
     @behaviour("ttl")
-    def test_a_message_goes_when_its_time_to_live_ends(self) -> None:
+    def test_a_message_is_removed_when_its_time_to_live_ends(self) -> None:
         queue = self.queue()
         self.store.push(queue, "short", ttl=self.seconds(10))
         self.store.push(queue, "long")
@@ -157,7 +157,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["long"]
 
     @behaviour("ttl")
-    def test_a_message_in_flight_outlives_its_time_to_live_and_can_be_deleted(self) -> None:
+    def test_a_message_in_flight_stays_after_its_time_to_live_and_can_be_deleted(self) -> None:
         queue = self.queue()
         self.store.push(queue, "a", ttl=self.seconds(10))
         claim = self.claim(queue)
@@ -187,7 +187,7 @@ class ContentContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("retention")
-    def test_a_queue_ends_messages_that_outlived_its_retention(self) -> None:
+    def test_a_queue_removes_messages_older_than_its_retention(self) -> None:
         retention = self.retention()
         queue = self.queue(retention=self.seconds(retention))
         self.push_all(queue, "old")
@@ -202,7 +202,7 @@ class ContentContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("retention", "ttl")
-    def test_a_time_to_live_goes_before_the_retention_of_the_queue(self) -> None:
+    def test_a_time_to_live_replaces_the_retention_of_the_queue(self) -> None:
         queue = self.queue(retention=self.seconds(10))
         self.store.push(queue, "by the queue")
         self.store.push(queue, "by itself", ttl=self.seconds(30))
@@ -231,7 +231,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["b", "c"]
 
     @behaviour("capacity by messages", "capacity in flight")
-    def test_what_is_in_flight_still_counts_in_a_full_queue(self) -> None:
+    def test_messages_in_flight_count_in_a_full_queue(self) -> None:
         queue = self.queue(max_messages=2)
         self.push_all(queue, "a", "b")
         claim = self.claim(queue)

@@ -15,7 +15,7 @@ STOP: Final = b"stop"
 
 
 class Ledger:
-    """What the threads did: which messages are held, and how often each was deleted."""
+    """The results of the threads: which messages are held, and how often each was deleted."""
 
     def __init__(self) -> None:
         self.pushed: list[str] = []
@@ -38,7 +38,7 @@ class Ledger:
                 self.faults.append(f"{claim.id} came back after its delete")
             self._held.add(claim.id)
 
-    def give_back(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Notes that a consumer is about to end its claim."""
         with self._lock:
             self._held.discard(claim.id)
@@ -59,7 +59,7 @@ def consume(queues: Queues, queue: str, ledger: Ledger, limit: int) -> None:
                 queues.delete(claim)
                 return
             ledger.take(claim)
-            ledger.give_back(claim)
+            ledger.release(claim)
             if claim.receives == 1 and claim.sequence % 3 == 0:
                 queues.release(claim)
             else:

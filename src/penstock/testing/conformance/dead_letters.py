@@ -50,7 +50,7 @@ class DeadLetterContract(Contract):
         assert self.drain(dead) == ["a"]
 
     @behaviour("dead letters")
-    def test_a_message_deleted_on_its_last_chance_is_not_dead_lettered(self) -> None:
+    def test_a_message_deleted_at_its_last_receive_is_not_dead_lettered(self) -> None:
         queue, dead = self.poison(1)
         self.push_all(queue, "a")
         assert self.store.delete(self.claim(queue)) is True
@@ -58,7 +58,7 @@ class DeadLetterContract(Contract):
         assert self.is_empty(dead)
 
     @behaviour("dead letters", "extend")
-    def test_a_last_claim_that_is_extended_lives_on(self) -> None:
+    def test_a_last_claim_that_is_extended_stays_valid(self) -> None:
         queue, dead = self.poison(1, visibility_timeout=self.seconds(5))
         self.push_all(queue, "a")
         claim = self.claim(queue)
@@ -68,7 +68,7 @@ class DeadLetterContract(Contract):
         assert self.store.delete(claim) is True
 
     @behaviour("dead letters", "dead-letter id")
-    def test_a_dead_letter_keeps_its_id_and_content_and_tells_its_source(self) -> None:
+    def test_a_dead_letter_keeps_its_id_and_content_and_has_its_source(self) -> None:
         queue, dead = self.poison(1)
         message_id = self.store.push(queue, "a", attributes={"kind": "test"})
         self.store.release(self.claim(queue))
@@ -106,7 +106,7 @@ class DeadLetterContract(Contract):
         assert self.drain(dead) == ["a"]
 
     @behaviour("dead letters", "queue settings", "release", "head")
-    def test_a_limit_lowered_below_what_a_message_had_moves_it_when_its_turn_comes(self) -> None:
+    def test_a_message_over_a_lowered_limit_is_moved_when_a_pull_finds_it(self) -> None:
         queue, dead = self.poison(5)
         self.push_all(queue, "a", "b")
         for _ in range(2):
@@ -116,7 +116,7 @@ class DeadLetterContract(Contract):
         assert self.drain(dead) == ["a"]
 
     @behaviour("redrive", "dead letters", "dead-letter id")
-    def test_redriving_sends_dead_letters_back_where_they_came_from(self) -> None:
+    def test_redriving_moves_dead_letters_back_to_their_source_queues(self) -> None:
         dead = self.queue()
         one = self.queue(dead_letter=dead, max_receives=1)
         two = self.queue(dead_letter=dead, max_receives=1)
@@ -129,7 +129,7 @@ class DeadLetterContract(Contract):
         assert [claim.source for claim in back] == [None, None, None]
 
     @behaviour("redrive", "dead letters")
-    def test_a_redriven_message_has_all_its_chances_again(self) -> None:
+    def test_the_receives_of_a_redriven_message_are_counted_from_zero(self) -> None:
         queue, dead = self.poison(2)
         self.push_all(queue, "a")
         for _ in range(2):
@@ -158,7 +158,7 @@ class DeadLetterContract(Contract):
         assert self.drain(dead) == ["c"]
 
     @behaviour("redrive", "dead letters")
-    def test_redriving_leaves_what_is_in_flight(self) -> None:
+    def test_redriving_leaves_messages_in_flight(self) -> None:
         queue, dead = self.poison(1)
         self.bury(queue, "a", "b")
         held = self.claim(dead)
@@ -167,7 +167,7 @@ class DeadLetterContract(Contract):
         assert self.store.delete(held) is True
 
     @behaviour("redrive")
-    def test_redriving_messages_that_came_from_nowhere_needs_a_target(self) -> None:
+    def test_redriving_messages_without_a_source_queue_needs_a_target(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")
         with self.refused("to"):

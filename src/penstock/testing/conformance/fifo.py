@@ -65,7 +65,7 @@ class FifoContract(Contract):
         assert self.consume(queue) == ["a1", "a2"]
 
     @behaviour("fifo", "release")
-    def test_a_message_given_back_waits_for_those_before_it_that_are_in_flight(self) -> None:
+    def test_a_released_message_waits_for_those_before_it_that_are_in_flight(self) -> None:
         queue = self.queue(fifo=True)
         self.fill(queue, "a1", "a2", "a3")
         first, second = self.store.pull_many(queue, 2)
@@ -92,7 +92,7 @@ class FifoContract(Contract):
         assert self.consume(queue) == ["a1", "a2"]
 
     @behaviour("fifo", "release delay")
-    def test_a_group_opens_up_to_a_message_of_its_batch_that_was_released_with_a_delay(
+    def test_a_group_is_served_up_to_a_message_that_was_released_with_a_delay(
         self,
     ) -> None:
         queue = self.queue(fifo=True)
@@ -115,7 +115,7 @@ class FifoContract(Contract):
         assert self.consume(queue) == ["a1", "a2"]
 
     @behaviour("fifo", "ttl")
-    def test_a_group_goes_on_when_its_first_message_expires(self) -> None:
+    def test_a_group_continues_when_its_first_message_expires(self) -> None:
         queue = self.queue(fifo=True)
         self.store.push(queue, "a1", group="a", ttl=self.seconds(5))
         self.fill(queue, "a2")
@@ -158,7 +158,7 @@ class FifoContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("fifo", "fifo dedup")
-    def test_a_fifo_queue_can_tell_duplicates_by_their_bodies(self) -> None:
+    def test_a_fifo_queue_can_recognise_duplicates_by_their_bodies(self) -> None:
         queue = self.queue(fifo=True, dedup_by_content=True)
         first = self.store.push(queue, "same", group="a")
         assert self.store.push(queue, "same", group="b") == first
@@ -175,7 +175,7 @@ class FifoContract(Contract):
         assert self.consume(queue) == ["a1", "b1"]
 
     @behaviour("fifo", "dead letters", "release")
-    def test_a_group_goes_on_when_its_first_message_is_dead_lettered(self) -> None:
+    def test_a_group_continues_when_its_first_message_is_dead_lettered(self) -> None:
         dead = self.queue(fifo=True)
         queue = self.queue(fifo=True, dead_letter=dead, max_receives=2)
         self.fill(queue, "a1", "a2")

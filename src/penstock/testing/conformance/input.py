@@ -134,7 +134,7 @@ class InputContract(Contract):
         assert self.seen() == before
 
     @behaviour("bad input")
-    def test_a_queue_nobody_made_is_unknown_to_every_verb(self) -> None:
+    def test_a_queue_that_does_not_exist_is_unknown_to_every_verb(self) -> None:
         queue, claim = self.stocked()
         queues = self.store
         uses: list[Callable[[str], object]] = [
@@ -268,13 +268,13 @@ class InputContract(Contract):
 
     @behaviour("bad input")
     @pytest.mark.parametrize("state", ["", "VISIBLE", "gone", None, 1, ["visible"], {}], ids=str)
-    def test_peeking_at_a_state_there_is_not_is_refused(self, state: Any) -> None:
+    def test_peeking_at_an_unknown_state_is_refused(self, state: Any) -> None:
         queue, _ = self.stocked()
         with self.refused("state", InvalidField):
             self.store.peek(queue, state=state)
 
     @behaviour("bad input")
-    def test_names_wants_text(self) -> None:
+    def test_names_refuses_a_prefix_that_is_not_text(self) -> None:
         for bad in (7, None, b"x", ["x"]):
             with self.refused("prefix", InvalidField):
                 self.store.names(bad)  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ class InputContract(Contract):
             self.store.release(queue, receipt=receipt)
 
     @behaviour("bad input")
-    def test_a_claim_that_is_none_is_refused(self) -> None:
+    def test_a_value_that_is_not_a_claim_is_refused(self) -> None:
         for bad in (None, 7, "a queue without a receipt"):
             with self.refused("claim", RequestError):
                 self.store.delete(bad)  # type: ignore[arg-type]

@@ -29,14 +29,14 @@ class OrderContract(Contract):
         assert self.store.pull(queue) is None
 
     @behaviour("priority order")
-    def test_a_higher_priority_goes_first_and_equals_keep_their_order(self) -> None:
+    def test_a_higher_priority_is_pulled_first_and_equal_ones_keep_their_order(self) -> None:
         queue = self.queue()
         for body, priority in [("low", 0), ("mid1", 5), ("top", 9), ("mid2", 5), ("low2", 0)]:
             self.store.push(queue, body, priority=priority)
         assert self.drain(queue) == ["top", "mid1", "mid2", "low", "low2"]
 
     @behaviour("priority order", "head")
-    def test_a_message_that_came_back_still_yields_to_a_higher_priority(self) -> None:
+    def test_a_message_that_came_back_is_pulled_after_a_higher_priority(self) -> None:
         queue = self.queue()
         self.store.push(queue, "low", priority=1)
         claim = self.claim(queue)
@@ -94,7 +94,7 @@ class OrderContract(Contract):
         assert self.claim(queue).body == b"noisy40"
 
     @behaviour("fair groups")
-    def test_a_noisy_group_still_gets_everything_when_nobody_else_wants_it(self) -> None:
+    def test_a_noisy_group_is_served_when_no_other_group_has_messages(self) -> None:
         queue = self.queue()
         pushed = [f"n{number}" for number in range(50)]
         self.push_all(queue, *pushed, group="noisy")

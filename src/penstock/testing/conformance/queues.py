@@ -50,7 +50,7 @@ class QueueContract(Contract):
         assert self.store.describe(queue).settings.fifo is False
 
     @behaviour("queue settings")
-    def test_annotations_are_kept_untouched(self) -> None:
+    def test_annotations_are_stored_unchanged(self) -> None:
         notes = {"owner": "me", "größe": "✓"}
         queue = self.queue(annotations=notes)
         assert self.store.describe(queue).settings.annotations == notes
@@ -80,7 +80,7 @@ class QueueContract(Contract):
                 use(queue)
 
     @behaviour("queue deletion", "receipts")
-    def test_a_queue_made_again_is_empty_and_takes_no_old_receipts(self) -> None:
+    def test_a_queue_created_again_is_empty_and_refuses_old_receipts(self) -> None:
         queue = self.queue()
         self.push_all(queue, "held", "old")
         claim = self.claim(queue)
@@ -96,7 +96,7 @@ class QueueContract(Contract):
                 use(claim)
 
     @behaviour("queue deletion", "dedup")
-    def test_a_queue_made_again_remembers_no_dedup_ids(self) -> None:
+    def test_a_queue_created_again_has_no_old_dedup_ids(self) -> None:
         queue = self.queue()
         self.store.push(queue, "old", dedup_id="42")
         self.store.remove(queue)
@@ -130,7 +130,7 @@ class QueueContract(Contract):
         assert self.drain(queue) == ["new"]
 
     @behaviour("purge", "gone already")
-    def test_deleting_what_was_purged_says_that_it_was_gone_already(self) -> None:
+    def test_deleting_a_purged_message_returns_false(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
         claim = self.claim(queue)
@@ -159,7 +159,7 @@ class QueueContract(Contract):
         assert self.drain(queue) == ["a3"]
 
     @behaviour("purge", "dedup")
-    def test_a_dedup_id_outlives_a_purge(self) -> None:
+    def test_a_dedup_id_is_kept_after_a_purge(self) -> None:
         queue = self.queue()
         first = self.store.push(queue, "a", dedup_id="42")
         self.store.purge(queue)
@@ -193,7 +193,7 @@ class QueueContract(Contract):
         assert self.store.stats(queue).stored_bytes == 0
 
     @behaviour("oldest age")
-    def test_stats_tell_the_age_of_the_oldest_message(self) -> None:
+    def test_stats_have_the_age_of_the_oldest_message(self) -> None:
         queue = self.queue()
         assert self.store.stats(queue).oldest_age_ms is None
         self.push_all(queue, "a")
@@ -208,7 +208,7 @@ class QueueContract(Contract):
         assert young_ms < age_ms
 
     @behaviour("history", "release", "dead letters", "dead-letter id")
-    def test_history_tells_the_life_of_a_message_in_order(self) -> None:
+    def test_history_has_the_events_of_a_message_in_order(self) -> None:
         dead = self.queue()
         queue = self.queue(dead_letter=dead, max_receives=2)
         message_id = self.store.push(queue, "a")
@@ -218,8 +218,8 @@ class QueueContract(Contract):
         self.store.release(claim)
         self.store.release(self.claim(queue))
         self.store.delete(self.claim(dead))
-        told = self.store.history(message_id)
-        assert [(event.kind, event.queue, event.epoch) for event in told] == [
+        events = self.store.history(message_id)
+        assert [(event.kind, event.queue, event.epoch) for event in events] == [
             ("Pushed", queue, None),
             ("Claimed", queue, 1),
             ("Extended", queue, 1),
@@ -230,6 +230,6 @@ class QueueContract(Contract):
             ("Claimed", dead, 3),
             ("Deleted", dead, 3),
         ]
-        assert "worker-7" in told[1].detail
-        assert dead in told[6].detail
-        assert [event.at_ms for event in told] == sorted(event.at_ms for event in told)
+        assert "worker-7" in events[1].detail
+        assert dead in events[6].detail
+        assert [event.at_ms for event in events] == sorted(event.at_ms for event in events)

@@ -1,4 +1,4 @@
-"""What the suite needs of a backend: its queues, its clock, what it lacks, and how time passes."""
+"""The interface of the suite to a backend: its queues, its clock, its LACKS, and time."""
 
 import functools
 import re
@@ -28,47 +28,47 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "priority order": "a higher priority is pulled first",
     "head": "a released or timed-out message returns to its place at the head",
     "fair groups": "on a standard queue no group starves the others",
-    "peek": "messages can be looked at, in order, without claiming them",
-    "peek states": "delayed messages and those in flight can be looked at too",
+    "peek": "messages can be read, in order, without claiming them",
+    "peek states": "delayed messages and those in flight can be read too",
     "receipts": "delete, extend and release work only with the current receipt",
-    "ended claims": "a receipt is void as soon as its claim has ended, by a deadline or a release",
-    "stale delete": "a delete by somebody whose message another holds is refused, not just in vain",
-    "gone already": "deleting what is gone already is told apart from deleting",
+    "ended claims": "a receipt is refused as soon as its claim has ended, by deadline or release",
+    "stale delete": "a delete with an old receipt, while another claim holds, raises an error",
+    "gone already": "deleting a message that is gone returns another result than deleting one",
     "timeout": "a claim ends by itself at its deadline",
-    "extend": "a claim can be held for longer, while it lives",
+    "extend": "a claim that has not ended can be held for longer",
     "release": "a claim can be ended early",
-    "release delay": "a released message can be held back for a while",
-    "milliseconds": "what takes time may be told in fractions of a second",
+    "release delay": "a released message can be delayed",
+    "milliseconds": "durations may be fractions of a second",
     "visibility zero": "a claim may be over as soon as it is made",
     "in-flight limit": "a queue can limit how many messages are in flight",
-    "attempts": "repeating a pull's attempt id gives the same claims while they live",
+    "attempts": "repeating a pull's attempt id gives the same claims while they are valid",
     "dedup": "the same dedup_id within the window gives the first message's id, and no message",
     "dedup window": "after five minutes a dedup_id counts as new",
     "delay": "a message can be pushed now and become visible later",
     "delay place": "a message whose delay ended takes the place of its arrival",
     "queue delay": "a queue can have a delay for all its messages",
     "ttl": "a message can be given a time to live",
-    "retention": "a queue ends the messages that nobody took in time",
+    "retention": "a queue removes messages that are older than its retention",
     "capacity by messages": "a queue can be limited in messages",
     "capacity by bytes": "a queue can be limited in bytes",
     "capacity in flight": "a message that is in flight counts towards the limit of its queue",
-    "attributes": "attributes in text come back as they were pushed",
-    "bytes attributes": "attributes in bytes come back as they were pushed",
+    "attributes": "attributes in text are pulled as they were pushed",
+    "bytes attributes": "attributes in bytes are pulled as they were pushed",
     "fifo": "a FIFO queue keeps strict order within a group and blocks it while one is in flight",
-    "fifo dedup": "a FIFO queue tells duplicates by a dedup_id, or by their bodies",
+    "fifo dedup": "a FIFO queue recognises duplicates by a dedup_id, or by their bodies",
     "fifo attempts": "a repeated attempt gives the same claims of a group that they block",
     "fifo delay": "on a FIFO queue a single message may be delayed, and its group waits for it",
-    "dedup by content": "a queue can tell duplicates by their bodies",
+    "dedup by content": "a queue can recognise duplicates by their bodies",
     "dedup per group": "a FIFO queue can keep dedup ids apart by group",
-    "dead letters": "a message pulled max_receives times goes to the dead-letter queue",
-    "dead-letter id": "a dead letter keeps its message id and knows its source",
+    "dead letters": "a message pulled max_receives times is moved to the dead-letter queue",
+    "dead-letter id": "a dead letter keeps its message id and has its source",
     "dead-letter receives": "the pulls of a dead letter are counted from its move",
     "dead-letter creation": "a dead-letter queue that is named but missing is made",
-    "redrive": "dead letters can be sent back where they came from, or elsewhere",
+    "redrive": "dead letters can be moved back to their source queue, or to another",
     "batches": "the items of a batch succeed or fail alone",
     "long poll": "a pull can wait for a message",
     "long poll due": "a waiting pull wakes when a delay or a claim ends",
-    "first waiter": "who waited first is served first",
+    "first waiter": "the pull that waited first is served first",
     "waiting pulls": "stats count the pulls that wait",
     "queue deletion": "deleting a queue fails its waiters and ends its claims",
     "queue settings": "a queue's settings can be read and changed, and creating is repeatable",
@@ -76,8 +76,8 @@ BEHAVIOURS: Final[Mapping[str, str]] = {
     "purge": "a queue can be emptied",
     "depth": "stats count messages by state",
     "stored bytes": "stats count bytes",
-    "oldest age": "stats tell how old the oldest message is",
-    "history": "what happened to a message can be read",
+    "oldest age": "stats have the age of the oldest message",
+    "history": "the events of a message can be read",
     "threads": "many threads may share one connection",
     "bad input": "a wrong request is refused by a typed error that names the field",
 }
@@ -148,9 +148,9 @@ class Contract:
     def _run(self, test: Callable[[], None]) -> None:
         """Runs a test; if it fails because its steps took too long in real time, runs it again.
 
-        What a test expects of a deadline holds only if its own steps take a small part of the time
-        that it lets pass. A failure of a test that was fast enough, or that waited until the time
-        limit, is reported.
+        The expectations of a test about a deadline hold only if its own steps take a small part of
+        the time that it lets pass. A failure of a test that was fast enough, or that waited until
+        the time limit, is reported.
         """
         __tracebackhide__ = True
         for self._slower in SLOWER:
@@ -167,7 +167,7 @@ class Contract:
                 return
 
     @behaviour("arrival order")
-    def test_what_the_backend_lacks_are_behaviours_of_the_contract(self) -> None:
+    def test_lacks_names_only_behaviours_of_the_contract(self) -> None:
         unknown = sorted(key for key in self._lacks if key not in BEHAVIOURS)
         assert not unknown, f"LACKS names no behaviour of the contract: {unknown}"
         assert all(self._lacks.values()), "every entry of LACKS gives its reason"
@@ -273,7 +273,7 @@ class Contract:
         """Waits until the condition holds; fails after the time limit."""
         give_up = time.monotonic() + PATIENCE_S
         while not holds():
-            assert time.monotonic() < give_up, "waited in vain"
+            assert time.monotonic() < give_up, "the condition did not hold within the time limit"
             time.sleep(0.002)
 
     def seen(self) -> list[object]:

@@ -133,7 +133,7 @@ class WaitingContract(Contract):
         assert claim.body == b"later"
 
     @behaviour("long poll due")
-    def test_waits_of_different_lengths_end_each_in_its_time(self) -> None:
+    def test_waits_of_different_lengths_each_end_at_their_own_time(self) -> None:
         queue = self.queue()
         long = self.pulling(queue, wait=self.seconds(1_000))
         short = self.pulling(queue, wait=self.seconds(4))
@@ -185,7 +185,7 @@ class WaitingContract(Contract):
         assert (claim.id, claim.queue) == (message_id, queue)
 
     @behaviour("first waiter")
-    def test_who_waited_first_is_served_first(self) -> None:
+    def test_the_pull_that_waited_first_is_served_first(self) -> None:
         queue = self.queue()
         pulls = [self.pulling(queue, wait=self.seconds(1_000)) for _ in range(4)]
         served = []
@@ -197,7 +197,7 @@ class WaitingContract(Contract):
         assert served == ["m0", "m1", "m2", "m3"]
 
     @behaviour("first waiter", "long poll")
-    def test_a_wait_that_timed_out_does_not_hold_up_those_behind_it(self) -> None:
+    def test_a_wait_that_timed_out_does_not_block_those_behind_it(self) -> None:
         queue = self.queue()
         early = self.pulling(queue, wait=self.seconds(4))
         late = self.pulling(queue, wait=self.seconds(1_000))
@@ -227,12 +227,12 @@ class WaitingContract(Contract):
 
     @behaviour("queue deletion", "long poll")
     def test_deleting_a_queue_fails_its_waiters_and_no_others(self) -> None:
-        doomed, other = self.queue(), self.queue()
-        pulls = [self.pulling(doomed, wait=self.seconds(1_000)) for _ in range(2)]
+        removed, other = self.queue(), self.queue()
+        pulls = [self.pulling(removed, wait=self.seconds(1_000)) for _ in range(2)]
         bystander = self.pulling(other, wait=self.seconds(1_000))
-        self.store.remove(doomed)
+        self.store.remove(removed)
         for pull in pulls:
-            with pytest.raises(QueueDeleted, match=doomed):
+            with pytest.raises(QueueDeleted, match=removed):
                 pull.result(PATIENCE_S)
         assert not bystander.done()
         self.push_all(other, "a")

@@ -1,15 +1,15 @@
 """Clients with ledgers: they push, pull, extend, release and delete, and check every answer.
 
-A client has one command under way at a time. It asks the owner that it knows of, and asks again by
-the rules of the package (`cluster.attempts`), in the same code.
+A client executes one command at a time. It sends it to the last owner it has learned of, and
+repeats it by the rules of the package, in the same code (`cluster.attempts`).
 
-Each answer is checked the moment it comes, against what is kept in the log (`truth`):
+Each answer is checked when it arrives, against the slots that are kept in the log (`truth`):
 
-- a push that was answered is there, once, with its body; a dedup id gives one id
-- a claim that was answered is there, and nobody else was given that message under that epoch
-- what was deleted, extended or released is so, under the epoch of the receipt
+- a push that was answered is kept, once, with its body; a dedup id gives one id
+- a claim that was answered is kept, and no other client was given that message with that epoch
+- a delete, extension or release that was answered is kept, with the epoch of the receipt
 - a receipt is refused only if its claim has ended
-- nothing comes back after its delete was answered
+- no message comes back after its delete was answered
 """
 
 from collections.abc import Generator
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 ClientSteps = Generator[LogRequest[Any], Any, R]
 _SILENCE_MS: Final = round(calls.SILENCE_S * 1_000)
-# An answer that changes nothing may be so old; see `nodes`.
+# How old an answer that changes nothing may be; see `nodes`.
 _STALE_MS: Final = 100
 
 
@@ -78,13 +78,13 @@ class AnsweredClaim:
 
 
 class ClusterLedger:
-    """What all clients together were told."""
+    """The answers that all clients got."""
 
     def __init__(self, cluster: "SimulatedCluster") -> None:
         self._cluster = cluster
         self._schedule = cluster.schedule
         self._ids = [MessageIds(identity_of(shard)) for shard in range(cluster.profile.shards)]
-        # The id that was answered for each dedup id, and who was given each claim.
+        # The id that was answered for each dedup id, and the pull that was given each claim.
         self._dedups: dict[tuple[int, str], str] = {}
         self._given: dict[tuple[int, int, int], str] = {}
         # When each delete was answered, and how often the message had been claimed by then.
@@ -132,7 +132,7 @@ class ClusterLedger:
         return AnsweredClaim(shard, number, claim)
 
     def note_shown(self, shard: int, message_id: str, asked_ms: int) -> None:
-        """A message was shown by a peek that was asked then."""
+        """A message was returned by a peek that was sent at `asked_ms`."""
         deleted = self._deleted.get((shard, self._ids[shard].read(message_id)))
         if deleted is not None and deleted[0] < asked_ms - _STALE_MS:
             self._schedule.violate(f"{message_id} is shown, and its delete was answered")
@@ -166,10 +166,10 @@ class ClusterLedger:
     def note_refused(self, held: AnsweredClaim) -> None:
         """A receipt was refused as stale."""
         if self._is_live(held):
-            self._schedule.violate(f"the receipt of a claim that lives was refused: {held}")
+            self._schedule.violate(f"the receipt of a valid claim was refused: {held}")
 
     def _is_live(self, held: AnsweredClaim) -> bool:
-        """Whether a claim is the current one, and has not run out by anybody's clock."""
+        """Whether a claim is the current one, and has not run out by any node's clock."""
         life = self._life(held.shard, held.number)
         now_ms = EPOCH_MS + self._schedule.now_ms + self._cluster.profile.skew_ms_max
         return (
@@ -221,12 +221,12 @@ class SimulatedClient(Host):
             call.process.resume((kind, data[1:]), None)
 
     def take_ownership(self, shard: int, term: int) -> None:
-        """A new owner says so."""
+        """A new owner has announced its term."""
         self._terms[shard] = max(self._terms.get(shard, 0), term)
         self._leave_silent(shard)
 
     def _sweep(self) -> None:
-        """Looks for another owner where one has said nothing for a while."""
+        """Looks for another owner if one has been silent for some time."""
         self._is_sweeping = bool(self._calls)
         if not self._calls:
             return
@@ -253,7 +253,7 @@ class SimulatedClient(Host):
                 self.take_answer(token, calls.LOST)
 
     def ask(self, shard: int, command: Command[R]) -> ClientSteps[R]:
-        """Has the shard's owner do it, whoever that is by then. Raises PenstockError."""
+        """Sends a command to the shard's owner until it is answered. Raises PenstockError."""
         (data,) = calls.write_command(command)
         attempts = Attempts(shard, command, self.schedule.now_ms / 1_000)
         while True:
@@ -273,7 +273,7 @@ class SimulatedClient(Host):
     # Working.
 
     def work(self) -> None:
-        """Begins to use the queues, until the cluster says that it is enough."""
+        """Uses the queues until the cluster sets `is_ending`."""
         self.is_working = True
         self.start("work", self._work(), self._worked)
 
@@ -294,7 +294,7 @@ class SimulatedClient(Host):
             yield from self._try(action.__name__, action(), cluster.is_ending)
 
     def _try(self, what: str, steps: ClientSteps[Any], is_last: bool = False) -> ClientSteps[None]:
-        """Runs an operation; an error that a request may have is no reason to stop."""
+        """Runs an operation; the expected errors of a request are only noted."""
         self.schedule.note(self.name, what)
         try:
             yield from steps

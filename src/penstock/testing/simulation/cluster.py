@@ -1,9 +1,9 @@
-"""A whole simulated cluster: nodes, clients, streams and network, and the faults that befall them.
+"""A whole simulated cluster: nodes, clients, streams and network, and the faults of a run.
 
 A seed decides a profile first: how many of each, how lossy the network is, and which faults this
-run has. Then clients work while faults come; then all faults end, the clients finish, and every
-queue is drained. A run is good if no rule was broken on the way (`truth`, `clients`, `nodes`), if
-it comes to its end, and if every push that was answered was drained or deleted.
+run has. Then clients work while faults occur; then all faults end, the clients finish, and every
+queue is drained. A run passes if no rule was broken (`truth`, `clients`, `nodes`), if it comes to
+its end, and if every push that was answered was drained or deleted.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _decode_manifest = msgspec.json.Decoder(SnapshotManifest).decode
 
 @dataclass(frozen=True)
 class Profile:
-    """What a seed decides before anything happens."""
+    """The parameters of a run, which the seed decides first."""
 
     nodes: int
     clients: int
@@ -73,7 +73,7 @@ class SimulatedCluster:
         node_class: type[SimulatedNode] = SimulatedNode,
         profile: Profile | None = None,
     ) -> None:
-        """`node_class` may plant a fault; `profile` takes the place of the one by the seed."""
+        """`node_class` may plant a fault; `profile` replaces the one that the seed decides."""
         self.directory = directory
         self.schedule = schedule = RunSchedule(seed)
         self.profile = profile = profile or make_profile(schedule)
@@ -126,7 +126,7 @@ class SimulatedCluster:
     # The network.
 
     def _transit_ms(self) -> int | None:
-        """How long a message is on its way; None if it is lost."""
+        """How long the network takes for a message; None if the message is lost."""
         chance = self.schedule.chance()
         if chance < self.profile.loss:
             return None
@@ -135,7 +135,7 @@ class SimulatedCluster:
         return self.schedule.below(4)
 
     def request(self, host: Host, process: Process, request: LogRequest[Any]) -> None:
-        """Brings a request to the servers and the reply back; or Unanswered, after a time."""
+        """Sends a request to the servers and the reply back; or Unanswered, after a time."""
         exchange = _Exchange(self, host, process)
         limit_ms = _APPEND_MS if type(request) is Append else _REQUEST_MS
         exchange.timer = host.later(limit_ms, exchange.time_out)
@@ -145,13 +145,13 @@ class SimulatedCluster:
             self.schedule.after(transit_ms, arrive)
 
     def send(self, sender: Host, receiver: Host, action: Any) -> None:
-        """Brings something from one host to another, or loses it."""
+        """Runs an action on the receiver after a transit time, unless the message is lost."""
         transit_ms = self._transit_ms()
         if transit_ms is not None and not sender.is_unheard and not receiver.is_deaf:
             self.schedule.after(transit_ms, partial(receiver.run, action))
 
     def call(self, client: SimulatedClient, shard: int, term: int, token: int, data: bytes) -> None:
-        """Brings a command to the owner of this term; if nobody listens, the servers say so."""
+        """Sends a command to the owner of this term; if there is none, the servers reply that."""
         part = self._listeners.get((shard, term))
         if part is None:
             self.send(client, client, partial(client.take_answer, token, calls.NOT_OWNER))
@@ -160,21 +160,21 @@ class SimulatedCluster:
             self.send(client, part.node, take)
 
     def answer(self, node: SimulatedNode, client: str, token: int, data: bytes) -> None:
-        """Brings an answer to a client."""
+        """Sends an answer to a client."""
         receiver = self._clients_by_name[client]
         self.send(node, receiver, partial(receiver.take_answer, token, data))
 
     def serving(self, part: OwnedPart) -> None:
-        """A node begins to listen, and says so."""
+        """A node begins to listen, and announces that to the clients."""
         self._listeners[part.shard, part.term] = part
         for client in self.clients:
             self.send(part.node, client, partial(client.take_ownership, part.shard, part.term))
 
     def silent(self, part: OwnedPart) -> None:
-        """A node listens no more."""
+        """A node no longer listens."""
         self._listeners.pop((part.shard, part.term), None)
 
-    # Who owns what, and the faults.
+    # Owners and faults.
 
     def _owner(self, shard: int) -> SimulatedNode | None:
         """A node that serves the shard and can be reached; the newest if there are several."""
@@ -187,7 +187,7 @@ class SimulatedCluster:
         return self.schedule.pick(usable) if usable else None
 
     def _direct(self) -> None:
-        """Decides who takes which shard, as nodes do for themselves."""
+        """Decides which node takes which shard, as real nodes decide for themselves."""
         self.schedule.after(self.schedule.between(20, 150), self._direct)
         for shard in range(self.profile.shards):
             owner, node = self._owner(shard), self._usable_node()
@@ -234,7 +234,7 @@ class SimulatedCluster:
             self.schedule.note(self.nodes[number].name, "starts")
 
     def pause(self) -> None:
-        """A node is stopped, and resumed later: it still thinks that it owns its shards."""
+        """A node is suspended, and resumed later: it still acts as the owner of its shards."""
         node = self._victim()
         if not node.is_paused and not node.is_stopped:
             self.schedule.note(node.name, "is paused")
@@ -260,7 +260,7 @@ class SimulatedCluster:
         self.schedule.note(host.name, "is connected")
 
     def take(self) -> None:
-        """A node takes a shard from an owner that is well."""
+        """A node takes a shard from an owner that works."""
         node, shard = self._usable_node(), self.schedule.below(self.profile.shards)
         if node is not None:
             node.run(partial(node.take, shard))
@@ -314,7 +314,7 @@ class SimulatedCluster:
             if self.is_ending and not any(client.is_working for client in self.clients):
                 break
             if schedule.now_ms > _END_MS_MAX:
-                schedule.violate("the clients do not come to an end after all faults have ended")
+                schedule.violate("the clients do not finish after all faults have ended")
         if schedule.violation is None:
             self._drain()
         for node in self.nodes:
@@ -352,7 +352,7 @@ class SimulatedCluster:
 
 
 class _Exchange:
-    """A request on its way to the servers, and its reply."""
+    """A request to the servers, and its reply."""
 
     __slots__ = ("_cluster", "_host", "_process", "timer")
 
@@ -366,14 +366,14 @@ class _Exchange:
         """The servers reply."""
         transit_ms = self._cluster._transit_ms()
         if transit_ms is not None and not self._host.is_deaf:
-            settle = partial(self._host.run, partial(self._settle, reply, error))
-            self._cluster.schedule.after(transit_ms, settle)
+            finish = partial(self._host.run, partial(self._finish, reply, error))
+            self._cluster.schedule.after(transit_ms, finish)
 
     def time_out(self) -> None:
         """No reply has come."""
-        self._settle(None, Unanswered("no answer"))
+        self._finish(None, Unanswered("no answer"))
 
-    def _settle(self, reply: Any, error: Exception | None) -> None:
+    def _finish(self, reply: Any, error: Exception | None) -> None:
         process, self._process = self._process, None
         if process is not None:
             self.timer.cancel()

@@ -1,9 +1,8 @@
 """A node of the simulated cluster: the real takeovers, engines, journals, answers and snapshots.
 
-Only what is asyncio and NATS in `cluster.node` and `cluster.serving` is done here in another way:
+Only the parts of `cluster.node` and `cluster.serving` that use asyncio and NATS are replaced here:
 steps are run by the schedule, and messages go through the simulated network. Which node takes which
-shard, and when, is decided by chance: the registers only tell everyone whom to ask, so any node may
-take over at any time, and nothing may go wrong.
+shard, and when, is random: any node may take over at any time, and no rule may be broken by it.
 
 The methods of the first part may be overridden to plant a fault, which the simulation must find.
 """
@@ -40,18 +39,18 @@ KEY: Final = b"k" * 32
 MARK_BYTES: Final = 1_500
 # The answer to a pull that found nothing, however long it waited.
 _NO_CLAIMS: Final = calls.write_reply(Pull("q"), [])[0]
-# So old may an answer be that changed nothing (docs/decisions/142).
+# How old an answer that changed nothing may be (docs/decisions/142).
 _CONFIRMED_MS: Final = 100
 _REDIRECT_MS: Final = 500
 
 
 def identity_of(shard: int) -> bytes:
-    """What the ids of a shard's messages begin with."""
+    """The identity in the ids of a shard's messages."""
     return b"simul" + shard.to_bytes(2, "big")
 
 
 class NodeClock:
-    """The clock of an owner, as `SystemClock` is: wall time at the start, then monotonic."""
+    """The clock of an owner, like `SystemClock`: wall time at the start, then monotonic."""
 
     def __init__(self, node: "SimulatedNode", last_ms: int) -> None:
         self._schedule = node.schedule
@@ -72,7 +71,7 @@ class NodeClock:
 
 
 class WatchedAnswers(ShardAnswers):
-    """The answers of an owner, with a note of when each was made that changed nothing."""
+    """The answers of an owner; stores when each answer was made that changed nothing."""
 
     made_ms: dict[Caller, int]
     now_ms: Callable[[], int]
@@ -114,7 +113,7 @@ class OwnedPart:
     def _append(self) -> None:
         if self.appending is None:
             steps = self.node.append(self.journal)
-            # Not at once: the engine is in the middle of a command.
+            # Not at once: this is called within a command of the engine.
             self.node.loop.call_soon(self._start_appending, steps)
 
     def _start_appending(self, steps: LogSteps[None]) -> None:
@@ -180,12 +179,12 @@ class SimulatedNode(Host):
         self.cluster = cluster
         self.skew_ms = skew_ms
         self.owned: dict[int, OwnedPart] = {}
-        # Those that were lost or handed over and are not discarded yet.
+        # Shards that were lost or handed over and are not discarded yet.
         self._leaving: list[OwnedPart] = []
         self._taking: dict[int, None] = {}
         self._standbys: dict[int, tuple[ShardReplica, Process | None]] = {}
 
-    # What a planted fault overrides.
+    # A planted fault overrides these.
 
     def take_over(
         self, replica: ShardReplica, claim_id: str, revision: int, seen_slot: int
@@ -194,15 +193,15 @@ class SimulatedNode(Host):
         return take_over(replica, self.name, claim_id, revision, seen_slot)
 
     def append(self, journal: ReplicatedJournal) -> LogSteps[None]:
-        """The steps that append what waits in a journal."""
+        """The steps that append the waiting entries of a journal."""
         return append_steps(journal)
 
     def make_upkeep(self, engine: Engine, journal: ReplicatedJournal, directory: Path) -> Upkeep:
-        """What takes snapshots of a shard."""
+        """The upkeep that takes snapshots of a shard."""
         return Upkeep(engine, journal, directory, None)
 
     def make_answers(self, part: OwnedPart) -> WatchedAnswers:
-        """What answers for a shard."""
+        """The object that answers commands to a shard."""
         lost = partial(self._lost, part)
         return self.answers_class(
             part.journal, part.engine, part.guard, part, self.event_loop, lost
@@ -227,7 +226,7 @@ class SimulatedNode(Host):
         return ShardReplica(shard, path, MemoryContents, MARK_BYTES)
 
     def stand_by(self, shard: int) -> None:
-        """Reads along with a shard's log, as far as it goes now."""
+        """Reads a shard's log up to its current end."""
         if shard in self.owned or shard in self._taking:
             return
         replica, process = self._standbys.get(shard, (None, None))
@@ -245,7 +244,7 @@ class SimulatedNode(Host):
             self.schedule.violate(f"a standby raised {type(error).__name__}: {error}")
 
     def take(self, shard: int, revision: int | None = None, seen_slot: int = 0) -> None:
-        """Takes a shard over: from whoever owns it, or from one that has told its last slot."""
+        """Takes a shard over: from any owner, or from one that has sent its term and last slot."""
         if shard in self.owned or shard in self._taking:
             return
         self._taking[shard] = None
@@ -293,20 +292,20 @@ class SimulatedNode(Host):
         if truth.term == journal.term and state_bytes(part.engine.shard) != truth.state():
             self.schedule.violate(
                 f"shard {shard}: the owner of term {journal.term} begins with another state than "
-                "the one that the log tells"
+                "that of the log"
             )
         self.owned[shard] = part
         self.schedule.note(self.name, "serves", shard, f"term {journal.term}")
         self.cluster.serving(part)
 
     def _check_fenced(self, shard: int, term: int) -> None:
-        """Only another owner makes one stop: nothing else is a fence."""
+        """Checks that an owner was fenced by another owner, and by nothing else."""
         register = self.cluster.streams.register(owner_key(shard))
         newest = 0 if register is None else register.revision
         if max(newest, self.cluster.truths[shard].term) <= term:
             self.schedule.violate(
-                f"shard {shard}: the owner of term {term} takes itself for fenced, and there is no "
-                "other"
+                f"shard {shard}: the owner of term {term} stopped as fenced, and there is no later "
+                "owner"
             )
 
     def _lost(self, part: OwnedPart, error: PenstockError) -> None:
@@ -329,7 +328,7 @@ class SimulatedNode(Host):
             self.cluster.silent(part)
             part.discard()
 
-    # What else a node does with its shards.
+    # Other work on owned shards.
 
     def look_whether_replaced(self, shard: int) -> None:
         """Reads the register of a shard, as nodes do now and then."""

@@ -1,11 +1,11 @@
-"""Time, chance and order of a simulation: a heap of actions, and the hosts that run them.
+"""Time, randomness and order of a simulation: a heap of actions, and the hosts that run them.
 
 Everything random comes from one generator with the run's seed, and nothing iterates over a set, so
 the same seed gives the same run in every process. A *step* is one action of the heap.
 
-A host is a process of the simulated cluster: it may be paused, in which case what comes for it
-waits, or stopped for good, in which case that is dropped. Steps under way on a host (`LogSteps`)
-are resumed by replies, or by `Unanswered`, as `jetstream` would.
+A host is a process of the simulated cluster: while it is paused, its actions wait; after it was
+stopped, they are dropped. Steps that run on a host (`LogSteps`) are resumed by replies, or by
+`Unanswered`, as `jetstream` does it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from penstock.cluster.log import LogRequest, LogSteps, Pause
 
 Action = Callable[[], object]
 Done = Callable[[Any, Exception | None], None]
-# What may happen at one instant before the run is given up as one that never ends.
+# A run that has more steps than this counts as one that never ends.
 STEPS_MAX: Final = 60_000
 
 
@@ -33,12 +33,12 @@ class Timer:
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """Has nothing happen."""
+        """Cancels the action."""
         self.action = None
 
 
 class RunSchedule:
-    """The instant, the actions to come, and what has happened so far."""
+    """The current instant, the actions to come, and the trace."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -51,7 +51,7 @@ class RunSchedule:
         self._count = 0
 
     def after(self, delay_ms: int, action: Action) -> Timer:
-        """Has it done so much later; of several at one instant any may be the first."""
+        """Runs an action after a delay; of several at one instant any may be the first."""
         timer = Timer(action)
         self._count += 1
         heappush(self._heap, (self.now_ms + delay_ms, self.chance(), self._count, timer))
@@ -74,7 +74,7 @@ class RunSchedule:
         self.trace.append((self.now_ms, *what))
 
     def violate(self, text: str) -> None:
-        """Something happened that must never happen: the run ends after this step."""
+        """A rule was broken: the run ends after this step."""
         if self.violation is None:
             self.violation = text
             self.note("VIOLATION", text)
@@ -88,13 +88,13 @@ class RunSchedule:
                 self.steps += 1
                 action()
                 if self.steps >= STEPS_MAX:
-                    self.violate(f"nothing has come to an end in {STEPS_MAX} steps")
+                    self.violate(f"the run has not ended after {STEPS_MAX} steps")
                 return True
         return False
 
 
 class SimulatedLoop:
-    """What the engine and the answers need of an event loop, for one host."""
+    """The methods of an event loop that the engine and the answers use, for one host."""
 
     def __init__(self, host: "Host") -> None:
         self._host = host
@@ -105,7 +105,7 @@ class SimulatedLoop:
         return self._host.schedule.now_ms / 1_000
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Calls it once the action under way is over."""
+        """Calls it when the current action has ended."""
         self._ready.append(partial(callback, *args) if args else callback)
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
@@ -133,7 +133,7 @@ class Host:
         self.loop = SimulatedLoop(self)
         self.is_stopped = False
         self.is_paused = False
-        # Whether what it sends, and what is sent to it, is lost.
+        # Whether everything it sends is lost, and everything that is sent to it.
         self.is_unheard = False
         self.is_deaf = False
         self._backlog: list[Action] = []
@@ -145,7 +145,7 @@ class Host:
         return cast(asyncio.AbstractEventLoop, self.loop)
 
     def run(self, action: Action) -> None:
-        """Has the host do it: later if it is paused, never if it was stopped."""
+        """Runs an action on the host: later if it is paused, never if it was stopped."""
         if self.is_stopped:
             return
         if self.is_paused:
@@ -155,17 +155,17 @@ class Host:
         self.loop.run_ready()
 
     def later(self, delay_ms: int, action: Action) -> Timer:
-        """Has the host do it so much later."""
+        """Runs an action on the host after a delay."""
         timer = Timer(action)
         self.schedule.after(delay_ms, partial(self.run, partial(_unless_cancelled, timer)))
         return timer
 
     def pause(self) -> None:
-        """Stops the host's processor; what comes for it waits, and time goes on."""
+        """Suspends the host: its actions wait, and time goes on."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Lets the host go on, with all that has come meanwhile."""
+        """Resumes the host, with all actions that have waited."""
         if not self.is_paused:
             return
         self.is_paused = False
@@ -188,18 +188,18 @@ class Host:
         return process
 
     def ended(self, process: "Process") -> None:
-        """Steps have come to their end."""
+        """Steps have ended."""
         self._under_way.pop(process, None)
 
     def execute(self, process: "Process", request: LogRequest[Any]) -> None:
-        """Carries a request of some steps out; a host knows only how to wait."""
+        """Executes a request of some steps; a plain host can only execute Pause."""
         assert type(request) is Pause, f"{self.name} cannot carry out {request}"
         delay_ms = max(request.ms, 1)
         self.later(delay_ms, partial(process.resume, None, None))
 
 
 class Process:
-    """Steps under way on a host."""
+    """Steps that run on a host."""
 
     __slots__ = ("_done", "_steps", "host", "is_over", "what")
 
@@ -211,7 +211,7 @@ class Process:
         self._done = done
 
     def resume(self, reply: Any, error: Exception | None) -> None:
-        """Gives the steps what they asked for, and carries out what they ask next."""
+        """Sends the reply or the error to the steps, and executes their next request."""
         if self.is_over or self.host.is_stopped:
             return
         try:
@@ -228,7 +228,7 @@ class Process:
             self.host.execute(self, request)
 
     def end(self) -> None:
-        """Ends the steps where they are: what they hold open is closed."""
+        """Ends the steps where they are; their `finally` blocks run."""
         self.is_over = True
         self._steps.close()
 

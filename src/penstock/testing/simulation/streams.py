@@ -1,17 +1,18 @@
-"""A model of JetStream: what the streams behind `cluster.log` do, with their faults.
+"""A model of JetStream: the streams behind `cluster.log`, with their faults.
 
 Each stream has three replicas, one of which leads. A message that is published goes through
 
-    accepted      the leader has compared its expectation with all it has accepted so far, kept or
-                  not, and has given it the next sequence. A mismatch is answered at once (10071)
-    kept          a majority has it. Only then is it answered, and only then may anyone read it
-    vanished      or else the leader changed before, and nobody has it; there is no answer
+    accepted      the leader has compared its expected sequence with all messages it has accepted so
+                  far, kept or not, and has given it the next sequence. A mismatch is answered at
+                  once (10071)
+    kept          a majority has it. Only then is it answered, and only then can it be read
+    vanished      the leader changed before that, and no replica has it; there is no answer
 
-A direct read is answered by any replica, which knows what is kept up to some time ago; a damaged
-replica has lost some messages in the middle and does not know. After `Demote` the leader answers.
-Without a leader nothing is accepted, for as long as an election takes.
+A direct read is answered by any replica, which may be behind; a damaged replica has lost some
+messages in the middle without noticing. After `Demote` the leader answers. During an election there
+is no leader, and nothing is accepted.
 
-`ModelStream.messages` keeps what was purged, too: that is what really happened.
+`ModelStream.messages` also has the messages that were purged: it is the true history.
 """
 
 from bisect import bisect_right
@@ -56,7 +57,7 @@ class _Proposal:
 
 
 class _ReplicaView:
-    """What one replica knows of a stream: when it learnt of each message and each purge."""
+    """The view of one replica: when it received each message and each purge."""
 
     __slots__ = ("lost", "purges", "seen_ms", "stalled_until_ms")
 
@@ -67,7 +68,7 @@ class _ReplicaView:
         self.stalled_until_ms = 0
 
     def learn(self, at_ms: int) -> int:
-        """When this replica learns of something that is sent to it to arrive then."""
+        """When this replica processes something that arrives at `at_ms`."""
         return max(at_ms, self.stalled_until_ms, self.seen_ms[-1] if self.seen_ms else 0)
 
 
@@ -97,9 +98,9 @@ class ModelStream:
         after: int | None = None,
         after_of_subject: int | None = None,
     ) -> None:
-        """A message reaches the leader, with what it expects to be the last sequence, if anything.
+        """A message reaches the leader, with the last sequence that it expects, if any.
 
-        It expects that of the whole stream, or of its subject.
+        `after` is that of the whole stream, `after_of_subject` that of its subject.
         """
         if self._schedule.now_ms < self._no_leader_until_ms:
             return
@@ -146,14 +147,14 @@ class ModelStream:
             proposal.answered(sequence, None)
 
     def purge(self, before: int) -> None:
-        """Ends the messages before a sequence, at each replica when it learns of it."""
+        """Removes the messages before a sequence, at each replica when it processes the purge."""
         self.first = max(self.first, before)
         for view in self._views:
             at_ms = max(view.learn(self._schedule.now_ms), view.purges[-1][0])
             view.purges.append((at_ms, self.first))
 
     def drop(self, prefix: str) -> None:
-        """Ends the messages whose subjects begin with this."""
+        """Removes the messages whose subjects begin with this."""
         self._dropped.setdefault(prefix, self._schedule.now_ms)
 
     # Reading.
@@ -219,7 +220,7 @@ class ModelStream:
     # Faults.
 
     def change_leader(self, election_ms: int) -> None:
-        """Another replica leads, after an election; of what is not kept, only a part survives."""
+        """Another replica leads, after an election; of the messages not kept, a part survives."""
         surviving = self._schedule.below(len(self._accepted) + 1)
         for proposal in self._accepted[surviving:]:
             proposal.is_over = True
@@ -236,7 +237,7 @@ class ModelStream:
         self.change_leader(self._schedule.between(10, 30))
 
     def stall(self, replica: int, for_ms: int) -> None:
-        """A replica learns nothing new for a while."""
+        """A replica receives nothing new for some time."""
         self._views[replica].stalled_until_ms = self._schedule.now_ms + for_ms
 
     def damage(self, replica: int, count: int) -> None:
@@ -311,7 +312,7 @@ class StreamsModel:
                 self.chunks.drop(f"{shard}.{snapshot}.")
                 answered(None, None)
             case _:
-                raise AssertionError(f"the model does not know {request}")
+                raise AssertionError(f"the model has no request {request}")
 
 
 def _kept_in_shard(

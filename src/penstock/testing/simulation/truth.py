@@ -1,6 +1,6 @@
-"""What really happened to a shard: the slots that were kept, read by the plainest rules.
+"""The true history of a shard: the slots that were kept, checked by simple rules.
 
-Every slot is checked the moment it is kept, and every answer against what is kept by then. The
+Every slot is checked when it is kept, and every answer against the slots that are kept by then. The
 rules are those of the delivery contract, over the events of one message:
 
     pushed       a number once; a dedup id once within its window
@@ -9,8 +9,8 @@ rules are those of the delivery contract, over the events of one message:
                  only if in flight, with the epoch of the claim
     expired      only if in flight, with the epoch of the claim, and not before its deadline
 
-Beside that, the events are folded by the real core from the first slot on, without any snapshot:
-what a new owner begins with must be that state.
+In addition, the real core applies all events from the first slot on, without any snapshot: a new
+owner must begin with that state.
 """
 
 from typing import Final
@@ -45,7 +45,7 @@ DEPARTED: Final = "departed"
 
 
 class Life:
-    """One message, as the events that are kept tell it."""
+    """The state of one message according to the events that were kept."""
 
     __slots__ = ("body", "deadline_ms", "ended_by", "epoch", "number", "queue", "state")
 
@@ -85,7 +85,7 @@ class ShardTruth:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every message has come to its end."""
+        """Whether every message has ended."""
         return all(life.state == GONE for life in self.lives.values())
 
     def keep(self, slot: int, packed: bytes) -> None:
@@ -108,7 +108,7 @@ class ShardTruth:
                 self._recovery.apply_if_new(event, place)
 
     def state(self) -> bytes:
-        """The state that the slots tell, as bytes."""
+        """The state after all slots, as bytes."""
         return state_bytes(self._recovery.finish())
 
     # The rules.
@@ -158,7 +158,7 @@ def _fields_of(event: AnyEvent) -> tuple[object, ...]:
 
 
 def _problem(life: Life, event: AnyEvent) -> str | None:
-    """Why this event may not happen to a message in this state; None if it may."""
+    """The rule that this event breaks for a message in this state; None if none."""
     match event:
         case Claimed(epoch=epoch):
             if life.state != VISIBLE:
@@ -183,7 +183,7 @@ def _problem(life: Life, event: AnyEvent) -> str | None:
 
 
 def _live(life: Life, event: AnyEvent) -> None:
-    """What an event makes of a message."""
+    """Applies an event to a message."""
     match event:
         case Claimed(epoch=epoch, deadline_ms=deadline_ms):
             life.state, life.epoch, life.deadline_ms = IN_FLIGHT, epoch, deadline_ms

@@ -1,1 +1,1 @@
-"""Our own wire: frames, and the commands and replies in them."""
+"""Penstock's own wire protocol: frames, and the commands and replies in them."""

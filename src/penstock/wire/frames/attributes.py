@@ -1,4 +1,4 @@
-"""Attributes of a message as they come over the wire, where they could hold anything."""
+"""Decodes a message's attributes, which a peer may have sent with any content."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,9 +11,9 @@ _decode_any: Final = msgspec.msgpack.Decoder().decode
 
 
 def read_attributes(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """Attributes that were left undecoded because they could hold anything.
+    """Decodes attributes that were left undecoded because their size is not known yet.
 
-    Raises InvalidField for a value that is neither text nor bytes, without having built it.
+    Raises InvalidField for a value that is neither text nor bytes, without decoding it.
     """
     found = {}
     for name, value in raw.items():

@@ -1,11 +1,12 @@
-"""What stands in a frame: commands and replies in MessagePack, and back.
+"""The bodies of frames: commands and replies in MessagePack, encoded and decoded.
 
     command   array: its tag, then its fields in the order of its class in `service`
-    reply     what the command's class says it gives; of a pull, arrays with the receipt as text;
+    reply     the reply type of the command's class; of a pull, arrays with the receipt as text;
               of a batch, an array of replies in which an error is a map: {"error": its words}
 
-Bodies come from anyone who can connect. Their shape is checked while they are decoded. A large one
-is decoded by stricter types, so that a megabyte of bytes cannot become a gigabyte of lists.
+Bodies may come from any client that can connect. Their shape is checked while they are decoded. A
+large one is decoded with stricter types, so that a megabyte of bytes cannot become a gigabyte of
+lists.
 """
 
 import re
@@ -129,7 +130,7 @@ _Items = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
 
 
 class _WireBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
-    # What may not stand in a batch is refused by the engine, item by item.
+    # Commands that are not allowed in a batch are refused by the engine, one by one.
     items: Annotated[list[Push | _NotPush], _Items]
 
 
@@ -183,7 +184,7 @@ def _decode_batch(body: Body) -> Batch:
 
 
 def _decode_one_by_one(body: Body) -> list[Any]:
-    """The items of a batch in which something is wrong, with a BadItem wherever it is."""
+    """The items of a batch with a fault in it, with a BadItem for each that is wrong."""
     return decode_items(raw_items(body), 0)
 
 
@@ -243,11 +244,11 @@ def command_fault(kind: int, fault: Exception) -> PenstockError:
         return fault
     if isinstance(fault, msgspec.ValidationError):
         field, reason = _place(kind, str(fault))
-        # The same class as the engine itself would raise for what is not even text.
+        # The same classes as the engine raises for a value that is not text.
         named = {"receipt": InvalidReceipt, "id": MessageNotFound}.get(field, InvalidField)
         return named(f"{field}: {reason}")
     return ProtocolError(
-        f"the client sent a frame of kind {kind:#04x} whose body is not what it should be: "
+        f"the client sent a frame of kind {kind:#04x} whose body is not MessagePack: "
         f"{str(fault)[:200]}"
     )
 
@@ -270,16 +271,16 @@ def _place(kind: int, message: str) -> tuple[str, str]:
 def encode_command(
     request: int, command: Command[Any], frame_bytes_max: int = FRAME_BYTES_MAX
 ) -> bytes:
-    """The frame of a command. Raises InvalidField or MessageTooLarge for what cannot travel."""
+    """The frame of a command. Raises InvalidField or MessageTooLarge if it cannot be sent."""
     kind = KIND_OF.get(type(command))
     if kind is None:
         if isinstance(command, PushMany):
             return encode_bulk(request, command, frame_bytes_max)
-        raise InvalidField(f"command: {type(command).__name__} is not one the engine knows")
+        raise InvalidField(f"command: the engine has no command {type(command).__name__}")
     try:
         body = encode_body(command)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        body = _encode_with_care(command)
+        body = _encode_checked(command)
     if kind == PUSH and type(command.body) is not bytes:  # type: ignore[attr-defined]
         given = type(command.body).__name__  # type: ignore[attr-defined]
         raise InvalidField(f"body: expected bytes, got {given}")
@@ -290,23 +291,22 @@ def encode_command(
 
 def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
     if kind in _BY_RECEIPT:
-        raise InvalidReceipt("receipt: not one that any store has made: it is far too long")
+        raise InvalidReceipt("receipt: no store has made it: it is far too long")
     if kind not in (PUSH, BATCH):
         raise InvalidField(
-            f"command: {size} bytes in all; at most {SMALL_BYTES} can travel in one "
+            f"command: {size} bytes in all; at most {SMALL_BYTES} are allowed in one "
             f"{_TYPE_OF[kind].__name__}"
         )
     if size > frame_bytes_max:
         kind_of_error = MessageTooLarge if kind == PUSH else InvalidField
         field = "body" if kind == PUSH else "items"
         raise kind_of_error(
-            f"{field}: {size} bytes with everything around it; a frame takes at most "
-            f"{frame_bytes_max}"
+            f"{field}: {size} bytes with all other fields; a frame takes at most {frame_bytes_max}"
         )
 
 
-def _encode_with_care(command: Command[Any]) -> bytes:
-    """Encodes a command after turning its receipts into text, or names the field at fault."""
+def _encode_checked(command: Command[Any]) -> bytes:
+    """Encodes a command after turning its receipts into text. Raises an error for the bad field."""
     if isinstance(command, Delete | Extend | Release):
         command = _with_text(command)
     elif isinstance(command, Batch) and type(command.items) is list:
@@ -319,7 +319,7 @@ def _encode_with_care(command: Command[Any]) -> bytes:
         value = getattr(command, field)
         fault = _fault_in(value)
         if fault and field == "receipt":
-            raise InvalidReceipt("receipt: not text; use the one the pull gave")
+            raise InvalidReceipt("receipt: not text; use the one the pull returned")
         if fault and type(value) is dict:
             named = next((name for name, each in value.items() if _fault_in(each)), "")
             raise InvalidField(f"{field}[{named!r}]: cannot be sent: {fault}")

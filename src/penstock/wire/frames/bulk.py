@@ -1,16 +1,16 @@
-"""Many pushes to one queue in one frame: the bodies end to end, and what they share only once.
+"""Many pushes to one queue in one frame: the bodies one after another, shared fields only once.
 
-    body     head size (4) · head · count × body size (4 each) · bodies, end to end
-    head     MessagePack array: queue, count, then what all messages share (delay_ms, priority,
-             ttl_ms, group, attributes), then columns with one value a message, or nil for none
-             (delays_ms, priorities, ttls_ms, groups, dedup_ids, attributes)
-    reply    MessagePack array: count, then of the messages pushed the ids (what all share, and the
-             rest of each), the sequences (8 bytes each) and which were duplicates; then the errors,
-             each with the numbers of the messages it refused
+    body     head size (4) · head · count × body size (4 each) · bodies, one after another
+    head     MessagePack array: queue, count, then fields that all messages share (delay_ms,
+             priority, ttl_ms, group, attributes), then columns with one value per message, or nil
+             for no column (delays_ms, priorities, ttls_ms, groups, dedup_ids, attributes)
+    reply    MessagePack array: count, then of the messages pushed the ids (the start that all
+             share, and the rest of each), the sequences (8 bytes each) and which were duplicates;
+             then the errors, each with the numbers of the messages it refused
 
-Where a column is given, its value stands for the shared one, nil meaning the shared one after all.
-It carries a `PushMany`, each message of which is accepted or refused alone. `BulkFrame` decodes any
-range of the messages by itself: a server takes a large frame part by part (`parts`).
+A value in a column replaces the shared one; nil in a column means the shared one. The frame is a
+`PushMany`, each message of which is accepted or refused alone. `BulkFrame` can decode any range of
+the messages: a server executes a large frame in parts (`parts`).
 """
 
 import struct
@@ -63,7 +63,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     ttls_ms: Annotated[list[int | None], _Rows] | None = None
     groups: Annotated[list[str | None], _Rows] | None = None
     dedup_ids: Annotated[list[str | None], _Rows] | None = None
-    # Undecoded, because of 10,000 messages they may be 640,000 values.
+    # Undecoded, because 10,000 messages may have 640,000 attributes.
     each_attributes: Annotated[list[msgspec.Raw], _Rows] | None = None
 
 
@@ -89,7 +89,7 @@ _NOT_PLAIN: Final = (
 
 
 def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """The frame of many pushes. Raises InvalidField for what cannot be encoded."""
+    """The frame of many pushes. Raises InvalidField if they cannot be encoded."""
     bodies = bulk.bodies
     count = len(bodies)
     if count > BATCH_ITEMS_MAX:
@@ -149,9 +149,9 @@ class BulkFrame:
         self.count = head.count
         sizes_end = head_end + _SIZE_BYTES * head.count
         self._bodies = view[sizes_end:]
-        # Where each body begins, and at last where all of them end.
+        # Where each body begins, and as the last element where all of them end.
         self.ends = _ends(view[head_end:sizes_end], head.count, len(self._bodies))
-        # Whether the messages have nothing but bodies and dedup ids: many of them cost little.
+        # Whether the messages have only bodies and dedup ids: many of them cost little.
         self.is_plain = not head.priority and all(
             getattr(head, name) is None for name in _NOT_PLAIN
         )
@@ -165,7 +165,7 @@ class BulkFrame:
                 raise InvalidField(f"{name}: {len(column)} values for {self.count} bodies")
         ends = self.ends
         first = ends[start]
-        # Slices of bytes are bodies already; those of a view would each have to be copied from it.
+        # One copy to bytes, whose slices are the bodies; each slice of a view needs its own copy.
         joined = bytes(self._bodies[first : ends[stop]])
         return PushMany(
             head.queue,
@@ -242,7 +242,7 @@ def encode_bulk_reply(
     start = _shared_start(ids)
     rests = [id_[len(start) :] for id_ in ids]
     joined = "".join(rests)
-    # All of one width, which their number gives back, or each by itself.
+    # Joined if all have the same width, which the reader computes from the count; else a list.
     is_even = joined and joined.isascii() and len(set(map(len, rests))) == 1
     if _IS_BIG_ENDIAN:
         sequences.byteswap()
@@ -265,7 +265,7 @@ def _encode_numbered(request: int, reply: NumberedReplies) -> bytes:
     if _IS_BIG_ENDIAN:
         sequences.byteswap()
     packed = sequences.tobytes()
-    # Of the digits, those in which the first and the last of them differ, in whole bytes.
+    # The digits in which the first and the last number differ, in whole bytes.
     width = max(1, ((numbers[0] ^ numbers[-1]).bit_length() + 7) // 8)
     rests = bytearray(width * len(numbers))
     for place in range(width):
@@ -282,7 +282,7 @@ def _shared_start(texts: list[str]) -> str:
     if not texts:
         return ""
     low, high = min(texts), max(texts)
-    # One id is its own start but for a character, so that there is always a rest to count by.
+    # At least one character is left for the rest, also if there is only one id.
     for place, (one, other) in enumerate(zip(low[:-1], high, strict=False)):
         if one != other:
             return low[:place]

@@ -1,14 +1,14 @@
 """Penstock's own wire: frames, and many requests in flight on one connection.
 
-    connection   prelude · frame · frame · …       in each direction; the client speaks first
+    connection   prelude · frame · frame · …       in each direction; the client sends first
     prelude      89 50 4E 53 54 4B, that is \\x89PNSTK (6) · version (2)
     frame        body size (4) · kind (1) · flags, all zero (1) · request (4) · body
 
-Numbers are little-endian. A request's number is chosen by the client and comes back with the one
-frame that answers it; answers come in any order. Number 0 is for frames about the connection. A
-command's kind is its tag in `service`, its body the command in MessagePack; a reply's body is the
-command's reply. An error's body is its message and then its class and the bases of that, so that a
-peer that does not know the class raises the nearest one it knows.
+Numbers are little-endian. A request's number is chosen by the client and repeated in the one frame
+that answers it; answers come in any order. Number 0 is for frames about the connection. A command's
+kind is its tag in `service`, its body the command in MessagePack; a reply's body is the command's
+reply. An error's body is its message, its class and the bases of that, so that a peer without the
+class raises the nearest one that it has.
 
 `bodies` has commands and replies, `bulk` many pushes in one frame. `docs/formats/frames.md` is the
 format, with the recipe for changing it. Nothing here does I/O.
@@ -56,19 +56,19 @@ HEADER: Final = struct.Struct("<IHI")
 HEADER_BYTES: Final = HEADER.size
 
 FRAME_BYTES_MAX: Final = 65 * 1024 * 1024
-# A frame this small cannot be made to cost much memory, whatever it holds; a larger one is decoded
-# by stricter types. Only pushes may be larger.
+# A frame this small cannot cost much memory, whatever its content; a larger one is decoded with
+# stricter types. Only pushes may be larger.
 SMALL_BYTES: Final = 64 * 1024
 HELLO_BYTES_MAX: Final = 4 * 1024
 REQUEST_MAX: Final = 2**32 - 1
 _MESSAGE_CHARS_MAX: Final = 2_000
 
-# What a client sends, beside commands.
+# The frames of a client that are not commands.
 BULK_PUSH: Final = 0x20
 HELLO: Final = 0x30
 CANCEL: Final = 0x31
 STATUS: Final = 0x32
-# What a server sends.
+# The frames of a server.
 REPLY: Final = 0x81
 ERROR: Final = 0x82
 WELCOME: Final = 0x83
@@ -95,7 +95,7 @@ KIND_OF: Final[dict[type, int]] = {
     Batch: 16,
     DescribeQueues: 17,
 }
-# What a server of the first release knows; a newer one says in its WELCOME how far it goes.
+# The commands of the first release; a newer server has their number in its WELCOME.
 COMMANDS_KNOWN_MIN: Final = 16
 PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
@@ -108,14 +108,14 @@ Frame = tuple[int, int, Body]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The client's first frame: what it is, and the token if the server wants one."""
+    """The client's first frame: its software, and the token if the server requires one."""
 
     software: str
     token: str | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """The server's answer to it: what it is, its limits, and the options its store runs with."""
+    """The server's answer to it: its software, its limits, and the options of its store."""
 
     software: str
     frame_bytes_max: int
@@ -124,14 +124,14 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 def client_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> dict[int, int]:
-    """What a client may send once it is welcome: the largest body of each kind of frame."""
+    """The frames that a client may send after its WELCOME: the largest body of each kind."""
     limits = dict.fromkeys(KIND_OF.values(), SMALL_BYTES)
     limits |= dict.fromkeys((PUSH, BATCH, BULK_PUSH), frame_bytes_max)
     return limits | {CANCEL: 0, STATUS: 0}
 
 
 def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> dict[int, int]:
-    """What a server may send: the largest body of each kind of frame."""
+    """The frames that a server may send: the largest body of each kind."""
     return {
         REPLY: frame_bytes_max,
         ERROR: SMALL_BYTES,
@@ -140,15 +140,15 @@ def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> dict[int, int]:
     }
 
 
-# What is buffered for a client before its hello is accepted.
+# The frames that a client may send before its hello is accepted.
 STRANGER_LIMITS: Final[Mapping[int, int]] = {HELLO: HELLO_BYTES_MAX}
 
 
 class FrameDecoder:
-    """Cuts the bytes a peer sent, in any chunks, into frames.
+    """Splits the bytes of a peer, in any chunks, into frames.
 
-    It buffers at most one incomplete frame. After a fault, which is then in `error`, it gives no
-    more frames; those before the fault have been given.
+    It buffers at most one incomplete frame. After a fault, which is then in `error`, it returns no
+    more frames; those before the fault were returned.
     """
 
     __slots__ = ("_buffer", "_greeted", "_limits", "_need", "_peer", "error", "frames_seen")
@@ -163,12 +163,12 @@ class FrameDecoder:
         self.frames_seen = 0
 
     def admit(self, limits: Mapping[int, int]) -> None:
-        """Changes what the peer may send from the next frame on."""
+        """Changes the limits for the peer from the next frame on."""
         self._limits = limits
 
     @property
     def missing_bytes(self) -> int:
-        """How much more must come before there is a next frame, as far as is known."""
+        """How many more bytes the next frame needs, as far as is known."""
         return self._need - len(self._buffer)
 
     @property
@@ -190,7 +190,7 @@ class FrameDecoder:
             self._buffer += data
             if len(self._buffer) < self._need and self._greeted:
                 return []
-            # Bodies are views into a large buffer and keep it alive: a new one takes its place.
+            # Bodies are views into a large buffer, which must stay unchanged: a new one is begun.
             chunk = memoryview(self._buffer)
             if len(chunk) <= SMALL_BYTES:
                 chunk = bytes(chunk)
@@ -271,7 +271,7 @@ _HTTP_METHODS: Final = (
 
 
 def refusal(first: bytes, error: PenstockError) -> bytes:
-    """The last bytes for a client that is not let in: HTTP if it sent HTTP, else frames."""
+    """The last bytes for a client that is refused: HTTP if it sent HTTP, else frames."""
     if not first.startswith(_HTTP_METHODS):
         return PRELUDE + encode_error(0, error)
     text = b"This port speaks Penstock frames, not HTTP. Use penstock.connect with its address.\n"
@@ -291,7 +291,7 @@ _ERRORS: Final[dict[str, type[PenstockError]]] = {
 
 
 def error_words(error: PenstockError) -> list[str]:
-    """An error as it travels: its message, its class, and the bases of that, nearest first."""
+    """An error for the wire: its message, its class, and the bases of that, nearest first."""
     names = [
         kind.__name__
         for kind in type(error).__mro__
@@ -301,25 +301,25 @@ def error_words(error: PenstockError) -> list[str]:
 
 
 def error_from(words: list[str]) -> PenstockError:
-    """The error that travelled, as the nearest class known here. Raises ProtocolError."""
+    """The error from the wire, as the nearest class known here. Raises ProtocolError."""
     if not words:
-        raise ProtocolError("the server sent an error that says nothing")
+        raise ProtocolError("the server sent an error without a message")
     kind = next((_ERRORS[name] for name in words[1:] if name in _ERRORS), PenstockError)
     return kind(words[0])
 
 
 def _encode_item_error(value: object) -> dict[str, list[str]]:
-    # In a batch, an error stands among the replies; it is the only kind of map there.
+    # In the replies to a batch, only an error is a map.
     if isinstance(value, PenstockError):
         return {"error": error_words(value)}
-    raise TypeError(f"{type(value).__name__} cannot travel")
+    raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
 encode_body: Final = msgspec.msgpack.Encoder(enc_hook=_encode_item_error).encode
 _decode_words: Final = msgspec.msgpack.Decoder(list[str]).decode
 
 
-# What a MessagePack decoder raises for bad bytes, whatever its types.
+# The exceptions of a MessagePack decoder for bad bytes.
 DECODE_FAULTS: Final = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
 
 
@@ -329,22 +329,22 @@ def pack(kind: int, request: int, body: bytes = b"") -> bytes:
 
 
 def encode_error(request: int, error: PenstockError) -> bytes:
-    """The frame by which a request, or with number 0 the connection, is refused."""
+    """The frame that refuses a request, or with number 0 the connection."""
     return pack(ERROR, request, encode_body(error_words(error)))
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The first thing a client sends."""
+    """The first bytes of a client."""
     return PRELUDE + pack(HELLO, 0, encode_body(hello))
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
-    """The first thing a server sends."""
+    """The first bytes of a server."""
     return PRELUDE + pack(WELCOME, 0, encode_body(welcome))
 
 
 def encode_goodbye(reason: str) -> bytes:
-    """The last thing a server sends: what it has not answered by now, it has not done."""
+    """The last frame of a server: requests without an answer by now were not executed."""
     return pack(GOODBYE, 0, encode_body([reason]))
 
 
@@ -383,6 +383,6 @@ def decode_welcome(frame: Frame) -> Welcome:
 
 
 def decode_status(body: Body) -> dict[str, Any]:
-    """What a server says of itself."""
+    """The reply to STATUS."""
     status: dict[str, Any] = _decode_status(body)
     return status

@@ -1,8 +1,8 @@
-"""A batch or a bulk push of many items, cut into parts that are decoded by themselves.
+"""A batch or a bulk push of many items, split into parts that are decoded one by one.
 
-One frame may bring 10,000 items with 64 attributes each, which take the better part of a second to
-decode and to execute. A server serves other requests between two parts. It decodes all of them
-before it executes the first, so that a frame with a fault in it changes nothing.
+One frame may have 10,000 items with 64 attributes each, which take most of a second to decode and
+to execute. A server serves other requests between two parts. It decodes all of them before it
+executes the first, so that a frame with a fault in it changes nothing.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,11 @@ from penstock.wire.frames.bodies import command_fault, decode_items, raw_items
 from penstock.wire.frames.bulk import BulkFrame
 from penstock.wire.frames.frames import BATCH, BULK_PUSH, Body
 
-# What takes some 10 ms: so many items with everything that an item can have, so many that are
-# nothing but bodies, or so many bytes.
+# Each of these takes about 10 ms: items with all options, items with only a body, or bytes.
 PART_ITEMS_MAX: Final = 200
 PLAIN_PART_ITEMS_MAX: Final = 2_500
 PART_BYTES_MAX: Final = 4 * 1024 * 1024
-# A body below this has too few items to be cut, or too few bytes in them.
+# A body below this has too few items to be split.
 LARGE_BYTES: Final = 2_000
 
 
@@ -40,7 +39,7 @@ def parts_of(kind: int, body: Body) -> Iterator[Batch | PushMany] | None:
 
 
 def _has_many_items(body: Body) -> bool:
-    """Whether a batch is to be cut: by its size, or by the header of its array of items."""
+    """Whether a batch is to be split: by its size, or by the header of its array of items."""
     if len(body) > PART_BYTES_MAX:
         return True
     # The header of the command's array and its tag are a byte each. The header of an array of

@@ -1,7 +1,8 @@
-"""Queue URLs and ARNs, their owners, and the names their queues have in the engine.
+"""Queue URLs and ARNs, their owners, and the internal names of their queues.
 
-Two accounts, or two regions of one account, each have their own queues. In the engine, a queue of
-the default account and region has its bare name; any other has both appended after an `@`:
+Two accounts, or two regions of one account, each have their own queues. The internal name of a
+queue, in the engine, is its bare name for the default account and region; for any other, both are
+appended after an `@`:
 
     http://HOST/000000000000/orders     in us-east-1    orders
     http://HOST/111122223333/orders     in eu-west-1    orders@eu-west-1.111122223333
@@ -14,6 +15,9 @@ from urllib.parse import urlsplit
 DEFAULT_ACCOUNT: Final = "000000000000"
 DEFAULT_REGION: Final = "us-east-1"
 
+# No URL of a queue is nearly as long, whatever the host and the path before the account.
+_URL_CHARS_MAX: Final = 4_096
+_ARN_PARTS: Final = 6
 _ACCOUNT: Final = re.compile(r"[0-9]{12}", re.ASCII)
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
@@ -27,7 +31,7 @@ _PARTITIONS: Final = (
 
 
 class Owner(NamedTuple):
-    """An account in a region: what a queue belongs to, and what a caller acts for."""
+    """An account in a region: the owner of a queue, or the identity of a caller."""
 
     account: str
     region: str
@@ -47,24 +51,24 @@ class QueueDirectory:
         self.default = default
 
     def suffix(self, owner: Owner) -> str:
-        """What is appended to the names of the owner's queues."""
+        """The text that is appended to the names of the owner's queues."""
         return "" if owner == self.default else f"@{owner.region}.{owner.account}"
 
-    def inside(self, address: QueueAddress) -> str:
+    def internal_name(self, address: QueueAddress) -> str:
         """The name of a queue in the engine."""
         return address.name + self.suffix(address.owner)
 
-    def address(self, inside: str) -> QueueAddress:
+    def address(self, internal: str) -> QueueAddress:
         """The address of a queue, by its name in the engine."""
-        name, _, scope = inside.partition("@")
+        name, _, scope = internal.partition("@")
         region, _, account = scope.rpartition(".")
         if not scope or not is_account(account):
             return QueueAddress(self.default, name)
         return QueueAddress(Owner(account, region), name)
 
-    def arn(self, inside: str) -> str:
+    def arn(self, internal: str) -> str:
         """The ARN of a queue, by its name in the engine."""
-        (account, region), name = self.address(inside)
+        (account, region), name = self.address(internal)
         return f"arn:{partition(region)}:sqs:{region}:{account}:{name}"
 
 
@@ -98,7 +102,7 @@ def read_path(path: str) -> tuple[str | None, str] | None:
 
     `/queue/NAME`, as other local endpoints have it, is a queue of the caller's own account.
     """
-    parts = path.split("/")
+    parts = path.rsplit("/", 2)
     if len(parts) < 3 or not (is_account(parts[-2]) or parts[-2] == "queue"):
         return None
     name = parts[-1]
@@ -112,6 +116,9 @@ def read_url(url: str) -> tuple[str | None, str] | None:
 
     A name alone is a queue of the caller's own account; Amazon accepts a host without a path, too.
     """
+    if len(url) > _URL_CHARS_MAX:
+        # `urlsplit` keeps the last URLs that it was given, whatever their size.
+        return None
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -126,9 +133,12 @@ def read_arn(arn: object) -> QueueAddress | None:
     """The queue that an ARN names, or None if it is not the ARN of a queue."""
     if not isinstance(arn, str):
         return None
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not is_account(parts[4]):
+    parts = arn.split(":", _ARN_PARTS)
+    if len(parts) != _ARN_PARTS or (parts[0], parts[2]) != ("arn", "sqs"):
         return None
-    if not is_region(parts[3]) or not (is_standard_name(parts[5]) or is_fifo_name(parts[5])):
+    region, account, name = parts[3:]
+    if not (is_region(region) and is_account(account)):
         return None
-    return QueueAddress(Owner(parts[4], parts[3]), parts[5])
+    if not (is_standard_name(name) or is_fifo_name(name)):
+        return None
+    return QueueAddress(Owner(account, region), name)

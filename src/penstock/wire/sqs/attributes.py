@@ -1,8 +1,8 @@
-"""A queue's attributes between SQS's words and the core's settings.
+"""Translates a queue's SQS attributes into the core's settings, and back.
 
-Attributes the core acts on become settings. The others (policies, encryption, throughput modes,
-tags) are kept in the settings' annotations and returned unchanged. `read` gives the changes that a
-set of attributes asks for, or refuses them; `show` gives the attributes of a queue.
+Attributes that affect the core become settings. The others (policies, encryption, throughput modes,
+tags) are stored in the settings' annotations and returned unchanged. `read` returns the changes for
+a set of attributes, or refuses them; `show` returns the attributes of a queue.
 """
 
 from collections.abc import Callable
@@ -31,24 +31,24 @@ KMS_KEY: Final = "KmsMasterKeyId"
 KMS_REUSE: Final = "KmsDataKeyReusePeriodSeconds"
 MANAGED_SSE: Final = "SqsManagedSseEnabled"
 THROUGHPUT: Final = "FifoThroughputLimit"
-# A redrive policy as it was given; and one that is shown but moves nothing, because the queue names
-# itself, or its target does not allow it any more.
+# A redrive policy as it was given; and one that is shown but has no effect, because the queue names
+# itself, or its target no longer allows it.
 REDRIVE: Final = "RedrivePolicy"
 WITHHELD: Final = ".redrive"
 _REDRIVE_FIELDS: Final = ("deadLetterTargetArn", "maxReceiveCount")
 NO_REDRIVE: Final[dict[str, str | int | None]] = {"dead_letter": None, "max_receives": None}
 STATEMENTS_MAX: Final = 20
-# Decoding takes time for each value, so the length of what may hold many of them is limited.
+# Decoding takes time for each value, so the length of a text that may hold many is limited.
 POLICY_CHARS_MAX: Final = 32 * 1024
 KEY_CHARS_MAX: Final = 2_048
-# A scope that was set and does not apply yet, with the instant from which it does.
+# A scope that was set and does not apply yet, and the instant from which it applies.
 SCOPE: Final = "DeduplicationScope"
 SCOPE_DELAY_MS: Final = 60_000
 _KMS_REUSE_DEFAULT: Final = "300"
 
 
 class Number(NamedTuple):
-    """An attribute that is a whole number within limits, and the setting it stands for."""
+    """An attribute that is a whole number within limits, and its setting."""
 
     low: int
     high: int
@@ -170,7 +170,7 @@ def _read_policy(name: str, value: str, changes: Changes) -> None:
 
 
 def statements_of(policy: Any) -> list[dict[str, Any]] | None:
-    """The statements of a policy, of which one alone needs no list; None if it is no policy."""
+    """The statements of a policy, where a single one needs no list; None if it is no policy."""
     statements = policy.get("Statement", []) if isinstance(policy, dict) else None
     if isinstance(statements, dict):
         return [statements]
@@ -212,7 +212,7 @@ _READERS: Final[dict[str, Callable[[str, str, Changes], None]]] = {
 
 
 def _json(text: str) -> Any:
-    """The value that a JSON text stands for; None if it is none, or longer than a policy can be."""
+    """The value of a JSON text; None if it is not JSON, or longer than a policy may be."""
     if len(text) > POLICY_CHARS_MAX:
         return None
     try:
@@ -254,8 +254,8 @@ def _read_redrive(text: str) -> RedrivePolicy:
     return RedrivePolicy(target, count, text)
 
 
-def check_near(redrive: RedrivePolicy, source: QueueAddress) -> None:
-    """Dead letters stay in the region and with the owner. Raises Refusal."""
+def check_same_owner(redrive: RedrivePolicy, source: QueueAddress) -> None:
+    """Checks that the target has the same region and owner as the source. Raises Refusal."""
     reason = None
     if redrive.target.owner.region != source.owner.region:
         reason = "Dead-letter target must be in same region as the source."

@@ -7,8 +7,8 @@ X-Amz-Target: AmazonSQS.SendMessage
 {"QueueUrl": "…", "MessageBody": "…"}
 
 Decoding costs time and memory for each value, not for each byte. So a body over `SMALL_BYTES` is
-first checked for how much of it is structure: a large request of SQS is a few long strings. What
-passes has at most as many values as a small body can have.
+first checked for how many bytes are outside its strings: a valid large request is a few long
+strings. A body that passes has at most as many values as a small one can have.
 """
 
 import re
@@ -29,11 +29,11 @@ from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
 
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
-# The largest body that is decoded without a look at its structure, and the most bytes that a larger
+# The largest body that is decoded without checking its structure, and the most bytes that a larger
 # one may have outside its strings: about 10,000 values.
 SMALL_BYTES: Final = 32 * 1024
 STRINGS_MAX: Final = 10_000
-# All messages of a request may have 1 MiB, each byte of which can be an escape; and some for names.
+# All messages of a request may have 1 MiB, each byte of which can be an escape; plus the names.
 _ESCAPES_MAX: Final = 1024 * 1024 + SMALL_BYTES
 
 _DECODERS: Final = {
@@ -81,8 +81,8 @@ def _check_structure(body: bytes | bytearray) -> None:
     if quotes > _ESCAPES_MAX or body.count(b"\\") > 2 * _ESCAPES_MAX:
         raise Refusal(SERIALIZATION, "the request has more escapes than 1 MiB of messages can need")
     if quotes > 2 * STRINGS_MAX:
-        # Most of them must be escaped. Pairs of backslashes go first: then one that is left before
-        # a quote does escape it.
+        # Most of them must be escaped. Pairs of backslashes are removed first: a backslash that is
+        # then left before a quote escapes it.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
         if body.count(b'"') > 2 * STRINGS_MAX:
             raise Refusal(SERIALIZATION, f"the request has over {STRINGS_MAX} strings")
@@ -142,7 +142,7 @@ def _field_types(shape: type[Shape]) -> dict[str, Any]:
 
 
 def _reason(error: Exception, body: bytes | bytearray) -> str:
-    """What is wrong with the bytes, in Amazon's words where it has some."""
+    """What is wrong with the bytes, in Amazon's words where they are known."""
     if isinstance(error, RecursionError):
         return "the request is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
@@ -157,7 +157,7 @@ def _reason(error: Exception, body: bytes | bytearray) -> str:
     if expected == "array":
         return "Expected list or null"
     if expected == "object":
-        # A structure stands alone, in a list or in a map.
+        # Amazon's text depends on whether the structure is in a map, or alone or in a list.
         return "Expected map or null" if path and not path.endswith("]") else "Expected null"
     if expected == "int" and given == "bool":
         return f"{_boolean_at(body, path)}_VALUE can not be converted to an Integer"

@@ -1,7 +1,7 @@
-"""A message between SQS's words and the core's: attributes, their types, sizes and digests.
+"""Translates SQS messages for the core, and back: attributes, their types, sizes and digests.
 
-The core keeps an attribute as text or bytes. Its SQS data type, where it is not just `String` or
-`Binary`, is kept in the message's context under `type:NAME`. The context also has the sender's
+The core stores an attribute as text or bytes. Its SQS data type, if it is not just `String` or
+`Binary`, is stored in the message's context under `type:NAME`. The context also has the sender's
 account (`sender`) and X-Ray's header (`trace`).
 
 The digest of attributes is MD5 over, for each in order of name:
@@ -25,7 +25,7 @@ from penstock.wire.sqs.errors import (
 from penstock.wire.sqs.model import AttributeValue, AttributeValues
 
 try:
-    # Python's own: for a body of a few hundred bytes, preparing OpenSSL's takes longer than MD5.
+    # For a body of a few hundred bytes, Python's own MD5 is faster than setting up OpenSSL's.
     from _md5 import md5  # type: ignore[import-not-found]
 except ImportError:
     from hashlib import md5
@@ -61,24 +61,24 @@ def body_bytes(body: str | None) -> bytes:
     if not body:
         raise missing("MessageBody")
     encoded = body.encode()
-    # Nearly all bodies are plain ASCII: then nothing is left.
+    # The fast path: of plain ASCII nothing is left after this.
     if encoded.translate(None, _PLAIN) and _has_forbidden(encoded):
         raise Refusal(INVALID_MESSAGE_CONTENTS, BAD_CHARACTERS)
     return encoded
 
 
 def _has_forbidden(encoded: bytes) -> bool:
-    """Whether a text in UTF-8 has a character that no message may have; in C for each byte."""
+    """Whether a text in UTF-8 has a character that is not allowed, without a Python loop."""
     return bool(encoded.translate(None, _ALLOWED)) or any(
         noncharacter in encoded for noncharacter in _NONCHARACTERS
     )
 
 
 def body_text(body: bytes) -> str:
-    """A body as SQS shows it.
+    """A body as SQS returns it.
 
     One that is not UTF-8 was pushed by another protocol; its invalid bytes are replaced. The digest
-    is taken of the text that is shown, because that is what the receiver can check.
+    is that of the returned text, because the receiver can check only that.
     """
     return body.decode("utf-8", "replace")
 
@@ -229,7 +229,7 @@ def read_trace(given: AttributeValues) -> str:
     return trace.string_value
 
 
-def header_trace(value: str | None) -> str | None:
+def trace_of_header(value: str | None) -> str | None:
     """The trace that the header `X-Amzn-Trace-Id` gives a message, if it can be kept."""
     return value if value and value.isprintable() else None
 

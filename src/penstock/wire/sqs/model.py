@@ -1,9 +1,9 @@
 """The 23 actions of Amazon SQS: the parameters and the result of each, once for both protocols.
 
-A structure's fields carry the names of the wire (`queue_url` is `QueueUrl`), so JSON decodes and
-encodes them directly, and the Query protocol by the same names. Every parameter may be absent in
-the bytes: which ones are required is in `Action.required`, because Amazon has its own words for a
-missing one.
+A structure's fields are renamed to the names of the API (`queue_url` is `QueueUrl`), so JSON
+decodes and encodes them directly, and the Query protocol by the same names. Every parameter may be
+absent for the decoder: `Action.required` lists the required ones, because Amazon has its own error
+text for a missing one.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""Amazon SQS over the Query protocol: forms in, XML out (or JSON, to a GET that asks for it).
+"""Amazon SQS over the Query protocol: reads forms, writes XML (or JSON, for a GET that accepts it).
 
 Lists and maps are flat: `Attribute.1.Name=…&Attribute.1.Value=…`; one item needs no number. The
-form is first folded into a tree by its dots, then decoded by the same parameter types JSON uses.
-XML is only written here, never read.
+form first becomes a tree, split at the dots of its names, which is then decoded by the same types
+as JSON. XML is only written here, never read.
 
-The number of parameters is limited before any of them is decoded, and what is done for each byte
+The number of parameters is limited before any of them is decoded, and the work for each byte
 (percent decoding, escaping) is done by functions in C: a form of 8 MiB takes milliseconds.
 """
 
@@ -38,7 +38,7 @@ NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 
 Tree = dict[str, Any]
 Write = Callable[[bytes], None]
-# The names under which lists and maps go in a form, by the names they have in JSON.
+# The names of lists and maps in a form, by their names in JSON.
 _LISTS: Final = {
     "AttributeNames": "AttributeName",
     "MessageSystemAttributeNames": "MessageSystemAttributeName",
@@ -62,11 +62,11 @@ _ENTRIES: Final = {
 # msgspec's message for a value of another type: the expected type, the given one, and the path.
 _TYPE_MISMATCH: Final = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)` - at `\$\.([^`]+)`")
 _NUMBER: Final = re.compile("[0-9]{1,6}")
-# What cannot be asked of one queue, at its own URL.
+# Actions that are not about one queue, and so are refused at a queue's URL.
 _NOT_OF_A_QUEUE: Final = frozenset({"CreateQueue", "ListQueues"})
 # In the older protocol's JSON two lists begin with a small letter.
 _JSON_NAMES: Final = {"Messages": "messages", "QueueUrls": "queueUrls"}
-# And the names of the elements that lists and maps become in an answer.
+# The names of the XML elements for the items of lists.
 _ELEMENTS: Final = {
     "QueueUrls": "QueueUrl",
     "queueUrls": "QueueUrl",
@@ -93,7 +93,7 @@ def decode(form: bytes | bytearray, default_url: str | None) -> tuple[Action, Sh
     does not. Raises Refusal."""
     tree: Tree = {}
     for name, value in _pairs(form):
-        _plant(tree, name, value)
+        _insert(tree, name, value)
     action_name = tree.get("Action")
     if not isinstance(action_name, str):
         raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
@@ -106,7 +106,7 @@ def decode(form: bytes | bytearray, default_url: str | None) -> tuple[Action, Sh
         tree.setdefault("QueueUrl", default_url)
     fields = _fields(action.parameters, tree, action.name)
     if "AttributeNames" in fields:
-        # Of two names for one list the older one wins here; over JSON both count.
+        # If a list is given under both its names, only the older one counts here; in JSON both do.
         fields.pop("MessageSystemAttributeNames", None)
     try:
         return action, msgspec.convert(fields, action.parameters, strict=False)
@@ -139,7 +139,7 @@ def _pairs(form: bytes | bytearray) -> Iterator[tuple[str, str]]:
 
 
 def _percent_decoded(view: memoryview) -> str:
-    """What a percent-encoded part of a form stands for. Raises Refusal."""
+    """The text of a percent-encoded part of a form. Raises Refusal."""
     part = view.tobytes()
     if b"+" in part:
         part = part.translate(_PLUS_TO_SPACE)
@@ -172,15 +172,15 @@ def _invalid(message: str, fields: Tree) -> Refusal:
     return Refusal(INVALID_PARAMETER_VALUE, f"A parameter is invalid: {message}")
 
 
-def _plant(tree: Tree, name: str, value: str) -> None:
-    """Puts a value at its place in the tree; the first of several for one place counts."""
+def _insert(tree: Tree, name: str, value: str) -> None:
+    """Inserts a value into the tree; of several for one place, the first counts."""
     if name.count(".") >= DEPTH_MAX:
         raise Refusal(SERIALIZATION, "A parameter's name has too many parts.")
     path = name.split(".")
     for part in path[:-1]:
         branch = tree.setdefault(part, {})
         if not isinstance(branch, dict):
-            # A name that is both a value and a prefix of others: the value stands.
+            # A name that is both a value and a prefix of others: the value counts.
             return
         tree = branch
     tree.setdefault(path[-1], value)
@@ -217,7 +217,7 @@ def _field_names(shape: type[Shape]) -> list[tuple[str, type[Shape] | None]]:
 
 
 def _numbered(tree: Tree, *names: str) -> Iterator[Any]:
-    """The items of a list, in the order of their numbers, by the first name it goes under."""
+    """The items of a list, in the order of their numbers, under the first name that is given."""
     for name in names:
         branch = tree.get(name)
         if isinstance(branch, str):
@@ -262,7 +262,7 @@ def encode(action: Action, result: Shape | None, request_id: str) -> bytes:
 
 
 def encode_as_json(action: Action, result: Shape | None, request_id: str) -> bytes:
-    """The answer as JSON, in the frame the Query protocol puts around it."""
+    """The answer as JSON, with the envelope of the Query protocol."""
     framed: Tree = {"ResponseMetadata": {"RequestId": request_id}}
     if result is not None:
         framed[f"{action.name}Result"] = _with_nulls(result)
@@ -305,7 +305,7 @@ def encode_refusal(refusal: Refusal, request_id: str) -> bytes:
 
 
 def encode_refusal_as_json(refusal: Refusal, request_id: str) -> bytes:
-    """The error as JSON, in the frame the Query protocol puts around it."""
+    """The error as JSON, with the envelope of the Query protocol."""
     side = "Receiver" if refusal.fault.status >= 500 else "Sender"
     error = {"Code": refusal.fault.query_code, "Message": refusal.message, "Type": side}
     return msgspec.json.encode({"Error": error, "RequestId": request_id})
@@ -346,7 +346,7 @@ def _write(write: Write, name: str, value: Any, action: str) -> None:
 
 
 def _text(text: str) -> bytes:
-    """The text as it may stand in XML, in UTF-8."""
+    """The text escaped for XML, in UTF-8."""
     content = text.encode("utf-8", "replace")
     if text.isascii() and content.isalnum():
         return content

@@ -80,7 +80,7 @@ class Verifier:
         _check_headers(claimed, request)
         to_sign = _string_to_sign(claimed, request)
         secret = self._secrets.get(claimed.access_key)
-        # An unknown key takes as long as a known one, so that the time does not tell which exist.
+        # An unknown key takes as long as a known one, so that the time does not reveal which exist.
         key = self._signing_key(claimed, secret if secret is not None else "")
         expected = hmac.new(key, to_sign, sha256).hexdigest()
         if not compare_digest(expected, claimed.signature) or secret is None:

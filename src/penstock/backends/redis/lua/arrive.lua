@@ -18,11 +18,11 @@ for place = 5, #ARGV do
   local source = sub(item, at + group_bytes, at + group_bytes + source_bytes - 1)
   at = at + group_bytes + source_bytes
   local identity = '\0' .. sub(item, at, at + identity_bytes - 1)
-  if not remembered(DEDUPS, identity, DEDUP_WINDOW_MS) then
+  if not find_id(DEDUPS, identity, DEDUP_WINDOW_MS) then
     local number = digits(q.next)
     q.next = q.next + 1
     q.bytes = q.bytes + size
-    remember(DEDUPS, DEDUP_ORDER, identity, number, DEDUP_WINDOW_MS, DEDUPS_MAX)
+    store_id(DEDUPS, DEDUP_ORDER, identity, number, DEDUP_WINDOW_MS, DEDUPS_MAX)
     call('HSET', MESSAGES, number, pack(HEADER, now, 0, size, priority, group_bytes, source_bytes)
       .. (group or '') .. source .. sub(item, at + identity_bytes))
     call('ZADD', ARRIVALS, now, number)

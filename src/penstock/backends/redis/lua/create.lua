@@ -1,8 +1,8 @@
 #!lua
--- Makes a queue, unless there is one. Key: meta, as in queue.lua.
+-- Creates a queue, unless it exists. Key: meta, as in queue.lua.
 --
--- ARGV from 4 on: the fields of meta and their values, in turn. Reply: 1 if it was made, 0 if it was
--- there already.
+-- ARGV from 4 on: the fields of meta and their values, in turn. Reply: 1 if it was created, 0 if it
+-- existed already.
 
 if call('EXISTS', META) == 1 then return 0 end
 local fields = {}

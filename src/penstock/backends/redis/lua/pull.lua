@@ -28,10 +28,10 @@ local in_flight = call('ZCARD', UNACKED)
 -- If all that is stored fits, nothing need be counted.
 local room_bytes = limit > 1 and bytes_max < q.bytes and bytes_max or nil
 local states, deadlines, given = {}, {}, {}
--- A message that arrived then or before has outlived the queue's retention.
+-- A message that arrived then or before has expired by the queue's retention.
 local oldest = now - q.retention_ms
 
--- Notes a claim with its new state; what is alike for all is written at once at the end.
+-- Adds a claim with its new state; the fields that are the same for all are written at the end.
 local function add_claim(number, payload, text, epoch)
   local at = #states
   states[at + 1], states[at + 2] = number, text
@@ -47,7 +47,7 @@ local function add_claim(number, payload, text, epoch)
 end
 
 -- Claims a message that is out of the order.
-local function lend(number, payload, s)
+local function claim_message(number, payload, s)
   s.epoch = s.epoch + 1
   s.kept = 0
   if s.first == 0 then s.first = now end
@@ -57,7 +57,7 @@ end
 
 -- Whether a message can be claimed; if not, it has expired or become a dead letter. It is out of the
 -- order already.
-local function is_sound(number, s)
+local function can_claim(number, s)
   if is_expired(s) then
     note('Expired', number)
     drop(number, s)
@@ -79,9 +79,9 @@ end
 
 local function state_from(text, payload) return text and read_state(text) or new_state(payload) end
 
--- Claims a message that was never claimed and has not expired: what most pulls find. False, and
--- nothing has changed, in every other case. The same as `is_sound` and `lend`.
-local function lend_fresh(number, payload, text)
+-- Claims a message that was never claimed and has not expired, the usual case. False, and nothing has
+-- changed, in every other case. The fast path of `can_claim` and `claim_message`.
+local function claim_unclaimed(number, payload, text)
   if text or room_bytes then return false end
   local arrived, expires, size, priority = unpack_bytes(HEADER, payload)
   if expires == 0 and arrived > oldest or expires > now then
@@ -100,17 +100,17 @@ local function take_plain(most)
   local texts = get_many('HMGET', STATE, numbers)
   local taken, is_full = 0, false
   for place, number in ipairs(numbers) do
-    if not lend_fresh(number, payloads[place], texts[place]) then
+    if not claim_unclaimed(number, payloads[place], texts[place]) then
       local s = state_from(texts[place], payloads[place])
       if not is_expired(s) and not is_dead(s) and not fits(s) then
         is_full = true
         break
       end
-      if is_sound(number, s) then lend(number, payloads[place], s) end
+      if can_claim(number, s) then claim_message(number, payloads[place], s) end
     end
     taken = place
   end
-  -- To rank -1 would be all of them.
+  -- With taken = 0 the range would end at rank -1, which means all messages.
   if taken > 0 then call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1) end
   return not is_full
 end
@@ -148,11 +148,11 @@ local function take_one()
   local s = state_from(call('HGET', STATE, number), payload)
   if not is_expired(s) and not is_dead(s) and not fits(s) then return false end
   leave_order(number, s)
-  if is_sound(number, s) then lend(number, payload, s) end
+  if can_claim(number, s) then claim_message(number, payload, s) end
   return true
 end
 
--- Takes what it may of the open group that comes first. True if there may be more.
+-- Takes as many messages as it may from the first open group. True if there may be more.
 local function take_group(most)
   local head = call('ZRANGE', HEADS, 0, 0)[1]
   if not head then return false end
@@ -164,7 +164,7 @@ local function take_group(most)
     local s = state_from(call('HGET', STATE, number), payload)
     if not is_expired(s) and not is_dead(s) and not fits(s) then return false end
     call('ZREM', GROUPED, number)
-    if is_sound(number, s) then lend(number, payload, s) end
+    if can_claim(number, s) then claim_message(number, payload, s) end
   end
   touched[group] = nil
   relist(group)
@@ -173,25 +173,25 @@ end
 
 local function take(most)
   while claims < most and skipped < SKIPPED_MAX do
-    local left, goes_on = most - claims, nil
+    local left, may_have_more = most - claims, nil
     if q.fifo then
-      goes_on = take_group(left)
+      may_have_more = take_group(left)
     elseif call('ZCARD', HEADS) == 0 then
-      goes_on = take_plain(left)
+      may_have_more = take_plain(left)
     else
-      goes_on = take_one()
+      may_have_more = take_one()
     end
-    if not goes_on then break end
+    if not may_have_more then break end
   end
   call_many('HSET', STATE, states)
   call_many('ZADD', UNACKED, deadlines)
   if claims > 0 then note_due(deadline) end
   if attempt ~= '' and claims > 0 then
-    remember(ATTEMPTS, ATTEMPT_ORDER, attempt, table.concat(given, ','), ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
+    store_id(ATTEMPTS, ATTEMPT_ORDER, attempt, table.concat(given, ','), ATTEMPT_WINDOW_MS, ATTEMPTS_MAX)
   end
 end
 
--- The claims that an earlier pull of this attempt was given: true if all of them live.
+-- Returns the claims of an earlier pull of this attempt: true if all of them are valid.
 local function repeat_attempt(text)
   local found = {}
   results[4], results[5] = 'again', nil
@@ -215,7 +215,7 @@ local function repeat_attempt(text)
   return true
 end
 
--- How many messages this pull may take: those that woken waiters are about to take are theirs.
+-- How many messages this pull may take: those that are kept for woken waiters do not count.
 local function allowed()
   local most = limit
   if q.in_flight_max then most = math.min(most, q.in_flight_max - in_flight) end
@@ -226,7 +226,7 @@ local function allowed()
   return most
 end
 
-local function park()
+local function join_waiters()
   if waiter == '' then
     waiter = format('%016.0f', call('HINCRBY', META, 'tickets', 1)) .. ':' .. address
   end
@@ -235,8 +235,8 @@ local function park()
   results[4], results[5], results[6], results[7] = 'waits', waiter, wait_ms, digits(next_due() or 0)
 end
 
-if waiter ~= '' then forget_waiter(waiter) end
-local earlier = attempt ~= '' and remembered(ATTEMPTS, attempt, ATTEMPT_WINDOW_MS)
+if waiter ~= '' then remove_waiter(waiter) end
+local earlier = attempt ~= '' and find_id(ATTEMPTS, attempt, ATTEMPT_WINDOW_MS)
 local can_wait = wait_ms > 0 and address ~= '' and not is_last
 if earlier then
   if not repeat_attempt(earlier) then results[4] = 'lapsed' end
@@ -245,7 +245,7 @@ else
   if most > 0 then take(most) end
   if claims == 0 then
     if can_wait then
-      park()
+      join_waiters()
     elseif q.in_flight_max and in_flight >= q.in_flight_max and not is_last then
       results[4], results[5], results[6] = 'full', in_flight, digits(q.in_flight_max)
     end

@@ -66,7 +66,7 @@ local function add()
   if refused then return refused end
   if dedup then
     if per_group then dedup = group .. '\0' .. dedup end
-    local earlier = remembered(DEDUPS, dedup, DEDUP_WINDOW_MS)
+    local earlier = find_id(DEDUPS, dedup, DEDUP_WINDOW_MS)
     if earlier then return -tonumber(earlier) end
   end
   if messages_max or bytes_max then
@@ -88,7 +88,7 @@ local function add()
     note_due(expires)
   end
   if dedup then
-    remember(DEDUPS, DEDUP_ORDER, dedup, number, DEDUP_WINDOW_MS, DEDUPS_MAX)
+    store_id(DEDUPS, DEDUP_ORDER, dedup, number, DEDUP_WINDOW_MS, DEDUPS_MAX)
   end
   if delay_ms < 0 then delay_ms = delay_default end
   if group or delay_ms > 0 then

@@ -1,7 +1,7 @@
 -- The fast path of push.lua, which runs before it: one message without a group, a dedup id, a delay
 -- or a ttl, on a queue without limits or history, on which nothing is due, waits or is owed. It does
--- what push.lua would do then, in a third of the time, because most of that goes into making the
--- functions of queue.lua. In every other case it has changed nothing, and push.lua goes on.
+-- the same as push.lua, in a third of the time, because most of that is spent on making the
+-- functions of queue.lua. In every other case it changes nothing, and push.lua continues.
 --
 -- ARGV 4: the message, as in push.lua. 5: the queue number whose settings allow this, if any do.
 -- 6: that queue's retention_ms. Reply: the message's NUMBER.

@@ -6,7 +6,7 @@
 --  1 meta      hash    the queue: number, secret, settings (JSON), the settings that scripts need,
 --                      version, next (NUMBER to give), bytes (stored), last and offset (clock),
 --                      due (nothing is due before), departures, tickets (counters), keeper and timer
---                      (which waiter was told when something is due)
+--                      (the waiter whose process has the timer, and for when)
 --  2 messages  hash    NUMBER -> header and content; never changed while the message is here
 --  3 state     hash    NUMBER -> epoch and so on, of messages that were claimed, delayed or moved
 --  4 queued    zset    NUMBER by score: (9 - priority) * 2^48 + NUMBER if it can be pulled;
@@ -29,8 +29,8 @@
 -- 17 outbox    hash    NUMBER of a message that has left for another queue -> that queue, dead or not
 -- 18 owed      zset    the same NUMBERs, in order of departure
 -- 19 waiters   zset    WAITER (ticket:process:number) by ticket: pulls that wait, first come first
--- 20 woken     zset    WAITER by the second at which it was told to pull
--- 21 alive     zset    every WAITER of both, by the second until which its process has vouched for it
+-- 20 woken     zset    WAITER by the second at which it was woken
+-- 21 alive     zset    every WAITER of both, by the second until which its process has renewed it
 -- 22 history   stream  what happened to messages, if the client asked to keep that
 --
 -- ARGV of every script: 1 the time in milliseconds, or "" for that of Redis; 2 how many entries of
@@ -57,7 +57,7 @@ local SETTLE_MAX = 500
 local CHUNK = 1000
 local NOISY_IN_FLIGHT_MIN, NOISY_SHARE = 30, 10
 local DEDUP_WINDOW_MS, DEDUPS_MAX = 300000, 10000000
--- How long, in seconds, a process vouches for its waiters, and a message is kept for a woken one.
+-- How long, in seconds, a waiter counts without being renewed, and a message is kept for a woken one.
 local ALIVE_S, WOKEN_S = 15, 1
 -- arrived_at_ms, expires_at_ms (0: by retention), size, priority, lengths of group and source
 local HEADER = '>ddI4BI2I2'
@@ -79,7 +79,7 @@ end
 local function redis_s() return tonumber(call('TIME')[1]) end
 
 -- Reads the queue and the clock; false if there is no such queue. Time never runs backwards: if the
--- clock was set back, it goes on from the last instant that this queue has seen.
+-- clock was set back, time continues from the last instant stored in meta.
 local function open()
   local m = call('HMGET', META, 'number', 'next', 'bytes', 'last', 'offset', 'retention_ms', 'fifo',
     'dead_letter', 'max_receives', 'in_flight_max', 'version', 'due')
@@ -262,7 +262,7 @@ local function leave_order(number, s)
   if q.fifo then touched[s.group] = true end
 end
 
--- Something is due then: settle looks at nothing before the earliest of these.
+-- Notes that something is due then: before the earliest of these instants, settle does nothing.
 local function note_due(at)
   if at < q.due then q.due = at end
 end
@@ -280,7 +280,7 @@ end
 
 -- Changes of a message's state.
 
-local function forget_times(number)
+local function remove_times(number)
   call('ZREM', ARRIVALS, number)
   call('ZREM', OVERDUE, number)
   call('ZREM', EXPIRIES, number)
@@ -297,14 +297,14 @@ end
 local function drop(number, s)
   call('HDEL', MESSAGES, number)
   call('HDEL', STATE, number)
-  forget_times(number)
+  remove_times(number)
   leave_line(number, s)
   q.bytes = q.bytes - s.size
 end
 
 -- Puts a message that is in no other place into the outbox.
 local function depart(number, s, to, dead)
-  forget_times(number)
+  remove_times(number)
   leave_line(number, s)
   q.bytes = q.bytes - s.size
   keep_state(number, s)
@@ -320,8 +320,8 @@ local function count_in_flight(s, change)
   end
 end
 
--- A claim ends and its message goes on: it expires, is dead-lettered, is delayed or comes back.
-local function come_back(number, s, delay_ms)
+-- Ends a claim: its message expires, is dead-lettered, is delayed or comes back.
+local function end_claim(number, s, delay_ms)
   call('ZREM', UNACKED, number)
   count_in_flight(s, -1)
   if is_expired(s) then
@@ -340,8 +340,8 @@ local function come_back(number, s, delay_ms)
   end
 end
 
--- Does what is due, a limited number of messages of each kind, and finds out when to look again. The
--- functions are made only here, as most calls find nothing due.
+-- Settles what is due, a limited number of messages of each kind, and notes what is due next. The
+-- functions are made only here, because in most calls nothing is due.
 local function settle_due(most)
   local function settle_claims(limit)
     local found = call('ZRANGEBYSCORE', UNACKED, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
@@ -359,7 +359,7 @@ local function settle_due(most)
     for _, number in ipairs(due) do
       local s = state_of(number)
       note('ClaimExpired', number, s.epoch)
-      come_back(number, s, 0)
+      end_claim(number, s, 0)
     end
     return #due
   end
@@ -384,7 +384,7 @@ local function settle_due(most)
     local due = call('ZRANGEBYSCORE', EXPIRIES, '-inf', now, 'LIMIT', 0, limit)
     for _, number in ipairs(due) do
       call('ZREM', EXPIRIES, number)
-      -- One in flight goes when its claim ends.
+      -- A message in flight expires when its claim ends.
       if not call('ZSCORE', UNACKED, number) then
         local s = state_of(number)
         leave_order(number, s)
@@ -431,9 +431,9 @@ local function settle(limit)
   if now >= q.due then settle_due(limit and limit > SETTLE_MAX and limit or SETTLE_MAX) end
 end
 
--- Ids that are remembered for a while.
+-- Dedup ids and attempt ids, kept for a limited time.
 
-local function remembered(key, id, window_ms)
+local function find_id(key, id, window_ms)
   local text = call('HGET', key, id)
   if not text then return nil end
   local colon = find(text, ':', 1, true)
@@ -441,11 +441,11 @@ local function remembered(key, id, window_ms)
   return sub(text, colon + 1)
 end
 
-local function remember(key, order, id, value, window_ms, count_max)
+local function store_id(key, order, id, value, window_ms, count_max)
   local at = digits(now)
   call('HSET', key, id, at .. ':' .. value)
   local count = call('RPUSH', order, at .. ':' .. id)
-  -- Two old ones are examined for each new one, so that they never pile up.
+  -- Two old ids are examined for each new one, so that old ones do not accumulate.
   for _ = 1, 2 do
     local oldest = call('LINDEX', order, 0)
     local colon = find(oldest, ':', 1, true)
@@ -463,11 +463,11 @@ end
 
 local function process_of(waiter) return string.match(waiter, ':(.*):') end
 
-local function tell(waiter, kind, text)
+local function publish_to(waiter, kind, text)
   return call('PUBLISH', ARGV[3] .. process_of(waiter), kind .. '\n' .. q.number .. '\n' .. text)
 end
 
-local function forget_waiter(waiter)
+local function remove_waiter(waiter)
   call('ZREM', WAITERS, waiter)
   call('ZREM', WOKEN, waiter)
   call('ZREM', ALIVE, waiter)
@@ -482,15 +482,15 @@ local function next_due()
   return claim or delay
 end
 
--- Wakes as many waiters as there are messages, the first to come before others. One whose process
--- has gone, to which nothing can be published, leaves the line.
+-- Wakes as many waiters as there are messages, in the order in which they came. A waiter whose
+-- process has ended, so that nothing can be published to it, is removed from the line.
 local function serve()
   if call('ZCARD', WAITERS) == 0 then return end
 
-  -- Tells the process of the first waiter when something is due, if it does not know that yet.
+  -- Publishes to the process of the first waiter when something is due, unless that was done.
   local function set_timer(woken)
     local due = next_due() or NEVER
-    -- If one that was woken does not come for its message, the next in line gets it.
+    -- If a woken waiter does not pull its message in time, the next in line is woken.
     if woken > 0 then due = math.min(due, now + 1000 * (WOKEN_S + 1)) end
     if due == NEVER then return end
     local known = call('HMGET', META, 'keeper', 'timer')
@@ -498,11 +498,11 @@ local function serve()
     local first = call('ZRANGE', WAITERS, 0, 0)[1]
     while first do
       if known[1] == first and timer > now and timer <= due then return end
-      if tell(first, 'T', digits(math.max(0, due - now)) .. ':' .. first) > 0 then
+      if publish_to(first, 'T', digits(math.max(0, due - now)) .. ':' .. first) > 0 then
         call('HSET', META, 'keeper', first, 'timer', digits(due))
         return
       end
-      forget_waiter(first)
+      remove_waiter(first)
       first = call('ZRANGE', WAITERS, 0, 0)[1]
     end
   end
@@ -513,19 +513,18 @@ local function serve()
   while woken < room do
     local first = call('ZRANGE', WAITERS, 0, 0)[1]
     if not first then return end
-    if tell(first, 'W', first) > 0 then
+    if publish_to(first, 'W', first) > 0 then
       call('ZREM', WAITERS, first)
       call('ZADD', WOKEN, redis_s(), first)
       woken = woken + 1
     else
-      forget_waiter(first)
+      remove_waiter(first)
     end
   end
   set_timer(woken)
 end
 
--- Writes back what changed, and lets waiting pulls know. Returns how many messages are owed to other
--- queues.
+-- Writes the changes back, and wakes waiting pulls. Returns how many messages are in the outbox.
 local function close()
   if next(touched) then relist_touched() end
   call('HSET', META, 'next', digits(q.next), 'bytes', digits(q.bytes), 'last', digits(now),

@@ -29,16 +29,16 @@ end
 local texts = get_many('HMGET', STATE, numbers)
 local deadlines = get_many('ZMSCORE', UNACKED, numbers)
 
--- The state of a message whose claim lives, or may be taken up again; or nil and the reason. True
--- after it if the claim is to be taken up again.
-local function held(number, epoch, late, text)
+-- The state of a message whose claim is valid, or was and is used late; or nil and the reason. The
+-- third value is true if it is used late.
+local function claimed_state(number, epoch, late, text)
   if not text or gone[number] or call('HEXISTS', OUTBOX, number) == 1 then return nil, 'gone' end
   local s = read_state(text)
   if s.epoch ~= epoch then return nil, 'again' end
   local until_ms = tonumber(call('ZSCORE', UNACKED, number))
   if until_ms and until_ms <= now then
     note('ClaimExpired', number, s.epoch)
-    come_back(number, s, 0)
+    end_claim(number, s, 0)
     text, until_ms = call('HGET', STATE, number), nil
     if not text or call('HEXISTS', OUTBOX, number) == 1 then return nil, 'gone' end
     s = read_state(text)
@@ -51,7 +51,7 @@ local function held(number, epoch, late, text)
   return nil, 'ended'
 end
 
--- Ends a message; what is alike for all is done at once when all have been read.
+-- Deletes a message; the calls that are the same for all deletes are made once at the end.
 local function delete(number, size, epoch, s)
   gone[number] = true
   dropped[#dropped + 1] = number
@@ -66,7 +66,7 @@ end
 -- Whether an earlier item of this batch may have changed the message.
 local is_changed = {}
 
--- Deletes the message of a live claim: what most items do. False in every other case.
+-- Deletes the message of a valid claim, the usual item. False in every other case.
 local function delete_held(place, epoch)
   local number, text, until_ms = numbers[place], texts[place], deadlines[place]
   if not text or not until_ms or gone[number] or is_changed[number] or tonumber(until_ms) <= now then
@@ -91,7 +91,7 @@ local function change(place)
   if verb == 'D' and delete_held(place, epoch) then return 1 end
   local number = numbers[place]
   -- Read again: an earlier item may have changed it.
-  local s, why, is_late = held(number, epoch, late == 1, texts[place] and call('HGET', STATE, number))
+  local s, why, is_late = claimed_state(number, epoch, late == 1, texts[place] and call('HGET', STATE, number))
   is_changed[number] = true
   if not s then return verb == 'D' and why == 'gone' and 0 or why end
   if verb == 'E' and held_max >= 0 and s.epoch == 1 and now + ms - s.first > held_max then
@@ -107,7 +107,7 @@ local function change(place)
   end
   if verb == 'E' then return extend(number, s, ms) end
   note('Released', number, s.epoch)
-  come_back(number, s, ms)
+  end_claim(number, s, ms)
   return 1
 end
 

@@ -13,7 +13,7 @@ if ARGV[4] == 'queue' then
   for _, key in ipairs({WAITERS, WOKEN}) do
     for _, waiter in ipairs(call('ZRANGE', key, 0, -1)) do
       local process = process_of(waiter)
-      if not told[process] then tell(waiter, 'D', '') end
+      if not told[process] then publish_to(waiter, 'D', '') end
       told[process] = true
     end
   end

@@ -7,7 +7,7 @@
 
 if not open() then return false end
 settle()
-for _, waiter in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', '(' .. redis_s())) do forget_waiter(waiter) end
+for _, waiter in ipairs(call('ZRANGEBYSCORE', ALIVE, '-inf', '(' .. redis_s())) do remove_waiter(waiter) end
 local owed = close()
 local visible = call('ZCOUNT', QUEUED, '-inf', '(' .. digits(DELAYED)) + call('ZCARD', GROUPED)
 local delayed = call('ZCOUNT', QUEUED, DELAYED, '+inf')

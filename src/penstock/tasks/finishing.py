@@ -1,8 +1,8 @@
-"""What follows from the outcomes of tasks, as commands: results, next tasks, retries, deletes.
+"""Finishes tasks that have an outcome: pushes results, next tasks and retries, then deletes.
 
-Whatever an outcome leads to is pushed first, and the message of the task deleted last. A worker
-that dies in between leaves the message, so that the task is run again; the dedup ids of the pushes
-are made of the message's id, so that what it pushed is not pushed twice.
+The follow-ups of an outcome are pushed first, and the message of the task is deleted last. If a
+worker dies in between, the message stays and the task is run again; the dedup ids of the pushes are
+made from the message's id, so that no follow-up is pushed twice.
 """
 
 import logging
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
 
 _logger: Final = logging.getLogger("penstock.tasks")
-# Of a task whose outcome cannot be pushed, because a queue is full for example.
+# The delay of a task whose follow-ups cannot be pushed, because a queue is full for example.
 _REFUSED_DELAY_MS: Final = 10_000
 
 
-class _Owed(NamedTuple):
-    """A push that an outcome leads to, and the settings with which its queue is created."""
+class _FollowUp(NamedTuple):
+    """A push that follows from an outcome, and the settings with which its queue is created."""
 
     held: HeldTask
     push: Push
     settings: dict[str, Any] | None
 
 
-class Settler:
-    """Settles the tasks of one app; pure but for the jitter and the clock of the app."""
+class TaskFinisher:
+    """Finishes the tasks of one app, as steps; it uses only random jitter and the app's clock."""
 
     def __init__(self, app: "TaskApp", lacks: Container[str]) -> None:
         """`lacks` names what the service cannot do."""
@@ -75,11 +75,11 @@ class Settler:
         self._has_dedup = "dedup" not in lacks
         self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
 
-    def settle(self, tasks: Sequence[HeldTask]) -> Steps[None]:
-        """Settles tasks that have outcomes. Raises UnavailableError, and may then be repeated."""
-        kept = yield from self._push_all(tasks, self._owed_by)
+    def finish(self, tasks: Sequence[HeldTask]) -> Steps[None]:
+        """Finishes tasks that have outcomes. Raises UnavailableError, and may then be repeated."""
+        kept = yield from self._push_all(tasks, self._follow_ups)
         # A result or a next task that cannot be pushed fails its task.
-        kept = yield from self._push_all(kept, self._owed_by)
+        kept = yield from self._push_all(kept, self._follow_ups)
         for held in kept:
             _logger.error("the outcome of task %s cannot be stored; it is tried again", held.id)
         ended = [held for held in tasks if held not in kept] if kept else tasks
@@ -88,17 +88,17 @@ class Settler:
         items: list[Any] = [Delete(held.claim.queue, held.claim.proof) for held in ended]
         items += [Release(held.claim.queue, held.claim.proof, _REFUSED_DELAY_MS) for held in kept]
         items += [Release(held.slot.queue, held.slot.proof) for held in tasks if held.slot]
-        # An item that is refused had lost its claim: somebody else runs that task.
+        # If an item is refused, its claim was lost: another worker runs that task.
         yield Batch(items)
 
-    def _push_all(self, tasks: Iterable[HeldTask], owed_by: Any) -> Steps[list[HeldTask]]:
+    def _push_all(self, tasks: Iterable[HeldTask], follow_ups_of: Any) -> Steps[list[HeldTask]]:
         """Pushes what the tasks lead to; returns those of which a push was refused."""
-        owed: list[_Owed] = [each for held in tasks for each in owed_by(held)]
-        if not owed:
+        follow_ups: list[_FollowUp] = [each for held in tasks for each in follow_ups_of(held)]
+        if not follow_ups:
             return []
-        replies: list[Any] = yield Batch([each.push for each in owed])
+        replies: list[Any] = yield Batch([each.push for each in follow_ups])
         refused: dict[int, HeldTask] = {}
-        for each, reply in zip(owed, replies, strict=True):
+        for each, reply in zip(follow_ups, replies, strict=True):
             error = reply if isinstance(reply, RequestError) else None
             if isinstance(error, QueueNotFound) and each.settings is not None:
                 try:
@@ -113,16 +113,16 @@ class Settler:
             each.held.outcome = TaskOutcome(failure=Failure(reason, is_final=True))
         return list(refused.values())
 
-    def _owed_by(self, held: HeldTask) -> Iterable[_Owed]:
+    def _follow_ups(self, held: HeldTask) -> Iterable[_FollowUp]:
         outcome = held.outcome
         assert outcome is not None
         if outcome.failure is not None:
-            return self._owed_by_failure(held, outcome.failure)
+            return self._follow_ups_of_failure(held, outcome.failure)
         if not held.needs_value and not outcome.is_cancelled:
             return ()
-        return self._owed_by_end(held, outcome)
+        return self._follow_ups_of_end(held, outcome)
 
-    def _owed_by_end(self, held: HeldTask, outcome: TaskOutcome) -> Iterable[_Owed]:
+    def _follow_ups_of_end(self, held: HeldTask, outcome: TaskOutcome) -> Iterable[_FollowUp]:
         envelope = held.envelope
         if outcome.is_cancelled:
             yield from self._results_of(held, CANCELLED, Failure("it was cancelled"))
@@ -132,7 +132,9 @@ class Settler:
         if ttl_ms is not None and self._keeps_results:
             yield self._result(held, StoredResult(held.id, DONE, value), ttl_ms)
         if envelope.then:
-            yield _Owed(held, self._next(held, envelope.then, envelope.group, value), TASK_QUEUE)
+            yield _FollowUp(
+                held, self._next(held, envelope.then, envelope.group, value), TASK_QUEUE
+            )
         elif envelope.group is not None:
             place = envelope.group
             result = StoredResult(held.id, DONE, value, index=place.index)
@@ -142,9 +144,9 @@ class Settler:
                 dedup_id=self._dedup_id(f"{place.id}/{place.index}"),
             )
             # Without settings: the queue of a group that has ended is not created again.
-            yield _Owed(held, push, None)
+            yield _FollowUp(held, push, None)
 
-    def _owed_by_failure(self, held: HeldTask, failure: Failure) -> Iterable[_Owed]:
+    def _follow_ups_of_failure(self, held: HeldTask, failure: Failure) -> Iterable[_FollowUp]:
         claim, now_ms = held.claim, self._app.now_ms()
         failure = msgspec.structs.replace(failure, at_ms=now_ms, queue=claim.queue)
         delay_ms = self._retry_delay_ms(held, failure)
@@ -158,7 +160,7 @@ class Settler:
                 priority=claim.priority,
                 dedup_id=self._dedup_id(f"{claim.id}/failed"),
             )
-            yield _Owed(held, push, FAILED_QUEUE)
+            yield _FollowUp(held, push, FAILED_QUEUE)
             return
         short = msgspec.structs.replace(failure, traceback="")
         envelope = msgspec.structs.replace(
@@ -173,7 +175,7 @@ class Settler:
             dedup_id=self._dedup_id(f"{claim.id}/retry"),
             attributes=kept_attributes(claim.attributes),
         )
-        yield _Owed(held, push, TASK_QUEUE)
+        yield _FollowUp(held, push, TASK_QUEUE)
 
     def _retry_delay_ms(self, held: HeldTask, failure: Failure) -> int | None:
         """How long the task waits for its next attempt; None if it has none left."""
@@ -189,13 +191,13 @@ class Settler:
                 held.envelope, id=held.id, failures=held.failures, failure=failure
             )
         else:
-            # Not a task at all: what it was is kept as text, so that somebody can look at it.
+            # Not a task: its body is kept as text, for inspection.
             shown = held.claim.body[:10_000].decode(errors="replace")
             envelope = Envelope("", msgspec.Raw(encode({"body": shown})), held.id, failure=failure)
         return encode(envelope)
 
-    def _results_of(self, held: HeldTask, state: str, failure: Failure) -> Iterable[_Owed]:
-        """The end of a task, and of those after it that will not be pushed now."""
+    def _results_of(self, held: HeldTask, state: str, failure: Failure) -> Iterable[_FollowUp]:
+        """The results of a task that has ended, and of those after it that will not be pushed."""
         envelope = held.envelope
         ended = [(held.id, envelope.task)]
         last = envelope.then[-1] if envelope.then else None
@@ -208,9 +210,9 @@ class Settler:
                 result = StoredResult(task_id, state, failure=failure)
                 yield self._result(held, result, ttl_ms)
 
-    def _result(self, held: HeldTask, result: StoredResult, ttl_ms: int) -> _Owed:
+    def _result(self, held: HeldTask, result: StoredResult, ttl_ms: int) -> _FollowUp:
         queue = result_queue(self._app.name, result.id)
-        return _Owed(held, Push(queue, encode(result), ttl_ms=ttl_ms), RESULT_QUEUE)
+        return _FollowUp(held, Push(queue, encode(result), ttl_ms=ttl_ms), RESULT_QUEUE)
 
     def _next(
         self, held: HeldTask, then: list[Step], group: GroupPlace | None, value: msgspec.Raw

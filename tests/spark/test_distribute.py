@@ -1,0 +1,82 @@
+"""Few pieces of work are done in this process, at once; a table is opened once for each commit."""
+
+import os
+import shutil
+import threading
+
+import pytest
+
+pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+
+from penstock.errors import StoreUnusable
+from penstock.spark.distribute import distribute
+from penstock.spark.lake import AddedFile, Lake
+from tests.spark.test_increments import no_spark
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+
+
+def test_as_many_pieces_as_cores_run_at_once_and_a_single_one_has_all_cores(two_cores, tmp_path):
+    together = threading.Barrier(2)
+
+    def run(piece, threads):
+        together.wait(timeout=60)
+        return (piece, threads)
+
+    shown: list[float] = []
+    found = distribute(no_spark, run, range(4), tuple, tmp_path, shown.append)
+    assert sorted(found) == [(piece, 1) for piece in range(4)]
+    assert shown == [0.25, 0.5, 0.75, 1]
+    assert distribute(no_spark, lambda *given: given, ["one"], tuple, tmp_path) == [("one", 2)]
+    assert distribute(no_spark, run, [], tuple, tmp_path) == []
+
+
+def test_a_piece_that_fails_ends_the_work_with_its_error(two_cores, tmp_path):
+    ran = []
+    never = threading.Event()
+
+    def run(piece, threads):
+        ran.append(piece)
+        if piece == 0:
+            raise StoreUnusable("a file is gone")
+        never.wait(0.05)
+
+    # All of them would take ten seconds.
+    with pytest.raises(StoreUnusable, match="a file is gone"):
+        distribute(no_spark, run, range(400), object, tmp_path, few=400)
+    assert len(ran) < 400
+
+
+def test_a_table_is_opened_again_when_it_has_another_commit(tmp_path):
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    rows = pa.table({"n": pa.array([1, 2], pa.int64())})
+
+    def add():
+        path = table.new_file()
+        pq.write_table(rows, path)
+        table.add([AddedFile.of(table.path, path)], {})
+
+    assert table.delta() is None
+    add()
+    first = table.delta()
+    assert first is not None
+    assert table.delta() is first
+    # As another process would.
+    write_deltalake(str(table.path), rows, mode="append")
+    assert (table.rows(), first.version()) == (4, 1)
+    assert table.compact(0)["joined"] == 2
+    assert len(table.files()) == 1
+    add()
+    assert table.rows() == 6
+    # A table that is removed and made anew has a commit of the same name.
+    shutil.rmtree(table.path)
+    assert table.delta() is None
+    add()
+    assert table.rows() == 2
