@@ -149,7 +149,7 @@ def test_the_audit_of_the_archive_holds_over_failovers_and_finds_a_planted_fault
     # An owner that was replaced, and writes all the same.
     plant(journals[0])
     faulty = tmp_path / "faulty"
-    pipeline("run", "--journal", copy, "--lake", faulty)
+    pipeline("run", "--journal", journals[0], "--lake", faulty)
     [verdict, *found], status = pipeline("audit", "--lake", faulty)
     assert (status, verdict["holds"]) == (1, False)
     assert verdict["counts"]["terms rise"] == 1
