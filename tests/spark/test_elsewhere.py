@@ -258,7 +258,7 @@ def test_a_cluster_goes_on_when_an_executor_and_a_worker_are_killed(place, clust
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it ended before {work} had a part, with {process.wait(timeout=0.02)}")
         os.kill(min(cluster.workers) if work == "_audit" else executors[0], signal.SIGKILL)
-    told, _ = process.communicate(timeout=300)
+    told, _ = process.communicate(timeout=500)
     assert process.returncode == 0
     figures, first, second = told.splitlines()
     assert figures.split() == [str(messages // 100 + 1), str(2 * messages + 1), "True"]

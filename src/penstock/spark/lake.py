@@ -164,11 +164,11 @@ class Table:
 
     def _newest_commit(self) -> tuple[str, int, int] | None:
         """The name of the last file of Delta's log, and which file that is."""
-        log = self.path / "_delta_log"
+        commits = self.path / "_delta_log"
         try:
-            names = [name for name in os.listdir(log) if name.endswith(".json")]
+            names = [name for name in os.listdir(commits) if name.endswith(".json")]
             name = max(name for name in names if name[0].isdigit())
-            found = os.stat(log / name)
+            found = os.stat(commits / name)
         except (OSError, ValueError):
             return None
         return name, found.st_ino, found.st_mtime_ns
