@@ -1,8 +1,8 @@
-"""What asyncio and uvloop leave of the Carrot broker's speed: `python -m benchmarks.carrot_bare PORT`.
+"""The limit of the Carrot broker: a server of its protocol on uvloop with no queue behind it.
 
-A server in Python on uvloop that reads the same requests and gives answers of the same bytes. Behind
-it is a deque: no claims, no limits, no waiting, no journal. A broker in Python on this event loop
-cannot be faster, because what is left is reading from sockets and writing to them.
+It reads the same requests and gives answers of the same bytes; its messages are in a deque. There
+are no claims, no limits, no waiting reads and no journal. What is left is reading from sockets and
+writing to them, so no broker in Python on this event loop is faster.
 """
 
 import asyncio

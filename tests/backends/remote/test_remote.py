@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -647,7 +648,7 @@ def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(dea
             await asyncio.to_thread(link.sendall, encode_claims(request, claims))
             decoder = FrameDecoder("client", client_limits())
             frames = await asyncio.to_thread(hear_on, link, decoder, 1)
-            rest = decode_command(*frames[0][::2])
+            rest: Any = decode_command(*frames[0][::2])
             assert (rest.limit, rest.wait_ms) == (3_000, 0)
             pull.cancel()
             frames = await asyncio.to_thread(hear_on, link, decoder, 1 + len(claims))

@@ -3,6 +3,7 @@
 import socket
 import struct
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def put_many(number, bodies, queue="orders"):
 
 def take(link, number, count):
     """So many tags of messages that are read now."""
-    tags = []
+    tags: list[int] = []
     while len(tags) < count:
         link.sendall(get(number, limit=count - len(tags)))
         answer = receive(link)
@@ -54,7 +55,8 @@ def take(link, number, count):
 @contextmanager
 def watching(broker, queue):
     """What others see of a queue, messages and those in flight, in each turn of the event loop."""
-    seen, ended = set(), []
+    seen: set[tuple[int, int]] = set()
+    ended: list[bool] = []
 
     def look():
         stats = broker.server.service.submit(Stats(queue))
@@ -168,7 +170,8 @@ def test_a_disk_that_fills_between_the_parts_refuses_the_rest(start_broker, tmp_
     engine = open_engine(tmp_path / "store", clock=ManualClock())
     broker = start_broker(engine=engine)
     broker.submit(CreateQueue("orders"))
-    make_room, rooms = engine._make_room, []
+    rooms: list[int] = []
+    make_room: Any = engine._make_room
 
     def no_room_after_two(*arguments):
         rooms.append(1)
@@ -193,6 +196,7 @@ def test_a_large_put_of_many_is_cut_by_its_bytes_and_not_copied_as_a_whole():
     sent = put_many(1, bodies) + encode_session_request(PUT, 2, "orders", b"small")
     decoder = SessionDecoder()
     assert decoder.feed(sent[:100_000]) == []
+    many: Any
     many, small = decoder.feed(sent[100_000:])
     assert small == (PUT, 0, 2, b"orders", b"small")
     assert type(many[4]) is memoryview
@@ -214,7 +218,7 @@ def test_no_request_of_the_extension_holds_up_the_others(server, record_property
                 client.add(queue)
                 client.put_many(queue, [b"x" * 256] * MANY)
             queue = f"many-{turn}"
-            messages = []
+            messages: list[Any] = []
             while len(messages) < MANY:
                 messages += client.get_many(queue, MANY)
             client.extend(messages, 60)

@@ -301,10 +301,14 @@ class CarrotConnection(StreamConnection):
         self._is_held = False
         self._server.loop.call_soon(self._take_backlog)
 
+    def _has_to_wait(self) -> bool:
+        """Whether no request is taken now."""
+        return self.ending or self._is_held
+
     def _take_backlog(self) -> None:
         """Takes some requests, and the others in later turns: other connections have theirs."""
         backlog = self._backlog
-        if self.ending or self._is_held:
+        if self._has_to_wait():
             return
         pause_s = 0.0
         if self.deferred > self._server.limits.deferred_max or self.writing_paused:
@@ -312,7 +316,7 @@ class CarrotConnection(StreamConnection):
         else:
             self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
         self._server.flush()
-        if self._is_held:
+        if self._has_to_wait():
             return
         if backlog:
             self.pause_reading()
