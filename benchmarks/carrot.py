@@ -7,7 +7,8 @@ no third step, because a message that was popped is gone. Nothing is kept on dis
 Sixteen connections, driven by one process that waits for all of them with epoll and has every
 request prepared. At depth 1 a connection sends a request and waits for its answer; at depth 16 it
 sends sixteen in one write and waits for all their answers. `batched` is Carrot with PUT_MANY, GET
-of sixteen and ACK of sixteen, for which the others have no request.
+of sixteen and ACK of sixteen, for which the others have no request. `bare` is a server in Python
+that does nothing but read the same requests and answer them (`carrot_bare`): the limit of the rest.
 """
 
 import os
@@ -181,6 +182,7 @@ STEPS = {
     "redis": REDIS,
     "carrot": CARROT,
     "carrot batched": CARROT_BATCHED,
+    "bare": CARROT,
 }
 
 
@@ -319,6 +321,11 @@ def carrot_server() -> Iterator[int]:
         yield port
 
 
+def bare_command(port: int) -> list[str]:
+    """A server of the same protocol with no queue behind it."""
+    return [sys.executable, "-m", "benchmarks.carrot_bare", str(port)]
+
+
 def beanstalkd_command(port: int) -> list[str]:
     """beanstalkd with its messages in memory."""
     return ["beanstalkd", "-l", "127.0.0.1", "-p", str(port)]
@@ -333,12 +340,14 @@ def redis_command(port: int, directory: str) -> list[str]:
 def main() -> None:
     """Runs every contestant at both depths, and prints the ratios."""
     with tempfile.TemporaryDirectory() as directory, carrot_server() as carrot_port:
-        ports = {"carrot": carrot_port}
+        ports = {"carrot": carrot_port, "bare": free_port()}
         os.environ["PATH"] += os.pathsep + "/usr/sbin"
-        with _peer("beanstalkd", beanstalkd_command(at := free_port()), at, ports):
-            at = free_port()
-            with _peer("redis", redis_command(at, directory), at, ports):
-                _compare(ports)
+        with (
+            server(bare_command(ports["bare"]), ports["bare"]),
+            _peer("beanstalkd", beanstalkd_command(at := free_port()), at, ports),
+            _peer("redis", redis_command(at := free_port(), directory), at, ports),
+        ):
+            _compare(ports)
 
 
 @contextmanager

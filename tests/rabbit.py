@@ -24,6 +24,12 @@ PAUSE = threading.Event()
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 # Plugins that no test uses: the broker reads the description of each of them as it starts.
 UNUSED = ("accept", "amqp10", "base64url", "cow", "eetcd", "gun", "jose", "jsx", "prom", "quantile")
+# The broker in a session of its own, which is killed when the process that started it has ended.
+GUARDED = """
+exec 3<&0
+(read -r _ <&3; kill -KILL 0) &
+exec "$0" </dev/null 3<&-
+"""
 CONFIGURATION = """
 listeners.tcp.1 = 127.0.0.1:{port}
 log.file.level = error
@@ -130,7 +136,12 @@ class Broker:
         self._environment = environment
         with (where / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                [PROGRAM], env=environment, stdout=output, stderr=output, start_new_session=True
+                ["/bin/sh", "-c", GUARDED, PROGRAM],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         give_up_s = time.monotonic() + PATIENCE_S
         while not _listens(self.port):
@@ -167,6 +178,7 @@ class Broker:
         finally:
             with suppress(ProcessLookupError):
                 self.send(signal.SIGKILL)
+            self._process.stdin.close()
             self._process = None
         # The script has ended; the machine that it ran may take longer.
         give_up_s = time.monotonic() + PATIENCE_S

@@ -152,7 +152,10 @@ class CarrotClient:
         wait: float | None = 0,
         ack: Iterable[CarrotMessage] = (),
     ) -> list[CarrotMessage]:
-        """Reads up to so many messages, having acknowledged those given, in one request."""
+        """Reads up to so many messages, having acknowledged those given, in one request.
+
+        An answer has at most 2,000 messages and 8 MiB, whatever the limit: read again for more.
+        """
         wait_ms = WAIT_BY_QUEUE if wait is None else to_ms("wait", wait)
         acked = list(ack)
         body = encode_tags([each.tag for each in acked], wait_ms)

@@ -163,7 +163,7 @@ def test_at_a_terminal_the_shell_prompts_and_continues_after_an_error():
     os.close(ours)
     assert child.returncode == 0
     assert "penstock> " in said
-    assert "penstock: argument COMMAND: invalid choice: 'frobnicate'" in said
+    assert "penstock: frobnicate is not a command (see penstock --help)" in said
     assert "visibility-timeout  30s" in said
 
 

@@ -118,15 +118,17 @@ def test_lacking_something_without_a_reason_fails(tmp_path):
 class InRealTime(Contract):
     """Fails each time, after so many seconds of the suite's time and so many of its own."""
 
-    def __init__(self, passes, takes_s):
+    def __init__(self, gives, passes, takes_s):
         self.store = penstock.connect("memory:")
         self.tried = []
         self._clock, self._made = None, []
-        self._passes, self._takes_s = passes, takes_s
+        self._gives, self._passes, self._takes_s = gives, passes, takes_s
 
     @behaviour("timeout")
     def fails(self):
-        self.tried.append((self.seconds(1), self.queue()))
+        self.tried.append((self.SCALE * self._slower, self.queue()))
+        if self._gives:
+            self.store.push(self.tried[-1][1], "x", delay=self.seconds(3))
         if self._passes:
             self.pass_time(self._passes)
         until_s = time.monotonic() + self._takes_s
@@ -136,16 +138,17 @@ class InRealTime(Contract):
 
 
 @pytest.mark.parametrize(
-    ("scale", "passes", "takes_s", "scales"),
+    ("scale", "gives", "passes", "takes_s", "scales"),
     [
-        (0.001, 1, 0.1, [0.001, 0.004, 0.016]),
-        (15, 0.001, 0, [15]),
-        (0.001, 0, 0.1, [0.001]),
+        (0.001, False, 1, 0.1, [0.001, 0.004, 0.016]),
+        (0.001, True, 0, 0.1, [0.001, 0.004, 0.016]),
+        (15, True, 0.001, 0, [15]),
+        (0.001, False, 0, 0.1, [0.001]),
     ],
-    ids=["late", "in time", "of no time"],
+    ids=["late", "late before it waits", "in time", "of no time"],
 )
-def test_only_what_real_time_got_away_from_is_tried_again(scale, passes, takes_s, scales):
-    suite = type("Scaled", (InRealTime,), {"SCALE": scale})(passes, takes_s)
+def test_only_what_real_time_got_away_from_is_tried_again(scale, gives, passes, takes_s, scales):
+    suite = type("Scaled", (InRealTime,), {"SCALE": scale})(gives, passes, takes_s)
     with suite.store, pytest.raises(AssertionError, match="at a deadline"):
         suite.fails()
     assert [scale for scale, _ in suite.tried] == pytest.approx(scales)

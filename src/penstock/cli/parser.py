@@ -5,12 +5,14 @@ A command is one module of this package with two functions, `add_arguments(parse
 when the command is used, so a slow import does not delay the other commands.
 """
 
+import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
+from penstock.cli.mistakes import describe_surplus, find_mistake
 from penstock.cli.session import Session, UsageError
 from penstock.settings import URL_VARIABLE
 
@@ -97,7 +99,10 @@ class Parser(ArgumentParser):
             command, self._unloaded_command = command_named(self._unloaded_command), None
             command.add_arguments(self)
             _add_shared_options(self, SUPPRESS)
-        return super().parse_known_args(args, namespace)
+        found, surplus = super().parse_known_args(args, namespace)
+        if surplus:
+            self.error(describe_surplus(surplus, self.format_help()))
+        return found, surplus
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -120,9 +125,21 @@ def _add_shared_options(parser: ArgumentParser, default: Any) -> None:
     )
 
 
+class _CommandLine(Parser):
+    """The parser of the whole line; it looks at the words before the command first."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        mistake = find_mistake(sys.argv[1:] if args is None else args, COMMANDS)
+        if mistake is not None:
+            self.error(mistake)
+        return super().parse_known_args(args, namespace)
+
+
 def make_parser() -> ArgumentParser:
     """The parser of `penstock`, with every command in it."""
-    parser = Parser(
+    parser = _CommandLine(
         prog="penstock",
         description="Push, pull and manage messages in any store that Penstock can reach.",
         epilog=EXIT_CODES,

@@ -9,6 +9,7 @@ import aiormq
 import pytest
 
 import penstock
+from tests.conftest import FULL
 from tests.server.conftest import end_daemon, until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
@@ -103,7 +104,7 @@ def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
     assert headers["kind"] in ("test", b"test")
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize("how", [signal.SIGKILL] + [signal.SIGTERM] * FULL)
 def test_a_broker_that_goes_away_misses_and_doubles_nothing(rabbit, store, name, how):
     """Row 12: RabbitMQ is stopped or killed in the middle of a load, and comes back."""
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:

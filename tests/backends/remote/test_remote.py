@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,8 +50,11 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.wire.frames.bodies import decode_command, encode_claims
 from penstock.wire.frames.frames import (
+    CANCEL,
     KIND_OF,
+    PULL_MESSAGES_MAX,
     Frame,
     FrameDecoder,
     Welcome,
@@ -126,6 +130,14 @@ def hear(link, count=1):
     return frames[1:]
 
 
+def hear_on(link, decoder, count):
+    """So many more frames."""
+    frames: list[Frame] = []
+    while len(frames) < count:
+        frames += decoder.feed(link.recv(65_536))
+    return frames
+
+
 # Sharing a connection.
 
 
@@ -161,6 +173,39 @@ def test_an_answer_of_many_megabytes_arrives_whole(queues):
     queues.create("large", max_body_bytes=16 * 1024 * 1024)
     queues.push("large", body)
     assert queues.pull("large").body == body
+
+
+def test_a_pull_gives_as_many_as_were_asked_for_whatever_one_answer_holds(remote, queues):
+    bodies = [b"%d" % number for number in range(5_000)]
+    remote.execute(PushMany("orders", bodies))
+    claims = queues.pull_many("orders", 4_500)
+    assert [claim.body for claim in claims] == bodies[:4_500]
+    # No wait behind the first answer, and the last pull finds nothing.
+    assert [claim.body for claim in queues.pull_many("orders", 4_500, wait=600)] == bodies[4_500:]
+    queues.delete_many(claims)
+    large = [bytes([number]) * 1_000_000 for number in range(12)]
+    queues.push_many("orders", large)
+    assert [claim.body for claim in queues.pull_many("orders", 12)] == large
+
+
+def test_a_pull_with_an_attempt_id_gives_what_one_answer_holds_and_the_same_again(remote, queues):
+    remote.execute(PushMany("orders", [b"x"] * 3_000))
+    first = queues.pull_many("orders", 3_000, attempt_id="a")
+    assert len(first) == PULL_MESSAGES_MAX
+    assert queues.pull_many("orders", 3_000, attempt_id="a") == first
+
+
+def test_a_pull_whose_rest_is_refused_gives_what_it_has(remote, queues):
+    queues.create("few", max_in_flight=2_500)
+    remote.execute(PushMany("few", [b"x"] * 4_000))
+    assert len(queues.pull_many("few", 4_000)) == 2_500
+
+
+def test_a_pull_of_few_small_messages_is_one_request(server, remote, queues):
+    queues.push_many("orders", [b"x"] * 5)
+    before = server.desk.requests_seen
+    assert len(queues.pull_many("orders", 10)) == 5
+    assert server.desk.requests_seen == before + 1
 
 
 def test_a_bulk_push_gives_each_message_its_own_fate(remote, queues):
@@ -575,6 +620,44 @@ def test_claims_that_come_for_a_cancelled_pull_are_released(server, queues):
 
     run(main())
     assert queues.stats("orders").messages == 0
+
+
+def test_an_asyncio_pull_gives_as_many_as_were_asked_for(server, queues):
+    queues.service.execute(PushMany("orders", [b"x"] * 5_000))
+
+    async def main():
+        async with AsyncQueues(await AsyncRemote.open(server.endpoint)) as ours:
+            claims = await ours.pull_many("orders", 4_500)
+            assert len({claim.id for claim in claims}) == 4_500
+
+    run(main())
+
+
+def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(deaf):
+    with penstock.connect("memory:") as other:
+        other.create("orders")
+        other.push_many("orders", [b"x"] * PULL_MESSAGES_MAX)
+        claims = other.pull_many("orders", PULL_MESSAGES_MAX)
+
+    async def main():
+        opening = asyncio.ensure_future(AsyncRemote.open(deaf.endpoint))
+        link = await asyncio.to_thread(deaf.accept)
+        async with AsyncQueues(await opening) as ours:
+            pull = asyncio.ensure_future(ours.pull_many("orders", 5_000))
+            ((_, request, _),) = await asyncio.to_thread(hear, link)
+            await asyncio.to_thread(link.sendall, encode_claims(request, claims))
+            decoder = FrameDecoder("client", client_limits())
+            frames = await asyncio.to_thread(hear_on, link, decoder, 1)
+            rest: Any = decode_command(*frames[0][::2])
+            assert (rest.limit, rest.wait_ms) == (3_000, 0)
+            pull.cancel()
+            frames = await asyncio.to_thread(hear_on, link, decoder, 1 + len(claims))
+            assert frames[0][0] == CANCEL
+            released = [decode_command(kind, body) for kind, _, body in frames[1:]]
+            assert released == [Release("orders", claim.receipt) for claim in claims]
+        link.close()
+
+    run(main())
 
 
 def test_an_asyncio_caller_finds_the_next_connection_too(server, queues):

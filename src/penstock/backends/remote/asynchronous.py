@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.remote.endpoints import ServerEndpoint
+from penstock.backends.remote.pulls import rest_of
 from penstock.backends.remote.retry import (
     PATIENCE_S,
     REOPEN_PAUSE_S,
@@ -26,7 +27,7 @@ from penstock.backends.remote.retry import (
     unknown_commands,
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
-from penstock.service import REDRIVE_MAX, Command, Pull, Release
+from penstock.service import REDRIVE_MAX, Claim, Command, Pull, Release
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
 from penstock.wire.frames.frames import (
     CANCEL,
@@ -157,9 +158,14 @@ class _Link(asyncio.Protocol):
 
     def _give_back(self, kind: int, body: Body) -> None:
         """Releases claims whose caller was cancelled."""
-        if kind != REPLY or self.lost is not None:
+        if kind == REPLY:
+            self.release(DECODE_REPLY[Pull](body))
+
+    def release(self, claims: list[Claim]) -> None:
+        """Releases claims that nobody wants, without waiting for the answers."""
+        if self.lost is not None:
             return
-        for claim in DECODE_REPLY[Pull](body):
+        for claim in claims:
             request = self._next_request()
             self._send(encode_command(request, Release(claim.queue, claim.proof)))
 
@@ -307,9 +313,25 @@ class AsyncRemote:
         if link is None or link.lost is not None:
             link = await self._reopen(link)
         try:
-            return await link.exchange(command)
+            reply = await link.exchange(command)
         except ConnectionLost as lost:
             return cast(R, await self._repeat(command, lost))
+        if type(command) is Pull and command.limit > 1:
+            await self._pull_rest(link, command, cast("list[Claim]", reply))
+        return reply
+
+    async def _pull_rest(self, link: _Link, pull: Pull, claims: list[Claim]) -> None:
+        """Adds what one answer could not hold to the claims (`pulls`)."""
+        answer = claims
+        while (rest := rest_of(pull, answer, len(claims))) is not None:
+            try:
+                answer = await link.exchange(rest)
+            except asyncio.CancelledError:
+                link.release(claims)
+                raise
+            except (PenstockError, ConnectionLost):
+                return
+            claims += answer
 
     async def status(self) -> dict[str, Any]:
         """What the server says of itself. Raises BackendLost."""

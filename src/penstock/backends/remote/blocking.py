@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from penstock.backends.remote.channel import Channel
 from penstock.backends.remote.endpoints import ServerEndpoint
+from penstock.backends.remote.pulls import rest_of
 from penstock.backends.remote.retry import (
     PATIENCE_S,
     REOPEN_PAUSE_S,
@@ -17,9 +18,9 @@ from penstock.backends.remote.retry import (
     ConnectionLost,
     Repetition,
 )
-from penstock.errors import BackendLost, EngineClosed, StaleReceipt
+from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
 from penstock.forked import start_over_when_forked
-from penstock.service import REDRIVE_MAX, Command
+from penstock.service import REDRIVE_MAX, Claim, Command, Pull
 from penstock.wire.frames.frames import STATUS
 
 R = TypeVar("R")
@@ -70,9 +71,22 @@ class Remote:
         if channel is None:
             channel = self._reopen(None)
         try:
-            return channel.exchange(command)
+            reply = channel.exchange(command)
         except ConnectionLost as lost:
             return cast(R, self._repeat(command, lost))
+        if type(command) is Pull and command.limit > 1:
+            self._pull_rest(channel, command, cast("list[Claim]", reply))
+        return reply
+
+    def _pull_rest(self, channel: Channel, pull: Pull, claims: list[Claim]) -> None:
+        """Adds what one answer could not hold to the claims (`pulls`)."""
+        answer = claims
+        while (rest := rest_of(pull, answer, len(claims))) is not None:
+            try:
+                answer = channel.exchange(rest)
+            except (PenstockError, ConnectionLost):
+                return
+            claims += answer
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. Raises BackendLost."""

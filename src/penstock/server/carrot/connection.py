@@ -72,6 +72,8 @@ class CarrotConnection(StreamConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._session: SessionDecoder | None = None
         self._backlog: deque[SessionRequest] = deque()
+        # A request of many items is executed in parts: the requests behind it wait in the backlog.
+        self._is_held = False
         self._last_key = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,7 +96,7 @@ class CarrotConnection(StreamConnection):
             return
         session = self._session
         if session is not None:
-            if self._backlog:
+            if self._backlog or self._is_held:
                 self._take_session(session, data)
             else:
                 self._take_usual(session, data)
@@ -265,7 +267,7 @@ class CarrotConnection(StreamConnection):
 
     def _take_requests(self, session: SessionDecoder, requests: list[SessionRequest]) -> None:
         self._server.requests_seen += len(requests)
-        if self._backlog:
+        if self._backlog or self._is_held:
             # Its next turn is planned already.
             self._backlog.extend(requests)
         elif len(requests) > _TURN_MAX:
@@ -273,7 +275,9 @@ class CarrotConnection(StreamConnection):
             self._take_backlog()
         else:
             self._take_all(requests)
-        if session.error is not None and not self._backlog:
+        if self._backlog:
+            self.pause_reading()
+        elif session.error is not None and not self._is_held:
             self._refuse_session(session.error)
         if session.frame_bytes or self.has_reserved:
             self._check_room(session.frame_bytes)
@@ -281,14 +285,30 @@ class CarrotConnection(StreamConnection):
 
     def _take_all(self, requests: list[SessionRequest]) -> None:
         server, counts = self._server, self._server.requests
-        for opcode, count, number, queue, body in requests:
+        for place, (opcode, count, number, queue, body) in enumerate(requests, 1):
             counts[opcode] += 1
             TAKE[opcode](server, self, count, number, queue, body)
+            if self._is_held:
+                self._backlog.extendleft(reversed(requests[place:]))
+                return
+
+    def hold_requests(self) -> None:
+        """Leaves the requests that follow in the backlog: they take effect in their order."""
+        self._is_held = True
+
+    def resume_requests(self) -> None:
+        """Takes the requests that were held, in the next turn of the event loop."""
+        self._is_held = False
+        self._server.loop.call_soon(self._take_backlog)
+
+    def _has_to_wait(self) -> bool:
+        """Whether no request is taken now."""
+        return self.ending or self._is_held
 
     def _take_backlog(self) -> None:
         """Takes some requests, and the others in later turns: other connections have theirs."""
         backlog = self._backlog
-        if self.ending:
+        if self._has_to_wait():
             return
         pause_s = 0.0
         if self.deferred > self._server.limits.deferred_max or self.writing_paused:
@@ -296,6 +316,8 @@ class CarrotConnection(StreamConnection):
         else:
             self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
         self._server.flush()
+        if self._has_to_wait():
+            return
         if backlog:
             self.pause_reading()
             self._server.loop.call_later(pause_s, self._take_backlog)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from penstock.backends.loop import LoopService, Pending
+from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import InvalidReceipt, PenstockError, QueueNotFound, StaleReceipt
 from penstock.server.faults import Faults
 from penstock.server.metrics import MetricFamily
@@ -104,6 +104,28 @@ class CarrotServer(StreamServer):
         else:
             if isinstance(reply, Pending):
                 self.defer(connection, reply, finish, refuse, type(command) is Pull)
+            else:
+                finish(reply)
+
+    def execute_steps(
+        self,
+        connection: "CarrotConnection",
+        steps: Steps[Any],
+        finish: Finish,
+        refuse: Refuse,
+        *,
+        is_pull: bool = False,
+    ) -> None:
+        """The same as `execute` for several commands, of which the last may be a pull."""
+        try:
+            reply = self.service.run(steps)
+        except PenstockError as error:
+            refuse(error)
+        except Exception as fault:
+            self.give_up(fault)
+        else:
+            if isinstance(reply, Pending):
+                self.defer(connection, reply, finish, refuse, is_pull)
             else:
                 finish(reply)
 

@@ -4,8 +4,9 @@ Every function here has the same parameters: the server, the connection, and the
 request. What it sends leaves in the connection's next write.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Pending, Steps
@@ -23,6 +24,7 @@ from penstock.server.carrot.server import (
     make_create,
     make_push,
 )
+from penstock.server.frames.parts import execute_parts
 from penstock.server.stream import ignore_reply
 from penstock.service import (
     Batch,
@@ -41,6 +43,7 @@ from penstock.wire.carrot.session import (
     PUT,
     PUT_MANY,
     READ_BYTES_MAX,
+    READ_ITEMS_MAX,
     SESSION_ACK,
     SESSION_ADD,
     SESSION_NACK,
@@ -58,6 +61,7 @@ from penstock.wire.carrot.session import (
     read_tags,
 )
 from penstock.wire.carrot.single import ERROR, SUCCESS
+from penstock.wire.frames.parts import PART_ITEMS_MAX, PLAIN_PART_ITEMS_MAX
 
 if TYPE_CHECKING:
     from penstock.server.carrot.connection import CarrotConnection
@@ -103,17 +107,38 @@ def _put_many(
     body: bytes,
 ) -> None:
     name, group = server.name_of(queue)
+    items_max = PLAIN_PART_ITEMS_MAX if group is None else PART_ITEMS_MAX
     try:
-        messages = read_messages(count, body)
+        parts = read_messages(count, body, items_max)
     except InvalidField as error:
         connection.refuse(number, error)
         return
-    server.execute(
-        connection,
-        PushMany(name, messages, group=group),
-        partial(_finish_many, server, connection, number),
-        partial(connection.refuse, number),
-    )
+    first = next(parts)
+    finish = partial(_finish_many, server, connection, number)
+    refuse = partial(connection.refuse, number)
+    if len(first) == count:
+        server.execute(connection, PushMany(name, first, group=group), finish, refuse)
+        return
+    pushes = (PushMany(name, part, group=group) for part in chain([first], parts))
+    server.execute_steps(connection, _in_parts(connection, pushes), finish, refuse)
+
+
+def _in_parts(
+    connection: "CarrotConnection", parts: Iterable[Batch | PushMany]
+) -> Steps[list[Any]]:
+    """Executes a request of many items; the connection's later requests wait until it is done."""
+    replies: list[Any] = []
+    connection.hold_requests()
+    try:
+        yield from execute_parts(parts, lambda _, some: replies.extend(some))
+    finally:
+        connection.resume_requests()
+    return replies
+
+
+def _batches(items: Sequence[BatchItem]) -> Iterator[Batch]:
+    for start in range(0, len(items), PART_ITEMS_MAX):
+        yield Batch([*items[start : start + PART_ITEMS_MAX]])
 
 
 def _finish_many(
@@ -140,6 +165,7 @@ def _get(
     body: bytes,
 ) -> None:
     held = connection.held
+    count = min(count, READ_ITEMS_MAX)
     if len(held) + count > HELD_MAX and not _has_room(server, connection, count):
         reason = (
             f"{len(held)} messages are unacknowledged on this connection, at most {HELD_MAX}; "
@@ -167,9 +193,10 @@ def _get(
 
 
 def _pull(name: str, count: int, wait_ms: int) -> Pull:
-    bytes_max = READ_BYTES_MAX if count > 1 else None
     wait = None if wait_ms == WAIT_BY_QUEUE else wait_ms
-    return Pull(name, count, None, wait, None, None, bytes_max)
+    if count <= 1:
+        return Pull(name, count, None, wait)
+    return Pull(name, count, None, wait, None, None, READ_BYTES_MAX)
 
 
 def _wait(
@@ -242,25 +269,37 @@ def _ack_and_get(
     if isinstance(taken, InvalidField):
         connection.refuse(number, taken)
         return
-    pull = _pull(server.name_of(queue)[0], count, wait_ms)
-    try:
-        reply = server.service.run(_acked_then_pulled([Delete(*each[:2]) for each in taken], pull))
-    except PenstockError as error:
-        _refuse_settled(server, connection, number, dict(zip(tags, taken, strict=True)), error)
-        return
-    except Exception as fault:
-        server.give_up(fault)
-        return
-    finish = partial(_finish_ack_and_get, server, connection, number)
-    if isinstance(reply, Pending):
-        refuse = partial(connection.refuse, number)
-        server.defer(connection, reply, finish, refuse, is_pull=True)
+    steps = _acked_then_pulled(
+        server, connection, taken, _pull(server.name_of(queue)[0], count, wait_ms)
+    )
+    server.execute_steps(
+        connection,
+        steps,
+        partial(_finish_ack_and_get, server, connection, number),
+        partial(_refuse_settled, server, connection, number, dict(zip(tags, taken, strict=True))),
+        is_pull=True,
+    )
+
+
+def _acked_then_pulled(
+    server: CarrotServer, connection: "CarrotConnection", taken: list[HeldClaim], pull: Pull
+) -> Steps[tuple[Sequence[Any], Any]]:
+    replies: Sequence[Any]
+    if len(taken) <= PART_ITEMS_MAX:
+        replies = yield Batch([*map(_delete, taken)])
     else:
-        finish(reply)
-
-
-def _acked_then_pulled(deletes: list[Delete], pull: Pull) -> Steps[tuple[Sequence[Any], Any]]:
-    replies: Sequence[Any] = yield Batch([*deletes])
+        done: list[Any] = []
+        connection.hold_requests()
+        try:
+            parts = _batches([*map(_delete, taken)])
+            yield from execute_parts(parts, lambda _, some: done.extend(some))
+        except GeneratorExit:
+            # The connection broke between two parts: what is not acknowledged goes back.
+            server.release(taken[len(done) :])
+            raise
+        finally:
+            connection.resume_requests()
+        replies = done
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
     return replies, (yield pull)
@@ -319,15 +358,32 @@ def _settle(
     if isinstance(taken, InvalidField):
         connection.refuse(number, taken)
         return
-    refuse = partial(
-        _refuse_settled, server, connection, number, dict(zip(tags, taken, strict=True))
-    )
+    by_tag = dict(zip(tags, taken, strict=True))
+    refuse = partial(_refuse_settled, server, connection, number, by_tag)
+    many = partial(_finish_many, server, connection, number)
     if len(taken) == 1:
         finish = partial(_finish_one, connection, number)
         server.execute(connection, command(taken[0]), finish, refuse)
-    else:
-        many = partial(_finish_many, server, connection, number)
+    elif len(taken) <= PART_ITEMS_MAX:
         server.execute(connection, Batch(list(map(command, taken))), many, refuse)
+    else:
+        steps = _in_parts(connection, _batches([*map(command, taken)]))
+        finish = partial(_finish_settled, server, connection, number, by_tag)
+        server.execute_steps(connection, steps, finish, refuse)
+
+
+def _finish_settled(
+    server: CarrotServer,
+    connection: "CarrotConnection",
+    number: int,
+    taken: dict[int, HeldClaim],
+    replies: Sequence[Any],
+) -> None:
+    """As `_finish_many`; what a part could not do may be asked for again (`_refuse_settled`)."""
+    for (tag, claim), reply in zip(taken.items(), replies, strict=True):
+        if isinstance(reply, PenstockError) and not isinstance(reply, RequestError):
+            connection.held[tag] = claim
+    _finish_many(server, connection, number, replies)
 
 
 def _finish_one(connection: "CarrotConnection", number: int, reply: Any) -> None:
@@ -410,12 +466,12 @@ def _extend(
         connection.refuse(number, InvalidField(reason))
         return
     items = [Extend(held[tag].queue, held[tag].proof, visibility_ms) for tag in tags]
-    server.execute(
-        connection,
-        Batch([*items]),
-        partial(_finish_extend, server, connection, number, tags),
-        partial(connection.refuse, number),
-    )
+    finish = partial(_finish_extend, server, connection, number, tags)
+    refuse = partial(connection.refuse, number)
+    if len(items) <= PART_ITEMS_MAX:
+        server.execute(connection, Batch([*items]), finish, refuse)
+    else:
+        server.execute_steps(connection, _in_parts(connection, _batches(items)), finish, refuse)
 
 
 def _finish_extend(

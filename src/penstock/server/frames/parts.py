@@ -1,6 +1,6 @@
 """Large batches and bulk pushes, served part by part with other requests between the parts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.backends.loop import PAUSE, Steps
@@ -14,32 +14,42 @@ from penstock.wire.frames.frames import BATCH
 def take_parts(kind: int, request: int, parts: Iterator[Batch | PushMany]) -> Steps[bytes]:
     """Decodes all parts, executes them in order, and returns the frame of the one answer.
 
-    If a part is refused as a whole (the store is full), its items and those after it are answered
-    with that error; if it is the first part, the request is. Raises what `parts` raises, before
-    anything was changed.
+    If the first part is refused as a whole (the store is full), so is the request. Raises what
+    `parts` raises, before anything was changed.
     """
     decoded: list[Batch | PushMany] = []
     for part in parts:
         decoded.append(part)
         yield PAUSE
     answer: _BatchAnswer | _BulkAnswer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
+    yield from execute_parts(decoded, answer.add)
+    return answer.encode(request)
+
+
+def execute_parts(
+    parts: Iterable[Batch | PushMany], add: Callable[[Any, Sequence[Any]], None]
+) -> Steps[None]:
+    """Executes the parts in order, and calls `add(part, replies)` with the replies to each.
+
+    If a part is refused as a whole, its items and those after it are replied to with that error.
+    Raises it if it is the first part.
+    """
     refused: PenstockError | None = None
     replies: Sequence[Any] = ()
-    for part in decoded:
+    for part in parts:
         if refused is None:
             try:
                 replies = yield part
             except (JournalError, EngineClosed):
                 raise
             except PenstockError as error:
-                if not answer.count:
+                if not replies:
                     raise
                 refused = error
         if refused is not None:
             replies = [refused] * (len(part.items if isinstance(part, Batch) else part.bodies))
-        answer.add(part, replies)
+        add(part, replies)
         yield PAUSE
-    return answer.encode(request)
 
 
 class _BatchAnswer:

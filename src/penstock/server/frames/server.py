@@ -35,6 +35,8 @@ from penstock.wire.frames.frames import (
     KIND_OF,
     PEEK,
     PULL,
+    PULL_BYTES_MAX,
+    PULL_MESSAGES_MAX,
     STATUS,
     Body,
     Frame,
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
 
 # The largest part of a message's row in a reply that is neither its body nor its attributes.
 _ROW_BYTES: Final = 1_024
-# What one answer may take of the event loop's time: so many messages, and so many bytes of them.
-_ANSWER_MESSAGES_MAX: Final = 2_000
-_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class FrameServer(StreamServer):
@@ -150,11 +149,11 @@ class FrameServer(StreamServer):
         if type(limit) is not int or not 1 < limit <= PULL_LIMIT_MAX:
             return self._submit(command)
         if type(command) is Pull:
-            limit = min(limit, _ANSWER_MESSAGES_MAX)
+            limit = min(limit, PULL_MESSAGES_MAX)
         room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
         bytes_max = command.bytes_max
         if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
-            bytes_max = min(room_bytes, _ANSWER_BYTES_MAX, bytes_max or room_bytes)
+            bytes_max = min(room_bytes, PULL_BYTES_MAX, bytes_max or room_bytes)
         return self._submit(msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max))
 
     def _refuse(

@@ -68,10 +68,10 @@ SECONDS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
     "pull wait": lambda c, q, _, bad: c.store.pull(q, wait=bad),
     "pull visibility": lambda c, q, _, bad: c.store.pull(q, visibility=bad),
     "release delay": lambda c, q, claim, bad: c.store.release(claim, delay=bad),
-    "create visibility": lambda c, q, _, bad: c.store.create(c.name(), visibility_timeout=bad),
-    "create delay": lambda c, q, _, bad: c.store.create(c.name(), delay=bad),
-    "create wait": lambda c, q, _, bad: c.store.create(c.name(), wait=bad),
-    "create retention": lambda c, q, _, bad: c.store.create(c.name(), retention=bad),
+    "create visibility": lambda c, q, _, bad: c.store.create(c.absent(), visibility_timeout=bad),
+    "create delay": lambda c, q, _, bad: c.store.create(c.absent(), delay=bad),
+    "create wait": lambda c, q, _, bad: c.store.create(c.absent(), wait=bad),
+    "create retention": lambda c, q, _, bad: c.store.create(c.absent(), retention=bad),
     "configure visibility": lambda c, q, _, bad: c.store.configure(q, visibility_timeout=bad),
 }
 NUMBERS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
@@ -79,12 +79,12 @@ NUMBERS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
     "pull limit": lambda c, q, _, bad: c.store.pull_many(q, bad),
     "peek limit": lambda c, q, _, bad: c.store.peek(q, bad),
     "names limit": lambda c, q, _, bad: c.store.names(limit=bad),
-    "create messages": lambda c, q, _, bad: c.store.create(c.name(), max_messages=bad),
-    "create bytes": lambda c, q, _, bad: c.store.create(c.name(), max_bytes=bad),
-    "create in_flight": lambda c, q, _, bad: c.store.create(c.name(), max_in_flight=bad),
-    "create body": lambda c, q, _, bad: c.store.create(c.name(), max_body_bytes=bad),
+    "create messages": lambda c, q, _, bad: c.store.create(c.absent(), max_messages=bad),
+    "create bytes": lambda c, q, _, bad: c.store.create(c.absent(), max_bytes=bad),
+    "create in_flight": lambda c, q, _, bad: c.store.create(c.absent(), max_in_flight=bad),
+    "create body": lambda c, q, _, bad: c.store.create(c.absent(), max_body_bytes=bad),
     "create receives": lambda c, q, _, bad: c.store.create(
-        c.name(), max_receives=bad, dead_letter="y"
+        c.absent(), max_receives=bad, dead_letter="y"
     ),
 }
 IDS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {

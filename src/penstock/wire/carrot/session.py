@@ -23,12 +23,13 @@ count × status (1) and then the reason for the first that was. Nothing here doe
 """
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, cast
 
 from penstock.errors import InvalidField, ProtocolError
 from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX
 from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS
+from penstock.wire.frames.parts import part_ranges
 
 PUT: Final = 0xC0
 PUT_MANY: Final = 0xC1
@@ -67,9 +68,13 @@ REQUEST_LIMITS: Final[dict[int, tuple[int, int]]] = {
 _NAMES: Final = ("PUT", "PUT_MANY", "GET", "ACK", "NACK", "EXTEND", "ADD", "REMOVE")
 # What the broker accepts; messages of one answer are limited so that it fits.
 FRAME_BYTES_MAX: Final = HEAD_BYTES + QUEUE_BYTES_MAX + MANY_BYTES_MAX
-READ_BYTES_MAX: Final = 16 * 1024 * 1024
+# What one answer to a GET may take of the broker's time: so many messages, so many bytes of them.
+READ_ITEMS_MAX: Final = 2_000
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+# A request of more bytes than this is not copied as a whole.
+_LARGE_BYTES: Final = 64 * 1024
 
-# opcode, count, number, queue, body
+# opcode, count, number, queue, body; the body of a large PUT_MANY is a view of what was received.
 SessionRequest = tuple[int, int, int, bytes, bytes]
 
 
@@ -111,8 +116,21 @@ class SessionDecoder:
             self._buffer += data
             if len(self._buffer) < self._need:
                 return []
-            data = bytes(self._buffer)
-            self._buffer = bytearray()
+            whole, self._buffer = self._buffer, bytearray()
+            if len(whole) > _LARGE_BYTES:
+                return self._cut_large(whole)
+            data = bytes(whole)
+        return self._cut(data)
+
+    def _cut_large(self, whole: bytearray) -> list[SessionRequest]:
+        """The same as `_cut`, but a PUT_MANY is left where it is; its messages are copied later."""
+        requests = self._cut(cast(bytes, memoryview(whole)))
+        return [
+            (opcode, count, number, bytes(queue), body if opcode == PUT_MANY else bytes(body))
+            for opcode, count, number, queue, body in requests
+        ]
+
+    def _cut(self, data: bytes) -> list[SessionRequest]:
         requests: list[SessionRequest] = []
         at = 0
         end = len(data)
@@ -175,18 +193,29 @@ def encode_messages(messages: Sequence[bytes]) -> bytes:
     return sizes + b"".join(messages)
 
 
-def read_messages(count: int, body: bytes) -> list[bytes]:
-    """The messages of a PUT_MANY. Raises InvalidField."""
-    at = 4 * count
-    if not count or len(body) < at:
+def read_messages(
+    count: int, body: bytes | memoryview, items_max: int = BATCH_ITEMS_MAX
+) -> Iterator[list[bytes]]:
+    """The messages of a PUT_MANY, in parts of at most so many. Raises InvalidField at once."""
+    start = 4 * count
+    if not count or len(body) < start:
         raise InvalidField(f"PUT_MANY: {count} sizes in a body of {len(body)} bytes")
-    messages = []
-    for size in struct.unpack_from(f"<{count}I", body):
-        messages.append(body[at : at + size])
-        at += size
-    if at != len(body):
-        raise InvalidField(f"PUT_MANY: sizes that add up to {at} bytes in a body of {len(body)}")
-    return messages
+    sizes = struct.unpack_from(f"<{count}I", body)
+    end = start + sum(sizes)
+    if end != len(body):
+        raise InvalidField(f"PUT_MANY: sizes that add up to {end} bytes in a body of {len(body)}")
+    return _cut_messages(sizes, body, start, items_max)
+
+
+def _cut_messages(
+    sizes: Sequence[int], body: bytes | memoryview, at: int, items_max: int
+) -> Iterator[list[bytes]]:
+    for first, after in part_ranges(sizes, items_max):
+        messages = []
+        for size in sizes[first:after]:
+            messages.append(bytes(body[at : at + size]))
+            at += size
+        yield messages
 
 
 def encode_tags(tags: Sequence[int], first: int | None = None) -> bytes:

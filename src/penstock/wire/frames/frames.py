@@ -61,6 +61,9 @@ FRAME_BYTES_MAX: Final = 65 * 1024 * 1024
 SMALL_BYTES: Final = 64 * 1024
 HELLO_BYTES_MAX: Final = 4 * 1024
 REQUEST_MAX: Final = 2**32 - 1
+# What one answer to a pull may take of a server's time: so many messages, so many bytes of them.
+PULL_MESSAGES_MAX: Final = 2_000
+PULL_BYTES_MAX: Final = 8 * 1024 * 1024
 _MESSAGE_CHARS_MAX: Final = 2_000
 
 # The frames of a client that are not commands.

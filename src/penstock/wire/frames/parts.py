@@ -5,7 +5,7 @@ to execute. A server serves other requests between two parts. It decodes all of 
 executes the first, so that a frame with a fault in it changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -53,7 +53,7 @@ def _has_many_items(body: Body) -> bool:
 def _batch_parts(body: Body) -> Iterator[Batch]:
     try:
         raws = raw_items(body)
-        for start, stop in _ranges([len(memoryview(raw)) for raw in raws], PART_ITEMS_MAX):
+        for start, stop in part_ranges([len(memoryview(raw)) for raw in raws], PART_ITEMS_MAX):
             yield Batch(decode_items(raws[start:stop], start))
     except Exception as fault:
         raise command_fault(BATCH, fault) from None
@@ -61,11 +61,11 @@ def _batch_parts(body: Body) -> Iterator[Batch]:
 
 def _bulk_parts(frame: BulkFrame, items_max: int) -> Iterator[PushMany]:
     sizes = [end - start for start, end in pairwise(frame.ends)]
-    for start, stop in _ranges(sizes, items_max):
+    for start, stop in part_ranges(sizes, items_max):
         yield frame.part(start, stop)
 
 
-def _ranges(sizes: list[int], items_max: int) -> Iterator[tuple[int, int]]:
+def part_ranges(sizes: Sequence[int], items_max: int) -> Iterator[tuple[int, int]]:
     """Where each part begins and ends: it has at least one item."""
     start = 0
     part_bytes = 0
