@@ -644,9 +644,9 @@ def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(dea
         link = await asyncio.to_thread(deaf.accept)
         async with AsyncQueues(await opening) as ours:
             pull = asyncio.ensure_future(ours.pull_many("orders", 5_000))
-            ((_, request, _),) = await asyncio.to_thread(hear, link)
+            decoder = FrameDecoder("client", {0x30: 4_096, **client_limits()})
+            (_, (_, request, _)) = await asyncio.to_thread(hear_on, link, decoder, 2)
             await asyncio.to_thread(link.sendall, encode_claims(request, claims))
-            decoder = FrameDecoder("client", client_limits())
             frames = await asyncio.to_thread(hear_on, link, decoder, 1)
             rest: Any = decode_command(*frames[0][::2])
             assert (rest.limit, rest.wait_ms) == (3_000, 0)
