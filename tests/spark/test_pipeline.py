@@ -25,7 +25,7 @@ from penstock.backends.remote.daemon import stop_daemon
 from penstock.cli.lake import run as run_action
 from penstock.cli.lake.watch import Watch
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
-from penstock.core.events import Pushed, QueueCreated
+from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
 from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
@@ -474,6 +474,19 @@ def test_an_audit_counts_with_a_running_engine(spark, tmp_path, capsys):
     assert "nothing lost: orders" in told
     assert "the engine holds 1, the journal 2" in told
     assert "nothing lost: letters" not in told
+
+
+def test_a_finding_in_a_bare_journal_is_shown_with_the_events_of_its_message(
+    spark, tmp_path, capsys
+):
+    queue = QueueCreated(1_000, 1, "orders", QueueSettings())
+    pushed = Pushed(1_000, 1, 1, b"body")
+    twice = [Claimed(1_000, 1, 1, 1, 9_000), Claimed(1_000, 1, 1, 2, 9_000)]
+    store = write_store(tmp_path / "s", [[queue, pushed], twice])
+    assert cli.main(["pipeline", "audit", "--journal", str(store)]) == 1
+    shown = capsys.readouterr().out
+    assert "one holder" in shown
+    assert shown.count("claimed") == 2
 
 
 def test_an_empty_journal_makes_an_empty_lake(spark, tmp_path, capsys):
