@@ -25,6 +25,8 @@ def collected():
 
 
 KEY = ("-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
+# Python 3.13 trusts no authority without it, and no certificate that does not name its authority.
+AUTHORITY_USE = "keyUsage=critical,keyCertSign,cRLSign"
 
 
 def openssl(*words):
@@ -47,7 +49,8 @@ class Certificates:
     def _authority(self, name):
         made = self.directory / f"{name}.pem"
         openssl(
-            "req", "-x509", *KEY, "-subj", f"/CN={name}", "-keyout", self.key_of(made), "-out", made
+            *("req", "-x509", *KEY, "-subj", f"/CN={name}", "-addext", AUTHORITY_USE),
+            *("-keyout", self.key_of(made), "-out", made),
         )
         return made
 
@@ -56,7 +59,7 @@ class Certificates:
         openssl(
             "req", *KEY[:5], "-subj", f"/CN={name}", "-keyout", self.key_of(made), "-out", request
         )
-        (self.directory / f"{name}.ext").write_text(f"{extension}\n")
+        (self.directory / f"{name}.ext").write_text(f"{extension}\nauthorityKeyIdentifier=keyid\n")
         openssl(
             *("x509", "-req", "-in", request, "-out", made, "-days", "2", "-CAcreateserial"),
             *("-CA", self.authority, "-CAkey", self.key_of(self.authority)),
