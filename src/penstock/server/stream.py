@@ -7,7 +7,6 @@ everything pending for it is cancelled: waits end, and claims that were made for
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
@@ -203,8 +202,6 @@ class StreamConnection(asyncio.Protocol):
         self.writing_paused = False
         self._stream = server
         self._out: list[bytes] = []
-        # The socket, if what is sent is written to it as it is.
-        self._fd: int | None = None
         self._unfinished_bytes = 0
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
@@ -214,9 +211,6 @@ class StreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=self._stream.limits.unsent_bytes_max)
-        link = transport.get_extra_info("socket")
-        if link is not None and transport.get_extra_info("sslcontext") is None:
-            self._fd = link.fileno()
         self.since_s = self._stream.loop.time()
 
     # Implemented by each protocol.
@@ -245,29 +239,11 @@ class StreamConnection(asyncio.Protocol):
         if not out or self.is_gone:
             return
         self._out = []
-        data = out[0] if len(out) == 1 else b"".join(out)
-        if self._fd is not None and not self.transport.get_write_buffer_size():
-            data = self._write_now(self._fd, data)
-        if data:
-            self.transport.write(data)
+        self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         if self.ending:
             self.transport.close()
         elif self._reading_paused:
             self.resume_if_able()
-
-    def _write_now(self, fd: int, data: bytes) -> bytes:
-        """Writes to the socket without the transport; returns what is left for the transport.
-
-        uvloop writes at the end of a turn, after it has read from every connection: a client would
-        wait for the requests of all others. The transport closes the socket only after
-        `connection_lost`, so the number is still that of this connection.
-        """
-        try:
-            sent = os.write(fd, data)
-        except OSError:
-            # No room, or the connection is broken, which the transport will find too.
-            return data
-        return data[sent:] if sent < len(data) else b""
 
     def _is_behind(self) -> bool:
         return self.deferred > self._stream.limits.deferred_max // 2
