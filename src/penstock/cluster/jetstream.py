@@ -17,6 +17,7 @@ import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -56,6 +57,9 @@ _NOT_FOUND: Final = 404
 _TIMEOUT_S: Final = 2.0
 # An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
 _APPEND_S: Final = 0.5
+# How long a leader of a stream is waited for after a change, and for one answer of it.
+_LED_S: Final = 0.5
+_LED_LOOK_S: Final = 0.02
 _CREATE_S: Final = 60.0
 # Three servers, three times, that do not even refuse.
 _CONNECT_S: Final = 20.0
@@ -237,9 +241,11 @@ class JetStream:
                 )
             await asyncio.sleep(_RETRY_S)
 
-    async def _api(self, subject: str, body: Any = None) -> dict[str, Any]:
+    async def _api(
+        self, subject: str, body: Any = None, timeout_s: float = _TIMEOUT_S
+    ) -> dict[str, Any]:
         payload = b"" if body is None else _encode_json(body)
-        answer = await self._client.request(f"$JS.API.{subject}", payload, timeout=_TIMEOUT_S)
+        answer = await self._client.request(f"$JS.API.{subject}", payload, timeout=timeout_s)
         return cast("dict[str, Any]", _decode_json(answer.data))
 
     async def _checked_api(self, subject: str, body: Any = None) -> dict[str, Any]:
@@ -259,9 +265,22 @@ class JetStream:
             if here in followers:
                 wish = {"placement": {"preferred": here}}
                 await self._api(f"STREAM.LEADER.STEPDOWN.{stream}", wish)
+                await self._until_led(stream)
         except (TimeoutError, Unanswered, nats.errors.Error, OSError):
             # Only a matter of speed: an append takes one hop more.
             return
+
+    async def _until_led(self, stream: str) -> None:
+        """Waits until a stream has a leader again, which answers for it; not for long.
+
+        What is appended before is lost, and repeated only after `_APPEND_S`.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LED_S):
+                while True:
+                    with suppress(TimeoutError):
+                        await self._api(f"STREAM.INFO.{stream}", timeout_s=_LED_LOOK_S)
+                        return
 
     # Publishing.
 
