@@ -247,9 +247,14 @@ class Server:
                 return found
 
     @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def cpu_s(self) -> float:
         """How much processor time the process has used."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{self.process_id}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
