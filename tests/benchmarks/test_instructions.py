@@ -17,5 +17,5 @@ def test_the_instructions_are_read_from_what_callgrind_wrote(tmp_path):
 def test_a_run_without_instructions_is_void(tmp_path, text):
     path = tmp_path / "counted.2"
     path.write_text(text)
-    with pytest.raises(instructions.Void, match="nothing in counted.2"):
+    with pytest.raises(instructions.Void, match=r"nothing in counted\.2"):
         instructions._collected(path)
