@@ -25,7 +25,7 @@ class Ledger:
         return self._seen[:]
 
     def clear(self) -> None:
-        """Forgets every call, for every process that has mapped the file."""
+        """Sets every count to 0, for every process that has mapped the file."""
         self._seen[:] = bytes(self.size)
 
     def missing(self, count: int) -> int:
