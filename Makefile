@@ -1,11 +1,10 @@
-# Every task of this project is one plain word; bare `make` lists them.
-# A target appears in that list when its line ends in a double-hash comment.
+# Bare `make` lists the targets: those whose line ends with a double-hash comment.
 
 PYTHON  ?=
-# PYTHON=python3.13 has an environment of its own, beside that of the default Python.
+# PYTHON=python3.13 uses an environment of its own, beside that of the default Python.
 VENV    := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 BIN     := $(VENV)/bin
-# Two sizes of one environment: what serving needs, and with the tools of development.
+# Stamps of the two sizes of an environment: for serving only, and with the development tools.
 SERVING := $(VENV)/.serving
 STAMP   := $(VENV)/.installed
 ARGS    ?=
@@ -22,14 +21,14 @@ WORKERS ?= 3
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The large environment serves too, and is not made small again.
+# The large environment can serve, too, and is not replaced by the small one.
 serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## create a small environment if there is none and start Penstock (ARGS=… goes to `penstock serve`)
 	@$(BIN)/penstock serve $(ARGS)
 
 test: static services ## everything `make check` does, then every test (ARGS=… goes to pytest, WORKERS=1 runs one at a time)
 	$(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
 
-check: static ## format, lint, types, layers and tidiness, without running a test
+check: static ## check format, lint, types, layers and style, without running a test
 
 fix: env ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only
@@ -41,13 +40,13 @@ bench: env ## run one benchmark and print its table (NAME=memory)
 score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures)
 	$(BIN)/python -m tools.score $(ROWS) $(if $(FULL),--full)
 
-sim: env ## simulate the cluster by seeds, from a random one on (SEED=7 repeats one, FULL=1 runs 100,000)
+sim: env ## simulate the cluster with 200 seeds, beginning with a random one (SEED=7 repeats one, FULL=1 runs 100,000)
 	$(BIN)/python -m penstock.testing.simulate $(if $(SEED),--seed $(SEED)) $(if $(FULL),--seeds 100000) $(ARGS)
 
 services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh
 
-env: $(STAMP) ## create .venv with the tools of development, again only when pyproject.toml changes (PYTHON=… says by which Python)
+env: $(STAMP) ## create .venv with the development tools, again only when pyproject.toml changes (PYTHON=… chooses the Python)
 	@:
 
 clean: ## remove caches and build output; .venv stays

@@ -1,9 +1,9 @@
 """The cost of a large backlog: restarts, pauses and memory.
 
-`restarts` fills a store, kills the process that filled it, and opens it again in new processes, to
-the first pull. `pauses` then runs commands in one thread without rest while a pass of the
-housekeeping covers the whole backlog, and measures the longest gap between two rounds; at the end
-everything is pulled, and each body must be pulled exactly once.
+`restarts` fills a store, kills the process that filled it, and opens it again in new processes, up
+to the first pull. `pauses` then runs commands in one thread without a break while a pass of upkeep
+covers the whole backlog, and measures the longest gap between two rounds; at the end everything is
+pulled, and each body must be pulled exactly once.
 """
 
 import json
@@ -27,7 +27,7 @@ from penstock.backends.engine.upkeep import Upkeep
 
 CHUNK = 1_000
 BODY_BYTES = 256
-# Nothing but Penstock is imported by the process whose start is timed.
+# The process whose start is timed imports only Penstock.
 OPENER = """
 import time
 begun_s = time.monotonic()
@@ -50,7 +50,7 @@ print(json.dumps({
 
 
 def url(path: Path) -> str:
-    """An embedded engine with durability `os`: the process is killed here, never the machine."""
+    """An embedded engine with durability `os`: only the process is killed, not the machine."""
     return f"file:{path}?embedded=1&durability=os"
 
 
@@ -68,7 +68,7 @@ def fill(queues: penstock.Queues, count: int, size_bytes: int = BODY_BYTES) -> N
             raise Void(f"a push was refused: {error}") from error
 
 
-def fill_and_die(path: Path, count: int) -> None:
+def fill_and_kill(path: Path, count: int) -> None:
     """Fills a store, and kills this process once all pushes are answered."""
     queues = penstock.connect(url(path))
     queues.create(QUEUE)
@@ -77,26 +77,26 @@ def fill_and_die(path: Path, count: int) -> None:
 
 
 def restarts(path: Path, count: int) -> dict[str, dict[str, float]]:
-    """Seconds to the first pull after a kill, after a clean close, and with nothing cached."""
+    """Seconds to the first pull after a kill, after a close, and with no file in the page cache."""
     code = "import sys; from benchmarks import backlog; from pathlib import Path; "
-    code += "backlog.fill_and_die(Path(sys.argv[1]), int(sys.argv[2]))"
+    code += "backlog.fill_and_kill(Path(sys.argv[1]), int(sys.argv[2]))"
     filler = subprocess.run([sys.executable, "-c", code, str(path), str(count)], check=False)
     if filler.returncode != -signal.SIGKILL:
         raise Void(f"filling the store ended with status {filler.returncode}")
     found = {"after kill -9": first_pull(path, count), "after a close": first_pull(path, count)}
-    forget_cached(path)
+    drop_cached(path)
     return found | {"after a close, nothing cached": first_pull(path, count)}
 
 
 def first_pull(path: Path, count: int) -> dict[str, float]:
-    """Starts a process that opens the store and pulls; the seconds from before its start."""
+    """Starts a process that opens the store and pulls; the seconds from its start to each step."""
     start_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", OPENER, url(path)], stdout=subprocess.PIPE, check=True, text=True
     )
     report = json.loads(done.stdout)
     if report["messages"] != count:
-        raise Void(f"{report['messages']} messages of {count} are there after a restart")
+        raise Void(f"after a restart the queue has {report['messages']} messages of {count}")
     return {
         "process_s": report["pulled_s"] - start_s,
         "import_s": report["imported_s"] - report["begun_s"],
@@ -106,7 +106,7 @@ def first_pull(path: Path, count: int) -> dict[str, float]:
     }
 
 
-def forget_cached(path: Path) -> None:
+def drop_cached(path: Path) -> None:
     """Drops the files from the page cache, as after a reboot."""
     for file in path.rglob("*"):
         if file.is_file():
@@ -176,7 +176,7 @@ class Worker:
             queues.push(QUEUE, body)
             claim = queues.pull(QUEUE)
             if claim is None or not queues.delete(claim):
-                raise Void("a message was not there, or its delete ended nothing")
+                raise Void("a pull found no message, or a delete deleted nothing")
             queues.stats(QUEUE)
             after_s = now()
             gaps_s.append(after_s - before_s)
@@ -189,7 +189,7 @@ class Worker:
         yield from self.pulled
         while claims := self.queues.pull_many(QUEUE, CHUNK):
             if not all(deleted is True for deleted in self.queues.delete_many(claims)):
-                raise Void("a delete ended nothing")
+                raise Void("a delete deleted nothing")
             yield from (claim.body for claim in claims)
 
 

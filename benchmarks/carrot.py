@@ -4,11 +4,11 @@ A lifecycle is put → reserve → delete of one 256-byte message: PUT, GET and 
 extension; put, reserve-with-timeout and delete of beanstalkd; LPUSH and BRPOP of Redis, which has
 no third step, because a message that was popped is gone. Nothing is kept on disk by any of them.
 
-Sixteen connections, driven by one process that waits for all of them with epoll and has every
-request prepared. At depth 1 a connection sends a request and waits for its answer; at depth 16 it
-sends sixteen in one write and waits for all their answers. `batched` is Carrot with PUT_MANY, GET
-of sixteen and ACK of sixteen, for which the others have no request. `bare` is a server in Python
-that does nothing but read the same requests and answer them (`carrot_bare`): the limit of the rest.
+One process drives sixteen connections; it waits for all of them with epoll and has every request
+prepared. At depth 1 a connection sends a request and waits for its answer; at depth 16 it sends
+sixteen in one write and waits for all their answers. `batched` is Carrot with PUT_MANY, GET of
+sixteen and ACK of sixteen, for which the others have no request. `bare` is a server in Python that
+only reads the same requests and answers them (`carrot_bare`): the limit of a broker in Python.
 """
 
 import os
@@ -59,12 +59,12 @@ ROUND_S = 1.5
 PATIENCE_S = 30.0
 QUEUE = "bench"
 
-# An answer of so many requests: the bodies in it, and what the next step needs; None if incomplete.
+# The bodies in the answers of a step, and the ids that the next step needs; None if incomplete.
 Parsed = tuple[list[bytes], list[bytes]]
 
 
 class Steps(NamedTuple):
-    """How a contestant speaks: the requests of each step, and how their answers are read."""
+    """The protocol of a contestant: the requests of each step, and how their answers are read."""
 
     put: Callable[[list[bytes]], bytes]
     is_put: Callable[[bytes, int], bool]
@@ -187,7 +187,7 @@ STEPS = {
 
 
 class Driver:
-    """One connection that goes through lifecycles, `depth` of them at a time."""
+    """One connection that runs lifecycles, `depth` of them at a time."""
 
     def __init__(self, port: int, steps: Steps, depth: int, bodies: list[bytes]) -> None:
         self.link = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
@@ -212,7 +212,7 @@ class Driver:
         return True
 
     def take(self) -> bool:
-        """Takes what has arrived; returns False when all lifecycles are done."""
+        """Reads what has arrived; returns False when all lifecycles are done."""
         data = self._received + self.link.recv(256 * 1024)
         self._received = data
         return self._next(data)
@@ -231,7 +231,7 @@ class Driver:
         bodies, ids = found
         self._received = b""
         self.pulled += bodies
-        # A read of many may give fewer than were put: another connection has the rest.
+        # A read of many may return fewer than were put: another connection got the rest.
         self._size = len(bodies)
         if self._steps.delete is None:
             return self.start()
@@ -322,7 +322,7 @@ def carrot_server() -> Iterator[int]:
 
 
 def bare_command(port: int) -> list[str]:
-    """A server of the same protocol with no queue behind it."""
+    """A server of the same protocol without a queue."""
     return [sys.executable, "-m", "benchmarks.carrot_bare", str(port)]
 
 

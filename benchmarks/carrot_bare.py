@@ -1,8 +1,8 @@
-"""The limit of the Carrot broker: a server of its protocol on uvloop with no queue behind it.
+"""The limit of the Carrot broker: a server of its protocol on uvloop without a queue.
 
-It reads the same requests and gives answers of the same bytes; its messages are in a deque. There
-are no claims, no limits, no waiting reads and no journal. What is left is reading from sockets and
-writing to them, so no broker in Python on this event loop is faster.
+It reads the same requests and gives answers of the same bytes; its messages are in a deque. It has
+no claims, limits, waiting reads or journal. It only reads from sockets and writes to them, so no
+broker in Python on this event loop is faster.
 """
 
 import asyncio

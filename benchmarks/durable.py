@@ -1,15 +1,16 @@
 """The durable engine beside its peers: `make bench NAME=durable`.
 
 Three durabilities are compared separately: `os`, `interval` and `sync` (synced before the answer).
-`benchmarks.stores` describes what each store does for each of them. Every store is opened once for
-a race and keeps its directory through the rounds; at the end it is closed, opened again and
-emptied, and each body pushed must have been pulled exactly once.
+`benchmarks.stores` describes what each store does for each of them. A race is a comparison of
+several stores at the same work. Every store is opened once for a race and keeps its directory
+through the rounds; at the end it is closed, opened again and emptied, and each body pushed must
+have been pulled exactly once.
 
 The raw limits are loops that write the same bytes to a file whose blocks are allocated. The first
 calls fdatasync once for as many messages as a call pushes. The second calls it once for as many as
-Penstock's group commit took together just before: the limit for a program that syncs as rarely. The
-third has as many threads as the race and shares its syncs as Penstock does, without a queue: the
-limit for callers that are Python threads.
+one sync of Penstock's group commit had just before: the limit for a program that syncs as rarely.
+The third has as many threads as the race and shares its syncs as Penstock does, without a queue:
+the limit for callers that are Python threads.
 """
 
 import os
@@ -84,7 +85,7 @@ class Measured(NamedTuple):
         return self.messages / self.took_s
 
 
-class Held:
+class HeldStore:
     """A store that stays open in this process for all rounds, and its ledger."""
 
     def __init__(self, name: str, path: Path, durability: str) -> None:
@@ -95,15 +96,15 @@ class Held:
         self.pulled: list[bytes] = []
 
     def bodies(self, count: int) -> list[bytes]:
-        """That many bodies that were never used before, entered in the ledger."""
+        """This many new bodies, which are added to the ledger."""
         start = len(self.pushed)
         made = [b"%0*d" % (BODY_BYTES, number) for number in range(start, start + count)]
         self.pushed += made
         return made
 
     def push(self, count: int, threads: int, batch: int) -> Measured:
-        """Threads push side by side."""
-        shares = shared_out(self.bodies(count), threads, batch)
+        """Pushes from several threads at once."""
+        shares = split_among(self.bodies(count), threads, batch)
         pushers = [self.store.pusher(batch) for _ in shares]
 
         def body(number: int) -> None:
@@ -115,7 +116,7 @@ class Held:
 
     def cycle(self, count: int, threads: int, batch: int) -> Measured:
         """One thread pushes, pulls and deletes."""
-        (parts,) = shared_out(self.bodies(count), 1, batch)
+        (parts,) = split_among(self.bodies(count), 1, batch)
         cycle = self.store.cycler(batch)
         pulled: list[Sequence[bytes]] = [()] * len(parts)
 
@@ -140,7 +141,7 @@ class Held:
             after.appended - before.appended,
         )
 
-    def settle(self) -> None:
+    def close_and_check(self) -> None:
         """Closes the store, opens it again, empties it and checks the ledger. Raises Void."""
         if self.name != "memory":
             self.store.close()
@@ -150,7 +151,7 @@ class Held:
         self.store.close()
 
 
-def shared_out(bodies: list[bytes], threads: int, batch: int) -> list[list[Any]]:
+def split_among(bodies: list[bytes], threads: int, batch: int) -> list[list[Any]]:
     """Each thread's part: single bodies, or lists of `batch`."""
     if batch == 1:
         parts: list[Any] = bodies
@@ -159,14 +160,14 @@ def shared_out(bodies: list[bytes], threads: int, batch: int) -> list[list[Any]]
     return [parts[number::threads] for number in range(min(threads, len(parts)))]
 
 
-_held: list[Held] = []
+_held: list[HeldStore] = []
 
 
 def start(name: str, path: Path, durability: str) -> str:
     """Opens a store in this process; returns the reason if it is not available."""
     path.mkdir(parents=True)
     try:
-        _held.append(Held(name, path, durability))
+        _held.append(HeldStore(name, path, durability))
     except NotImplementedError as lack:
         return str(lack)
     return ""
@@ -182,9 +183,9 @@ def cycle(count: int, threads: int, batch: int) -> Measured:
     return _held[0].cycle(count, threads, batch)
 
 
-def settle() -> None:
+def close_and_check() -> None:
     """Runs in a store's process, last. Raises Void."""
-    _held.pop().settle()
+    _held.pop().close_and_check()
 
 
 def raw(path: Path, message_bytes: int, group: int, seconds: float) -> Measured:
@@ -281,7 +282,7 @@ class Race:
             rates = interleave(ROUNDS, named)
             self.rates = dict(zip(runs, rates.values(), strict=True))
             for child in children.values():
-                child.call(settle)
+                child.call(close_and_check)
 
     @contextmanager
     def _children(self, directory: Path) -> Iterator[dict[Row, Child]]:
@@ -342,7 +343,7 @@ class Race:
         return ratio(self.rates[ours], self.rates[theirs])
 
     def group(self, row: Row) -> float:
-        """How many messages a sync took together, over all rounds; 0 if it was not counted."""
+        """Messages per sync, over all rounds; 0 if syncs were not counted."""
         syncs = sum(measured.syncs for measured in self.measured.get(row, ()))
         return sum(m.messages for m in self.measured.get(row, ())) / syncs if syncs else 0.0
 
@@ -482,14 +483,14 @@ def measure_backlog(directory: Path) -> tuple[list[Target], dict[str, Any]]:
 
 
 def print_figures(title: str, found: Mapping[str, Mapping[str, float]], form: str) -> None:
-    """A table with a row for each thing measured and a column for each figure."""
+    """Prints a table with a row for each entry and a column for each figure."""
     head = next(iter(found.values())).keys()
     rows = [(name, *(form.format(value) for value in row.values())) for name, row in found.items()]
     print_table(title, ("", *head), rows)
 
 
 def rounded(value: Any) -> Any:
-    """The same figures, short enough to read."""
+    """The same figures, rounded."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return round(value, 4)

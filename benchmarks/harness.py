@@ -1,4 +1,4 @@
-"""Functions of every benchmark: interleaved rounds, a ledger, ratios, and the JSON line at the end.
+"""What every benchmark uses: interleaved rounds, a ledger, ratios, and the JSON line at the end.
 
 The rules that make figures comparable:
 
@@ -44,7 +44,7 @@ class Void(Exception):
 
 
 class Target(NamedTuple):
-    """A figure with the goal that the project has set."""
+    """A figure and its goal."""
 
     name: str
     value: float
@@ -62,7 +62,7 @@ class Child:
 
     def __init__(self, peer: str | None = None) -> None:
         path = str(PEERS / peer) if peer else None
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _see_peer, (path,))
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _add_peer, (path,))
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs a top-level function of a module in the child and returns its result."""
@@ -73,7 +73,7 @@ class Child:
         self._pool.shutdown()
 
 
-def _see_peer(path: str | None) -> None:
+def _add_peer(path: str | None) -> None:
     if path is not None:
         sys.path.insert(0, path)
 
@@ -88,7 +88,7 @@ def install_peer(name: str, requirements: Sequence[str]) -> None:
 def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
     """Installs a peer from PyPI or npm, once; returns the reason if that fails, else ""."""
     if is_quick():
-        return "left out of a quick run"
+        return "not part of a quick run"
     where = PEERS / name
     if npm:
         wanted = " ".join(requirements)
@@ -123,7 +123,7 @@ def install_package(package: str, program: str) -> bool:
 
 
 def count_for(seconds: float, run: Callable[[int], float], start: int = 50) -> int:
-    """How many turns make `run` take about so long; `run(count)` returns the seconds it took."""
+    """The count with which `run` takes about `seconds`; `run(count)` returns its seconds."""
     if is_quick():
         return start
     count = start
@@ -153,13 +153,13 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """The value that so many percent of the values do not exceed."""
+    """The value that this percentage of the values does not exceed."""
     index = round(len(sorted_values) * percent / 100)
     return sorted_values[min(len(sorted_values) - 1, index)]
 
 
 def timed_in_threads(count: int, body: Callable[[int], None]) -> float:
-    """Runs `body(number)` in so many threads at once; returns the seconds until all have ended.
+    """Runs `body(number)` in `count` threads at once; returns the seconds until all have ended.
 
     Raises the exception of a thread that failed.
     """
@@ -207,11 +207,11 @@ def check_deletes(answers: Iterable[Any]) -> None:
     """Checks that every delete succeeded. Raises Void."""
     failed = [answer for answer in answers if answer is not True]
     if failed:
-        raise Void(f"{len(failed)} deletes ended nothing; the first answered {failed[0]!r}")
+        raise Void(f"{len(failed)} deletes deleted nothing; the first answered {failed[0]!r}")
 
 
 def rss_bytes(kind: str = "VmRSS") -> int:
-    """How much memory this process has resident; `RssAnon` leaves out what is mapped from files."""
+    """The resident memory of this process; `RssAnon` is without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
@@ -227,7 +227,7 @@ def written_bytes(pid: int | None = None) -> int:
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """The kind of filesystem a directory lies on: ext4, tmpfs, …"""
+    """The kind of filesystem of a directory: ext4, tmpfs, …"""
     found, kind = Path("/"), "unknown"
     for line in (mounts or Path("/proc/self/mounts").read_text()).splitlines():
         _, at, this_kind = line.split()[:3]
@@ -242,7 +242,7 @@ def disk_directory() -> Path:
     for above in (Path(tempfile.gettempdir()), Path(__file__).parent):
         if filesystem_of(above) not in ("tmpfs", "ramfs", "unknown"):
             return Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=above))
-    sys.exit("benchmark: every directory at hand is in memory; set TMPDIR to one on a disk")
+    sys.exit("benchmark: the temporary directory is in memory; set TMPDIR to one on a disk")
 
 
 def machine() -> str:
@@ -308,7 +308,7 @@ def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | No
         )
     given, sys.argv[1:] = parser.parse_known_args()
     if given.quick:
-        # In the environment, so that the benchmark's own child processes know it too.
+        # In the environment, so that child processes of the benchmark have it, too.
         os.environ[_QUICK] = "1"
     # A benchmark that is terminated still stops the servers that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -45,7 +45,7 @@ VERBS = ("push", "pull", "extend", "release", "delete")
 
 
 class Run(NamedTuple):
-    """What one timed run of lifecycles did."""
+    """The time and the ids of one timed run of lifecycles."""
 
     took_s: float
     pushed: list[Any]
@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 def run_lifecycles(queues: penstock.Queues, count: int, threads: int = 1) -> Run:
-    """Pushes, pulls and deletes so many times, each thread an equal part. Raises Void."""
+    """Runs `count` lifecycles, each thread an equal part. Raises Void."""
     each = count // threads
     pushed: list[list[Any]] = [[None] * each for _ in range(threads)]
     pulled: list[list[Any]] = [[None] * each for _ in range(threads)]
@@ -156,7 +156,7 @@ class Backlog:
         self.pulled += run.pulled
         return run.took_s / count * 1e6
 
-    def settle(self) -> None:
+    def close_and_check(self) -> None:
         """Pulls everything and checks the ledger. Raises Void."""
         while claims := self.queues.pull_many("bench", 1_000):
             check_deletes(self.queues.delete_many(claims))
@@ -166,7 +166,7 @@ class Backlog:
 
 
 def fill(queues: penstock.Queues, size: int) -> Iterator[list[str]]:
-    """Pushes so many messages with distinct body objects; the ids, a thousand at a time."""
+    """Pushes `size` messages with distinct body objects; yields the ids, a thousand at a time."""
     for start in range(0, size, 1_000):
         bodies = [b"%0256d" % number for number in range(start, start + 1_000)]
         yield [reply.id for reply in queues.push_many("bench", bodies)]
@@ -186,9 +186,9 @@ def backlog_cost_us(count: int) -> float:
     return _backlogs[0].cost_us(count)
 
 
-def settle_backlog() -> None:
+def empty_and_check_backlog() -> None:
     """Empties this process's queue and checks its ledger. Raises Void."""
-    _backlogs.pop().settle()
+    _backlogs.pop().close_and_check()
 
 
 def rss_per_message(size: int) -> float:
@@ -200,7 +200,7 @@ def rss_per_message(size: int) -> float:
         pushed = sum(len(ids) for ids in fill(queues, size))
         grown_bytes = rss_bytes() - before_bytes
         if queues.stats("bench").messages != pushed:
-            raise Void(f"{queues.stats('bench').messages} messages of {pushed} are there")
+            raise Void(f"the queue has {queues.stats('bench').messages} messages of {pushed}")
         return grown_bytes / pushed
 
 
@@ -285,7 +285,7 @@ def race_backlogs() -> dict[str, list[float]]:
 
     costs = interleave(ROUNDS, {f"backlog {size:,}": run(size) for size in children})
     for child in children.values():
-        child.call(settle_backlog)
+        child.call(empty_and_check_backlog)
         child.close()
     return costs
 

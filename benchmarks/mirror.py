@@ -2,17 +2,17 @@
 
 The primary is a daemon on disk (durability sync), driven by eight threads of another process, each
 push → pull → delete of one 256-byte message. Its mirror is `penstock mirror` to another daemon
-(durability os), both processes of their own. That daemon stands for another machine: it runs with
-the lowest priority, as the mirror itself does, because here it has to share two cores with the
-primary and its clients. Measured are
+(durability os), both processes of their own. In production that daemon would be on another machine.
+Here it shares two cores with the primary and its clients, so it runs with the lowest priority, as
+the mirror itself does. Measured are
 
     the primary's rate with the mirror beside it, as a share of its rate alone
     what the mirror and its daemon cost: processor time for each lifecycle, and how many lifecycles
-    a second they do when they have the machine to themselves, as after an outage
+    a second they do when nothing else runs, as after an outage
     how long it takes from an event to the mirror while the primary runs at half its full rate
 
-While the primary takes every processor, the mirror falls behind and its backlog stays in the
-journal. At the end the mirror must have what the primary has, or the run is void.
+While the primary uses every processor, the mirror falls behind, and its backlog stays in the
+journal. At the end the mirror must have the messages of the primary, or the run is void.
 """
 
 import json
@@ -64,7 +64,7 @@ def lifecycles(url: str, count: int) -> float:
 
 
 def paced_lifecycles(url: str, rate: float, seconds: float) -> float:
-    """Lifecycles at a rate for so long; the rate that was reached."""
+    """Lifecycles at a rate for `seconds`; the rate that was reached."""
     each = max(1, int(rate * seconds / THREADS))
     with penstock.connect(url) as queues:
 
@@ -141,7 +141,7 @@ def processor_s(pid: int | None = None) -> float:
 
 
 def catch_up(primary: str, copy: str) -> tuple[float, float]:
-    """Has the mirror do all that is left, and compares the two sides. Raises Void.
+    """Runs the mirror until it has caught up, and compares the two sides. Raises Void.
 
     Returns how long it took and the mirror's processor time, in seconds.
     """
@@ -157,7 +157,7 @@ def catch_up(primary: str, copy: str) -> tuple[float, float]:
 
 
 class Backlog(NamedTuple):
-    """What it took to mirror lifecycles that were there already.
+    """The cost of mirroring lifecycles that were already in the journal.
 
     Processor time is in microseconds for each, that of the mirror and that of its daemon.
     """
@@ -176,9 +176,9 @@ class Backlog(NamedTuple):
 def mirror_backlog(
     primary: str, copy: str, pid: int, run: Callable[[], Any], count: int
 ) -> Backlog:
-    """Has `run` make so many lifecycles, and mirrors them afterwards. Raises Void."""
+    """Calls `run`, which makes `count` lifecycles, and mirrors them afterwards. Raises Void."""
     catch_up(primary, copy)
-    # What a mirror costs that has nothing to do: the interpreter, imports, the connection.
+    # The cost of a mirror with nothing to do: the interpreter, imports, the connection.
     idle_s, idle_used_s = catch_up(primary, copy)
     run()
     daemon_used_s = processor_s(pid)
@@ -221,7 +221,7 @@ def main() -> None:
             bare = primary.partition("?")[0]
 
             def mirrored() -> float:
-                # The mirror follows; it has no earlier round to make up for.
+                # The mirror must not have a backlog of an earlier round.
                 catch_up(bare, copy)
                 mirror = Mirror(bare, copy)
                 try:

@@ -1,20 +1,20 @@
 """How long commands wait while a million messages change: `make bench NAME=pauses`.
 
-A queue is filled with a million messages that then all fall due, expire, return, are purged,
-removed, moved or written into a snapshot at the same instant. Meanwhile one thread pushes, pulls
-and deletes on another queue without rest; the figure is the longest time to one answer. It is
-measured before the storm, too, because a shared machine has pauses of its own; and a storm on
-files with a longer wait than the goal is run again, up to three times, because what is really
-slow is slow each time. The calmest round is shown, and how many there were. The longest
-processor time of one call is printed beside it: other processes do not change it, and the time
-that the call waits for another thread is not in it.
+A queue is filled with a million messages that then all become due, expire, return, are purged,
+removed, moved or written into a snapshot at the same time: a storm. Meanwhile one thread pushes,
+pulls and deletes on another queue without a break; the figure is the longest time to one answer.
+It is measured before the storm, too ("calm"), because a shared machine has pauses of its own. A
+storm on files with a longer wait than the goal is run again, up to three times, because code that
+is slow by itself is slow in every round; the round with the shortest wait is shown, and how many
+there were. The longest processor time of one call ("busy") does not include the time of other
+processes, nor the time that the call waits for another thread.
 
 A Python dict that grows moves all its entries in one step. The longest such step is printed, for a
 dict of as many entries as there are messages: a redrive adds them to one queue.
 
 `late` is how long after it was due a delayed message of a third queue could be pulled, while the
-million were being settled; `missed` counts pulls of the storm's own queue that found nothing though
-messages were due in it. A run that loses a message is void.
+million were being settled; `missed` counts pulls of the storm's own queue that found nothing
+although messages were due in it. A run that loses a message is void.
 """
 
 import argparse
@@ -120,7 +120,7 @@ class Bench:
             self.queues.create(queue)
         self._fill()
         self.gap_s = self.busy_s = 0.0
-        # When the clock was moved: nothing could be pulled before, whenever it was due.
+        # The time of the clock after its jump: no message could be pulled before.
         self.jumped_at_ms = 0
         self.claims: list[Any] = []
         self.pushed: list[Any] = []
@@ -133,7 +133,7 @@ class Bench:
             if options.pop("dedup", False):
                 options["dedup_ids"] = [f"id-{number}" for number in range(at, at + CHUNK)]
             if options.pop("mixed", False):
-                # Messages then expire from anywhere in the queue.
+                # So that messages expire in all parts of the queue.
                 options["ttl_ms"] = HOUR_S * 1_000 - at * 7_919 % (HOUR_S * 500)
             self.service.execute(PushMany("storm", [BODY] * CHUNK, **options))
             if self.storm.is_claimed:

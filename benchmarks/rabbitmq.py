@@ -7,7 +7,7 @@ and does so again. Queues are durable classic queues, messages are persistent.
     penstock             push, pull, delete
     aio-pika             publish with confirm, queue.get, ack: the same steps
     aio-pika, consuming  publish with confirm, a consumer with a prefetch of 100, ack: it has no
-                         pull, so messages come to whoever is subscribed
+                         pull, because the broker sends messages to subscribers
 
 Every body that was published must have been taken exactly once, or the run is void.
 """
@@ -57,7 +57,7 @@ async def _penstock(url: str, queue: str) -> tuple[Cycle, Callable[[], Awaitable
         await queues.push(queue, body)
         claim = await queues.pull(queue, wait=30)
         if claim is None or await queues.delete(claim) is not True:
-            raise Void("a pull found nothing, or a delete ended nothing")
+            raise Void("a pull found nothing, or a delete deleted nothing")
         return claim.body
 
     return cycle, queues.close
@@ -109,7 +109,7 @@ CONTESTANTS: Final[dict[str, Any]] = {OURS: _penstock, BARE: _bare, CONSUMING: _
 
 
 def run_cycles(name: str, url: str, workers: int, count: int) -> float:
-    """Runs so many cycles in all by so many workers; returns cycles a second. Raises Void."""
+    """Runs `count` cycles in all by this number of workers; cycles a second. Raises Void."""
     return asyncio.run(_run_cycles(name, url, workers, count))
 
 
@@ -124,7 +124,7 @@ async def _run_cycles(name: str, url: str, workers: int, count: int) -> float:
             pulled.append(await cycle(body))  # noqa: PERF401
 
     try:
-        # Channels are opened, and the interpreter has seen the code.
+        # This opens the channels and warms up the interpreter.
         await asyncio.gather(*(cycle(b"warm") for _ in range(workers)))
         began_s = time.perf_counter()
         await asyncio.gather(*(work(number) for number in range(workers)))

@@ -1,4 +1,4 @@
-"""Queues in Redis beside the raw limit and beside dyno-queues' way: `make bench NAME=redis`.
+"""Queues in Redis beside the raw limit and the method of dyno-queues: `make bench NAME=redis`.
 
 All contestants use one redis-server, redis-py and hiredis, and send batches of a hundred messages:
 
@@ -6,7 +6,7 @@ All contestants use one redis-server, redis-py and hiredis, and send batches of 
 - raw limit: redis-py's pipeline, one EVALSHA a message of a script that returns its argument. A
   push is one such call; a pull and a delete are two, the first with the body, the second with an
   id.
-- three commands a step: the recipe of dyno-queues and Milau in one pipeline: a sorted set, a hash
+- three commands a step: the method of dyno-queues and Milau in one pipeline: a sorted set, a hash
   and an un-ack set, without a script, and so without epochs, groups, dedup or atomic steps.
 
 The cost of an operation is measured with 1,000 and with 1,000,000 messages queued.
@@ -94,8 +94,7 @@ async def _until_it_answers(url: str) -> None:
     await client.aclose()
 
 
-# In the child processes: each step of a contestant, for so many messages, in seconds. The ids that
-# were pushed are kept for the ledger of the pulls that follow.
+# In a child process: the ids that were pushed, for the ledger of the pulls that follow.
 _pushed: list[str] = []
 
 
@@ -184,7 +183,7 @@ async def _steps(client: Any, step: str, count: int) -> float:
 
 
 def cycles(url: str, queue: str, count: int) -> float:
-    """Seconds of `count` messages pushed, pulled and deleted, in batches, behind a backlog."""
+    """Seconds of `count` messages pushed, pulled and deleted, in batches, with a backlog."""
     return asyncio.run(_cycles(url, queue, count))
 
 
@@ -202,7 +201,7 @@ async def _cycles(url: str, queue: str, count: int) -> float:
 
 
 def fill(url: str, queue: str, count: int) -> None:
-    """Makes a queue with a backlog of so many messages."""
+    """Creates a queue with a backlog of `count` messages."""
     asyncio.run(_fill(url, queue, count))
 
 
@@ -278,7 +277,7 @@ def _flatness(url: str, child: Child) -> float:
     def turn(length: int) -> Callable[[], float]:
         return lambda: child.call(cycles, url, f"backlog-{length}", count)
 
-    # In turns: what else the machine does affects both alike.
+    # In turns, so that other load on the machine affects both equally.
     took = interleave(ROUNDS, {str(length): turn(length) for length in lengths})
     short, long = (took[str(length)] for length in lengths)
     rows = [(f"{length:,}", f"{median(took[str(length)]) / count * 1e6:.1f}") for length in lengths]

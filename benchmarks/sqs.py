@@ -30,7 +30,7 @@ from benchmarks.harness import (
     run_benchmark,
 )
 from benchmarks.sqs_beside import compare
-from benchmarks.sqs_load import Cell, RanDry, Work, boto3_lifecycles, run_wrk
+from benchmarks.sqs_load import Cell, QueueEmptied, Work, boto3_lifecycles, run_wrk
 from benchmarks.sqs_servers import (
     BARE,
     DURABLE,
@@ -58,7 +58,7 @@ WORKS = (Work("send", 1), Work("send", 10), Work("receive", 1), Work("receive", 
 
 
 class Row(NamedTuple):
-    """A server, with an empty queue or with so many messages waiting in it."""
+    """A server, with an empty queue or with a backlog of `waiting` messages."""
 
     server: str
     waiting: int = 0
@@ -103,13 +103,13 @@ class Contestant:
             self.queue_url = self.server.create_queue(f"bench-{next(self._numbers)}")
 
     def run(self, race: Race, seconds: int) -> Cell:
-        """Loads the server for so long. Raises Void."""
+        """Loads the server for `seconds`. Raises Void."""
         for _ in range(TRIES_MAX):
             try:
                 return run_wrk(self.server, self.queue_url, race.work, race.connections, seconds)
-            except RanDry:
+            except QueueEmptied:
                 self.run(Race(Work("send", 10), race.connections), seconds)
-        raise Void(f"{self.server.name}, {race}: the queue ran dry {TRIES_MAX} times")
+        raise Void(f"{self.server.name}, {race}: the queue became empty {TRIES_MAX} times")
 
 
 def run_races(contestants: Mapping[Row, Contestant], rounds: int, seconds: int) -> Figures:
@@ -267,7 +267,7 @@ def main() -> None:
             contestants, absent = contest(stack, directory, rows)
             for contestant in contestants.values():
                 for work in WORKS:
-                    # The first requests are slower on all servers, on some by far.
+                    # The first requests are slower on all servers, on some much slower.
                     contestant.run(Race(work, MANY), WARM_S)
             figures = run_races(contestants, ROUNDS, ROUND_S)
             lifecycles = run_boto3(contestants)

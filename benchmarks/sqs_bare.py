@@ -1,8 +1,8 @@
 """The practical limit: uvloop, httptools and msgspec without a queue.
 
-It reads the HTTP request and its JSON into a structure, takes the MD5 that an SQS answer must carry
-and encodes the answer. It keeps no message, checks nothing and reports no error: the ratio to it
-shows the cost of everything else that a server does.
+It reads the HTTP request and its JSON into a structure, computes the MD5 that an SQS answer must
+have, and encodes the answer. It keeps no message, checks nothing and reports no error: the ratio to
+it shows the cost of everything else that a server does.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    """Serves for ever."""
+    """Serves until the process is ended."""
     answers = Answers()
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(answers), "127.0.0.1", port, backlog=1_024

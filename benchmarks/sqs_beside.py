@@ -1,9 +1,9 @@
 """The SQS endpoint of this checkout beside that of another: `ARGS="--beside PATH"`.
 
 Both servers run at once and get the same load in turn, in rounds whose order alternates. They are
-started anew several times: where a process has its memory makes it up to a tenth faster or slower
-than the next process of the same program. On a machine with other load, compare the processor time
-of a request rather than the rate.
+started several times, because the addresses of its memory make a process up to a tenth faster or
+slower than another one of the same program. On a machine with other load, compare the processor
+time of a request rather than the rate.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from benchmarks.harness import (
     machine,
     print_table,
 )
-from benchmarks.sqs_load import RanDry, Work, run_wrk
+from benchmarks.sqs_load import QueueEmptied, Work, run_wrk
 from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, Server, penstock_command
 
 STARTS = 6
@@ -45,7 +45,7 @@ class Round(NamedTuple):
     cpu_us: float
 
 
-class Entrant:
+class CheckoutServer:
     """The server of one checkout, with one queue."""
 
     def __init__(self, name: str, checkout: Path, store: str, directory: Path) -> None:
@@ -54,12 +54,12 @@ class Entrant:
         self._queue_url = self.server.create_queue("bench")
 
     def run(self, work: Work, seconds: int) -> Round:
-        """Loads the server for so long; fills the queue first if it runs dry."""
+        """Loads the server for `seconds`; if the queue becomes empty, fills it and repeats."""
         while True:
             before_s = self.server.cpu_s
             try:
                 cell = run_wrk(self.server, self._queue_url, work, CONNECTIONS, seconds)
-            except RanDry:
+            except QueueEmptied:
                 run_wrk(self.server, self._queue_url, Work("send", 10), CONNECTIONS, seconds)
                 continue
             cpu_s = self.server.cpu_s - before_s
@@ -106,15 +106,15 @@ def _run_once(
     """Starts both servers, warms them up, and runs the rounds."""
     seconds = 1 if is_quick() else ROUND_S
     with ExitStack() as stack:
-        entrants = {}
+        servers = {}
         for name, checkout in checkouts.items():
-            entrants[name] = Entrant(f"{label}, {name}", checkout, store, place / name)
-            stack.callback(entrants[name].server.stop)
+            servers[name] = CheckoutServer(f"{label}, {name}", checkout, store, place / name)
+            stack.callback(servers[name].server.stop)
         for number in range(rounds + 1):
-            order = list(entrants) if number % 2 else list(entrants)[::-1]
+            order = list(servers) if number % 2 else list(servers)[::-1]
             for work in WORKS:
                 for name in order:
-                    result = entrants[name].run(work, seconds)
+                    result = servers[name].run(work, seconds)
                     if number:  # the first round warms up
                         yield work, name, result
     shutil.rmtree(place, ignore_errors=True)

@@ -34,22 +34,22 @@ class Cell(NamedTuple):
     p99_ms: float
 
 
-class RanDry(Exception):
-    """A queue ran empty, so that the figures are invalid."""
+class QueueEmptied(Exception):
+    """A queue became empty, so the figures are invalid."""
 
 
 def run_wrk(server: Server, queue_url: str, work: Work, connections: int, seconds: int) -> Cell:
-    """Loads a server and checks the result. Raises Void, or RanDry."""
+    """Loads a server and checks the result. Raises Void, or QueueEmptied."""
     before = server.depth(queue_url)
     report = ask_wrk(server, queue_url, work, connections, seconds)
     after = server.settled_depth(queue_url)
     try:
-        return judged(server.kind, work, connections, report, before, after)
+        return checked_cell(server.kind, work, connections, report, before, after)
     except Void as void:
         raise Void(f"{server.name}, {work}, {connections} connections: {void}") from None
 
 
-def judged(
+def checked_cell(
     kind: Kind,
     work: Work,
     connections: int,
@@ -57,33 +57,33 @@ def judged(
     before: Depth,
     after: Depth,
 ) -> Cell:
-    """Checks a server's count of messages against wrk's requests and answers.
+    """Compares a server's count of messages with wrk's requests and answers; the figures.
 
-    A server that finished nothing is credited with one message. Raises Void, or RanDry if there
-    was not enough to receive.
+    A server that finished nothing counts as one message. Raises Void, or QueueEmptied if there were
+    not enough messages to receive.
     """
     if work.verb == "receive" and kind.keeps_messages and not after.visible:
-        raise RanDry
+        raise QueueEmptied
     for fault in ("broken", "status", "doubled", "refused"):
         if report[fault]:
-            raise Void(f"wrk says {fault}={report[fault]}")
-    # Requests that wrk sent and did not wait for may or may not have been carried out.
-    unheard = connections * work.batch
+            raise Void(f"wrk reports {fault}={report[fault]}")
+    # Requests whose answers wrk did not wait for may or may not have been executed.
+    pending = connections * work.batch
     if work.verb == "send":
         messages = report["requests"] * work.batch
-        changes = [(after.total - before.total, messages, unheard)]
+        changes = [(after.total - before.total, messages, pending)]
     else:
         # All answers but those of receives are of deletes, each of as many messages.
         each = report["received"] / max(1, report["receives"])
         messages = round((report["requests"] - report["receives"]) * each)
-        changes = [(before.visible - after.visible, report["received"], unheard)]
+        changes = [(before.visible - after.visible, report["received"], pending)]
         if not kind.counts_deleted:
             changes.append((before.total - after.total, messages, report["asked"] - messages))
     for changed, answered, unanswered in changes if kind.keeps_messages else []:
         if not answered <= changed <= answered + unanswered:
             raise Void(
                 f"the queue changed by {changed} messages, but {answered} were answered for, and "
-                f"at most {unanswered} more asked for"
+                f"at most {unanswered} more were requested"
             )
     took_s = report["took_us"] / 1e6
     return Cell(max(1, messages) / took_s, report["p50_us"] / 1_000, report["p99_us"] / 1_000)
@@ -122,10 +122,10 @@ def _client(endpoint: str) -> Any:
 
 
 def boto3_lifecycles(endpoint: str, queue: str, seconds: float, by_queue: bool) -> float:
-    """Sends, receives and deletes through boto3 for so long; lifecycles a second. Raises Void.
+    """Sends, receives and deletes through boto3 for `seconds`; lifecycles a second. Raises Void.
 
     Runs in a process of its own, whose boto3 uses the server's protocol. With `by_queue`
-    it sends to the queue's own URL: not every server finds a queue from a request to its root.
+    it sends to the URL of the queue, because not every server accepts requests at its root.
     """
     url = _client(endpoint).create_queue(QueueName=queue)["QueueUrl"]
     sqs = _client(url if by_queue else endpoint)

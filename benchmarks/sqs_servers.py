@@ -1,14 +1,14 @@
 """The SQS servers that `benchmarks.sqs` compares: how to install, start, call and stop each.
 
-    | server              | speaks | keeps its messages                            |
-    |---------------------|--------|-----------------------------------------------|
-    | Penstock, in memory | JSON   | in memory                                     |
-    | Penstock, durable   | JSON   | on the disk, synced before the answer         |
-    | fauxqs              | JSON   | in memory                                     |
-    | ElasticMQ           | Query  | in memory                                     |
-    | ministack           | JSON   | in memory                                     |
-    | moto_server         | JSON   | in memory                                     |
-    | bare loop           | JSON   | not at all                                    |
+    | server              | protocol | keeps its messages                    |
+    |---------------------|----------|---------------------------------------|
+    | Penstock, in memory | JSON     | in memory                             |
+    | Penstock, durable   | JSON     | on the disk, synced before the answer |
+    | fauxqs              | JSON     | in memory                             |
+    | ElasticMQ           | Query    | in memory                             |
+    | ministack           | JSON     | in memory                             |
+    | moto_server         | JSON     | in memory                             |
+    | bare loop           | JSON     | not at all                            |
 
 Each runs as its documentation describes, without output for each request where that is possible.
 """
@@ -51,7 +51,7 @@ class Absent(Exception):
 class Kind(NamedTuple):
     """One of the servers."""
 
-    # The command and what to add to the environment, for a port and a directory of its own.
+    # The command and additions to the environment, for a port and a directory.
     command: Callable[[int, Path], tuple[list[str], dict[str, str]]]
     # Installs what it needs; returns the reason if that fails, else "".
     lack: Callable[[], str] = lambda: ""

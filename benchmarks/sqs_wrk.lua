@@ -1,10 +1,10 @@
--- The load for every server alike: `wrk … -s sqs_wrk.lua URL -- PROTOCOL WORK BATCH QUEUE_URL BYTES`.
+-- The same load for every server: `wrk … -s sqs_wrk.lua URL -- PROTOCOL WORK BATCH QUEUE_URL BYTES`.
 --
--- PROTOCOL  json, or query for a server that knows no other
+-- PROTOCOL  json, or query for a server without the JSON protocol
 -- WORK      send, or receive: what is received is deleted by the next request
 -- BATCH     how many messages a call; 1 uses the actions for one message
 --
--- At the end one line of JSON says what happened; whether it may be believed is for others to judge.
+-- At the end it prints one line of JSON with its counts, which benchmarks/sqs_load.py checks.
 
 local AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/sqs/aws4_request, "
   .. "SignedHeaders=content-type;host;x-amz-date;x-amz-target, Signature=" .. string.rep("0", 64)
@@ -13,8 +13,8 @@ local protocol, work, batch, queue_url
 local send, receive
 local claimed = {}
 local seen = {}
--- Read by `done` from the thread, and so globals. Of `asked` messages the delete was sent, whether or
--- not it was answered; `receives` answers had `received` messages in them.
+-- Globals, because `done` reads them from the thread. For `asked` messages a delete was sent, whether
+-- or not it was answered; `receives` answers had `received` messages in them.
 asked, receives, received, doubled, refused = 0, 0, 0, 0, 0
 
 local the_thread
@@ -43,7 +43,7 @@ local function query(action, rest)
   }, "Action=" .. action .. "&Version=2012-11-05" .. rest)
 end
 
--- The parts of a batch, each made from its number, with what stands between them.
+-- The parts of a batch, each made from its number, joined by `between`.
 local function each(count, between, part)
   local parts = {}
   for n = 1, count do parts[n] = part(n) end
@@ -93,15 +93,15 @@ local makers = {
   },
 }
 
-local speech
+local format
 
 function init(args)
   protocol, work, batch, queue_url = args[1], args[2], tonumber(args[3]), args[4]
-  speech = makers[protocol]
-  send = speech.send(string.rep("x", tonumber(args[5])))
-  receive = speech.receive()
+  format = makers[protocol]
+  send = format.send(string.rep("x", tonumber(args[5])))
+  receive = format.receive()
   if work == "send" then
-    -- One fixed request: reading answers would only slow the load down, unless they may hide errors.
+    -- One fixed request. Only the answers to batches are read, because they may contain errors.
     request = function() return send end
     if batch == 1 then response = nil end
   end
@@ -111,20 +111,20 @@ function request()
   local receipts = table.remove(claimed)
   if receipts == nil then return receive end
   asked = asked + #receipts
-  return speech.delete(receipts)
+  return format.delete(receipts)
 end
 
 function response(status, headers, body)
   if status ~= 200 then return end
-  if body:find(speech.failed) then refused = refused + 1 end
+  if body:find(format.failed) then refused = refused + 1 end
   if work == "send" then return end
   local receipts = {}
-  for receipt in body:gmatch(speech.receipt) do receipts[#receipts + 1] = receipt end
+  for receipt in body:gmatch(format.receipt) do receipts[#receipts + 1] = receipt end
   if #receipts == 0 then return end
   claimed[#claimed + 1] = receipts
   receives = receives + 1
   received = received + #receipts
-  for id in body:gmatch(speech.id) do
+  for id in body:gmatch(format.id) do
     if seen[id] then doubled = doubled + 1 end
     seen[id] = true
   end

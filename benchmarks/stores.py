@@ -1,6 +1,6 @@
-"""The durable queues that `benchmarks.durable` compares, each with the same few verbs.
+"""The durable queues that `benchmarks.durable` compares, each with the same methods.
 
-The meaning of an answer in each of them, by durability:
+What an answer means in each of them, by durability:
 
     | store                | os                 | interval    | sync                         |
     |----------------------|--------------------|-------------|------------------------------|
@@ -110,14 +110,14 @@ class Penstock:
             push(QUEUE, body)
             claim = pull(QUEUE)
             if claim is None or not delete(claim):
-                raise Void("a message was not there, or its delete ended nothing")
+                raise Void("a pull found no message, or a delete deleted nothing")
             return (claim.body,)
 
         def cycle_many(bodies: list[bytes]) -> list[bytes]:
             push_many(QUEUE, bodies)
             claims = pull_many(QUEUE, batch)
             if not all(deleted is True for deleted in queues.delete_many(claims)):
-                raise Void("a delete ended nothing")
+                raise Void("a delete deleted nothing")
             return [claim.body for claim in claims]
 
         return cycle if batch == 1 else cycle_many
@@ -126,7 +126,7 @@ class Penstock:
         """Pulls and deletes a thousand at a time."""
         while claims := self.queues.pull_many(QUEUE, 1_000):
             if not all(deleted is True for deleted in self.queues.delete_many(claims)):
-                raise Void("a delete ended nothing")
+                raise Void("a delete deleted nothing")
             yield from (claim.body for claim in claims)
 
     def counters(self) -> Counters:
@@ -212,7 +212,7 @@ class LiteQueue(OneByOne):
         peer.put(body.decode())
         message = peer.pop()
         if message is None:
-            raise Void("litequeue had nothing to pop")
+            raise Void("litequeue returned no message")
         peer.done(message.message_id)
         return bytes(message.data, "ascii")
 
@@ -294,7 +294,7 @@ class PersistQueueFile(OneByOne):
         return bytes(got)
 
     def drain(self) -> Iterable[bytes]:
-        """Takes them out."""
+        """Gets and finishes every item."""
         while not self.peer.empty():
             yield self.peer.get(block=False)
             self.peer.task_done()
@@ -308,7 +308,7 @@ def set_synchronous(connection: sqlite3.Connection, durability: str) -> None:
     """Sets the durability of a SQLite connection and checks that it is in effect."""
     wanted = SYNCHRONOUS.get(durability)
     if wanted is None:
-        raise NotImplementedError(f"SQLite has nothing like {durability}")
+        raise NotImplementedError(f"SQLite has no durability {durability}")
     connection.execute(f"PRAGMA synchronous = {wanted}")
     level = connection.execute("PRAGMA synchronous").fetchone()[0]
     mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
@@ -414,12 +414,12 @@ class BeanstalkConnection:
         for line in self.replies.read(int(size) + 2).splitlines():
             if line.startswith(b"current-jobs-ready:"):
                 return int(line.split()[1])
-        raise Void("beanstalkd does not say how many are ready")
+        raise Void("the stats of beanstalkd have no current-jobs-ready")
 
     def _expect(self, word: bytes) -> list[bytes]:
         reply = self.replies.readline().split()
         if not reply or reply[0] != word:
-            raise Void(f"beanstalkd answered {reply!r} where {word!r} was due")
+            raise Void(f"beanstalkd answered {reply!r} instead of {word!r}")
         return reply[1:]
 
 

@@ -1,10 +1,10 @@
 """Tasks beside dramatiq, RQ, huey, arq, Celery and taskiq: `make bench NAME=tasks`.
 
-All on one redis-server, one worker process each, at their documented best settings. The calls are
-enqueued first; then the worker is started and timed from the first call that runs to the last, so
-that its start does not count. A ledger says which calls ran: a run that loses one, or runs one
-twice, is void. The slower ones are given fewer calls, because a rate does not need more. Packages
-that do not go with those of the others are installed into a directory of their own.
+All use one redis-server and one worker process each, with the settings that their documentation
+recommends for speed. The calls are enqueued first; then the worker is started, and the time from
+the first call that runs to the last is measured, without its start. A ledger counts the runs of
+each call: a run that loses a call, or runs one twice, is void. The slower queues get fewer calls.
+Packages that conflict with those of the others are installed into a directory of their own.
 """
 
 import argparse
@@ -45,13 +45,13 @@ ROOT = Path(__file__).parent.parent
 ROUNDS = 3
 PATIENCE_S = 300.0
 NOTHING = 20_000
-DOZE = 2_000
-DOZE_S = 0.01
+SLEEPS = 2_000
+SLEEP_S = 0.01
 ENQUEUE = 10_000
 MANY = 100_000
 TIMED = 1_000
 TIMED_S = 5.0
-PARTS: Final = ("nothing", "doze", "enqueue", "delayed")
+PARTS: Final = ("nothing", "sleep_10ms", "enqueue", "delayed")
 
 
 class Peer(NamedTuple):
@@ -60,7 +60,7 @@ class Peer(NamedTuple):
     name: str
     package: str
     nothing: Sequence[str]
-    doze: Sequence[str]
+    sleep_10ms: Sequence[str]
     share: float = 1.0
     # Packages that cannot be installed beside those of the others.
     requirements: Sequence[str] = ()
@@ -129,7 +129,7 @@ class Bench:
         return {**self.environment, "PYTHONPATH": os.pathsep.join(paths)}
 
     def lack_of(self, peer: Peer) -> str:
-        """Why a peer cannot take part; empty if it can."""
+        """The reason why a peer is not available; empty if it is."""
         lack = peer_lack(peer.package, peer.requirements) if peer.requirements else ""
         if not (lack or peer.requirements or find_spec(peer.package)):
             lack = f"{peer.package} is not installed"
@@ -143,7 +143,7 @@ class Bench:
         return ""
 
     def clear(self, size: int) -> Ledger:
-        """Empties the store; a ledger for so many calls."""
+        """Empties the store; returns a new ledger for `size` calls."""
         import redis
 
         redis.Redis.from_url(self.url).flushall()
@@ -161,7 +161,7 @@ class Bench:
         """Calls a second that one worker process runs. Raises Void."""
         ledger = self.clear(count)
         self.call(peer, "enqueue", task, range(count))
-        command = peer.nothing if task == "nothing" else peer.doze
+        command = peer.nothing if task == "nothing" else peer.sleep_10ms
         worker = subprocess.Popen(
             command,
             env=self.environment_of(peer),
@@ -171,7 +171,9 @@ class Bench:
             start_new_session=True,
         )
         try:
-            return count / _timed_run(ledger, count, worker, DOZE_S if task == "doze" else 0.0)
+            return count / _timed_run(
+                ledger, count, worker, SLEEP_S if task == "sleep_10ms" else 0.0
+            )
         finally:
             _end(worker)
             if ledger.missing(count) or ledger.repeated(count):
@@ -218,7 +220,7 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def _wait_for(ledger: Ledger, count: int) -> list[int]:
-    """How late the calls ran, once so many have run or the time is over."""
+    """How late the calls ran, once `count` have run or after the time limit."""
     end_s = time.monotonic() + PATIENCE_S
     while len(ledger.late_ms()) < count and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -247,7 +249,7 @@ def _timed_run(
         _check(worker, end_s)
         time.sleep(0.002)
     took_s = time.perf_counter() - start_s
-    # Those that had ended at the first look are not in the time that was measured.
+    # Calls that had ended at the first check are not in the measured time.
     return took_s if each_s or done == count else took_s * count / (count - done)
 
 
@@ -307,7 +309,7 @@ def main() -> None:
             for peer in list(peers):
                 lack = bench.lack_of(peer)
                 if lack:
-                    print(f"{peer.name} is left out: {lack}")
+                    print(f"absent: {peer.name}: {lack}")
                     peers.remove(peer)
             _compare(bench, peers, given.parts.split(","), given.rounds, scale, line)
     finally:
@@ -319,7 +321,7 @@ def _compare(
 ) -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     for part in parts:
-        if part in ("nothing", "doze", "enqueue"):
+        if part in ("nothing", "sleep_10ms", "enqueue"):
             figures[part] = interleave(rounds, _runs(bench, peers, part, scale))
     for title, rates in figures.items():
         rows = [
@@ -345,7 +347,7 @@ def _runs(
 ) -> dict[str, Callable[[], float]]:
     """What each contestant does in a round."""
     if part != "enqueue":
-        count = NOTHING if part == "nothing" else DOZE
+        count = NOTHING if part == "nothing" else SLEEPS
         return {
             peer.name: _run(bench.run, peer, part, max(50, round(count * scale * peer.share)))
             for peer in peers

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+# Chromedriver picks a port that is free on IPv6, and ends if another program uses it on IPv4.
 TRIES = 10
-"""It picks a port that is free on IPv6 and gives up if another has it on IPv4."""
 
 
 def _chromedriver() -> tuple["subprocess.Popen[str]", str]:
     """A running driver, and the port at which it listens."""
-    said = ""
+    output = ""
     for _ in range(TRIES):
         driver = subprocess.Popen(
             ["chromedriver", "--port=0"],
@@ -24,12 +24,12 @@ def _chromedriver() -> tuple["subprocess.Popen[str]", str]:
         )
         assert driver.stdout is not None
         for line in driver.stdout:
-            said += line
+            output += line
             found = re.search(r"started successfully on port (\d+)", line)
             if found:
                 return driver, found[1]
         driver.communicate()
-    raise AssertionError(f"chromedriver did not start in {TRIES} tries: {said}")
+    raise AssertionError(f"chromedriver did not start in {TRIES} tries: {output}")
 
 
 class Browser:
@@ -58,7 +58,7 @@ class Browser:
         }
         made = self._post("", {"capabilities": {"alwaysMatch": wanted}})
         self._session += f"/{made['sessionId']}"
-        # A new window opens with a page of the browser's own, which asks for much.
+        # A new window shows a page of the browser's own, which sends requests.
         self._post("/url", {"url": "about:blank"})
         self.requests()
         return self
@@ -79,7 +79,7 @@ class Browser:
         self._post("/url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a piece of script returns; `arguments[0]` and so on are given to it."""
+        """Runs a script with these arguments (`arguments[0]` and so on); returns its result."""
         return self._post("/execute/sync", {"script": script, "args": list(arguments)})
 
     def texts(self, selector: str) -> list[str]:
@@ -88,20 +88,20 @@ class Browser:
         return self.run(script, selector)
 
     def prefer(self, scheme: str) -> None:
-        """Lets the system prefer the light or the dark."""
+        """Emulates a system that prefers this colour scheme, "light" or "dark"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
         self._post("/goog/cdp/execute", command)
 
     def complaints(self) -> list[str]:
-        """What the console was told since the last time."""
+        """The messages in the browser's console since the last call."""
         return [entry["message"] for entry in self._post("/se/log", {"type": "browser"})]
 
     def requests(self) -> list[str]:
-        """Every address that was asked for since the last time."""
+        """Every URL that was requested since the last call."""
         entries = self._post("/se/log", {"type": "performance"})
-        told = [json.loads(entry["message"])["message"] for entry in entries]
-        sent = [each["params"] for each in told if each["method"] == "Network.requestWillBeSent"]
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [each["params"] for each in events if each["method"] == "Network.requestWillBeSent"]
         return [each["request"]["url"] for each in sent]
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:

@@ -16,13 +16,13 @@ IN_CI = os.environ.get("CI") == "true"
 # Whether the tests of the scorecard that have larger figures use those: `make score FULL=1`.
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
-# Wall-clock deadlines make a slow machine look like a bug. In CI the examples are the same on
-# every run, so a red build is red for what changed.
-hypothesis.settings.register_profile("home", deadline=None)
+# No deadlines, because a slow machine is not a fault of the code. In CI the examples are the same
+# in every run, so that a new failure is caused by a change and not by new examples.
+hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if IN_CI else "home")
+hypothesis.settings.load_profile("ci" if IN_CI else "local")
 
-# A JVM that lives for a minute spends most of it on compiling what it would run fast in an hour.
+# The JVM of a test runs for about a minute: too short for its optimising compiler to save time.
 QUICK_JVMS = dict.fromkeys(
     ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"),
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -35,7 +35,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def quick_path(tmp_path):
-    """A directory in memory, if the system has such a thing: the disk is not what is tested."""
+    """A directory in memory, if the system has /dev/shm: for tests that do not test the disk."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -50,7 +50,7 @@ def services() -> dict[str, str]:
     return {line[0]: line[1] for line in lines if line and not line[0].startswith("#")}
 
 
-# In a parallel run these come first, or the last of the workers would be alone with them.
+# These come first in a parallel run: started last, each would run while the other workers are idle.
 LONGEST = (
     "jvm",
     "rabbitmq",
@@ -90,12 +90,12 @@ def pytest_collection_modifyitems(config, items):
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
-    class InGroups(LoadScopeScheduling):  # type: ignore[misc]
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid):
             return group_of(nodeid)
 
     config.option.loadscopereorder = False
-    return InGroups(config, log)
+    return GroupScheduling(config, log)
 
 
 def pytest_runtest_setup(item):

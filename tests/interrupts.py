@@ -5,13 +5,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def interrupted(call: Callable[[], object], point: int) -> bool:
-    """Makes the call with an interrupt at this point of it; false if it has not so many.
+    """Raises KeyboardInterrupt at this point of the call; returns False if it has fewer points.
 
-    An interrupt comes when a function begins, or when one written in C has returned.
+    A point is where a function begins, or where one written in C has returned.
     """
     seen = 0
 
@@ -23,7 +23,7 @@ def interrupted(call: Callable[[], object], point: int) -> bool:
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
-    # What is collected meanwhile is no part of the call.
+    # Finalisers that the collector would run are not part of the call.
     gc.disable()
     try:
         sys.setprofile(watch)
@@ -37,16 +37,16 @@ def interrupted(call: Callable[[], object], point: int) -> bool:
 
 
 def points(call: Callable[[], object]) -> Iterator[int]:
-    """Makes the call again and again, interrupted at each of its points in turn."""
+    """Repeats the call, interrupted at each of its points in turn; yields the point."""
     point = 1
     while interrupted(call, point):
         yield point
         point += 1
 
 
-def ends_in_time(what: Callable[[], object]) -> bool:
-    """Whether the call ends, by a result or an error, in a thread of its own."""
-    thread = threading.Thread(target=what, daemon=True)
+def ends_in_time(call: Callable[[], object]) -> bool:
+    """Whether the call, in a thread of its own, returns or raises within the time limit."""
+    thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
     return not thread.is_alive()

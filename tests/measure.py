@@ -11,7 +11,7 @@ ROUNDS = 5
 
 
 def least_cpu_s(call: Callable[[], object], *errors: type[Exception]) -> float:
-    """The least time a call took in a few rounds; it may raise one of these errors."""
+    """The least processor time that a call took in a few rounds; it may raise these errors."""
     least_s = float("inf")
     for _ in range(ROUNDS):
         began_s = time.process_time()
@@ -22,12 +22,12 @@ def least_cpu_s(call: Callable[[], object], *errors: type[Exception]) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """How much of the processors' time a process has used."""
+    """The processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pid: int) -> int:
-    """How much memory a process has resident."""
+    """The resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize()

@@ -10,7 +10,7 @@ LOWEST, COUNT = 20_000, 10_000
 
 
 @contextmanager
-def deaf_port() -> Iterator[int]:
+def refusing_port() -> Iterator[int]:
     """A port that refuses connections: it is bound, so that no other process can listen at it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -18,7 +18,7 @@ def deaf_port() -> Iterator[int]:
 
 
 def lasting_port() -> int:
-    """A free port that stays free when a server there has ended: Linux does not assign it.
+    """A free port that is still free after a server there has ended: Linux does not assign it.
 
     The first port to try depends on the process: two that run at the same time, which often have
     consecutive numbers, start a hundred ports apart.

@@ -1,4 +1,4 @@
-"""A RabbitMQ broker of the tests' own: on free ports, with a node name and directories of its own.
+"""A RabbitMQ broker for the tests: on free ports, with a node name and directories of its own.
 
 One broker serves every test of a run (the fixture `rabbit`), because starting one takes seconds.
 """
@@ -18,11 +18,11 @@ from typing import Any
 from tests.ports import lasting_port
 
 PATIENCE_S = 90
-# Never set: between two looks at a server that starts or ends.
+# Never set: its `wait` is the pause between two checks of a server that starts or ends.
 PAUSE = threading.Event()
-# Debian's script, without the part that wants to be root or the user rabbitmq.
+# Debian's script, without the part that requires root or the user rabbitmq.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-# Plugins that no test uses: the broker reads the description of each of them as it starts.
+# Plugins that no test uses: the broker would read the description of each of them as it starts.
 UNUSED = ("accept", "amqp10", "base64url", "cow", "eetcd", "gun", "jose", "jsx", "prom", "quantile")
 # The broker in a session of its own, which is killed when the process that started it has ended.
 GUARDED = """
@@ -72,7 +72,7 @@ def _listens(port):
 class Broker:
     """A RabbitMQ that can be stopped, killed, stalled and started again at the same port.
 
-    With `beside`, a broker that runs, it is another node of that one's cluster.
+    With `beside`, a running broker, it is another node of the same cluster.
     """
 
     def __init__(self, directory, beside=None):
@@ -107,7 +107,7 @@ class Broker:
 
     @property
     def certificate(self):
-        """What to trust for TLS; there is none if openssl is not installed."""
+        """The certificate for TLS; there is none if openssl is not installed."""
         return self.directory / "cert.pem"
 
     @property
@@ -145,9 +145,9 @@ class Broker:
             )
         give_up_s = time.monotonic() + PATIENCE_S
         while not _listens(self.port):
-            told = (where / "output").read_text(errors="replace")
-            assert self._process.poll() is None, f"RabbitMQ did not start: {told}"
-            assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {told}"
+            printed = (where / "output").read_text(errors="replace")
+            assert self._process.poll() is None, f"RabbitMQ did not start: {printed}"
+            assert time.monotonic() < give_up_s, f"RabbitMQ did not start in time: {printed}"
             PAUSE.wait(0.02)
         return self
 
@@ -159,7 +159,7 @@ class Broker:
                 PAUSE.wait(0.01)
 
     def _states(self):
-        """The state of each thread of its processes, as /proc has it."""
+        """The state of each thread of its processes, as in /proc."""
         for path in Path("/proc").glob("[0-9]*/task/*/stat"):
             with suppress(OSError):
                 state, _, group = path.read_text().rpartition(")")[2].split()[:3]
@@ -167,7 +167,7 @@ class Broker:
                     yield state
 
     def stop(self, how=signal.SIGTERM):
-        """Ends it, by asking or at once; its messages stay on the disk."""
+        """Ends it by this signal; its messages stay on the disk."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -180,19 +180,19 @@ class Broker:
                 self.send(signal.SIGKILL)
             self._process.stdin.close()
             self._process = None
-        # The script has ended; the machine that it ran may take longer.
+        # The script has ended; the Erlang virtual machine may take longer.
         give_up_s = time.monotonic() + PATIENCE_S
         while any(map(_listens, (self.port, self._dist_port))):
             assert time.monotonic() < give_up_s, "RabbitMQ does not end"
             PAUSE.wait(0.02)
 
     def end(self, *, is_last=True):
-        """Ends it for good, and the port mapper if it is the last node that uses it."""
+        """Kills it, and ends the port mapper if this is the last node that uses it."""
         self.stop(signal.SIGKILL)
         if not is_last:
             return
         give_up_s = time.monotonic() + PATIENCE_S
-        # It refuses for as long as it believes that the broker lives.
+        # The port mapper refuses to end while the broker is registered with it.
         while time.monotonic() < give_up_s:
             ended = subprocess.run(
                 ["epmd", "-kill"], env=self._environment, capture_output=True, check=False

@@ -12,11 +12,11 @@ import penstock.aio
 from penstock import InvalidField, ManualClock, RequestError
 from penstock.client import Queues, to_ms
 
-WORDS = [name for name, _ in inspect.getmembers(Queues, inspect.isfunction) if name[0] != "_"]
-# What a `with` statement calls is spelt differently for each face.
-# A loop is not awaited itself: it is a `for` on one face and an `async for` on the other.
+METHODS = [name for name, _ in inspect.getmembers(Queues, inspect.isfunction) if name[0] != "_"]
+# These are not awaited: one client returns an iterator for `for`, the other one for `async for`.
 LOOPS = ("consume",)
-TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+# The methods that a `with` statement calls, and those that `async with` calls.
+ASYNC_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 
 @pytest.fixture
@@ -28,30 +28,30 @@ def queues():
 
 def test_the_blocking_and_the_asyncio_client_have_the_same_methods():
     awaited = inspect.getmembers(penstock.aio.AsyncQueues, inspect.isfunction)
-    assert [name for name, _ in awaited if name[0] != "_"] == WORDS
-    assert {"push", "pull", "extend", "release", "delete"} < set(WORDS)
+    assert [name for name, _ in awaited if name[0] != "_"] == METHODS
+    assert {"push", "pull", "extend", "release", "delete"} < set(METHODS)
 
 
-@pytest.mark.parametrize("word", [*WORDS, *TWINS])
-def test_a_method_has_the_same_parameters_in_both_clients(word):
-    blocking = inspect.signature(getattr(Queues, word))
-    awaited = inspect.signature(getattr(penstock.aio.AsyncQueues, TWINS.get(word, word)))
+@pytest.mark.parametrize("method", [*METHODS, *ASYNC_NAMES])
+def test_a_method_has_the_same_parameters_in_both_clients(method):
+    blocking = inspect.signature(getattr(Queues, method))
+    awaited = inspect.signature(getattr(penstock.aio.AsyncQueues, ASYNC_NAMES.get(method, method)))
     assert list(awaited.parameters.values()) == list(blocking.parameters.values())
-    if word not in ("__enter__", *LOOPS):
+    if method not in ("__enter__", *LOOPS):
         assert awaited.return_annotation == blocking.return_annotation
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_a_method_has_the_same_docstring_in_both_clients(word):
-    awaited = getattr(penstock.aio.AsyncQueues, word)
-    assert getattr(Queues, word).__doc__ == awaited.__doc__
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_the_same_docstring_in_both_clients(method):
+    awaited = getattr(penstock.aio.AsyncQueues, method)
+    assert getattr(Queues, method).__doc__ == awaited.__doc__
     assert awaited.__doc__
 
 
-@pytest.mark.parametrize("word", [word for word in WORDS if word not in LOOPS])
-def test_a_method_is_awaited_in_the_asyncio_client_only(word):
-    assert inspect.iscoroutinefunction(getattr(penstock.aio.AsyncQueues, word))
-    assert not inspect.iscoroutinefunction(getattr(Queues, word))
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in LOOPS])
+def test_a_method_is_awaited_in_the_asyncio_client_only(method):
+    assert inspect.iscoroutinefunction(getattr(penstock.aio.AsyncQueues, method))
+    assert not inspect.iscoroutinefunction(getattr(Queues, method))
 
 
 def test_connect_has_the_same_parameters_in_both_clients():
@@ -101,21 +101,21 @@ def test_push_many_and_delete_many_refuse_a_single_value(queues, items):
     assert queues.stats("q").messages == 0
 
 
-def test_text_is_not_taken_for_many_bodies(queues):
+def test_push_many_refuses_a_single_text_or_bytes(queues):
     for bodies in ("abc", b"abc"):
         with pytest.raises(InvalidField, match="bodies"):
             queues.push_many("q", bodies)
     assert queues.stats("q").messages == 0
 
 
-def test_a_redrive_of_more_than_one_step_moves_everything(queues):
+def test_a_redrive_of_more_messages_than_one_step_moves_takes_them_all(queues):
     queues.create("to")
     queues.push_many("q", ["x"] * 2_500)
     assert queues.redrive("q", to="to") == 2_500
     assert queues.stats("to").visible == 2_500
 
 
-def test_an_awaited_redrive_gives_other_tasks_a_turn_between_its_steps():
+def test_other_tasks_run_between_the_steps_of_an_awaited_redrive():
     async def count_turns():
         turns = 0
 
@@ -137,14 +137,14 @@ def test_an_awaited_redrive_gives_other_tasks_a_turn_between_its_steps():
     assert asyncio.run(count_turns()) >= 4
 
 
-def test_a_redrive_with_a_limit_beyond_one_step_stops_at_it(queues):
+def test_a_redrive_of_several_steps_stops_at_its_limit(queues):
     queues.create("to")
     queues.push_many("q", ["x"] * 2_500)
     assert queues.redrive("q", to="to", limit=1_700) == 1_700
     assert (queues.stats("q").visible, queues.stats("to").visible) == (800, 1_700)
 
 
-def test_a_closed_connection_says_so(queues):
+def test_a_closed_connection_is_refused_with_an_error_that_says_closed(queues):
     other = penstock.connect("memory:")
     other.create("q")
     other.close()
@@ -154,8 +154,8 @@ def test_a_closed_connection_says_so(queues):
         other.stats("q")
 
 
-def test_an_error_of_create_names_the_word_that_was_typed(queues):
-    for word, value in (
+def test_an_error_of_create_names_the_argument_that_was_given(queues):
+    for argument, value in (
         ("max_messages", 0),
         ("max_bytes", "much"),
         ("max_body_bytes", -1),
@@ -164,11 +164,11 @@ def test_an_error_of_create_names_the_word_that_was_typed(queues):
         ("retention", None),
     ):
         for use in (queues.create, queues.configure):
-            with pytest.raises(InvalidField, match=f"^{word}: "):
-                use("q", **{word: value})
+            with pytest.raises(InvalidField, match=f"^{argument}: "):
+                use("q", **{argument: value})
 
 
-def test_an_awaited_error_of_create_names_the_word_that_was_typed():
+def test_an_awaited_error_of_create_names_the_argument_that_was_given():
     async def complaint():
         async with await penstock.aio.connect("memory:") as queues:
             with pytest.raises(InvalidField, match=r"^max_messages: "):
@@ -180,7 +180,7 @@ def test_an_awaited_error_of_create_names_the_word_that_was_typed():
     asyncio.run(complaint())
 
 
-def test_a_full_queue_names_the_setting_that_was_typed(queues):
+def test_the_error_of_a_full_queue_names_the_setting_and_its_value(queues):
     queues.create("few", max_messages=1, max_in_flight=1)
     queues.push("few", "x")
     with pytest.raises(penstock.QueueFull, match="max_messages=1"):
@@ -248,7 +248,7 @@ def test_a_name_that_ends_in_fifo_makes_a_fifo_queue(queues):
     assert "z.fifo" not in queues.names()
 
 
-def test_a_dead_letter_queue_that_had_to_be_made_is_named(queues):
+def test_a_dead_letter_queue_that_is_created_with_a_queue_is_named_in_the_reply(queues):
     assert queues.create("a", dead_letter="q", max_receives=1).also_created == []
     assert queues.create("b", dead_letter="b-daed", max_receives=1).also_created == ["b-daed"]
     assert queues.create("b", dead_letter="b-daed", max_receives=1).also_created == []

@@ -1,4 +1,4 @@
-"""ManualClock: a wait moves it, is ended by another thread that does, or is refused."""
+"""ManualClock: a wait advances it, or ends when another thread advances it, or is refused."""
 
 import asyncio
 import subprocess
@@ -7,8 +7,9 @@ import threading
 
 import penstock
 import penstock.aio
+from tests.server.conftest import until
 
-ALONE = """
+ONE_THREAD = """
 import penstock
 
 queues = penstock.connect({url!r}, clock=penstock.ManualClock())
@@ -27,7 +28,7 @@ queues.close()
 def test_a_wait_in_the_only_thread_is_refused_at_once(tmp_path):
     for url in ("memory:", f"file:{tmp_path / 'store'}?embedded=1"):
         done = subprocess.run(
-            [sys.executable, "-c", ALONE.format(url=url)],
+            [sys.executable, "-c", ONE_THREAD.format(url=url)],
             capture_output=True,
             text=True,
             timeout=60,
@@ -45,14 +46,13 @@ def test_another_thread_may_end_a_wait_by_advancing_the_clock():
         found = []
         waiting = threading.Thread(target=lambda: found.append(queues.pull("q", wait=20)))
         waiting.start()
-        while not queues.stats("q").waiting_pulls:
-            pass
+        until(lambda: queues.stats("q").waiting_pulls)
         clock.advance(seconds=20)
         waiting.join(30)
     assert found == [None]
 
 
-def test_with_auto_advance_a_wait_takes_exactly_as_long_as_it_says():
+def test_with_auto_advance_a_wait_advances_the_clock_by_exactly_its_length():
     clock = penstock.ManualClock(auto_advance=True)
     with penstock.connect("memory:", clock=clock) as queues:
         queues.create("q")
@@ -61,7 +61,7 @@ def test_with_auto_advance_a_wait_takes_exactly_as_long_as_it_says():
         assert clock.now_ms() - before_ms == 20_000
 
 
-def test_with_auto_advance_a_wait_ends_when_something_falls_due(quick_path):
+def test_with_auto_advance_a_wait_ends_when_a_delay_or_a_claim_ends(quick_path):
     for url in ("memory:", f"file:{quick_path / 'store'}?embedded=1"):
         clock = penstock.ManualClock(auto_advance=True)
         with penstock.connect(url, clock=clock) as queues:
@@ -75,7 +75,7 @@ def test_with_auto_advance_a_wait_ends_when_something_falls_due(quick_path):
                 assert clock.now_ms() - before_ms == waited_ms
 
 
-def test_with_auto_advance_an_awaited_wait_moves_the_clock_too():
+def test_with_auto_advance_an_awaited_wait_advances_the_clock_too():
     async def waits():
         clock = penstock.ManualClock(auto_advance=True)
         async with await penstock.aio.connect("memory:", clock=clock) as queues:

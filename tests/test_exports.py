@@ -1,4 +1,4 @@
-"""The public surface: a name is added here on purpose, or not at all."""
+"""The public names of the package: a change of them must be made in this list, too."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_public_names_are_these_and_no_others():
     ]
 
 
-def test_every_public_name_is_there_and_says_what_it_is():
+def test_every_public_name_exists_and_has_a_docstring():
     for name in penstock.__all__:
         assert getattr(penstock, name).__doc__, f"{name} has no docstring"
 

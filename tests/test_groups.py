@@ -18,11 +18,11 @@ from tools.tidy import ROOT
         ("tests/server/test_x.py::test_a[http://a::b]", "tests/server/test_x.py"),
     ],
 )
-def test_a_test_belongs_to_those_that_share_what_it_needs(nodeid, group):
+def test_tests_that_share_fixtures_are_in_one_group(nodeid, group):
     assert group_of(nodeid) == group
 
 
-def test_what_takes_longest_is_there_and_comes_first():
+def test_the_longest_groups_exist_and_come_first():
     assert rank_of("tests/spark/test_sink.py::test_a_row") == 0
     assert rank_of("tests/conformance/test_rabbitmq.py::test_a_row") == 1
     paths = [name.partition("::")[0] for name in LONGEST[2:]]

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml hold, and each of them is able to break."""
+"""The import contracts of pyproject.toml allow imports along the layers and refuse the others."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ MODULES = [
 
 @pytest.fixture
 def lint(tmp_path):
-    """Lint a package of all but empty modules, into which the test puts one import."""
+    """Lint a package of nearly empty modules, to which the test adds one import."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     package = tmp_path / "penstock"
     for module in MODULES:

@@ -1,4 +1,4 @@
-"""PersistedQueue as its user sees it: order, expiry, limits, and what survives."""
+"""PersistedQueue as its user sees it: order, expiry, limits, and what survives a crash."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ def test_items_come_out_in_the_order_they_went_in(queue):
     assert queue.size() == 0
 
 
-def test_peek_goes_through_the_queue_and_removes_nothing(queue):
+def test_peek_reads_every_item_and_removes_none(queue):
     items = [b"%d" % number for number in range(50)]
     for item in items:
         queue.push(item)
@@ -130,7 +130,7 @@ def test_expired_items_are_skipped(queue, clock):
     assert queue.size() == 0
 
 
-def test_the_default_time_to_live_holds_unless_push_says_otherwise(tmp_path, clock):
+def test_the_time_to_live_of_a_push_replaces_the_default(tmp_path, clock):
     with PersistedQueue(tmp_path, FILE_SIZE, default_ttl=30, clock=clock) as queue:
         queue.push(b"default")
         queue.push(b"longer", ttl=60)
@@ -143,7 +143,7 @@ def test_the_default_time_to_live_holds_unless_push_says_otherwise(tmp_path, clo
         assert drain(queue) == [b"for ever"]
 
 
-def test_with_one_time_to_live_the_size_never_counts_the_expired(tmp_path, clock):
+def test_if_all_items_have_one_time_to_live_the_size_counts_no_expired_ones(tmp_path, clock):
     with PersistedQueue(tmp_path, FILE_SIZE, default_ttl=10, clock=clock) as queue:
         for _ in range(10):
             queue.push(b"x")
@@ -195,7 +195,7 @@ def test_capacity_says_how_many_items_fit(tmp_path):
         {"durability": "maybe"},
     ],
 )
-def test_an_impossible_setting_is_refused(tmp_path, options):
+def test_an_invalid_setting_is_refused_and_makes_no_directory(tmp_path, options):
     with pytest.raises(InvalidField):
         PersistedQueue(tmp_path / "queue", **options)
     assert not (tmp_path / "queue").exists()
@@ -213,7 +213,7 @@ def test_bad_arguments_are_refused_and_change_nothing(queue):
     assert queue.size() == 0
 
 
-def test_bytearrays_and_views_are_kept_as_they_were(queue):
+def test_a_pushed_bytearray_or_view_is_copied(queue):
     data = bytearray(b"before")
     queue.push(data)
     queue.push(memoryview(data)[2:])
@@ -261,7 +261,7 @@ def test_threads_share_a_queue_and_each_item_is_popped_once(queue):
     assert sorted(popped) == sorted(pushed)
 
 
-def test_a_damaged_item_is_passed_over_and_reported(tmp_path):
+def test_a_damaged_item_is_skipped_and_reported(tmp_path):
     with PersistedQueue(tmp_path, FILE_SIZE) as queue:
         for item in (b"one", b"two", b"three"):
             queue.push(item)
@@ -351,7 +351,7 @@ class Account:
     def accept(self, disk):
         self.open(disk)
         found = list(self.queue)
-        # By the count and not by the first item: two items in a row may be alike.
+        # By the count and not by the first item: two successive items may be equal.
         if self.doubtful_pop and len(found) < len(self.expected):
             self.expected.popleft()
         if self.doubtful_push is not None and len(found) > len(self.expected):
@@ -381,7 +381,7 @@ def test_no_power_cut_loses_a_push_or_brings_back_a_pop(seed):
         account.accept(account.disk.after_cut(rng))
 
 
-def test_popping_what_is_not_yet_durable_survives_a_cut_of_both():
+def test_after_a_cut_of_pushes_and_pops_that_were_not_durable_the_queue_works():
     for seed in range(60):
         disk = Disk(sector_bytes=512)
         queue = PersistedQueue(disk.path, FILE_SIZE, storage=disk, durability="os")
@@ -433,7 +433,7 @@ def test_a_killed_process_loses_no_push_and_brings_back_no_pop(tmp_path, durabil
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """A queue and a deque, given the same orders, never differ."""
+    """A queue and a deque that get the same operations have the same items."""
 
     @initialize()
     def start(self):
@@ -447,7 +447,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.disk.path, FILE_SIZE, max_size=30_000, storage=self.disk, clock=self.clock
         )
 
-    def forget_expired(self):
+    def drop_expired(self):
         self.model = deque(pair for pair in self.model if pair[1] > self.clock.now_s)
 
     @rule(size=st.integers(0, 9000), fill=st.integers(0, 255), ttl=st.sampled_from([0, 5, 50]))
@@ -462,12 +462,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def pop(self):
-        self.forget_expired()
+        self.drop_expired()
         assert self.queue.pop() == (self.model.popleft()[0] if self.model else None)
 
     @rule(n=st.integers(0, 6))
     def peek(self, n):
-        self.forget_expired()
+        self.drop_expired()
         assert self.queue.peek(n) == (self.model[n][0] if n < len(self.model) else None)
 
     @rule(seconds=st.sampled_from([1, 7, 60]))
@@ -482,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def items_are_the_same(self):
-        self.forget_expired()
+        self.drop_expired()
         assert list(self.queue) == [item for item, _ in self.model]
 
 

@@ -7,15 +7,15 @@ from tools.score import ROWS, Card, main, merged, rows_named
 pytest_plugins = ["pytester"]
 
 MODULE = '''
-"""Rows 3 and 4 of the scorecard: this and that."""
+"""Rows 3 and 4 of the scorecard: an example."""
 
 
-def test_holds(record_property):
+def test_passes(record_property):
     record_property("figure", "0 lost of 12")
 
 
-def test_breaks():
-    """Row 5: of its own."""
+def test_fails():
+    """Row 5: a row of its own."""
     assert 1 == 2
 '''
 OTHER = """
@@ -31,8 +31,8 @@ def test_that_belongs_to_no_row():
         ("Rows 5 and 6 of the scorecard: a failed sync.", [5, 6]),
         ("Of row 6: clients beyond the limit.", [6]),
         ("Rows 1, 2 and 3.", [1, 2, 3]),
-        ("A row of 12 messages.\n\nRow 4 is another matter.", []),
-        ("Tomorrow 3 come.", []),
+        ("A row of 12 messages.\n\nRow 4 is not in the first line.", []),
+        ("Tomorrow 3 tests run.", []),
         (None, []),
     ],
 )

@@ -1,4 +1,4 @@
-"""Settings: arguments before variables before the file, and every mistake named."""
+"""Settings come from arguments, then variables, then the file; an error names the wrong one."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from penstock.errors import InvalidField
 from penstock.settings import ServerSettings, read_keys, read_settings
 
 
-def test_without_anything_said_the_defaults_hold():
+def test_settings_that_no_source_gives_have_their_defaults():
     assert read_settings({}, {}) == ServerSettings()
     assert ServerSettings().where == "file:penstock-data"
     assert ServerSettings(durability="os").where == "file:penstock-data?durability=os"
     assert ServerSettings(store="memory:").where == "memory:"
 
 
-def test_an_argument_beats_a_variable_and_a_variable_beats_the_file(tmp_path):
+def test_an_argument_overrides_a_variable_and_a_variable_overrides_the_file(tmp_path):
     path = tmp_path / "penstock.toml"
     path.write_text('port = 1\nregion = "a"\naccount = "111122223333"\n[queues.q]\ndelay = 5\n')
     environment = {"PENSTOCK_PORT": "2", "PENSTOCK_REGION": "b", "PENSTOCK_CONFIG": str(path)}
@@ -23,7 +23,7 @@ def test_an_argument_beats_a_variable_and_a_variable_beats_the_file(tmp_path):
     assert read_settings({}, {}, str(path)).port == 1
 
 
-def test_where_the_store_is_comes_whole_from_the_first_source_that_names_it(tmp_path):
+def test_the_location_of_the_store_comes_from_the_first_source_that_gives_one(tmp_path):
     path = tmp_path / "penstock.toml"
     path.write_text('store = "file:in-the-file"')
     url = {"PENSTOCK_URL": "file:in-the-url"}
@@ -45,7 +45,7 @@ def test_a_store_that_is_named_twice_is_refused():
         read_settings({"data": "x", "store": "memory:"}, {})
 
 
-def test_durability_beside_a_store_is_refused_and_not_ignored():
+def test_a_durability_together_with_a_store_is_refused():
     with pytest.raises(InvalidField, match=r"in its URL: file:PATH\?durability=os"):
         read_settings({"store": "file:x", "durability": "os"}, {})
 
@@ -86,7 +86,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path, text, complaint):
     assert complaint in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named():
+def test_a_missing_config_file_and_a_malformed_key_are_refused():
     with pytest.raises(InvalidField, match=r"cannot read 'nowhere\.toml'"):
         read_settings({}, {}, "nowhere.toml")
     for text in ("a", "a:", ":b", ""):
@@ -121,7 +121,7 @@ def test_off_loopback_a_server_needs_keys_and_tls(host, given, complaint):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_on_loopback_it_needs_neither(host):
+def test_on_loopback_a_server_needs_neither_keys_nor_tls(host):
     assert read_settings({"host": host}, {}).on_loopback
 
 
@@ -143,19 +143,19 @@ def test_an_unknown_variable_is_an_error_that_names_it(variable, complaint):
     assert complaint in str(caught.value)
 
 
-def test_variables_that_others_read_are_not_taken_for_a_servers():
+def test_variables_that_other_programs_read_are_ignored():
     others = {"PENSTOCK_FULL": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
     assert read_settings({}, others) == ServerSettings()
 
 
-def test_a_short_secret_is_refused_whichever_way_it_came(tmp_path):
-    """Row 23: as in the file, so in the environment and the arguments."""
+def test_a_short_secret_is_refused_in_the_environment_and_in_the_arguments(tmp_path):
+    """Row 23: as it is in the file."""
     for given, environment in (({"keys": {"a": "short"}}, {}), ({}, {"PENSTOCK_KEYS": "a:short"})):
         with pytest.raises(InvalidField, match="the secret of 'a' has 5 characters"):
             read_settings(given, environment)
 
 
-def test_the_windows_of_amazon_are_there_on_request_only():
+def test_the_deleted_and_purged_windows_are_60_s_only_with_aws_limits():
     plain, limited = read_settings({}, {}), read_settings({}, {"PENSTOCK_AWS_LIMITS": "true"})
     assert (plain.deleted_window_ms, plain.purged_window_ms) == (0, 0)
     assert (limited.deleted_window_ms, limited.purged_window_ms) == (60_000, 60_000)
@@ -163,7 +163,7 @@ def test_the_windows_of_amazon_are_there_on_request_only():
     assert (mixed.deleted_window_ms, mixed.purged_window_ms) == (60_000, 0)
 
 
-def test_a_loss_is_accepted_by_an_argument_alone(tmp_path):
+def test_a_loss_can_be_accepted_by_an_argument_only(tmp_path):
     assert read_settings({"accept_loss": True}, {}).accept_loss
     path = tmp_path / "penstock.toml"
     path.write_text("accept_loss = true")

@@ -9,7 +9,7 @@ TEST = "tests/test_example.py"
 DOC = "docs/example.md"
 
 
-def said(rule, path, text):
+def offences_of(rule, path, text):
     return [offence.text for offence in rule(path, text)]
 
 
@@ -116,12 +116,12 @@ GOOD = [
 
 @pytest.mark.parametrize(("rule", "path", "text"), BAD)
 def test_a_rule_finds_what_it_forbids(rule, path, text):
-    assert said(rule, path, text)
+    assert offences_of(rule, path, text)
 
 
 @pytest.mark.parametrize(("rule", "path", "text"), GOOD)
 def test_a_rule_leaves_good_text_alone(rule, path, text):
-    assert said(rule, path, text) == []
+    assert offences_of(rule, path, text) == []
 
 
 def test_every_rule_is_shown_able_to_fail():
@@ -129,7 +129,7 @@ def test_every_rule_is_shown_able_to_fail():
 
 
 def test_an_offence_names_the_word_to_use_instead():
-    assert said(tidy.banned_identifiers, SRC, "lease = 1") == [
+    assert offences_of(tidy.banned_identifiers, SRC, "lease = 1") == [
         "name 'lease': not 'lease' but claim"
     ]
 
@@ -145,12 +145,12 @@ def test_only_a_listed_function_may_sleep(monkeypatch):
         "# why\ntests/test_example.py::test_a_b_c: a child process has no clock"
     )
     monkeypatch.setattr(tidy, "sleeping_tests", lambda: listed)
-    assert said(tidy.sleeps, TEST, "def test_a_b_c():\n    time.sleep(1)") == []
-    assert said(tidy.sleeps, TEST, "def test_d_e_f():\n    time.sleep(1)")
+    assert offences_of(tidy.sleeps, TEST, "def test_a_b_c():\n    time.sleep(1)") == []
+    assert offences_of(tidy.sleeps, TEST, "def test_d_e_f():\n    time.sleep(1)")
 
 
 def test_a_permission_to_sleep_without_a_reason_is_an_offence():
-    offences = said(tidy.idle_permissions, tidy.SLEEPS, "tests/test_gone.py::test_a_b_c:")
+    offences = offences_of(tidy.idle_permissions, tidy.SLEEPS, "tests/test_gone.py::test_a_b_c:")
     assert "tests/test_gone.py::test_a_b_c gives no reason" in offences
 
 

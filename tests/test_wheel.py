@@ -18,7 +18,7 @@ SCRIPTS = {f"penstock/backends/redis/lua/{name}.lua" for name in (*NAMES, "queue
 
 
 def data_files():
-    """Every file of the packages that is no module and no product of running them."""
+    """Every file of the packages that is neither a module nor compiled from one."""
     return [
         path
         for path in (ROOT / "src").rglob("*")
@@ -38,8 +38,10 @@ def test_the_wheel_takes_whole_packages_and_leaves_nothing_out():
 )
 def test_no_data_file_is_ignored_by_git_which_would_keep_it_out_of_the_wheel():
     names = "\0".join(str(path) for path in data_files())
-    asked = ["git", "check-ignore", "--no-index", "-z", "--stdin"]
-    done = subprocess.run(asked, cwd=ROOT, input=names, capture_output=True, text=True, check=False)
+    command = ["git", "check-ignore", "--no-index", "-z", "--stdin"]
+    done = subprocess.run(
+        command, cwd=ROOT, input=names, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (1, "")
 
 

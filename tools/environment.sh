@@ -3,8 +3,8 @@
 # with "serving" as $2 only what a server needs, with "development" the extra `dev` too.
 #
 # Debian ships Python without ensurepip unless python3-venv is installed, so `python3 -m venv` may fail on
-# a fresh machine. The ways round it are tried from the least intrusive to the most: uv, virtualenv,
-# virtualenv fetched by pip into a scratch directory, and last the Debian package.
+# a fresh machine. Then others are tried, those that change the machine least first: uv, virtualenv,
+# virtualenv installed by pip into a temporary directory, and last the Debian package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/apt.sh
@@ -23,7 +23,7 @@ find_python() {
       return
     fi
   done
-  echo "penstock: Python 3.11 or newer is needed; say which with PYTHON=/path/to/python" >&2
+  echo "penstock: Python 3.11 or newer is needed; choose one with PYTHON=/path/to/python" >&2
   return 1
 }
 
@@ -42,7 +42,7 @@ venv_by_apt() {
   apt_install "python$version-venv" && "$python" -m venv "$venv"
 }
 
-# A failed attempt leaves half an environment behind, which would break the next one.
+# A failed attempt leaves an incomplete environment, which would make the next one fail.
 attempt() {
   "$@" >/dev/null 2>&1 && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
   rm -rf "$venv"

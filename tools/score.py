@@ -1,4 +1,4 @@
-"""The scorecard: the tests of each promise of reliability, and their results.
+"""The scorecard: the tests of each row of the reliability scorecard, and their results.
 
 `make score` runs the tests that belong to a row and prints the card; `make score ROWS="13 15"` runs
 those of some rows. With FULL=1 tests use their larger figures, if any (`tests.conftest.FULL`).
@@ -57,7 +57,7 @@ def rows_named(text: str | None) -> list[int]:
 
 
 def modules_naming(wanted: frozenset[int]) -> list[str]:
-    """The test modules that name one of these rows: collecting all of them takes longest."""
+    """The test modules that name one of these rows: collecting all modules would take long."""
     paths = sorted(Path("tests").rglob("test_*.py"))
     return [
         str(path)
@@ -74,13 +74,13 @@ def rows_of(item: pytest.Item) -> list[int]:
 
 
 def merged(figures: Sequence[str]) -> list[str]:
-    """Figures that differ in their numbers alone as one: the largest number in each place."""
-    alike: dict[str, list[str]] = {}
+    """Joins figures that differ only in their numbers: the largest number in each place."""
+    same_words: dict[str, list[str]] = {}
     for figure in figures:
-        alike.setdefault(_NUMBER.sub("#", figure), []).append(figure)
+        same_words.setdefault(_NUMBER.sub("#", figure), []).append(figure)
     return [
         group[0] if len(group) == 1 else f"at most {_largest(group)} in {len(group)} tests"
-        for group in alike.values()
+        for group in same_words.values()
     ]
 
 
@@ -97,7 +97,7 @@ def _value(number: str) -> float:
 def read_row(text: str) -> int:
     """A row's number, for argparse. Raises ArgumentTypeError.
 
-    `choices` would not do: without a row argparse compares the empty list with them.
+    `choices` cannot be used: without a row argparse compares the empty list with them.
     """
     if not text.isdigit() or int(text) not in ROWS:
         raise argparse.ArgumentTypeError(f"there is no row {text!r}; there are 1 to {max(ROWS)}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the packages of tools/services.txt whose program is missing.
 #
-# At home a package that cannot be installed costs one loud line, and the tests that need it skip.
-# With CI=true it is a failure, because a suite that skips there proves nothing.
+# A package that cannot be installed causes one line of warning, and the tests that need it are skipped.
+# With CI=true it is a failure, because the suite must not skip tests there.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 . "$here/apt.sh"
@@ -22,7 +22,7 @@ wanted="$(missing | xargs)"
 [ -n "$wanted" ] || exit 0
 
 echo "installing for the tests: $wanted"
-# Word splitting is meant: each package is one argument.
+# Word splitting is intended: each package is one argument.
 # shellcheck disable=SC2086
 apt_install $wanted || true
 

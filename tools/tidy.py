@@ -1,8 +1,8 @@
-"""The style of this tree, checked by a program: run `python -m tools.tidy` from the root.
+"""Checks the style of this tree: run `python -m tools.tidy` from the root.
 
 A rule is a function of a file's path (relative to the root) and its text that yields the offences;
-a tree rule is a function of all files. Rules only read, and share only the parsed syntax tree.
-`tests/test_tidy.py` shows that each of them can fail.
+a tree rule is a function of all files. Rules change nothing, and share only the parsed syntax tree.
+`tests/test_tidy.py` tests that each of them can fail.
 """
 
 import ast
@@ -52,7 +52,7 @@ def parse(text: str) -> ast.Module:
 
 @lru_cache(maxsize=8)
 def nodes_of(text: str) -> list[ast.AST]:
-    """Every node of Python source; walking a tree takes longer than what most rules do with it."""
+    """Every node of Python source, cached, because walking a tree takes longer than most rules."""
     return list(ast.walk(parse(text)))
 
 
@@ -66,8 +66,8 @@ def in_tests(path: str) -> bool:
     return path.startswith("tests/") and path.endswith(".py")
 
 
-# The glossary gives every concept one word; these are the others, each with the word to use
-# and the places where the foreign word is the right one.
+# The glossary gives every concept one word; these are other words for them, each with the word to
+# use instead and the places where it is allowed.
 SQS_PLACES = ("src/penstock/wire/sqs/", "src/penstock/backends/sqs/")
 BANNED_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("job jobs", "task", ()),
@@ -205,7 +205,7 @@ def long_modules(path: str, text: str) -> Iterator[Offence]:
 
 BANNER = re.compile(r"#\s*([-=#*~_─═━])\1{3,}|.*([-=#*~_─═━])\2{3,}\s*$")
 
-# Tokens are looked at only where some line could be one: that takes longer than all else.
+# Only files with such a line are tokenized, because that is slow.
 BANNER_LINE = re.compile(r"#.*([-=#*~_─═━])\1{3,}")
 
 
@@ -228,7 +228,7 @@ def module_docstrings(path: str, text: str) -> Iterator[Offence]:
         return
     first = docstring.splitlines()[0]
     if not re.fullmatch(r"\S.*\s\S+\.", first) or first[0].islower():
-        yield Offence(path, 1, f"the docstring's first line is no sentence: {first!r}")
+        yield Offence(path, 1, f"the first line of the docstring is not a sentence: {first!r}")
 
 
 def prints(path: str, text: str) -> Iterator[Offence]:
@@ -316,7 +316,7 @@ def test_names(path: str, text: str) -> Iterator[Offence]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             words = words_of(node.name)
             if words[:1] == ["test"] and len(words) - 1 < TEST_NAME_WORDS_MIN:
-                yield Offence(path, node.lineno, f"{node.name} is no sentence")
+                yield Offence(path, node.lineno, f"{node.name} is not a sentence")
 
 
 def sleeps(path: str, text: str) -> Iterator[Offence]:
@@ -463,7 +463,7 @@ def main() -> int:
     offences = check_tree()
     for offence in offences:
         print(offence)
-    print(f"tidy: {len(offences)} offences" if offences else "tidy: all in order")
+    print(f"tidy: {len(offences)} offences" if offences else "tidy: no offences")
     return 1 if offences else 0
 
 

@@ -17,7 +17,7 @@ async def nothing(context: dict[str, Any], number: int) -> None:
     ledger.note(number)
 
 
-async def doze(context: dict[str, Any], number: int) -> None:
+async def sleep_10ms(context: dict[str, Any], number: int) -> None:
     """Sleeps for 10 ms."""
     await asyncio.sleep(0.01)
     ledger.note(number)
@@ -26,7 +26,7 @@ async def doze(context: dict[str, Any], number: int) -> None:
 class WorkerSettings:
     """What `arq` reads."""
 
-    functions = (nothing, doze)
+    functions = (nothing, sleep_10ms)
     redis_settings = RedisSettings.from_dsn(redis_url())
     max_jobs = 100
     keep_result = 0

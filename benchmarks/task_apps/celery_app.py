@@ -25,8 +25,8 @@ def nothing(number: int) -> None:
     ledger.note(number)
 
 
-@app.task(name="doze")  # type: ignore[untyped-decorator, unused-ignore]
-def doze(number: int) -> None:
+@app.task(name="sleep_10ms")  # type: ignore[untyped-decorator, unused-ignore]
+def sleep_10ms(number: int) -> None:
     """Sleeps for 10 ms."""
     time.sleep(0.01)
     ledger.note(number)
@@ -34,6 +34,6 @@ def doze(number: int) -> None:
 
 def enqueue(task: str, numbers: Sequence[int]) -> None:
     """Pushes one call after the other."""
-    delay = (nothing if task == "nothing" else doze).delay
+    delay = (nothing if task == "nothing" else sleep_10ms).delay
     for number in numbers:
         delay(number)

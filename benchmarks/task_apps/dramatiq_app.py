@@ -20,7 +20,7 @@ def nothing(number: int) -> None:
 
 
 @dramatiq.actor(max_retries=0)
-def doze(number: int) -> None:
+def sleep_10ms(number: int) -> None:
     """Sleeps for 10 ms."""
     time.sleep(0.01)
     ledger.note(number)
@@ -28,6 +28,6 @@ def doze(number: int) -> None:
 
 def enqueue(task: str, numbers: Sequence[int]) -> None:
     """Pushes one call after the other."""
-    send = (nothing if task == "nothing" else doze).send
+    send = (nothing if task == "nothing" else sleep_10ms).send
     for number in numbers:
         send(number)

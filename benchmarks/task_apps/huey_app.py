@@ -18,7 +18,7 @@ def nothing(number: int) -> None:
 
 
 @huey.task()
-def doze(number: int) -> None:
+def sleep_10ms(number: int) -> None:
     """Sleeps for 10 ms."""
     time.sleep(0.01)
     ledger.note(number)
@@ -26,6 +26,6 @@ def doze(number: int) -> None:
 
 def enqueue(task: str, numbers: Sequence[int]) -> None:
     """Pushes one call after the other."""
-    function = nothing if task == "nothing" else doze
+    function = nothing if task == "nothing" else sleep_10ms
     for number in numbers:
         function(number)

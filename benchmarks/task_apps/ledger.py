@@ -32,7 +32,7 @@ class Ledger:
         return sorted(each - 1 for each in stored if each)
 
     def clear(self) -> None:
-        """Forgets every call, for every process that has mapped the file."""
+        """Sets every count to 0, for every process that has mapped the file."""
         self._seen[:] = bytes(self.size)
 
     def missing(self, count: int) -> int:

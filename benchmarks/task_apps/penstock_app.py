@@ -21,8 +21,8 @@ def nothing(number: int) -> None:
     ledger.note(number)
 
 
-@app.task(queue="dozing")
-async def doze(number: int) -> None:
+@app.task(queue="sleeping")
+async def sleep_10ms(number: int) -> None:
     """Sleeps for 10 ms."""
     await asyncio.sleep(0.01)
     ledger.note(number)
@@ -34,7 +34,7 @@ def arrive(number: int, due_ms: int) -> None:
     ledger.note_late_ms(number, max(0, time.time_ns() // 1_000_000 - due_ms))
 
 
-TASKS = {"nothing": nothing, "doze": doze}
+TASKS = {"nothing": nothing, "sleep_10ms": sleep_10ms}
 
 
 def enqueue(task: str, numbers: Sequence[int]) -> None:

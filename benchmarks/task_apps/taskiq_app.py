@@ -25,7 +25,7 @@ async def nothing(number: int) -> None:
 
 
 @broker.task
-async def doze(number: int) -> None:
+async def sleep_10ms(number: int) -> None:
     """Sleeps for 10 ms."""
     await asyncio.sleep(0.01)
     ledger.note(number)
@@ -33,7 +33,7 @@ async def doze(number: int) -> None:
 
 def enqueue(task: str, numbers: Sequence[int]) -> None:
     """Pushes one call after the other."""
-    function = nothing if task == "nothing" else doze
+    function = nothing if task == "nothing" else sleep_10ms
 
     async def push() -> None:
         await broker.startup()

@@ -1,4 +1,4 @@
-"""The race of brokers: every lifecycle is checked, and a broker that loses a message voids it."""
+"""The benchmark of brokers checks every lifecycle; a broker that loses a message voids the run."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_driver_puts_reserves_and_deletes_every_message_once(broker, name, dep
     assert broker.stats(carrot.QUEUE).messages == 0
 
 
-def test_a_message_that_nobody_pushed_voids_the_run(broker):
+def test_a_message_that_the_benchmark_did_not_push_voids_the_run(broker):
     broker.ask(b"\x00\xff" + carrot.QUEUE.encode() + b"\0" + b"y" * 255)
     broker.submit(Purge(carrot.QUEUE))
     with broker.connect() as client:
@@ -33,7 +33,7 @@ def test_a_message_that_nobody_pushed_voids_the_run(broker):
         carrot.lifecycles(broker.port, "carrot", 1, 16)
 
 
-def test_the_answers_of_the_others_are_read_when_they_are_complete():
+def test_answers_of_beanstalkd_and_redis_are_read_when_they_are_complete():
     body = b"x" * carrot.BODY_BYTES
     reserved = b"RESERVED 7 256\r\n" + body + b"\r\n"
     assert carrot.BEANSTALK.reserved(reserved[:-1], 1) is None

@@ -1,4 +1,4 @@
-"""The durable race compares like with like, and a store that loses a message voids it."""
+"""The benchmark of durable stores compares equal work; a lost message voids the run."""
 
 import sqlite3
 from contextlib import closing
@@ -23,13 +23,13 @@ tmpfs /tmp tmpfs rw 0 0
     ("path", "kind"),
     [("/srv/data", "ext4"), ("/tmp/a", "tmpfs"), ("/tmp/on disk/a", "xfs"), ("/tmpfoo", "ext4")],
 )
-def test_a_directory_lies_on_the_nearest_filesystem_above_it(path, kind):
+def test_the_filesystem_of_a_directory_is_the_one_mounted_nearest_above_it(path, kind):
     assert harness.filesystem_of(Path(path), MOUNTS) == kind
 
 
-def test_what_a_process_writes_is_counted(tmp_path):
+def test_the_bytes_that_a_process_writes_are_counted(tmp_path):
     if harness.filesystem_of(tmp_path) in ("tmpfs", "ramfs"):
-        pytest.skip("nothing is written to a disk from here")
+        pytest.skip("the temporary directory is in memory")
     before = harness.written_bytes()
     with open(tmp_path / "some", "wb") as file:
         file.write(bytes(1 << 20))
@@ -37,9 +37,9 @@ def test_what_a_process_writes_is_counted(tmp_path):
 
 
 @pytest.mark.parametrize("batch", [1, 10])
-def test_the_bodies_are_shared_out_among_the_threads_each_once(batch):
+def test_every_body_is_given_to_exactly_one_thread(batch):
     bodies = [b"%d" % number for number in range(160)]
-    shares = durable.shared_out(bodies, 4, batch)
+    shares = durable.split_among(bodies, 4, batch)
     parts = [part for share in shares for part in share]
     assert len(shares) == 4
     assert sorted(parts if batch == 1 else chain(*parts)) == sorted(bodies)
@@ -47,37 +47,37 @@ def test_the_bodies_are_shared_out_among_the_threads_each_once(batch):
 
 @pytest.mark.parametrize("batch", [1, 10])
 @pytest.mark.parametrize("name", ["memory", "penstock embedded"])
-def test_a_store_that_keeps_everything_settles(tmp_path, name, batch):
-    held = durable.Held(name, tmp_path / "store", "os")
+def test_a_store_that_loses_nothing_passes_the_check(tmp_path, name, batch):
+    held = durable.HeldStore(name, tmp_path / "store", "os")
     assert held.cycle(40, 1, batch).messages == 40
     assert held.push(40, 4, batch).rate > 0
-    held.settle()
+    held.close_and_check()
     assert sorted(held.pulled) == sorted(held.pushed)
 
 
 def test_a_message_lost_before_the_end_voids_the_run(tmp_path):
-    held = durable.Held("penstock embedded", tmp_path / "store", "sync")
+    held = durable.HeldStore("penstock embedded", tmp_path / "store", "sync")
     held.push(20, 2, 1)
     held.store.queues.purge(stores.QUEUE)
     with pytest.raises(harness.Void, match="20 were never pulled"):
-        held.settle()
+        held.close_and_check()
 
 
 def test_the_syncs_of_a_group_commit_are_counted(tmp_path):
-    held = durable.Held("penstock embedded", tmp_path / "store", "sync")
+    held = durable.HeldStore("penstock embedded", tmp_path / "store", "sync")
     measured = held.push(20, 1, 10)
-    held.settle()
+    held.close_and_check()
     assert measured.syncs == 2
     assert measured.appended_bytes > 20 * durable.BODY_BYTES
 
 
 @pytest.mark.parametrize("durability", ["interval", "none"])
-def test_sqlite_is_no_contestant_where_it_has_no_such_durability(durability):
+def test_sqlite_is_not_compared_in_a_durability_that_it_does_not_have(durability):
     with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(NotImplementedError):
         stores.set_synchronous(connection, durability)
 
 
-def test_a_row_that_is_absent_has_no_ratio_and_no_target():
+def test_without_a_row_there_is_neither_its_ratio_nor_its_target():
     race = durable.Race("a race", durable.push, [])
     here, gone = durable.Row("penstock embedded", "sync"), durable.Row("beanstalkd", "sync")
     race.rates = {here: [1.0, 2.0]}
@@ -87,20 +87,20 @@ def test_a_row_that_is_absent_has_no_ratio_and_no_target():
     assert list(durable.race_targets(dict.fromkeys(names, race))) == []
 
 
-def test_with_every_row_there_every_target_is_judged():
+def test_with_all_rows_every_target_is_computed():
     races = durable.races()
     for race in races.values():
         race.rates = {row: [1.0] for row in race.rows}
     assert len(list(durable.race_targets(races))) == 13
 
 
-def test_the_raw_limit_says_how_much_it_synced(tmp_path):
+def test_the_raw_limit_counts_what_it_synced(tmp_path):
     measured = durable.raw(tmp_path / "raw", 300, 16, 0.05)
     assert measured.messages == measured.syncs * 16
     assert measured.appended_bytes == measured.messages * 300
 
 
-def test_a_worker_among_a_backlog_keeps_a_whole_ledger(tmp_path):
+def test_pauses_are_measured_on_a_store_with_a_backlog(tmp_path):
     with penstock.connect(backlog.url(tmp_path / "store")) as queues:
         queues.create(stores.QUEUE)
         backlog.fill(queues, 50)
@@ -108,7 +108,7 @@ def test_a_worker_among_a_backlog_keeps_a_whole_ledger(tmp_path):
     assert gaps["no pass"]["max_ms"] >= gaps["no pass"]["p50_ms"] > 0
 
 
-def test_a_backlog_that_is_not_what_was_pushed_is_void(tmp_path):
+def test_a_backlog_with_fewer_messages_than_were_pushed_voids_the_run(tmp_path):
     with penstock.connect(backlog.url(tmp_path / "store")) as queues:
         queues.create(stores.QUEUE)
         backlog.fill(queues, 50)
@@ -116,7 +116,7 @@ def test_a_backlog_that_is_not_what_was_pushed_is_void(tmp_path):
         backlog.pauses(tmp_path / "store", 60, 0.05)
 
 
-def test_a_first_pull_is_timed_from_before_the_process_began(tmp_path):
+def test_the_time_of_a_first_pull_includes_the_start_of_the_process(tmp_path):
     with penstock.connect(backlog.url(tmp_path / "store")) as queues:
         queues.create(stores.QUEUE)
         backlog.fill(queues, 5)

@@ -1,4 +1,4 @@
-"""The benchmarks' ledger can fail, and their ratios are fair."""
+"""The parts that all benchmarks share: the ledger, the rounds, the ratios and the result."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 harness = pytest.importorskip("benchmarks.harness", reason="the source archive has no benchmarks")
 
 
-def test_a_whole_ledger_is_accepted():
+def test_a_ledger_in_which_each_message_was_pulled_once_is_accepted():
     assert harness.check_ledger(["a", "b"], ["b", "a"]) is None
 
 
@@ -23,13 +23,13 @@ def test_a_whole_ledger_is_accepted():
         ([None], [None]),
     ],
 )
-def test_a_lost_doubled_or_invented_message_voids_the_run(pushed, pulled):
+def test_a_message_that_was_lost_pulled_twice_or_never_pushed_voids_the_run(pushed, pulled):
     with pytest.raises(harness.Void):
         harness.check_ledger(pushed, pulled)
 
 
 @pytest.mark.parametrize("answer", [False, None, ValueError("refused")])
-def test_a_delete_that_ended_nothing_voids_the_run(answer):
+def test_a_delete_that_deleted_nothing_voids_the_run(answer):
     with pytest.raises(harness.Void):
         harness.check_deletes([True, answer])
 
@@ -54,7 +54,7 @@ def test_a_benchmark_is_quick_on_request_and_keeps_its_own_options(monkeypatch):
     assert seen == [(True, ["--events", "5"])]
 
 
-def test_rounds_are_interleaved_and_every_other_one_goes_backwards():
+def test_rounds_are_interleaved_and_every_other_one_runs_in_reverse_order():
     seen: list[str] = []
 
     def contestant(name):
@@ -69,16 +69,16 @@ def test_rounds_are_interleaved_and_every_other_one_goes_backwards():
     assert figures == {"a": [1, 4], "b": [2, 3]}
 
 
-def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
+def test_a_ratio_is_the_median_of_the_ratios_within_each_round():
     assert harness.ratio([1, 20, 3], [2, 2, 3]) == 1
 
 
-def test_a_target_may_be_a_floor_or_a_ceiling():
+def test_a_target_may_be_a_minimum_or_a_maximum():
     assert harness.Target("speed", 0.3, 0.2).met
     assert not harness.Target("cost", 1.6, 1.5, at_least=False).met
 
 
-def test_an_error_in_one_thread_is_not_lost():
+def test_an_error_in_one_thread_is_raised():
     def fail(number):
         if number == 2:
             raise harness.Void("lost in a thread")

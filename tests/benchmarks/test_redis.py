@@ -1,4 +1,4 @@
-"""The Redis race counts what it pushes, and a message that is lost voids it."""
+"""The benchmark of queues in Redis: each contestant runs, and a lost message voids the run."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def url():
 
 
 @pytest.mark.parametrize("name", race.CONTESTANTS)
-def test_every_contestant_takes_both_steps(url, name):
+def test_every_contestant_runs_both_steps(url, name):
     for step in race.STEPS_NAMES:
         assert race.run_step(url, name, step, 2 * race.BATCH) > 0
 

@@ -1,4 +1,4 @@
-"""The journals the benchmark makes are right by every check, and a count that is off voids it."""
+"""The journals that the benchmark makes pass every check; a wrong count voids the run."""
 
 from collections import Counter
 
@@ -19,13 +19,13 @@ from penstock.spark.stream import Stream  # noqa: E402
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A store as the benchmark makes it, short; operators are busier than they would be."""
+    """A short store as the benchmark makes it, with purges and removals more often than there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chaos, "UPSET_EVERY", 100)
         return chaos.make_store(tmp_path_factory.mktemp("chaos") / "store", 3, 12_000)
 
 
-def test_a_chaotic_life_has_everything_that_befalls_messages(made):
+def test_the_journal_of_the_benchmark_has_every_kind_of_event(made):
     with JournalReader(made.path / "journal") as reader:
         kinds = Counter(type(each.event).__name__ for each in reader.events(reader.first_offset))
     assert {"Pushed", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Expired",
@@ -48,7 +48,7 @@ def audited(made, held):
     return [(finding.check, finding.detail) for finding in findings]
 
 
-def test_the_audit_finds_nothing_in_it_and_agrees_with_the_engine(made):
+def test_the_audit_has_no_findings_and_agrees_with_the_engine(made):
     assert audited(made, made.messages) == []
 
 
@@ -66,7 +66,7 @@ def test_a_decode_that_misses_an_event_voids_the_run(made):
         spark.decode_bare([str(made.path)], events + 1)
 
 
-def test_every_target_is_judged_by_ratios_within_a_round():
+def test_every_target_is_computed_from_ratios_within_a_round():
     journals = spark.Written([], 1_000_000, 0, {}), spark.Written([], 10_000_000, 0, {})
     audit = {"spark small": [1.0, 2.0], "spark large": [10.0, 20.0], "duckdb large": [4.0, 8.0]}
     rates = {

@@ -1,4 +1,4 @@
-"""The race of SQS servers loads them all alike, and a server that loses a message voids it."""
+"""The benchmark of SQS servers gives all the same load; a server that loses a message voids it."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ WELL = {
     "took_us": 500_000,
     "p50_us": 1_500,
     "p99_us": 4_000,
-    # 60 receives and 40 deletes were answered; 15 more deletes were under way.
+    # 60 receives and 40 deletes were answered; 15 more deletes were sent.
     "receives": 60,
     "received": 600,
     "asked": 550,
@@ -27,28 +27,28 @@ FULL = sqs_servers.Depth(2_000, 2_000)
 
 
 def judge(work, before, after, kind=KIND, **changes):
-    return sqs_load.judged(kind, work, 32, WELL | changes, before, after)
+    return sqs_load.checked_cell(kind, work, 32, WELL | changes, before, after)
 
 
 @pytest.mark.parametrize("more", [100, 132])
-def test_sends_are_believed_if_the_queue_grew_by_as_many(more):
+def test_sends_are_accepted_if_the_queue_grew_by_as_many(more):
     cell = judge(SEND, FULL, sqs_servers.Depth(2_000 + more, 2_000 + more))
     assert cell == sqs_load.Cell(200, 1.5, 4)
 
 
 @pytest.mark.parametrize("more", [99, 133, 0])
-def test_a_message_lost_or_doubled_by_a_send_voids_the_run(more):
+def test_a_send_that_was_lost_or_stored_twice_voids_the_run(more):
     with pytest.raises(harness.Void, match="100 were answered for"):
         judge(SEND, FULL, sqs_servers.Depth(2_000 + more, 2_000 + more))
 
 
-def test_receives_and_deletes_are_believed_if_the_queue_shrank_by_as_many():
+def test_receives_and_deletes_are_accepted_if_the_queue_shrank_by_as_many():
     cell = judge(RECEIVE, FULL, sqs_servers.Depth(1_400, 1_500))
     assert cell.per_s == 800
 
 
 @pytest.mark.parametrize(("visible", "total"), [(1_401, 1_500), (1_079, 1_500), (1_400, 1_601)])
-def test_a_message_that_stays_or_goes_unasked_voids_the_run(visible, total):
+def test_a_queue_whose_depth_does_not_match_the_answers_voids_the_run(visible, total):
     with pytest.raises(harness.Void):
         judge(RECEIVE, FULL, sqs_servers.Depth(visible, total))
 
@@ -59,23 +59,23 @@ def test_an_error_or_a_message_received_twice_voids_the_run(fault):
         judge(SEND, FULL, sqs_servers.Depth(2_100, 2_100), **{fault: 1})
 
 
-def test_a_queue_that_ran_dry_measures_something_else():
-    with pytest.raises(sqs_load.RanDry):
+def test_a_run_whose_queue_became_empty_is_refused():
+    with pytest.raises(sqs_load.QueueEmptied):
         judge(RECEIVE, sqs_servers.Depth(600, 600), sqs_servers.Depth(0, 200))
 
 
-def test_who_finished_nothing_is_credited_with_one():
+def test_a_run_without_an_answer_counts_as_one_request():
     none = {"requests": 0, "receives": 0, "received": 0, "asked": 0}
     assert judge(RECEIVE, FULL, FULL, **none).per_s == 2
 
 
-def test_the_bare_loop_answers_as_an_sqs_server_would():
+def test_the_bare_loop_answers_like_an_sqs_server():
     answers = sqs_bare.Answers()
 
     def ask(action, **parameters):
         body = json.dumps({"QueueUrl": "http://localhost/0/q", **parameters}).encode()
-        said = answers.answer(f"AmazonSQS.{action}".encode(), body)
-        return json.loads(said.partition(b"\r\n\r\n")[2])
+        response = answers.answer(f"AmazonSQS.{action}".encode(), body)
+        return json.loads(response.partition(b"\r\n\r\n")[2])
 
     assert ask("SendMessage", MessageBody="a")["MD5OfMessageBody"] == md5(b"a").hexdigest()
     entries = [{"Id": str(n), "MessageBody": "a"} for n in range(10)]
@@ -87,7 +87,9 @@ def test_the_bare_loop_answers_as_an_sqs_server_would():
     }
 
 
-def test_a_server_that_cannot_be_had_is_absent_and_says_why(tmp_path, monkeypatch):
+def test_a_server_that_cannot_be_installed_is_listed_as_absent_with_the_reason(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(harness, "PEERS", tmp_path / "peers")
     with sqs.ExitStack() as stack:
@@ -96,7 +98,7 @@ def test_a_server_that_cannot_be_had_is_absent_and_says_why(tmp_path, monkeypatc
     assert absent == {"fauxqs": "cannot install fauxqs: there is no npm"}
 
 
-def test_every_target_is_judged_and_those_of_absent_peers_by_the_fastest_present():
+def test_every_target_is_computed_and_an_absent_peer_is_replaced_by_the_fastest_present():
     rows = [*map(sqs.Row, sqs_servers.KINDS), sqs.Row(sqs_servers.MEMORY, sqs.BACKLOG)]
     rows.remove(sqs.Row("ElasticMQ"))
     rates = dict.fromkeys(rows, 1.0) | {sqs.Row("ministack"): 2.0}
@@ -110,7 +112,7 @@ def test_every_target_is_judged_and_those_of_absent_peers_by_the_fastest_present
 
 @pytest.mark.service("wrk")
 @pytest.mark.parametrize("name", [sqs_servers.MEMORY, sqs_servers.BARE])
-def test_a_second_of_each_work_is_measured_and_the_ledger_holds(tmp_path, name):
+def test_a_second_of_each_kind_of_work_is_measured_and_loses_nothing(tmp_path, name):
     with sqs.ExitStack() as stack:
         contestants, _ = sqs.contest(stack, tmp_path, [sqs.Row(name)])
         (contestant,) = contestants.values()
@@ -120,11 +122,11 @@ def test_a_second_of_each_work_is_measured_and_the_ledger_holds(tmp_path, name):
             assert 0 < cell.p50_ms <= cell.p99_ms
 
 
-def test_a_server_that_closes_an_idle_connection_is_asked_on_a_new_one():
+def test_after_a_server_closed_an_idle_connection_a_request_opens_a_new_one():
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
     def serve(listener, closing):
-        # Each connection is answered once and then closed, without a word in the answer.
+        # Each connection is answered once and then closed, without `Connection: close`.
         for _ in range(3):
             connection, _ = listener.accept()
             with connection:

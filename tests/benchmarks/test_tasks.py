@@ -1,4 +1,4 @@
-"""The benchmark of tasks: its ledger can fail, and a quick run goes through every part."""
+"""The benchmark of tasks: its ledger finds lost and repeated tasks, and a quick run prints all."""
 
 import json
 import subprocess
@@ -13,11 +13,11 @@ ledgers = pytest.importorskip(
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_ledger_knows_what_is_missing_and_what_ran_twice(tmp_path):
+def test_a_ledger_counts_what_is_missing_and_what_ran_twice(tmp_path):
     ledger = ledgers.make_ledger(tmp_path / "ledger", 5)
-    seen_elsewhere = ledgers.Ledger(tmp_path / "ledger")
+    same_file = ledgers.Ledger(tmp_path / "ledger")
     for number in (0, 1, 1, 3):
-        seen_elsewhere.note(number)
+        same_file.note(number)
     assert (ledger.missing(5), ledger.repeated(5)) == (2, 1)
     assert (ledger.missing(1), ledger.repeated(1)) == (0, 0)
 
@@ -32,16 +32,17 @@ def test_a_ledger_keeps_how_late_each_call_ran(tmp_path):
 
 
 @pytest.mark.service("redis-server")
+@pytest.mark.timeout(300)
 def test_a_quick_run_prints_every_part():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.tasks", "--quick"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert {*figures["rates_per_s"]} == {"nothing", "doze", "enqueue"}
+    assert {*figures["rates_per_s"]} == {"nothing", "sleep_10ms", "enqueue"}
     assert [target["name"] for target in figures["targets"]] == ["delayed calls, p99, ms"]

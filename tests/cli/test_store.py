@@ -15,7 +15,7 @@ from penstock.cli import main
 from penstock.journal import readers
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_damage import flip
 from tests.backends.engine.test_opening import listing
 from tests.backends.engine.test_upkeep import Store

@@ -1,4 +1,4 @@
-"""The asyncio methods for the suite: called from any thread, each call waits for its result."""
+"""The asyncio client for the suite: each call, from any thread, waits for its result."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from penstock.aio import AsyncQueues
 
 
 class FromAnyThread:
-    """Queues in an event loop of their own thread."""
+    """Asyncio queues in an event loop, which runs in a thread of its own."""
 
     def __init__(self, connect: Callable[[], Awaitable[AsyncQueues]]) -> None:
         self._loop = asyncio.new_event_loop()

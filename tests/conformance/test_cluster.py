@@ -1,4 +1,4 @@
-"""A cluster holds the contract: a node on three real NATS servers, reached through a router."""
+"""A cluster fulfils the contract: a node on three real NATS servers, reached through a router."""
 
 import asyncio
 import itertools
@@ -48,7 +48,7 @@ class NodeThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def until_carried(self):
-        """Waits until what is due is settled, and all dead letters are where they belong."""
+        """Waits until what is due is settled, and all dead letters have arrived in their queues."""
         self._run(self._until_carried())
 
     async def _until_carried(self):
@@ -107,7 +107,7 @@ def some(contract, *names):
 
 
 class TestCluster(ConformanceSuite):
-    """The whole suite on one shard and a manual clock; nothing is lacking."""
+    """The whole suite on one shard and a manual clock, without LACKS."""
 
     @pytest.fixture
     def clock(self, on_one_shard):
@@ -123,7 +123,7 @@ class BetweenShards(
     DeadLetterContract,
     some(  # type: ignore[misc]
         BatchContract,
-        "test_a_batch_may_mix_verbs_and_queues_and_each_item_stands_alone",
+        "test_a_batch_may_mix_verbs_and_queues_and_each_item_has_its_own_result",
         "test_an_item_that_is_refused_does_not_affect_the_others",
         "test_an_empty_batch_gives_no_results",
     ),
@@ -140,11 +140,11 @@ class BetweenShards(
     ),
     some(  # type: ignore[misc]
         WaitingContract,
-        "test_a_waiter_on_one_queue_is_woken_in_time_after_those_of_another_have_left",
+        "test_a_waiter_wakes_in_time_after_the_waiters_of_another_queue_were_served",
         "test_deleting_a_queue_fails_its_waiters_and_no_others",
     ),
 ):
-    """What concerns several queues, which may be in several shards. One queue is in one shard."""
+    """The tests with several queues, which may be in several shards. One queue is in one shard."""
 
 
 class TestClusterOfShards(ConformanceSuite if FULL else BetweenShards):  # type: ignore[misc]
@@ -207,14 +207,13 @@ class TestSpreadQueues(
     ),
     QueueContract,
 ):
-    """What does not ask for one order of messages, on queues over three shards of four each."""
+    """The tests that need no single order of messages, on queues spread over three shards."""
 
     LACKS: ClassVar = {
         "arrival order": "the order of a spread queue is that of each of its shards",
         "peek": "the order of a spread queue is that of each of its shards",
     }
     if not FULL:
-        # Queues like these are not spread.
         LACKS |= {"fifo": "a FIFO queue without dedup_per_group is not spread"}
 
     @pytest.fixture
@@ -223,7 +222,7 @@ class TestSpreadQueues(
 
     @pytest.fixture
     def queues(self, on_shards):
-        # A router takes the shards in turn; one of its own makes each test begin with the first.
+        # A router uses the shards in turn; with one of its own, each test begins with the first.
         with Queues(Portal(lambda: open_spreading(on_shards.node.address))) as queues:
             yield queues
 
@@ -231,7 +230,7 @@ class TestSpreadQueues(
 class TestClusterInRealTime(
     some(  # type: ignore[misc]
         DeadLetterContract,
-        "test_a_message_is_dead_after_exactly_so_many_pulls_that_time_out",
+        "test_a_message_is_dead_lettered_after_max_receives_claims_that_time_out",
         "test_the_receives_of_a_redriven_message_are_counted_from_zero",
     ),
     some(  # type: ignore[misc]
@@ -245,7 +244,7 @@ class TestClusterInRealTime(
         "test_deleting_a_queue_fails_its_waiters_and_no_others",
     ),
 ):
-    """Queues in several shards, in real time, as people open it: timers and waits."""
+    """Timers and waits on queues in several shards, in real time, opened by a URL."""
 
     SCALE = 0.05
 

@@ -1,4 +1,4 @@
-"""The file engine holds the contract: blocking and asyncio, in every durability, in real time."""
+"""The file engine fulfils the contract: blocking and asyncio, in every durability, in real time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,12 +31,12 @@ from tests.conformance.awaited import FromAnyThread
 FILE_BYTES = 256 * 1024
 
 
-def made(path, clock, durability):
+def engine_at(path, clock, durability):
     return open_engine(path / "store", clock=clock, durability=durability, file_bytes=FILE_BYTES)
 
 
 def opened(path, clock, durability):
-    return Queues(BlockingEngine(made(path, clock, durability)))
+    return Queues(BlockingEngine(engine_at(path, clock, durability)))
 
 
 class TestFile(ConformanceSuite):
@@ -53,7 +53,7 @@ class TestFile(ConformanceSuite):
 
 
 class TestFileInInterval(ClaimContract, FifoContract):
-    """Answers before the sync, and a thread that syncs beside them."""
+    """Answers before the sync, while a thread syncs at intervals."""
 
     @pytest.fixture
     def clock(self):
@@ -66,7 +66,7 @@ class TestFileInInterval(ClaimContract, FifoContract):
 
 
 class TestFileInSync(ClaimContract, CrowdContract, WaitingContract):
-    """Every answer waits for the disk; crowds share its syncs."""
+    """Every answer waits for the disk; many threads share a sync."""
 
     @pytest.fixture
     def clock(self):
@@ -79,9 +79,9 @@ class TestFileInSync(ClaimContract, CrowdContract, WaitingContract):
 
 
 class Reopening:
-    """A service that is closed and opened before every command, every third time by a snapshot.
+    """A service that is closed and opened before every command, every third time from a snapshot.
 
-    Whatever the suite asks for must then be in the store, and not in anyone's memory.
+    So all state that the suite observes must be in the store, and not only in memory.
     """
 
     LACKS: ClassVar[Mapping[str, str]] = {}
@@ -100,7 +100,7 @@ class Reopening:
         assert self._service is not None
         reply = self._service.execute(command)
         if type(command) is Pull:
-            # A receipt crosses from one life to the next as text.
+            # A receipt is used after the next opening of the store: as text, without its proof.
             return [msgspec.structs.replace(claim, proof=claim.receipt) for claim in reply]
         return reply
 
@@ -133,7 +133,7 @@ class TestFileReopened(
     BatchContract,
     QueueContract,
 ):
-    """Claims, receipts, delays, windows, groups, dead letters and all: they survive a restart."""
+    """Claims, receipts, delays, windows, groups and dead letters survive a restart."""
 
     LACKS: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("long poll", "long poll due", "first waiter", "waiting pulls", "threads"), NO_WAITING
@@ -150,7 +150,7 @@ class TestFileReopened(
 
 
 async def opened_async(path, clock, durability):
-    return AsyncQueues(AsyncEngine(made(path, clock, durability)))
+    return AsyncQueues(AsyncEngine(engine_at(path, clock, durability)))
 
 
 class TestFileThroughAsyncio(ClaimContract, CrowdContract, DeadLetterContract):
@@ -178,7 +178,7 @@ class TestFileThroughAsyncioInSync(WaitingContract):
 
 
 class TestFileInRealTime(WaitingContract):
-    """As people open it, with files of the ordinary size."""
+    """Opened by a URL, with files of the default size."""
 
     SCALE = 0.05
 

@@ -1,4 +1,4 @@
-"""The memory engine holds the contract: blocking and asyncio, and in real time for waits."""
+"""The memory engine fulfils the contract: blocking and asyncio, and in real time for waits."""
 
 import pytest
 

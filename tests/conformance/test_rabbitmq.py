@@ -1,6 +1,6 @@
-"""The RabbitMQ adapter holds the contract, but for what it lacks, against a real broker.
+"""The RabbitMQ adapter fulfils the contract, except for its LACKS, against a real broker.
 
-Time is real, and the broker's own: the suite's second is 70 ms.
+Time is real time, by the broker's clock; a second of the suite is 70 ms.
 """
 
 import pytest
@@ -13,8 +13,8 @@ from penstock.testing.conformance.dead_letters import DeadLetterContract
 from tests.conformance.awaited import FromAnyThread
 from tests.conftest import FULL
 
-# How often in a row the same state is read before it is taken for what stays.
-ALIKE = 8
+# How often in a row the same state must be read until it counts as final.
+EQUAL_READS = 8
 pytestmark = pytest.mark.service("rabbitmq-server")
 
 
@@ -32,7 +32,7 @@ def awaited(rabbit):
 
 
 class OnABroker(Contract):
-    """A delay is many hops of a message, and each takes a moment."""
+    """The broker moves a delayed message through several queues, so delays end a little late."""
 
     SCALE = 0.07
     LATE_S = 0.06
@@ -47,7 +47,7 @@ class TestRabbitmq(OnABroker, ConformanceSuite):
 
 
 class ClaimsInFull(ClaimContract if FULL else Contract):  # type: ignore[misc]
-    """The claims only with the larger figures: quorum queues take their time."""
+    """The tests of claims only with the larger figures, because quorum queues are slow."""
 
 
 class TestRabbitmqQuorum(OnABroker, ClaimsInFull, DeadLetterContract):
@@ -58,12 +58,13 @@ class TestRabbitmqQuorum(OnABroker, ClaimsInFull, DeadLetterContract):
         return awaited
 
     def seen(self):
-        """What a quorum queue takes back is counted a moment later: the state that stays."""
+        """The state once it no longer changes: a quorum queue counts a returned message late."""
         states = [super().seen()]
 
         def is_settled():
             states.append(super(TestRabbitmqQuorum, self).seen())
-            return all(state == states[-1] for state in states[-ALIKE:]) and len(states) > ALIKE
+            last = states[-EQUAL_READS:]
+            return len(states) > EQUAL_READS and all(state == last[-1] for state in last)
 
         self.until(is_settled)
         return states[-1]

@@ -1,4 +1,4 @@
-"""Queues in Redis hold the contract: on one server, on a cluster of three, and in real time."""
+"""Queues in Redis fulfil the contract: on one server, on a cluster of three, and in real time."""
 
 import pytest
 

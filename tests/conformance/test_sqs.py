@@ -1,8 +1,8 @@
-"""The SQS adapter holds the contract, but for what it lacks, against our own SQS endpoint.
+"""The SQS adapter fulfils the contract, except for its LACKS, against Penstock's SQS endpoint.
 
-The whole of it is tried on a manual clock, since a claim of SQS lasts a second or more; and what
-depends on waiting once more in real time, against the endpoint as a user would start it (with the
-full figures, the whole of it there, too).
+The whole suite runs on a manual clock, because a claim of SQS lasts a second or more. The tests of
+waiting run in real time, too, against a server as a user would start it; with the full figures
+(`tests.conftest.FULL`) the whole suite does.
 """
 
 import re
@@ -33,7 +33,7 @@ class Endpointed(Contract):
     endpoint: ClassVar[str]
 
     def waiting(self, queue: str) -> int | None:
-        with urlopen(f"{self.endpoint}/metrics", timeout=10) as answer:
+        with urlopen(f"{self.endpoint}/metrics", timeout=60) as answer:
             counts = dict(WAITING.findall(answer.read().decode()))
         return int(float(counts.get(queue, 0)))
 
@@ -51,7 +51,7 @@ def process_queues(process_url):
 
 
 class TestSqsInRealTime(Endpointed, ConformanceSuite if FULL else WaitingContract):  # type: ignore[misc]
-    """Blocking, against `penstock serve`; one whole second is five of its own."""
+    """Blocking, against `penstock serve`; one real second is five seconds of the suite."""
 
     SCALE = 0.2
     LACKS: ClassVar[Mapping[str, str]] = {
@@ -87,7 +87,7 @@ def blocking_queues(local):
 
 
 class TestSqs(Endpointed, ConformanceSuite):
-    """The whole suite, blocking, on the endpoint's own manual clock."""
+    """The whole suite, blocking, on the endpoint's manual clock."""
 
     RETENTION_MIN = 60
 
@@ -104,7 +104,7 @@ class TestSqs(Endpointed, ConformanceSuite):
 class TestSqsThroughAsyncio(
     Endpointed, ClaimContract, ContentContract, FifoContract, DeadLetterContract, WaitingContract
 ):
-    """The life of messages, on the endpoint's own manual clock."""
+    """Claims, content, groups, dead letters and waits, on the endpoint's manual clock."""
 
     RETENTION_MIN = 60
 

@@ -10,15 +10,18 @@ import penstock
 import penstock.aio
 from penstock import ManualClock
 
+# For the test in real time: long enough for a busy machine to extend the claim before it ends.
+VISIBILITY_S = 2
 
-def run(scene, auto_advance=True):
+
+def run(steps, auto_advance=True):
     """Runs a coroutine on a queue in memory."""
 
     async def whole():
         clock = ManualClock(auto_advance=auto_advance)
         async with await penstock.aio.connect("memory:", clock=clock) as queues:
             await queues.create("orders", visibility_timeout=30)
-            return await scene(queues, clock)
+            return await steps(queues, clock)
 
     return asyncio.run(asyncio.wait_for(whole(), 60))
 
@@ -35,13 +38,13 @@ async def turns(count=20):
 
 
 def test_every_message_is_given_once_and_deleted():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push_many("orders", ["a", "b", "c"])
         found = [claim.body async for claim in queues.consume("orders", idle=0)]
         assert found == [b"a", b"b", b"c"]
         assert await stats(queues) == (0, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
 async def fail(queues, **options):
@@ -51,7 +54,7 @@ async def fail(queues, **options):
 
 
 def test_an_exception_releases_the_message_after_a_delay_that_doubles():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push("orders", "poison")
         for delay_s in (2, 4, 8, 10, 10):
             with pytest.raises(ZeroDivisionError):
@@ -62,28 +65,28 @@ def test_an_exception_releases_the_message_after_a_delay_that_doubles():
             clock.advance(seconds=1)
             assert await stats(queues) == (1, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
-async def fail_at_the_first(queues):
+async def fail_without_closing(queues):
     async for _ in queues.consume("orders", backoff=5):
         raise ZeroDivisionError
 
 
 def test_a_loop_that_an_exception_ends_is_collected_and_its_message_released():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push("orders", "x")
         with pytest.raises(ZeroDivisionError):
-            await fail_at_the_first(queues)
+            await fail_without_closing(queues)
         gc.collect()
         await turns()
         assert await stats(queues) == (0, 1, 0)
 
-    run(scene)
+    run(steps)
 
 
 def test_a_break_and_a_cancellation_release_the_message_at_once():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push("orders", "x")
         async with queues.consume("orders") as claims:
             async for _ in claims:
@@ -92,13 +95,13 @@ def test_a_break_and_a_cancellation_release_the_message_at_once():
 
         began = asyncio.Event()
 
-        async def stand_still():
+        async def never_finish():
             async with queues.consume("orders") as claims:
                 async for _ in claims:
                     began.set()
                     await asyncio.Event().wait()
 
-        task = asyncio.create_task(stand_still())
+        task = asyncio.create_task(never_finish())
         await began.wait()
         assert await stats(queues) == (0, 0, 1)
         task.cancel()
@@ -106,11 +109,11 @@ def test_a_break_and_a_cancellation_release_the_message_at_once():
             await task
         assert await stats(queues) == (1, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
 def test_a_claim_is_extended_for_as_long_as_the_work_takes():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push_many("orders", ["slow", "next"])
         async for claim in queues.consume("orders", idle=0):
             for _ in range(20):
@@ -120,7 +123,7 @@ def test_a_claim_is_extended_for_as_long_as_the_work_takes():
             assert (await stats(queues))[2] == 1
         assert await stats(queues) == (0, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
 def test_the_task_extends_in_real_time_too():
@@ -128,8 +131,8 @@ def test_the_task_extends_in_real_time_too():
         async with await penstock.aio.connect("memory:") as queues:
             await queues.create("orders")
             await queues.push("orders", "x")
-            async for claim in queues.consume("orders", visibility=0.3, idle=0):
-                while queues.clock.now_ms() < claim.deadline_ms + 700:
+            async for claim in queues.consume("orders", visibility=VISIBILITY_S, idle=0):
+                while queues.clock.now_ms() < claim.deadline_ms + 1_000:
                     assert (await queues.stats("orders")).in_flight == 1
                     await asyncio.sleep(0)
             assert await stats(queues) == (0, 0, 0)
@@ -138,7 +141,7 @@ def test_the_task_extends_in_real_time_too():
 
 
 def test_a_claim_is_held_no_longer_than_asked_for():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push("orders", "stuck")
         async with queues.consume("orders", hold_max=60) as claims:
             await anext(claims)
@@ -147,11 +150,11 @@ def test_a_claim_is_held_no_longer_than_asked_for():
                 await turns()
             assert await stats(queues) == (1, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
 def test_stop_ends_the_loop_after_the_current_message():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push_many("orders", ["a", "b"])
         consumer = queues.consume("orders")
         async for _ in consumer:
@@ -159,17 +162,17 @@ def test_stop_ends_the_loop_after_the_current_message():
         assert await stats(queues) == (1, 0, 0)
         assert [claim async for claim in consumer] == []
 
-    run(scene)
+    run(steps)
 
 
 def test_a_handler_that_fails_does_not_end_the_loop(caplog):
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push_many("orders", ["bad", "good"])
         done = []
 
         async def work(claim):
             if claim.body == b"bad" and claim.receives < 3:
-                raise ZeroDivisionError("no such thing")
+                raise ZeroDivisionError("the handler fails")
             done.append(claim.body)
 
         with caplog.at_level(logging.ERROR, "penstock.consumer"):
@@ -178,11 +181,11 @@ def test_a_handler_that_fails_does_not_end_the_loop(caplog):
         assert len(caplog.records) == 2
         assert await stats(queues) == (0, 0, 0)
 
-    run(scene)
+    run(steps)
 
 
 def test_ending_a_loop_ends_its_task():
-    async def scene(queues, clock):
+    async def steps(queues, clock):
         await queues.push("orders", "x")
         before = asyncio.all_tasks()
         async with queues.consume("orders") as claims:
@@ -190,4 +193,4 @@ def test_ending_a_loop_ends_its_task():
             assert len(asyncio.all_tasks()) == len(before) + 1
         assert asyncio.all_tasks() == before
 
-    run(scene)
+    run(steps)

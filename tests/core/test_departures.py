@@ -1,4 +1,4 @@
-"""Dead letters whose queue is in another shard: delivered at least once there, never lost here."""
+"""Dead letters whose queue is in another shard are pushed there until they have arrived."""
 
 import pytest
 
@@ -22,12 +22,12 @@ from penstock.service import (
     Release,
     Stats,
 )
-from tests.core.life import Life, as_bytes
+from tests.core.observed import ObservedEngine, as_bytes
 
 SHARD, OTHER = 3, 7
 
 
-class Source(Life):
+class Source(ObservedEngine):
     """Shard 3, whose queue `work` has its dead letters in shard 7."""
 
     def __init__(self, **settings):
@@ -37,7 +37,7 @@ class Source(Life):
         chosen = {"dead_letter": "away", "max_receives": 1, "visibility_ms": 1_000}
         self.submit(CreateQueue("work", chosen | settings))
 
-    def depart(self, body=b"job", **fields):
+    def depart(self, body=b"body", **fields):
         """Pushes a message and lets its only claim run out; returns its departure."""
         self.submit(Push("work", body, **fields))
         self.submit(Pull("work"))
@@ -46,7 +46,7 @@ class Source(Life):
         return self.shard.outbox()[-1]
 
 
-class Target(Life):
+class Target(ObservedEngine):
     """Shard 7, which has the dead-letter queue."""
 
     def __init__(self, **settings):
@@ -56,7 +56,7 @@ class Target(Life):
 
 
 def route(source, target, arrives=True):
-    """One turn of a router: pushes all departed messages, and confirms those that arrived."""
+    """What a router does once: pushes all departed messages, and confirms those that arrived."""
     for owed, push in source.engine.departures():
         assert owed.to_shard == target.shard.number
         target.submit(push)
@@ -64,12 +64,12 @@ def route(source, target, arrives=True):
             assert source.engine.arrived(owed.delivery.number, owed.delivery.epoch)
 
 
-def counts(life, queue):
-    stats = life.submit(Stats(queue))
+def counts(observed, queue):
+    stats = observed.submit(Stats(queue))
     return stats.visible, stats.delayed, stats.in_flight, stats.stored_bytes
 
 
-def test_a_dead_letter_queue_that_is_elsewhere_is_not_made_here():
+def test_a_dead_letter_queue_of_another_shard_is_not_created_in_this_one():
     source = Source()
     assert source.submit(ListQueues()) == ["work"]
     source.submit(CreateQueue("other"))
@@ -78,9 +78,9 @@ def test_a_dead_letter_queue_that_is_elsewhere_is_not_made_here():
     assert source.submit(ListQueues()) == ["here", "other", "work"]
 
 
-def test_a_claim_that_runs_out_once_too_often_departs():
+def test_a_message_whose_last_allowed_claim_runs_out_departs():
     source = Source()
-    owed = source.depart(b"job")
+    owed = source.depart(b"body")
     at_ms = source.clock.now_ms()
     assert source.journal.events[-2:] == [
         ClaimExpired(at_ms, 1, 1, 1),
@@ -90,12 +90,12 @@ def test_a_claim_that_runs_out_once_too_often_departs():
     assert owed.dedup_id == "departed-3-1-1"
     assert owed.delivery.state == DEPARTED
     assert counts(source, "work") == (0, 0, 0, 0)
-    assert source.shard.departed.stored_bytes == 3
+    assert source.shard.departed.stored_bytes == 4
 
 
 def test_a_release_departs_and_the_error_of_its_receipt_names_the_dead_letter_queue():
     source = Source()
-    source.submit(Push("work", b"job"))
+    source.submit(Push("work", b"body"))
     (claim,) = source.submit(Pull("work"))
     source.submit(Release("work", claim.proof, delay_ms=500))
     released, departed = source.journal.events[-2:]
@@ -104,9 +104,9 @@ def test_a_release_departs_and_the_error_of_its_receipt_names_the_dead_letter_qu
         source.submit(Extend("work", claim.proof, 1_000))
 
 
-def test_a_message_over_a_limit_that_was_lowered_departs_in_the_pull_that_meets_it():
+def test_a_message_over_a_lowered_limit_departs_when_a_pull_finds_it():
     source = Source(max_receives=5)
-    source.submit(Push("work", b"job"))
+    source.submit(Push("work", b"body"))
     (claim,) = source.submit(Pull("work"))
     source.submit(Release("work", claim.proof))
     source.submit(ConfigureQueue("work", {"max_receives": 1}))
@@ -118,20 +118,20 @@ def test_a_message_over_a_limit_that_was_lowered_departs_in_the_pull_that_meets_
 def test_messages_return_to_their_queue_if_its_dead_letter_queue_does_not_exist():
     source = Source()
     source.shard.elsewhere = {}
-    source.submit(Push("work", b"job"))
+    source.submit(Push("work", b"body"))
     for _ in range(3):
         assert len(source.submit(Pull("work"))) == 1
         source.clock.advance(ms=1_000)
     assert source.shard.outbox() == []
 
 
-def test_a_queue_of_this_shard_comes_before_one_of_that_name_elsewhere():
+def test_a_dead_letter_queue_of_this_shard_is_preferred_to_one_in_another():
     source = Source()
     source.submit(CreateQueue("away"))
-    source.submit(Push("work", b"job"))
+    source.submit(Push("work", b"body"))
     source.submit(Pull("work"))
     source.clock.advance(ms=1_000)
-    assert [each.body for each in source.submit(Pull("away"))] == [b"job"]
+    assert [each.body for each in source.submit(Pull("away"))] == [b"body"]
     assert source.shard.outbox() == []
 
 
@@ -140,30 +140,30 @@ def test_dead_letters_depart_if_either_queue_is_in_other_shards_too(spread):
     source = Source()
     source.submit(CreateQueue("away"))
     source.shard.spread = {spread}
-    source.depart(b"job")
+    source.depart(b"body")
     assert source.submit(Pull("away")) == []
     (owed,) = source.shard.outbox()
     assert (owed.to_queue, owed.to_shard) == ("away", OTHER)
-    # Where the queue has its home in this very shard, it departs all the same.
+    # It also departs if this is the home shard of the queue.
     source.shard.elsewhere = {}
     assert source.depart(b"next").to_shard == SHARD
 
 
-def test_a_departed_message_arrives_once_and_ends_here():
+def test_a_departed_message_arrives_once_and_leaves_the_outbox():
     source, target = Source(), Target(delay_ms=5_000)
-    source.depart(b"job", attributes={"a": "b"}, context={"trace": "1"}, priority=4, ttl_ms=60_000)
+    source.depart(b"body", attributes={"a": "b"}, context={"trace": "1"}, priority=4, ttl_ms=60_000)
     route(source, target)
     (claim,) = target.submit(Pull("away"))
-    assert (claim.body, claim.attributes, claim.priority) == (b"job", {"a": "b"}, 4)
+    assert (claim.body, claim.attributes, claim.priority) == (b"body", {"a": "b"}, 4)
     assert claim.context == {"trace": "1"}
     assert source.shard.outbox() == []
     assert source.shard.departed.stored_bytes == 0
     assert isinstance(source.journal.events[-1], Arrived)
-    assert not source.engine.arrived(1, 1), "it has arrived before"
+    assert not source.engine.arrived(1, 1), "its arrival was confirmed before"
     assert not source.engine.arrived(99, 1)
 
 
-def test_an_arrival_of_another_epoch_ends_nothing():
+def test_an_arrival_of_another_epoch_changes_nothing():
     source = Source()
     source.depart()
     assert source.shard.decide_arrived(1, 2, source.clock.now_ms()) is None
@@ -173,8 +173,8 @@ def test_an_arrival_of_another_epoch_ends_nothing():
 @pytest.mark.parametrize("settings", [{}, {"dedup_by_content": True}])
 def test_a_push_whose_answer_was_lost_is_pushed_again_and_gives_one_message(settings):
     source, target = Source(), Target(**settings)
-    source.depart(b"job")
-    source.depart(b"job")
+    source.depart(b"body")
+    source.depart(b"body")
     route(source, target, arrives=False)
     # The shard restarts from its journal, which has no Arrived.
     restarted = replay(source.journal.events)
@@ -195,7 +195,7 @@ def test_messages_of_a_fifo_group_arrive_in_the_order_of_their_departure():
     assert [each.body for each in target.submit(Pull("away", 10))] == [b"1", b"2", b"3"]
 
 
-def test_the_group_of_a_departed_message_is_free_for_its_next():
+def test_after_a_departure_the_next_message_of_the_group_can_be_pulled():
     source = Source(fifo=True)
     source.submit(Push("work", b"1", group="g"))
     source.submit(Push("work", b"2", group="g"))
@@ -208,24 +208,24 @@ def test_the_group_of_a_departed_message_is_free_for_its_next():
 @pytest.mark.parametrize("fifo", [False, True])
 def test_purge_age_redrive_and_removal_do_not_change_the_outbox(fifo):
     source, target = Source(fifo=fifo), Target(fifo=fifo)
-    source.depart(b"owed", group="g", ttl_ms=5_000)
+    source.depart(b"departed", group="g", ttl_ms=5_000)
     source.submit(Push("work", b"waits", group="g"))
     source.submit(CreateQueue("aside", {"fifo": fifo}))
     assert source.submit(Redrive("work", to="aside")) == 1
     source.submit(Push("work", b"waits", group="g"))
-    assert source.submit(Purge("work")) == 1, "only what is in the queue is counted"
+    assert source.submit(Purge("work")) == 1, "only messages in the queue are counted"
     assert source.submit(Peek("work")) == []
     source.clock.advance(ms=30 * 24 * 3_600_000)
     source.engine.catch_up()
     source.submit(DeleteQueue("work"))
     assert as_bytes(replay(source.journal.events)) == as_bytes(source.shard)
     route(source, target)
-    assert [each.body for each in target.submit(Pull("away", 10))] == [b"owed"]
+    assert [each.body for each in target.submit(Pull("away", 10))] == [b"departed"]
     assert as_bytes(replay(source.journal.events)) == as_bytes(source.shard)
     assert source.shard.outbox() == []
 
 
-def test_the_target_is_the_one_at_departure_whatever_is_configured_since():
+def test_the_target_of_a_departed_message_is_the_one_configured_at_its_departure():
     source = Source()
     source.depart()
     source.shard.elsewhere = {"away": OTHER, "farther": 9}
@@ -237,7 +237,7 @@ def test_the_target_is_the_one_at_departure_whatever_is_configured_since():
 def test_replay_and_restore_give_the_same_outbox():
     source = Source()
     for number in range(4):
-        source.depart(b"job %d" % number, priority=number)
+        source.depart(b"body%d" % number, priority=number)
     source.engine.arrived(2, 1)
     replayed = replay(source.journal.events)
     restored = ShardState.restore(source.shard.snapshot())
@@ -245,7 +245,7 @@ def test_replay_and_restore_give_the_same_outbox():
         shard.number = SHARD
         assert as_bytes(shard) == as_bytes(source.shard)
         assert shard.outbox() == source.shard.outbox()
-        assert shard.departed.stored_bytes == 15
+        assert shard.departed.stored_bytes == 15, "three bodies of five bytes"
     assert [each.delivery.number for each in restored.outbox(2)] == [1, 3]
 
 
@@ -274,7 +274,7 @@ def test_replaying_the_whole_journal_over_any_earlier_state_gives_the_last_state
 
 
 @pytest.mark.parametrize("lost", ["Claimed", "ClaimExpired", "Departed"])
-def test_a_later_event_of_a_message_counts_though_an_event_before_it_was_lost(lost):
+def test_a_later_event_of_a_message_is_applied_although_an_earlier_one_was_lost(lost):
     source = Source()
     source.depart()
     events = [each for each in source.journal.events if type(each).__name__ != lost]
@@ -289,7 +289,7 @@ def test_a_later_event_of_a_message_counts_though_an_event_before_it_was_lost(lo
     assert (queue.deliveries, queue.in_flight, queue.stored_bytes) == ({}, 0, 0)
 
 
-def test_an_arrival_is_applied_though_the_queue_was_removed():
+def test_an_arrival_is_applied_although_the_queue_was_removed():
     source = Source()
     source.depart()
     source.submit(DeleteQueue("work"))

@@ -1,4 +1,4 @@
-"""Deadlines: what is due comes in order, and what is not due costs nothing."""
+"""Deadlines: those that are due are returned in order, and the others are not examined."""
 
 from operator import attrgetter
 
@@ -83,7 +83,7 @@ def push(shard: ShardState, now_ms: int) -> None:
     shard.apply(event)
 
 
-def test_a_million_claims_with_nothing_due_cost_a_pull_nothing():
+def test_a_pull_examines_none_of_a_million_claims_that_are_not_due():
     shard, deadlines = watched_shard()
     for number in range(1_000_000):
         at_ms = START_MS + HOUR_MS + number * 30
@@ -93,17 +93,17 @@ def test_a_million_claims_with_nothing_due_cost_a_pull_nothing():
     (claim,) = shard.pull(Pull("q", visibility_ms=5_000), START_MS, [])
     assert claim.due_at_ms == START_MS + 5_000
     assert (deadlines.popped, deadlines.examined) == (0, 0)
-    # When that one claim falls due, it is the only one of them all that is looked at.
+    # When that one claim is due, it is the only one that is examined.
     events = shard.settle(START_MS + 5_000)
     assert [type(event).__name__ for event in events] == ["ClaimExpired"]
     assert deadlines.examined == 1
-    # And an hour later, no more than share its second.
+    # An hour later, only those are examined that are due within the same bucket.
     deadlines.examined = 0
     assert len(deadlines.pop(START_MS + HOUR_MS)) == 1
     assert deadlines.examined <= 1_024 // 30 + 1
 
 
-def test_what_is_due_comes_earliest_first_and_with_its_instant():
+def test_due_deadlines_are_returned_earliest_first_with_their_times():
     deadlines = due()
     for number, after_ms in enumerate([5_000, 10, 2_000, 10, 90_000]):
         deadlines.add(START_MS + after_ms, delivery(number, START_MS + after_ms))
@@ -113,7 +113,7 @@ def test_what_is_due_comes_earliest_first_and_with_its_instant():
     assert deadlines.pop(START_MS + 5_000) == []
 
 
-def test_a_deadline_is_due_at_its_very_instant_and_not_before():
+def test_a_deadline_is_due_at_its_exact_time_and_not_before():
     deadlines = due()
     deadlines.add(START_MS + 700, delivery(1, START_MS + 700))
     assert deadlines.pop(START_MS + 699) == []
@@ -129,7 +129,7 @@ def test_a_deadline_discarded_before_its_time_is_not_returned():
     assert numbers(deadlines.pop(START_MS + 60_000)) == [1]
 
 
-def test_a_deadline_added_for_a_second_that_has_begun_is_still_in_time():
+def test_a_deadline_added_to_a_bucket_that_is_open_is_returned_in_time():
     deadlines = due()
     deadlines.add(START_MS + 100, delivery(1, START_MS + 100))
     assert numbers(deadlines.pop(START_MS + 100)) == [1]
@@ -160,7 +160,7 @@ def test_a_bucket_whose_deadlines_were_all_discarded_returns_nothing():
     assert deadlines.next_ms == NEVER_MS
 
 
-def test_a_large_bucket_is_put_in_order_in_parts():
+def test_a_large_bucket_is_sorted_in_parts():
     alarm = Alarm()
     deadlines = Watched(alarm)
     count = 5 * OPENED_MAX
@@ -213,34 +213,34 @@ steps = st.lists(
 
 @given(steps)
 def test_any_sequence_of_deadlines_is_returned_as_from_a_sorted_list(steps):
-    """The caller checks that each deadline is still valid; so does this test."""
+    """A caller must check that each deadline is still valid, and so does this test."""
     deadlines = due()
     now_ms, number = START_MS, 0
-    meant: dict[int, Delivery] = {}
+    valid: dict[int, Delivery] = {}
     for verb, amount in steps:
         if verb == "add":
             number += 1
-            meant[number] = delivery(number, now_ms + amount)
-            deadlines.add(now_ms + amount, meant[number])
+            valid[number] = delivery(number, now_ms + amount)
+            deadlines.add(now_ms + amount, valid[number])
         elif verb == "pass":
             now_ms += amount
             expected = sorted(
-                (each.due_at_ms, each.number) for each in meant.values() if each.due_at_ms <= now_ms
+                (each.due_at_ms, each.number) for each in valid.values() if each.due_at_ms <= now_ms
             )
             assert not expected or deadlines.next_ms <= now_ms
             popped = [
                 (at_ms, each.number)
                 for at_ms, each in deadlines.pop(now_ms)
-                if each.due_at_ms == at_ms and each.number in meant
+                if each.due_at_ms == at_ms and each.number in valid
             ]
             assert list(dict.fromkeys(popped)) == expected
             for _, gone in expected:
-                del meant[gone]
-        elif meant:
-            each = meant[sorted(meant)[amount % len(meant)]]
+                del valid[gone]
+        elif valid:
+            each = valid[sorted(valid)[amount % len(valid)]]
             deadlines.discard(each.due_at_ms, each)
             if verb == "discard":
-                del meant[each.number]
+                del valid[each.number]
                 each.due_at_ms = 0
             else:
                 each.due_at_ms = now_ms + amount

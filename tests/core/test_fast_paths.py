@@ -1,4 +1,4 @@
-"""Each fast path does what the plain path beside it does: the same events, the same state."""
+"""Each fast path gives the same events and the same state as the plain path beside it."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.core.receipts import Receipts, Ticket
 from penstock.core.shard import ShardState
 from penstock.errors import PenstockError
 from penstock.service import CreateQueue, Pull, Push
-from tests.core.life import as_bytes
+from tests.core.observed import as_bytes
 
 NOW_MS = 1_700_000_000_000
 RECEIPTS = Receipts(b"k" * 32)

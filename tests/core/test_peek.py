@@ -1,4 +1,4 @@
-"""Peeking: messages of any state in their order, without a scan of all of them."""
+"""Peeking shows messages of any state in their order, without a scan of all messages."""
 
 import random
 
@@ -18,7 +18,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def expected(engine, state):
-    """What a sort of all messages gives."""
+    """The ids of all messages in this state, sorted."""
     queue = engine.shard.names["q"]
     found = [each for each in queue.deliveries.values() if each.state == state]
     key = (lambda d: (-d.priority, d.rank)) if state == VISIBLE else (lambda d: d.rank)
@@ -65,19 +65,19 @@ def test_a_peek_at_a_state_without_messages_examines_none():
     for _ in range(10):
         engine.submit(Push("q", b"x"))
 
-    class Walked(dict[int, Delivery]):
-        walks = 0
+    class CountedDict(dict[int, Delivery]):
+        values_read = 0
 
         def values(self):
             for each in super().values():
-                Walked.walks += 1
+                CountedDict.values_read += 1
                 yield each
 
     queue = engine.shard.names["q"]
-    queue.deliveries = Walked(queue.deliveries)
+    queue.deliveries = CountedDict(queue.deliveries)
     assert engine.submit(Peek("q", 10, "in_flight")) == []
     assert engine.submit(Peek("q", 10, "delayed")) == []
-    assert Walked.walks == 0
+    assert CountedDict.values_read == 0
     engine.submit(Pull("q", 1))
     assert len(engine.submit(Peek("q", 10, "in_flight"))) == 1
-    assert Walked.walks == 1
+    assert CountedDict.values_read == 1

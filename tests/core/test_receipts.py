@@ -34,7 +34,7 @@ def mutated(receipt: str, source: random.Random) -> str:
     return "".join(text)
 
 
-def test_a_receipt_says_what_it_was_made_for():
+def test_a_receipt_can_be_read_as_the_queue_number_and_epoch_it_was_made_of():
     receipts = Receipts(KEY)
     for queue, number, epoch in [(1, 1, 1), (2**31, 2**47, 10**6), (7, 0, 3)]:
         text = receipts.text(Ticket(queue, number, epoch, receipts))
@@ -81,7 +81,7 @@ def test_a_receipt_survives_a_restart_that_keeps_the_key():
     assert (read.queue, read.number, read.epoch) == (1, 2, 3)
 
 
-def test_the_same_claim_has_one_spelling_only():
+def test_another_spelling_of_a_receipt_is_refused():
     receipts = Receipts(KEY)
     text = receipts.text(Ticket(10, 11, 12, receipts))
     for other in (text.upper(), " " + text, text + " ", text + "\n", "0" + text, "0x" + text):
@@ -96,7 +96,7 @@ def test_values_that_are_not_receipts_are_refused(receipt):
         Receipts(KEY).read(receipt)
 
 
-def test_ids_are_read_back_and_look_like_uuids():
+def test_ids_have_the_form_of_uuids_and_can_be_read_as_numbers():
     ids = MessageIds(b"\x01\x23\x45\x67\x89\xab\xcd")
     for number in (0, 1, 4_095, 4_096, 2**47, 2**48 - 1, 1):
         shown = ids.show(number)

@@ -1,4 +1,4 @@
-"""Runs: what many plain pushes do together is what they do one by one."""
+"""Runs: many plain pushes applied together have the same effect as one by one."""
 
 from contextlib import suppress
 from typing import Any
@@ -34,12 +34,12 @@ from penstock.service import (
     are_ids,
     check_id,
 )
-from tests.core.life import Life, as_bytes
+from tests.core.observed import ObservedEngine, as_bytes
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_runs():
-    """Makes two pushes a run; usually more are needed, for speed."""
+    """Makes two pushes a run already; by default more pushes are needed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_MIN", 2)
         yield
@@ -53,16 +53,16 @@ NAMED = st.builds(lambda body, name: Push("q", body, dedup_id=name), BODIES, IDS
 ODD_ONES = [
     Push("q", b"later", delay_ms=5),
     Push("q", b"first", priority=9),
-    Push("q", b"soon gone", ttl_ms=5),
-    Push("q", b"of many", group="g"),
-    Push("q", b"told", attributes={"a": "b"}),
-    Push("q", b"kept", context={"a": "b"}),
+    Push("q", b"short-lived", ttl_ms=5),
+    Push("q", b"of a group", group="g"),
+    Push("q", b"attributes", attributes={"a": "b"}),
+    Push("q", b"context", context={"a": "b"}),
     Push("q", b"too large" * 9),
     Push("q", "text"),  # type: ignore[arg-type]
-    Push("q", b"no", priority=False),
+    Push("q", b"bad priority", priority=False),
     Push("q", b"", dedup_id="line\n"),
     Push("q", b"", dedup_id=7),  # type: ignore[arg-type]
-    Push("p", b"elsewhere"),
+    Push("p", b"another queue"),
     Push("nowhere", b""),
 ]
 ODD = st.sampled_from(ODD_ONES)
@@ -96,38 +96,38 @@ def shown(replies):
     ]
 
 
-def assert_alike(chosen, steps):
+def assert_same_as_one_by_one(chosen, steps):
     identity = bytes(IDENTITY_BYTES)
-    together, one_by_one = Life(identity), Life(identity)
-    lives = together, one_by_one
-    for life in lives:
-        life.submit(CreateQueue("q", {"body_bytes_max": 40, **chosen}))
-        life.submit(CreateQueue("p"))
+    together, one_by_one = ObservedEngine(identity), ObservedEngine(identity)
+    both = together, one_by_one
+    for observed in both:
+        observed.submit(CreateQueue("q", {"body_bytes_max": 40, **chosen}))
+        observed.submit(CreateQueue("p"))
     for items, passed_ms in steps:
         replies = together.submit(Batch(items))
-        # What is not a push to the same queue keeps a batch from being a run.
+        # A batch with anything but pushes to one queue is not a run.
         *alone, refused = one_by_one.submit(Batch([*items, Delete("q", "no receipt")]))
         assert shown(replies) == shown(alone)
         assert isinstance(refused, PenstockError)
         assert together.journal.events == one_by_one.journal.events
         assert as_bytes(together.shard) == as_bytes(one_by_one.shard)
-        for life in lives:
-            life.clock.advance(ms=passed_ms)
+        for observed in both:
+            observed.clock.advance(ms=passed_ms)
     assert as_bytes(replay(together.journal.events)) == as_bytes(together.shard)
-    pulled = [life.submit(Pull("q", 100)) for life in lives]
+    pulled = [observed.submit(Pull("q", 100)) for observed in both]
     assert [claim.body for claim in pulled[0]] == [claim.body for claim in pulled[1]]
 
 
 @pytest.mark.parametrize("odd", ODD_ONES, ids=repr)
 def test_one_push_that_is_not_plain_keeps_its_options_in_a_batch_of_plain_ones(odd):
-    assert_alike({}, [([Push("q", b"one"), odd, Push("q", b"two")], 0)])
+    assert_same_as_one_by_one({}, [([Push("q", b"one"), odd, Push("q", b"two")], 0)])
 
 
 @given(
     SETTINGS, st.lists(st.tuples(batches(), st.sampled_from([0, 1, 299_000, 400_000])), max_size=6)
 )
-def test_a_batch_does_what_its_pushes_do_one_by_one(chosen, steps):
-    assert_alike(chosen, steps)
+def test_a_batch_has_the_same_effect_as_its_pushes_one_by_one(chosen, steps):
+    assert_same_as_one_by_one(chosen, steps)
 
 
 def a_run(first, bodies, names):
@@ -176,42 +176,44 @@ def test_a_run_is_journalled_as_one_entry_and_restored_from_it(tmp_path, named):
 
 
 def test_the_replies_to_a_batch_and_to_a_run_name_the_same_messages():
-    life = Life()
-    life.submit(CreateQueue("q"))
-    ran = life.submit(PushMany("q", [b"a", b"b"]))
-    replies = life.submit(Batch([Push("q", b"c"), Push("q", b"d")]))
+    observed = ObservedEngine()
+    observed.submit(CreateQueue("q"))
+    ran = observed.submit(PushMany("q", [b"a", b"b"]))
+    replies = observed.submit(Batch([Push("q", b"c"), Push("q", b"d")]))
     assert [reply.sequence for reply in replies] == [3, 4]
     assert all(reply.id.startswith(ran.id_start) for reply in replies)
     assert [int(reply.id[len(ran.id_start) :], 16) for reply in replies] == [3, 4]
 
 
 def test_ids_of_consecutive_messages_are_right_where_the_table_of_digits_ends():
-    life = Life()
-    life.submit(CreateQueue("q"))
-    replies = life.submit(Batch([Push("q", b"")] * 5_000))
-    assert [reply.id for reply in replies] == [life.engine._ids.show(n) for n in range(1, 5_001)]
+    observed = ObservedEngine()
+    observed.submit(CreateQueue("q"))
+    replies = observed.submit(Batch([Push("q", b"")] * 5_000))
+    assert [reply.id for reply in replies] == [
+        observed.engine._ids.show(n) for n in range(1, 5_001)
+    ]
 
 
-def test_a_run_that_cannot_be_one_is_answered_push_by_push():
-    life = Life()
-    life.submit(CreateQueue("q", {"messages_max": 2}))
-    full = life.submit(PushMany("q", [b"a", b"b", b"c"], ["1", "1", "2"]))
+def test_pushes_that_cannot_be_applied_as_a_run_are_answered_one_by_one():
+    observed = ObservedEngine()
+    observed.submit(CreateQueue("q", {"messages_max": 2}))
+    full = observed.submit(PushMany("q", [b"a", b"b", b"c"], ["1", "1", "2"]))
     assert [reply.sequence for reply in full] == [1, 1, 2]
     assert [reply.duplicate for reply in full] == [False, True, False]
-    (refused,) = life.submit(PushMany("q", [b"d"]))
+    (refused,) = observed.submit(PushMany("q", [b"d"]))
     assert "is full with 2 messages" in str(refused)
-    missing = life.submit(PushMany("none", [b"a", b"b"]))
+    missing = observed.submit(PushMany("none", [b"a", b"b"]))
     assert [str(each) for each in missing] == 2 * [
         "queue: there is no queue 'none'; create it first"
     ]
 
 
-def test_a_run_of_too_many_is_refused_whole():
-    life = Life()
-    life.submit(CreateQueue("q"))
+def test_a_run_of_too_many_messages_is_refused_as_a_whole():
+    observed = ObservedEngine()
+    observed.submit(CreateQueue("q"))
     with pytest.raises(InvalidField, match="at most 10000"):
-        life.submit(PushMany("q", [b""] * (BATCH_ITEMS_MAX + 1)))
-    assert life.shard.names["q"].deliveries == {}
+        observed.submit(PushMany("q", [b""] * (BATCH_ITEMS_MAX + 1)))
+    assert observed.shard.names["q"].deliveries == {}
 
 
 @given(st.lists(st.text(max_size=3) | st.sampled_from(BAD_IDS), min_size=1, max_size=4))
@@ -230,7 +232,7 @@ def test_a_list_of_ids_is_valid_if_each_id_is(values):
     st.lists(st.tuples(st.integers(0, 700), st.lists(IDS, min_size=1, max_size=4)), max_size=12),
     st.sampled_from([4, 6, 100]),
 )
-def test_a_window_remembers_many_as_it_remembers_each(batches, count_max):
+def test_a_window_that_gets_many_ids_at_once_has_the_same_entries_as_one_by_one(batches, count_max):
     many: Window[int] = Window(1_000, count_max)
     each: Window[int] = Window(1_000, count_max)
     now_ms = 0
@@ -246,14 +248,14 @@ def test_a_window_remembers_many_as_it_remembers_each(batches, count_max):
         assert many.entries() == each.entries()
 
 
-HAPPENINGS = st.lists(
+OPERATIONS = st.lists(
     st.sampled_from(
         [
             Batch([Push("q", b"%d" % number) for number in range(4)]),
-            Push("q", b"quick", priority=1),
-            Push("q", b"of many", group="g"),
+            Push("q", b"first", priority=1),
+            Push("q", b"of a group", group="g"),
             Push("q", b"late", delay_ms=5),
-            Batch([Push("q", b"a"), Push("q", b"soon gone", ttl_ms=5), Push("q", b"b")]),
+            Batch([Push("q", b"a"), Push("q", b"short-lived", ttl_ms=5), Push("q", b"b")]),
             ConfigureQueue("q", {"dead_letter": "d", "max_receives": 1}),
             Pull("q", 2, 5),
             Pull("q", 3, 2_000),
@@ -266,35 +268,37 @@ HAPPENINGS = st.lists(
 )
 
 
-def happen(life, happenings):
-    """Applies the same commands and times to a queue; releases the newest claim first."""
+def apply_all(observed, operations):
+    """Applies commands and passes time; "release" ends the newest claim."""
     claims: list[Claim] = []
-    for what in happenings:
-        # There may be too much in flight, and a claim may be over.
+    for what in operations:
+        # The in-flight limit may be reached, and a claim may have ended.
         with suppress(PenstockError):
             if what == "release":
-                life.submit(Release("q", claims.pop().proof) if claims else Stats("q"))
+                observed.submit(Release("q", claims.pop().proof) if claims else Stats("q"))
             elif what == "purge":
-                life.submit(Purge("q"))
+                observed.submit(Purge("q"))
             elif isinstance(what, int):
-                life.clock.advance(ms=what)
+                observed.clock.advance(ms=what)
             else:
-                replies = life.submit(what)
+                replies = observed.submit(what)
                 claims += replies if isinstance(what, Pull) else []
 
 
-@given(HAPPENINGS, st.integers(2, 9), st.sampled_from([None, 5]), st.sampled_from(["q", "d"]))
-def test_a_pull_of_many_claims_what_as_many_pulls_would(happenings, limit, in_flight_max, queue):
-    together, one_by_one = Life(), Life()
-    lives = together, one_by_one
-    for life in lives:
-        life.submit(CreateQueue("q", {"in_flight_max": in_flight_max}))
-        happen(life, happenings)
-    happen(together, [Pull(queue, limit, holder="me")])
-    happen(one_by_one, limit * [Pull(queue, 1, holder="me")])
+@given(OPERATIONS, st.integers(2, 9), st.sampled_from([None, 5]), st.sampled_from(["q", "d"]))
+def test_a_pull_of_many_has_the_same_effect_as_single_pulls(
+    operations, limit, in_flight_max, queue
+):
+    together, one_by_one = ObservedEngine(), ObservedEngine()
+    both = together, one_by_one
+    for observed in both:
+        observed.submit(CreateQueue("q", {"in_flight_max": in_flight_max}))
+        apply_all(observed, operations)
+    apply_all(together, [Pull(queue, limit, holder="me")])
+    apply_all(one_by_one, limit * [Pull(queue, 1, holder="me")])
     assert together.journal.events == one_by_one.journal.events
     assert as_bytes(together.shard) == as_bytes(one_by_one.shard)
-    for life in lives:
-        happen(life, [40_000, Pull("q", 20)])
+    for observed in both:
+        apply_all(observed, [40_000, Pull("q", 20)])
     assert together.journal.events == one_by_one.journal.events
     assert as_bytes(replay(together.journal.events)) == as_bytes(together.shard)

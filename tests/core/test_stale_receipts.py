@@ -1,4 +1,4 @@
-"""A stale receipt says why it is stale."""
+"""The error of a stale receipt says why the receipt is stale."""
 
 import pytest
 
@@ -7,94 +7,94 @@ from penstock.core import queue as queue_module
 from penstock.core.shard import ShardState
 from penstock.errors import MessageGone, StaleReceipt
 from penstock.service import CreateQueue, Delete, Extend, Pull, Push, Redrive, Release
-from tests.core.life import Life
+from tests.core.observed import ObservedEngine
 
 
 @pytest.fixture
-def life():
-    life = Life()
-    life.submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 3}))
-    life.submit(Push("q", b"x"))
-    return life
+def observed():
+    observed = ObservedEngine()
+    observed.submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 3}))
+    observed.submit(Push("q", b"x"))
+    return observed
 
 
-def claim(life, queue="q"):
-    (given,) = life.submit(Pull(queue, visibility_ms=5_000))
+def claim(observed, queue="q"):
+    (given,) = observed.submit(Pull(queue, visibility_ms=5_000))
     return given
 
 
-def claim_thrice(life):
-    """Lets three claims run out, which makes the message a dead letter; the last of them."""
+def claim_thrice(observed):
+    """Lets three claims run out, which makes the message a dead letter; returns the last claim."""
     claims = []
     for _ in range(3):
-        claims.append(claim(life))
-        life.clock.advance(seconds=5)
+        claims.append(claim(observed))
+        observed.clock.advance(seconds=5)
     return claims[-1]
 
 
-def why(life, given, queue="q"):
+def why(observed, given, queue="q"):
     with pytest.raises(StaleReceipt) as refused:
-        life.submit(Extend(queue, given.receipt, 1_000))
+        observed.submit(Extend(queue, given.receipt, 1_000))
     return str(refused.value)
 
 
-def test_a_stale_receipt_error_says_that_the_claim_was_released(life):
-    given = claim(life)
-    life.submit(Release("q", given.receipt))
-    assert "it was released" in why(life, given)
+def test_a_stale_receipt_error_says_that_the_claim_was_released(observed):
+    given = claim(observed)
+    observed.submit(Release("q", given.receipt))
+    assert "it was released" in why(observed, given)
 
 
-def test_a_stale_receipt_error_says_that_the_claim_was_released_with_a_delay(life):
-    given = claim(life)
-    life.submit(Release("q", given.receipt, 1_000))
-    assert "it was released" in why(life, given)
-    life.clock.advance(seconds=1)
-    assert "it was released" in why(life, given)
+def test_a_stale_receipt_error_says_that_the_claim_was_released_with_a_delay(observed):
+    given = claim(observed)
+    observed.submit(Release("q", given.receipt, 1_000))
+    assert "it was released" in why(observed, given)
+    observed.clock.advance(seconds=1)
+    assert "it was released" in why(observed, given)
 
 
-def test_a_stale_receipt_error_says_that_the_visibility_ran_out(life):
-    given = claim(life)
-    life.clock.advance(seconds=5)
-    assert "its visibility ran out)" in why(life, given)
+def test_a_stale_receipt_error_says_that_the_visibility_ran_out(observed):
+    given = claim(observed)
+    observed.clock.advance(seconds=5)
+    assert "its visibility ran out)" in why(observed, given)
 
 
-def test_a_stale_receipt_error_says_that_the_message_was_claimed_again(life):
-    given = claim(life)
-    life.submit(Release("q", given.receipt))
-    claim(life)
-    assert "the message was claimed again" in why(life, given)
+def test_a_stale_receipt_error_says_that_the_message_was_claimed_again(observed):
+    given = claim(observed)
+    observed.submit(Release("q", given.receipt))
+    claim(observed)
+    assert "the message was claimed again" in why(observed, given)
 
 
-def test_the_error_of_a_dead_letters_receipt_names_the_dead_letter_queue(life):
-    given = claim_thrice(life)
-    assert "was moved to 'dead', the dead-letter queue of 'q'" in why(life, given)
+def test_the_error_of_a_dead_letters_receipt_names_the_dead_letter_queue(observed):
+    given = claim_thrice(observed)
+    assert "was moved to 'dead', the dead-letter queue of 'q'" in why(observed, given)
 
 
-def test_a_stale_receipt_error_says_that_the_message_was_moved_and_is_back(life):
-    given = claim_thrice(life)
-    life.submit(Redrive("dead"))
-    assert "was moved to another queue, and is back" in why(life, given)
+def test_a_stale_receipt_error_says_that_the_message_was_moved_and_is_back(observed):
+    given = claim_thrice(observed)
+    observed.submit(Redrive("dead"))
+    assert "was moved to another queue, and is back" in why(observed, given)
 
 
-def test_the_error_of_a_receipt_says_that_the_message_is_gone(life):
-    given = claim(life)
-    life.submit(Delete("q", given.receipt))
+def test_the_error_of_a_receipt_says_that_the_message_is_gone(observed):
+    given = claim(observed)
+    observed.submit(Delete("q", given.receipt))
     with pytest.raises(MessageGone, match="deleted, expired, purged or moved"):
-        life.submit(Release("q", given.receipt))
+        observed.submit(Release("q", given.receipt))
 
 
-def test_a_stale_receipt_error_names_both_causes_if_releases_were_dropped(life, monkeypatch):
-    """After many releases, or a restart, the two endings cannot be told apart."""
+def test_a_stale_receipt_error_names_both_causes_if_releases_were_dropped(observed, monkeypatch):
+    """After many releases, or a restart, the engine does not know which of the two it was."""
     monkeypatch.setattr(queue_module, "_RELEASED_MAX", 1)
-    life.submit(Push("q", b"y"))
-    first, second = claim(life), claim(life)
-    life.submit(Release("q", first.receipt))
-    life.submit(Release("q", second.receipt))
-    assert "it was released)" in why(life, second)
-    assert "ran out, or it was released some time ago" in why(life, first)
-    restarted = Life()
+    observed.submit(Push("q", b"y"))
+    first, second = claim(observed), claim(observed)
+    observed.submit(Release("q", first.receipt))
+    observed.submit(Release("q", second.receipt))
+    assert "it was released)" in why(observed, second)
+    assert "ran out, or it was released some time ago" in why(observed, first)
+    restarted = ObservedEngine()
     restarted.engine = Engine(
-        restarted.journal, life.clock, shard=ShardState.restore(life.shard.snapshot())
+        restarted.journal, observed.clock, shard=ShardState.restore(observed.shard.snapshot())
     )
-    restarted.engine._receipts = life.engine._receipts
+    restarted.engine._receipts = observed.engine._receipts
     assert "ran out, or it was released some time ago" in why(restarted, second)

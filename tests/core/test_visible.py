@@ -1,4 +1,4 @@
-"""The order of a queue, and that removed messages take no memory in it."""
+"""The order of the messages of a queue, and that it keeps no memory for removed ones."""
 
 from collections import deque
 from random import Random
@@ -7,7 +7,7 @@ from penstock.core.delivery import GONE, VISIBLE, Delivery
 from penstock.core.shard import ShardState
 from penstock.core.visible import ABSENT_MIN, SWEEP_PIECE, FifoOrder, Line, StandardOrder
 from penstock.service import CreateQueue, Delete, Pull, Push, Redrive, Release
-from tests.core.life import Life
+from tests.core.observed import ObservedEngine
 
 
 def delivery(rank: int, group: str | None = None, priority: int = 0) -> Delivery:
@@ -34,7 +34,7 @@ def kept_by(shard: ShardState, name: str) -> int:
     )
 
 
-def test_a_line_returns_messages_that_came_back_at_their_old_places():
+def test_messages_that_come_back_are_taken_at_their_old_places():
     line = Line()
     first, second, third = (delivery(rank) for rank in (1, 2, 3))
     line.fresh.extend([first, second, third])
@@ -49,7 +49,7 @@ def test_a_line_returns_messages_that_came_back_at_their_old_places():
     assert taken(order) == [1, 2, 3, 4]
 
 
-def test_messages_that_leave_in_order_do_not_make_a_line_walk_over_those_that_stay():
+def test_removing_messages_in_order_does_not_iterate_over_the_remaining_ones():
     walks = 0
 
     class Fresh(deque[Delivery]):
@@ -68,11 +68,11 @@ def test_messages_that_leave_in_order_do_not_make_a_line_walk_over_those_that_st
     for each in list(line.fresh)[1::2]:
         each.state = GONE
         line.leave()
-    assert len(line.fresh) == 100, "few are kept, so those that left may stay"
+    assert len(line.fresh) == 100, "a short line is not swept"
 
 
 def test_messages_that_left_a_long_line_are_removed_in_pieces():
-    """Row 20: one call never walks over all of a line."""
+    """Row 20: no call iterates over a whole line."""
     line = Line()
     fresh = line.fresh
     count = 20 * SWEEP_PIECE
@@ -97,7 +97,7 @@ def test_messages_that_left_a_long_line_are_removed_in_pieces():
     assert order == list(range(0, count, 16))
 
 
-def test_looking_ahead_takes_nothing_and_stops_at_its_limit():
+def test_reading_ahead_takes_no_message_and_stops_at_its_limit():
     order = StandardOrder()
     for rank, priority, group in [(1, 0, None), (2, 5, "g"), (3, 5, None), (4, 0, "g")]:
         order.join(delivery(rank, group, priority))
@@ -106,66 +106,66 @@ def test_looking_ahead_takes_nothing_and_stops_at_its_limit():
     assert taken(order) == [2, 3, 1, 4]
 
 
-def test_groups_that_are_finished_leave_nothing_behind():
+def test_groups_whose_messages_were_all_deleted_take_no_memory():
     for fifo in (False, True):
-        life = Life()
-        life.submit(CreateQueue("q", {"fifo": fifo}))
+        observed = ObservedEngine()
+        observed.submit(CreateQueue("q", {"fifo": fifo}))
         for number in range(500):
-            life.submit(Push("q", b"x", group=f"group{number}"))
-        assert kept_by(life.shard, "q") >= 500
-        while claims := life.submit(Pull("q", 50)):
+            observed.submit(Push("q", b"x", group=f"group{number}"))
+        assert kept_by(observed.shard, "q") >= 500
+        while claims := observed.submit(Pull("q", 50)):
             for claim in claims:
-                life.submit(Delete("q", claim.receipt))
-        life.submit(Push("q", b"x", group="last"))
-        life.submit(Delete("q", life.submit(Pull("q"))[0].receipt))
-        assert kept_by(life.shard, "q") <= 2
+                observed.submit(Delete("q", claim.receipt))
+        observed.submit(Push("q", b"x", group="last"))
+        observed.submit(Delete("q", observed.submit(Pull("q"))[0].receipt))
+        assert kept_by(observed.shard, "q") <= 2
 
 
-def test_a_message_released_many_times_leaves_nothing_behind():
+def test_a_message_released_many_times_takes_no_more_memory():
     for fifo in (False, True):
-        life = Life()
-        life.submit(CreateQueue("q", {"fifo": fifo}))
+        observed = ObservedEngine()
+        observed.submit(CreateQueue("q", {"fifo": fifo}))
         for _ in range(3):
-            life.submit(Push("q", b"x", group="g"))
+            observed.submit(Push("q", b"x", group="g"))
         for _ in range(1_000):
-            life.submit(Release("q", life.submit(Pull("q"))[0].receipt))
-        assert kept_by(life.shard, "q") < 20
+            observed.submit(Release("q", observed.submit(Pull("q"))[0].receipt))
+        assert kept_by(observed.shard, "q") < 20
 
 
-def test_messages_of_many_groups_released_many_times_leave_nothing_behind():
+def test_messages_of_many_groups_released_many_times_take_no_more_memory():
     for fifo in (False, True):
-        life = Life()
-        life.submit(CreateQueue("q", {"fifo": fifo}))
+        observed = ObservedEngine()
+        observed.submit(CreateQueue("q", {"fifo": fifo}))
         for number in range(30):
-            life.submit(Push("q", b"x", group=f"g{number % 5}"))
+            observed.submit(Push("q", b"x", group=f"g{number % 5}"))
         for _ in range(200):
-            for claim in life.submit(Pull("q", 10)):
-                life.submit(Release("q", claim.receipt))
-        assert kept_by(life.shard, "q") < 150
+            for claim in observed.submit(Pull("q", 10)):
+                observed.submit(Release("q", claim.receipt))
+        assert kept_by(observed.shard, "q") < 150
 
 
 def test_messages_that_expire_behind_the_first_one_are_removed():
     for fifo in (False, True):
-        life = Life()
-        life.submit(CreateQueue("q", {"fifo": fifo}))
-        life.submit(Push("q", b"head", group="g"))
+        observed = ObservedEngine()
+        observed.submit(CreateQueue("q", {"fifo": fifo}))
+        observed.submit(Push("q", b"head", group="g"))
         for _ in range(10):
             for _ in range(200):
-                life.submit(Push("q", b"x", group="g", ttl_ms=1_000))
-            life.clock.advance(seconds=2)
-            life.engine.tick()
-        assert len(life.shard.names["q"].deliveries) == 1
-        assert kept_by(life.shard, "q") < 1_000
+                observed.submit(Push("q", b"x", group="g", ttl_ms=1_000))
+            observed.clock.advance(seconds=2)
+            observed.engine.tick()
+        assert len(observed.shard.names["q"].deliveries) == 1
+        assert kept_by(observed.shard, "q") < 1_000
 
 
-def test_messages_redriven_back_and_forth_leave_nothing_behind():
+def test_messages_redriven_back_and_forth_take_no_more_memory():
     for fifo in (False, True):
-        life = Life()
+        observed = ObservedEngine()
         for name in ("one", "two"):
-            life.submit(CreateQueue(name, {"fifo": fifo}))
+            observed.submit(CreateQueue(name, {"fifo": fifo}))
         for _ in range(5):
-            life.submit(Push("one", b"x", group="g"))
+            observed.submit(Push("one", b"x", group="g"))
         for _ in range(300):
-            assert life.submit(Redrive("one", "two")) == 5
-            assert life.submit(Redrive("two", "one")) == 5
-        assert kept_by(life.shard, "one") + kept_by(life.shard, "two") < 50
+            assert observed.submit(Redrive("one", "two")) == 5
+            assert observed.submit(Redrive("two", "one")) == 5
+        assert kept_by(observed.shard, "one") + kept_by(observed.shard, "two") < 50

@@ -1,4 +1,4 @@
-"""Ids that are kept for a window of time, and no longer."""
+"""A window keeps ids for a limited time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_an_id_remembered_again_has_the_new_value():
     assert window.entries() == [(6_000, "a", 2)]
 
 
-def test_old_ids_are_dropped_when_a_new_one_comes():
+def test_ids_whose_time_has_ended_are_dropped_when_a_new_one_is_added():
     window: Window[int] = Window(1_000, 10)
     for number in range(5):
         window.remember(f"old{number}", number, 5_000 + number)
@@ -31,7 +31,8 @@ def test_old_ids_are_dropped_when_a_new_one_comes():
     assert [key for _, key, _ in window.entries()] == ["old3", "old4", "new"]
 
 
-def test_find_drops_no_id_so_that_replay_drops_the_same_ones():
+def test_find_drops_no_ids():
+    """Finds are not in the journal: a replay must drop the same ids."""
     window: Window[int] = Window(1_000, 10)
     window.remember("a", 1, 5_000)
     before = window.entries()
@@ -47,7 +48,7 @@ def test_there_are_never_more_ids_than_the_limit():
     assert window.find("id96", 5_100) is None
 
 
-def test_keys_of_two_parts_are_kept_apart_from_plain_ones():
+def test_keys_of_two_parts_are_different_from_plain_ones():
     window: Window[int] = Window(1_000, 10)
     window.remember(("g", "a"), 1, 5_000)
     window.remember("a", 2, 5_000)
@@ -55,7 +56,7 @@ def test_keys_of_two_parts_are_kept_apart_from_plain_ones():
     assert window.find(("h", "a"), 5_001) is None
 
 
-def test_entries_fed_to_a_new_window_make_the_same_window():
+def test_a_new_window_that_is_given_the_entries_of_another_is_equal_to_it():
     window: Window[int] = Window(1_000, 10)
     for number in range(20):
         window.remember(f"id{number % 7}", number, 5_000 + 100 * number)
@@ -69,7 +70,7 @@ def test_entries_fed_to_a_new_window_make_the_same_window():
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=80),
     st.integers(1, 9),
 )
-def test_slices_of_any_size_make_up_all_entries(pushes, size):
+def test_slices_of_any_size_together_are_all_entries(pushes, size):
     window: Window[int] = Window(20, 25)
     now_ms = 0
     for number, (key, wait_ms) in enumerate(pushes):
@@ -78,7 +79,7 @@ def test_slices_of_any_size_make_up_all_entries(pushes, size):
     first, end = window.indexes()
     slices = [window.entries_between(at, min(at + size, end)) for at in range(first, end, size)]
     assert [entry for part in slices for entry in part] == window.entries()
-    # Indexes count from the first ever, so those forgotten since give nothing.
+    # Indexes count from the first entry ever, so those of dropped entries give nothing.
     window.remember("last", 1_000, now_ms + 100)
     assert window.entries_between(first, end) == []
     assert window.entries_between(end, end + 1) == [(now_ms + 100, "last", 1_000)]

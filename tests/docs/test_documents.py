@@ -20,10 +20,10 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Its Python is run by `tests/spark/test_queue_document.py`, in the Spark session of those tests.
 IN_SPARK = ROOT / "docs" / "spark-queues.md"
-# What a document may tell a reader to do that a test run must not do to itself.
+# Commands that a document may give its reader, but that a test must not run.
 SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
 
-# Some of them start Spark, which on a busy machine takes its time.
+# Some commands start Spark, which takes long on a busy machine.
 COMMAND_S_MAX = 240
 pytestmark = pytest.mark.timeout(480)
 
@@ -33,7 +33,7 @@ def blocks(document: Path, *languages: str) -> list[str]:
 
 
 def commands(block: str) -> Iterator[tuple[str, str]]:
-    """Each command of a block with what is typed at the prompt it opens."""
+    """Each command of a block, with the lines that are typed at the prompt that it opens."""
     lines = block.replace("\\\n", " ").splitlines()
     has_prompts = any(line.startswith("$ ") for line in lines)
     at = 0
@@ -54,7 +54,7 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 
 def file_name(block: str) -> str | None:
-    """The file that a block of Python says it is, by a comment in its first line."""
+    """The file name that a comment in the first line of a block of Python gives, if any."""
     found = re.match(r"# (\w+\.py)\n", block)
     return None if found is None else found[1]
 
@@ -74,7 +74,7 @@ class Terminal:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(directory),
         }
-        # What a document needs it says itself.
+        # A document sets the variables that its commands need.
         for name in [each for each in self.environment if each.startswith(("AWS_", "PENSTOCK_"))]:
             del self.environment[name]
 
@@ -102,8 +102,8 @@ class Terminal:
             capture_output=True,
             timeout=COMMAND_S_MAX,
         )
-        said = (done.stdout + done.stderr).decode(errors="replace")
-        assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {said}"
+        printed = (done.stdout + done.stderr).decode(errors="replace")
+        assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {printed}"
 
     def serve(self, command: str) -> None:
         # `exec`, so that stopping the shell stops the server.
@@ -162,14 +162,14 @@ def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Term
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if d != IN_SPARK and blocks(d, "python")], ids=named
 )
-def test_the_python_of_a_document_runs_as_it_stands(document: Path, terminal: Terminal) -> None:
+def test_the_python_of_a_document_runs_unchanged(document: Path, terminal: Terminal) -> None:
     for number, block in enumerate(blocks(document, "python")):
         script = terminal.directory / (file_name(block) or f"block_{number}.py")
         script.write_text(block)
         terminal.finish(f"python {script}", "")
 
 
-def test_every_page_a_document_points_to_exists() -> None:
+def test_every_page_that_a_document_links_to_exists() -> None:
     missing = [
         f"{named(document)}: {target}"
         for document in DOCUMENTS

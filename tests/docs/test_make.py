@@ -1,7 +1,8 @@
-"""Every word of the Makefile, and every command of CONTRIBUTING.md, is run by CI or by a test here.
+"""CI or a test here runs every target of the Makefile and every command of CONTRIBUTING.md.
 
-They run in a copy of the tree, with an environment that is the one of this test: no word may write
-into the real one. The tests stand among the documents' because `make serve` listens at their port.
+They run in a copy of the tree, whose environment links to that of this test, so that no target
+writes into the real tree. The tests are in one group with those of the documents, because
+`make serve` listens at the same port.
 """
 
 import os
@@ -21,27 +22,27 @@ pytestmark = [
     pytest.mark.timeout(480),
     pytest.mark.skipif(not (ROOT / ".ci").is_dir(), reason="the source archive has no CI"),
 ]
-# Who runs each word: CI, by `make test` and what that needs, or a test of this module.
+# What runs each target: CI, by `make test` and what that needs, or a test of this module.
 BY_CI = {"test", "static", "services", "env"}
 BY_A_TEST = {
-    "help": "test_help_lists_every_word_with_what_it_does",
-    "serve": "test_serve_starts_a_server_and_tells_what_to_type",
+    "help": "test_help_lists_every_target_with_a_description",
+    "serve": "test_serve_starts_a_server_and_prints_commands_to_try",
     "check": "test_check_runs_what_ci_runs_before_the_tests",
-    "fix": "test_fix_formats_and_mends",
+    "fix": "test_fix_formats_and_corrects",
     "bench": "test_bench_prints_a_table",
-    "score": "test_score_prints_a_card",
+    "score": "test_score_prints_the_scorecard",
     "sim": "test_sim_runs_seeds_and_repeats_one",
-    "clean": "test_clean_removes_what_tools_leave_behind",
+    "clean": "test_clean_removes_caches_and_build_output",
 }
 
 
-def words_of_make():
+def targets_of_make():
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of what git would keep, with an environment that make takes for up to date."""
+    """A copy of the files that git tracks, with an environment that make considers up to date."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -65,9 +66,10 @@ def copy(tmp_path):
 
 
 def outer_environment():
-    """The environment without what a make around this test has set: `make test` runs it too.
+    """The environment without the variables of a make that runs this test.
 
-    Make exports the variables of its command line, as in `make test PYTHON=python3.13`.
+    `make test` runs it, and exports the variables of its command line, as in
+    `make test PYTHON=python3.13`.
     """
     makefile = (ROOT / "Makefile").read_text()
     variables = set(re.findall(r"^([A-Z]+)\s*\?=", makefile, re.MULTILINE))
@@ -78,9 +80,9 @@ def outer_environment():
     }
 
 
-def make(tree, *words, **environment):
+def make(tree, *arguments, **environment):
     done = subprocess.run(
-        ["make", *words],
+        ["make", *arguments],
         cwd=tree,
         env={**outer_environment(), **environment},
         stdin=subprocess.DEVNULL,
@@ -93,8 +95,8 @@ def make(tree, *words, **environment):
     return done.stdout
 
 
-def test_every_word_is_run_by_ci_or_by_a_test():
-    assert words_of_make() == BY_CI | set(BY_A_TEST)
+def test_every_target_is_run_by_ci_or_by_a_test():
+    assert targets_of_make() == BY_CI | set(BY_A_TEST)
     missing = [name for name in BY_A_TEST.values() if name not in globals()]
     assert missing == []
 
@@ -108,11 +110,11 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert re.search(r"^static: env$", makefile, re.MULTILINE)
 
 
-def test_every_command_of_contributing_is_a_word_that_is_run(copy):
+def test_every_command_of_contributing_is_a_target_or_is_run_here(copy):
     text = (ROOT / "CONTRIBUTING.md").read_text()
     commands = re.findall(r"`((?:make|\.venv/bin/)[^`]*)`", text)
-    words = {command.split()[1] for command in commands if command.startswith("make ")}
-    assert {"test", "check", "fix", "bench", "score", "serve"} <= words <= words_of_make()
+    targets = {command.split()[1] for command in commands if command.startswith("make ")}
+    assert {"test", "check", "fix", "bench", "score", "serve"} <= targets <= targets_of_make()
     others = [command for command in commands if not command.startswith("make")]
     assert others == [".venv/bin/pre-commit install"]
     subprocess.run(["git", "init", "-q"], cwd=copy, check=True)
@@ -120,9 +122,9 @@ def test_every_command_of_contributing_is_a_word_that_is_run(copy):
     assert (copy / ".git" / "hooks" / "pre-commit").is_file()
 
 
-def test_help_lists_every_word_with_what_it_does(copy):
+def test_help_lists_every_target_with_a_description(copy):
     lines = make(copy).splitlines()
-    assert {line.split()[1] for line in lines} == words_of_make() - {"help", "static"}
+    assert {line.split()[1] for line in lines} == targets_of_make() - {"help", "static"}
     assert all(len(line.split()) > 3 for line in lines)
 
 
@@ -131,7 +133,7 @@ def test_check_runs_what_ci_runs_before_the_tests(copy):
     assert make(copy, "-n", "test").startswith(make(copy, "-n", "static"))
 
 
-def test_fix_formats_and_mends(copy):
+def test_fix_formats_and_corrects(copy):
     bad = copy / "tools" / "bad.py"
     bad.write_text("import os\nx = {  'a':1 }\n")
     make(copy, "fix")
@@ -144,7 +146,7 @@ def test_bench_prints_a_table(copy):
     assert '"bench": "memory"' in out
 
 
-def test_score_prints_a_card(copy):
+def test_score_prints_the_scorecard(copy):
     out = make(copy, "score", "ROWS=21", PENSTOCK_SERVICES=os.devnull)
     assert re.search(r"^21 +queue names +passed", out, re.MULTILINE)
 
@@ -158,7 +160,7 @@ def test_sim_runs_seeds_and_repeats_one(copy):
     assert again == make(copy, "sim", "SEED=7", PYTHONHASHSEED="5")
 
 
-def test_clean_removes_what_tools_leave_behind(copy):
+def test_clean_removes_caches_and_build_output(copy):
     for name in (".mypy_cache", ".ruff_cache", "build", "src/penstock/__pycache__"):
         (copy / name).mkdir()
         (copy / name / "x").touch()
@@ -168,7 +170,7 @@ def test_clean_removes_what_tools_leave_behind(copy):
     assert (copy / ".venv" / "bin").is_symlink()
 
 
-def test_serve_starts_a_server_and_tells_what_to_type(copy):
+def test_serve_starts_a_server_and_prints_commands_to_try(copy):
     environment = {k: v for k, v in outer_environment().items() if not k.startswith("PENSTOCK_")}
     server = subprocess.Popen(
         ["make", "serve"],
@@ -186,7 +188,7 @@ def test_serve_starts_a_server_and_tells_what_to_type(copy):
         while not lines or "Ctrl-C" not in lines[-1]:
             assert time.monotonic() < deadline_s
             lines.append(server.stdout.readline())
-            assert lines[-1], f"it ended: {''.join(lines)}"
+            assert lines[-1], f"the server ended: {''.join(lines)}"
         assert lines[0] == "penstock: Amazon SQS at http://127.0.0.1:9324\n"
         assert any(line.startswith("  docs ") for line in lines)
         assert (copy / "penstock-data" / "store").is_file()
@@ -196,7 +198,7 @@ def test_serve_starts_a_server_and_tells_what_to_type(copy):
         server.stdout.close()
 
 
-def test_serve_asks_for_the_small_environment_where_there_is_none(copy):
+def test_serve_creates_the_small_environment_if_there_is_none(copy):
     (copy / ".venv" / ".installed").unlink()
     assert "environment.sh .venv serving" in make(copy, "-n", "serve")
     assert "environment.sh .venv development" in make(copy, "-n", "test")

@@ -1,10 +1,10 @@
-"""A program for tests to run, starve and kill: it appends, syncs, and prints each answered id.
+"""A program that tests kill, or whose disk they let fail: it appends, syncs, and prints ids.
 
     child.py DIRECTORY COUNT [BODY_BYTES [BACKGROUND]]
 
-It prints `answered N` after the sync of entry N, `refused ERROR` if an append or a sync is refused,
-and `reopened N` with the entries it finds when it starts. After a refusal it tries both again, and
-says `still refused` or `went on`.
+It prints `reopened N` with the number of entries that it finds when it starts, `answered N` after
+the sync of entry N, and `refused ERROR` if an append or a sync is refused. After that it tries both
+again, and prints `still refused` or `accepted` for each.
 """
 
 import sys
@@ -15,8 +15,8 @@ from penstock.journal.segments import Segments
 VERSION = b"TESTDATA"
 
 
-def say(*words):
-    # One write, so that a kill cannot leave half a line.
+def print_line(*words):
+    # In one write, so that a kill cannot leave half a line.
     print(" ".join(map(str, words)) + "\n", end="", flush=True)
 
 
@@ -26,20 +26,20 @@ def body(number, size):
 
 def main(path, count, size=100, background=0):
     segments = Segments.open(path, file_bytes=65536, background=bool(background))
-    say("reopened", segments.next_id - 1)
+    print_line("reopened", segments.next_id - 1)
     try:
         for _ in range(count):
             entry_id, _ = segments.append([body(segments.next_id, size)], version=VERSION)
             segments.sync()
-            say("answered", entry_id)
+            print_line("answered", entry_id)
     except PenstockError as error:
-        say("refused", type(error).__name__, error)
+        print_line("refused", type(error).__name__, error)
         for call in (lambda: segments.append([b"more"], version=VERSION), segments.sync):
             try:
                 call()
-                say("went on")
+                print_line("accepted")
             except PenstockError as again:
-                say("still refused", type(again).__name__)
+                print_line("still refused", type(again).__name__)
 
 
 if __name__ == "__main__":

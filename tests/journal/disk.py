@@ -1,11 +1,11 @@
-"""A simulated disk behind the storage seam: it loses power, fills up, and fails a sync.
+"""A simulated disk behind the storage interface: it loses power, fills up, and fails a sync.
 
-Every write into a file leaves behind a version of each sector that it touched. When the power is
-cut, each sector of each file is found in any of the versions it had since the last sync, or as the
-last sync left it, independently of all others: this is every subset and every order of writeback.
-With `tearing`, a sector may also be found half written, which real disks promise not to do.
-Names behave alike: a name made or removed since the last sync of the directory is there or not.
-A failed sync leaves its sectors clean but perhaps not written, as Linux does.
+Every write into a file adds a version of each sector that it touches. After a power cut each sector
+of each file has any of the versions that it had since the last sync, or the content of the last
+sync, independently of all other sectors: this covers every subset and every order of writeback.
+With `tearing`, a sector may also be half written, which real disks promise not to do.
+Names are like sectors: one that was created or removed since the last sync of the directory exists
+or does not. A failed sync marks its sectors clean although they may not be written, as Linux does.
 """
 
 import errno
@@ -28,7 +28,7 @@ class Inode:
         self.cache = bytearray(size)
         self.stable = bytearray(size)
         self.dirty: dict[int, list[bytes]] = {}
-        self.limbo: dict[int, list[bytes]] = {}
+        self.unwritten: dict[int, list[bytes]] = {}
 
     def write(self, offset: int, data: bytes) -> None:
         self.cache[offset : offset + len(data)] = data
@@ -40,20 +40,20 @@ class Inode:
         for at in self.dirty:
             end = at + self.sector_bytes
             self.stable[at:end] = self.cache[at:end]
-            self.limbo.pop(at, None)
+            self.unwritten.pop(at, None)
         self.dirty.clear()
 
     def lose(self) -> None:
         for at, versions in self.dirty.items():
-            self.limbo.setdefault(at, []).extend(versions)
+            self.unwritten.setdefault(at, []).extend(versions)
         self.dirty.clear()
 
     def choices(self) -> dict[int, list[bytes]]:
-        """What each unsettled sector may hold after a power cut, the stable content first."""
+        """The contents that an unsynced sector may have after a power cut, the synced one first."""
         found = {}
-        for at in sorted(self.dirty.keys() | self.limbo.keys()):
+        for at in sorted(self.dirty.keys() | self.unwritten.keys()):
             stable = bytes(self.stable[at : at + self.sector_bytes])
-            written = self.limbo.get(at, []) + self.dirty.get(at, [])
+            written = self.unwritten.get(at, []) + self.dirty.get(at, [])
             if self.tearing:
                 written += [new[:40] + stable[40:] for new in written]
             found[at] = list(dict.fromkeys([stable, *written]))
@@ -97,7 +97,7 @@ class File:
 
     def sync(self) -> None:
         self._disk.step()
-        # The list of files is counted by itself: a failure there does not end the stream.
+        # Syncs of the manifest are counted apart: a failure there does not stop the stream.
         if self._is_list:
             self._disk.list_syncs += 1
             fails = self._disk.list_syncs in self._disk.failing_list_syncs
@@ -145,7 +145,7 @@ class Disk:
             self.steps_left -= 1
 
     def open(self, name: str, *, writable: bool):
-        """Open the directory, or one of its files: the seam has one word for both."""
+        """Open the directory, or one of its files: the interface has one method for both."""
         if name == self.path:
             return self
         if name not in self.names_now:
@@ -200,18 +200,18 @@ class Disk:
         return sum(len(inode.cache) for inode in self.names_now.values())
 
     def after_cut(self, rng: random.Random) -> "Disk":
-        """Return the disk as one of the ways in which the power cut may have left it."""
+        """Return a disk in one of the states that a power cut may leave."""
         return self._outcome([rng.choice(options) for options in self._options()])
 
     def outcomes(self) -> Iterator["Disk"]:
-        """Yield every way in which a power cut may leave the disk."""
+        """Yield a disk in each of the states that a power cut may leave."""
         for picked in itertools.product(*self._options()):
             yield self._outcome(list(picked))
 
     def outcome_count(self) -> int:
         return math.prod(len(options) for options in self._options())
 
-    def _unsettled_names(self) -> list[str]:
+    def _unsynced_names(self) -> list[str]:
         names = sorted(self.names_now.keys() | self.names_stable.keys())
         return [n for n in names if self.names_now.get(n) is not self.names_stable.get(n)]
 
@@ -222,7 +222,7 @@ class Disk:
     def _options(self) -> list[list[Any]]:
         options: list[list[Any]] = [
             [self.names_stable.get(name), self.names_now.get(name)]
-            for name in self._unsettled_names()
+            for name in self._unsynced_names()
         ]
         for inode in self._inodes():
             options += inode.choices().values()
@@ -231,7 +231,7 @@ class Disk:
     def _outcome(self, picked: list[Any]) -> "Disk":
         chosen = iter(picked)
         names = dict(self.names_stable)
-        for name in self._unsettled_names():
+        for name in self._unsynced_names():
             inode = next(chosen)
             if inode is None:
                 names.pop(name, None)

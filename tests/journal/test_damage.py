@@ -1,4 +1,4 @@
-"""Rows 3 and 4 of the scorecard: torn tails are cut quietly, corruption costs one entry alone."""
+"""Rows 3 and 4 of the scorecard: a torn tail is cut without an error, damage costs one entry."""
 
 import random
 
@@ -29,7 +29,7 @@ def damage_of(stream):
 
 
 class Damaged:
-    """A stream on a disk whose bytes a test changes by stream offset, and then puts back."""
+    """A stream on a disk, of which each test gets copies with changed bytes."""
 
     def __init__(self, bodies, *, settled):
         self.disk = Disk()
@@ -45,7 +45,7 @@ class Damaged:
         self.images = {name: bytes(i.cache) for name, i in self.disk.names_now.items()}
 
     def fresh(self):
-        """Return a disk of its own, as the writer left it."""
+        """Return a new disk with the files as the writer left them."""
         disk = Disk()
         for name, image in self.images.items():
             file = disk.create(name, 0, b"")
@@ -82,7 +82,7 @@ class Damaged:
 
 
 def check_all_but(disk, damaged, index):
-    """Assert that the entry is detected and lost, and that it is the only one."""
+    """Assert that exactly this entry is found to be damaged and is lost."""
     for writable in (False, True):
         segments = open_as(disk, writable)
         found = list(segments.entries())
@@ -91,7 +91,7 @@ def check_all_but(disk, damaged, index):
         (quarantined,) = damage_of(segments)
         size = 32 + len(damaged.bodies[index])
         assert quarantined[:2] == (damaged.offsets[index], size)
-    entry_id, _ = open_on(disk).append([b"goes on"], version=VERSION)
+    entry_id, _ = open_on(disk).append([b"later"], version=VERSION)
     assert entry_id == len(damaged.bodies) + 1
 
 
@@ -100,7 +100,7 @@ PLACES = {"head": 0, "middle": 12, "tail": 23}
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_flipped_header_bit_costs_that_entry_alone(place):
+def test_a_flipped_bit_in_the_header_of_an_entry_costs_only_that_entry(place):
     damaged = Damaged(BODIES, settled=True)
     index = PLACES[place]
     for bit in range(32 * 8):
@@ -109,7 +109,7 @@ def test_every_flipped_header_bit_costs_that_entry_alone(place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_thousand_flipped_payload_bits_each_cost_that_entry_alone(place):
+def test_a_flipped_bit_in_the_payload_of_an_entry_costs_only_that_entry(place):
     index = PLACES[place]
     bodies = list(BODIES)
     bodies[index] = random.Random(place).randbytes(5000)
@@ -132,21 +132,21 @@ def test_a_tail_damaged_at_any_byte_is_cut_without_an_error(kind, size):
             bytes(disk.names_now[name].cache).ljust(FILE_BYTES, b"\0") == image
             for name, image in damaged.images.items()
         ):
-            # The bytes taken away were zeroes: nothing has changed.
+            # The removed bytes were zeroes, so nothing has changed.
             whole.add(offset)
             continue
         segments = open_on(disk)
         assert [entry.data for entry in segments.entries()] == [b"kept"]
         assert segments.quarantined == []
         assert (segments.end_offset, segments.next_id) == (start, 2)
-        segments.append([b"goes on"], version=VERSION)
+        segments.append([b"later"], version=VERSION)
         segments.sync()
-        assert [entry.data for entry in open_on(disk).entries()] == [b"kept", b"goes on"]
+        assert [entry.data for entry in open_on(disk).entries()] == [b"kept", b"later"]
     assert len(whole) < 8
 
 
 @pytest.mark.parametrize("bit", range(0, 60 * 8, 7))
-def test_a_flipped_bit_in_a_file_header_is_mended_and_loses_nothing(bit):
+def test_a_flipped_bit_in_a_file_header_is_repaired_and_loses_nothing(bit):
     damaged = Damaged(BODIES, settled=True)
     for number in (0, 1):
         disk = damaged.fresh()
@@ -169,7 +169,7 @@ def test_a_flipped_bit_in_a_slot_loses_nothing(settled):
                 assert [entry.data for entry in segments.entries()] == BODIES
 
 
-def test_a_single_file_whose_header_is_damaged_is_known_by_its_slots():
+def test_files_whose_headers_are_damaged_are_identified_by_their_slots():
     damaged = Damaged([b"a", b"b"], settled=True)
     disk = damaged.fresh()
     names = [name for name in disk.names_now if name.endswith(".seg")]
@@ -181,7 +181,7 @@ def test_a_single_file_whose_header_is_damaged_is_known_by_its_slots():
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_damage_never_serves_a_wrong_byte_and_always_opens(seed):
+def test_a_stream_with_random_damage_opens_and_gives_no_wrong_bytes(seed):
     rng = random.Random(seed)
     damaged = Damaged(BODIES, settled=True)
     disk = damaged.fresh()

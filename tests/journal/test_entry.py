@@ -1,4 +1,4 @@
-"""The 32-byte header of an entry, asserted byte for byte in both directions."""
+"""The 32-byte header of an entry, compared byte for byte when it is written and when it is read."""
 
 import pytest
 from hypothesis import given
@@ -24,11 +24,11 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize(("fields", "spelt"), GOLDEN.items())
-def test_golden_entries_are_written_and_read_as_these_bytes(fields, spelt):
+@pytest.mark.parametrize(("fields", "digits"), GOLDEN.items())
+def test_golden_entries_are_written_and_read_as_these_bytes(fields, digits):
     version, ttl_s, entry_id, data = fields
     tag = version.encode("latin-1")
-    packed = bytes.fromhex(spelt)
+    packed = bytes.fromhex(digits)
     assert entry.pack(tag, ttl_s, entry_id, data).hex() == packed.hex()
     assert entry.unpack(packed) == StoredEntry(entry_id, 0, tag, ttl_s, data)
 
@@ -62,7 +62,7 @@ def test_every_truncated_entry_is_detected():
 
 
 @pytest.mark.parametrize("size", [0, 31, 32, 64, 4096])
-def test_zeroes_are_never_an_entry(size):
+def test_zeroes_are_not_read_as_an_entry(size):
     assert entry.unpack_header(bytes(size)) is None
 
 

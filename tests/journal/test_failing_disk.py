@@ -1,4 +1,4 @@
-"""Rows 5 and 6 of the scorecard: a failed sync stops the stream, a full disk only appends."""
+"""Rows 5 and 6 of the scorecard: a failed sync stops the stream; a full disk stops only appends."""
 
 import contextlib
 import errno
@@ -43,7 +43,7 @@ def open_on(disk, **options):
 
 
 def fill(segments, body, **options):
-    """Append until refused; return how many there was room for."""
+    """Append until refused; return how many fitted, and the error."""
     for count in range(100_000):
         try:
             segments.append([body], version=VERSION, **options)
@@ -132,7 +132,7 @@ def test_a_full_disk_refuses_appends_and_lets_reserved_ones_use_the_reserve(body
         reopened.append([bytes(body_bytes)], version=VERSION)
 
 
-def test_appends_resume_unaided_when_room_returns():
+def test_appends_are_accepted_again_when_there_is_room_again():
     disk = Disk(room_bytes=4 * FILE_BYTES + PAGE_BYTES)
     segments = open_on(disk)
     count, _ = fill(segments, bytes(1000))
@@ -147,7 +147,7 @@ def test_appends_resume_unaided_when_room_returns():
     assert count + more + again + 1 == segments.next_id
 
 
-def test_room_that_was_ensured_is_there_when_the_append_comes():
+def test_an_append_for_which_room_was_ensured_is_not_refused():
     disk = Disk(room_bytes=5 * FILE_BYTES + PAGE_BYTES)
     segments = open_on(disk)
     appended = 0
@@ -179,7 +179,7 @@ def test_a_larger_reserve_is_prepared_and_kept():
     assert deletes * 64 >= 6 * 4096 - 232
 
 
-def test_an_entry_larger_than_the_disk_is_refused_before_a_byte_is_written():
+def test_an_entry_larger_than_the_disk_is_refused_and_nothing_is_written():
     disk = Disk(room_bytes=5 * FILE_BYTES + PAGE_BYTES)
     segments = open_on(disk)
     segment_files = {name: file for name, file in disk.names_now.items() if name != "manifest"}
@@ -200,7 +200,7 @@ def test_a_new_stream_on_a_full_disk_is_refused_and_leaves_nothing():
     assert disk.names_now == {}
 
 
-def test_without_descriptors_a_new_file_is_refused_and_later_made():
+def test_without_descriptors_an_append_that_needs_a_file_is_refused_until_there_are_some():
     disk = Disk()
     disk.open_files_max = 2
     segments = open_on(disk)
@@ -212,7 +212,7 @@ def test_without_descriptors_a_new_file_is_refused_and_later_made():
 
 
 def mounted(tmp_path, kind):
-    """Mount a small file system, or skip loudly."""
+    """Mount a small file system; warn and skip the test if that is not possible."""
     target = tmp_path / "mounted"
     target.mkdir()
     if kind == "tmpfs":
@@ -260,7 +260,7 @@ def test_a_process_out_of_descriptors_still_reads_and_appends(tmp_path):
         places.append(segments.append([bytes([number]) * 3000], version=VERSION)[1])
         segments.sync()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The lowest number that is free becomes the limit: not one more can be opened.
+    # The lowest free descriptor becomes the limit, so that no file can be opened.
     probe = os.open(tmp_path, os.O_RDONLY)
     os.close(probe)
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe, before[1]))

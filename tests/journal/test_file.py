@@ -25,7 +25,7 @@ def journal(tmp_path):
 
 @pytest.fixture
 def places(journal, tmp_path):
-    """The places of messages over many files, opened again: nothing of them is in memory."""
+    """The places of messages in several files; neither content nor files are in memory."""
     found = []
     for number in range(1, 13):
         push = Pushed(AT_MS, 1, number, bytes([number]) * 3_000, size_bytes=3_000)
@@ -44,7 +44,7 @@ def test_a_body_is_loaded_by_its_place(journal, places):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_without_a_descriptor_or_memory_a_body_cannot_be_read_now(
+def test_without_a_descriptor_or_memory_a_body_is_unavailable_for_the_moment(
     journal, places, monkeypatch, code
 ):
     def refuse(*_, **__):
@@ -57,14 +57,16 @@ def test_without_a_descriptor_or_memory_a_body_cannot_be_read_now(
     assert journal.load(places[0]).number == 1
 
 
-def test_a_body_in_a_file_that_is_gone_is_a_journal_error(journal, places, tmp_path):
+def test_loading_a_body_from_a_missing_file_is_a_journal_error(journal, places, tmp_path):
     os.unlink(tmp_path / "000000000000.seg")
     with pytest.raises(JournalError, match=r"000000000000\.seg is missing or cannot be read"):
         journal.load(places[0])
     assert journal.load(places[-1]).number == 12
 
 
-def test_a_file_that_cannot_be_read_is_a_journal_error(journal, places, monkeypatch):
+def test_loading_a_body_from_a_file_that_cannot_be_read_is_a_journal_error(
+    journal, places, monkeypatch
+):
     def refuse(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -76,12 +78,12 @@ def test_a_file_that_cannot_be_read_is_a_journal_error(journal, places, monkeypa
 
 
 @pytest.mark.parametrize("moved", [1, 64, 10**9])
-def test_a_place_where_no_message_stands_is_a_corrupt_entry(journal, places, moved):
+def test_loading_a_place_without_a_message_is_a_corrupt_entry(journal, places, moved):
     with pytest.raises(CorruptEntry):
         journal.load(pack_place(position_of(places[0]) + moved, 3_000))
 
 
-def test_a_history_goes_on_behind_files_that_are_dropped_while_it_is_read(
+def test_a_history_continues_after_files_that_are_dropped_while_it_is_read(
     journal, places, monkeypatch
 ):
     monkeypatch.setattr(file, "_HISTORY_ENTRIES", 3)

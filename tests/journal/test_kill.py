@@ -1,4 +1,4 @@
-"""A real writer is killed in the middle of its work; its answers are compared with the stream."""
+"""A real process is killed while it writes; its answers are compared with the stream."""
 
 import random
 import subprocess
@@ -15,7 +15,7 @@ CHILD = Path(__file__).parent / "child.py"
 
 
 def run_and_kill(path, answers, size):
-    """Let a child answer so many times, kill it, and return the last id it answered."""
+    """Kill a child after this many answers, and return the last id that it answered."""
     command = [sys.executable, str(CHILD), str(path), "1000000", str(size), "1"]
     answered = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -37,7 +37,7 @@ def test_a_killed_writer_loses_nothing_that_it_answered(tmp_path, size):
     for _ in range(4):
         answered = run_and_kill(tmp_path / "stream", rng.randrange(1, 150), size)
         with JournalReader(tmp_path / "stream") as reader:
-            # Only the process died, so the last slot it wrote is visible.
+            # Only the process ended, not the system, so the last slot that it wrote is visible.
             assert reader.next_id - 1 >= answered - 1
         with Segments.open(tmp_path / "stream") as segments:
             assert segments.next_id - 1 >= answered

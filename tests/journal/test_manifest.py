@@ -1,4 +1,4 @@
-"""Rows 3 and 4 of the scorecard: a file that is missing, swapped or foreign is found at opening."""
+"""Rows 3 and 4 of the scorecard: opening finds files that are missing, swapped or not its own."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def names_in(path):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A stream of nineteen synced entries over five files and a spare, left as a kill leaves it."""
+    """A stream of nineteen synced entries in five files and a spare, as a kill leaves it."""
     path = tmp_path / "stream"
     segments = open_in(path)
     for number in range(19):
@@ -71,13 +71,13 @@ def test_a_stream_that_misses_a_file_does_not_open(killed, which):
 
 
 @pytest.mark.parametrize("which", MISSING)
-def test_an_accepted_loss_costs_what_the_files_held_and_no_id_is_given_twice(killed, which):
+def test_an_accepted_loss_costs_what_the_files_held_and_no_id_is_used_twice(killed, which):
     numbers, lost = MISSING[which]
     for number in numbers:
         os.unlink(killed / f"{number:012d}.seg")
     kept = [entry_id for entry_id in range(1, 20) if entry_id not in lost]
     assert found_in(killed, accept_loss=True)[0] == kept
-    # The loss was accepted once: from here on the stream is whole, with a hole that is damage.
+    # The loss was accepted once: from now on the stream opens, and the missing range is damage.
     found, next_id = found_in(killed)
     assert found == kept
     assert next_id >= 20
@@ -92,10 +92,10 @@ def test_an_accepted_loss_costs_what_the_files_held_and_no_id_is_given_twice(kil
     ("numbers", "lost"),
     [([0], range(1, 5)), ([2], range(9, 13)), ([0, 2], [*range(1, 5), *range(9, 13)])],
 )
-def test_an_accepted_loss_spares_the_entries_behind_it_that_were_never_synced(
+def test_an_accepted_loss_keeps_the_entries_after_it_that_were_never_synced(
     tmp_path, numbers, lost
 ):
-    """Rows 3 and 4: with durability=os nothing is promised; what is there is kept all the same."""
+    """Rows 3 and 4: durability=os promises nothing, but what is on the disk is kept."""
     path = tmp_path / "stream"
     segments = open_in(path)
     for number in range(19):
@@ -112,7 +112,7 @@ def test_an_accepted_loss_spares_the_entries_behind_it_that_were_never_synced(
         assert sum(each.size_bytes for each in segments.quarantined) >= len(lost) * 992
 
 
-def test_a_file_that_was_put_back_makes_the_stream_whole_again(killed, tmp_path):
+def test_a_stream_opens_again_after_its_missing_file_was_put_back(killed, tmp_path):
     shutil.move(killed / "000000000002.seg", tmp_path / "aside")
     with pytest.raises(StoreUnusable, match="missing"):
         open_in(killed)
@@ -120,7 +120,7 @@ def test_a_file_that_was_put_back_makes_the_stream_whole_again(killed, tmp_path)
     assert found_in(killed) == ([*range(1, 20)], 20)
 
 
-def test_all_files_missing_is_never_an_empty_stream(killed):
+def test_a_stream_without_any_of_its_files_does_not_open_as_an_empty_one(killed):
     for path in names_in(killed):
         path.unlink()
     for accept_loss in (False, True):
@@ -147,7 +147,7 @@ def test_a_file_of_another_stream_is_refused_by_name(killed, tmp_path):
         open_in(killed, accept_loss=True)
 
 
-def test_the_list_of_another_stream_is_refused(killed, tmp_path):
+def test_the_manifest_of_another_stream_is_refused(killed, tmp_path):
     open_in(tmp_path / "other").close()
     shutil.copy(tmp_path / "other" / NAME, killed / NAME)
     with pytest.raises(StoreUnusable, match="manifest belongs to another stream"):
@@ -175,7 +175,7 @@ def test_a_directory_or_pipe_in_place_of_a_file_is_refused_at_once(killed, numbe
 
 
 def make_older(path):
-    """Makes a stream what a version without the manifest would have left."""
+    """Changes a stream to what a version without the manifest would have written."""
     (path / NAME).unlink()
     for each in names_in(path):
         with each.open("r+b") as file:
@@ -185,7 +185,7 @@ def make_older(path):
                 file.write(pack_slot(slot._replace(is_listed=False)))
 
 
-def test_a_stream_of_an_older_version_has_no_list_and_is_given_one(killed):
+def test_a_stream_of_an_older_version_without_a_manifest_gets_one(killed):
     make_older(killed)
     assert found_in(killed) == ([*range(1, 20)], 20)
     assert read_manifest(OsStorage().open(str(killed), writable=False)) == FileList(1, 0, 5, 0)
@@ -196,8 +196,8 @@ def test_a_stream_of_an_older_version_has_no_list_and_is_given_one(killed):
 
 
 @pytest.mark.parametrize("also", [[], [4, 5], [0]])
-def test_a_stream_whose_list_was_taken_away_does_not_open(killed, also):
-    """Rows 3 and 4: without its list it looks like a stream of an older version."""
+def test_a_stream_whose_manifest_was_removed_does_not_open(killed, also):
+    """Rows 3 and 4: without its manifest it looks like a stream of an older version."""
     for number in also:
         os.unlink(killed / f"{number:012d}.seg")
     (killed / NAME).unlink()
@@ -208,11 +208,11 @@ def test_a_stream_whose_list_was_taken_away_does_not_open(killed, also):
     with open_in(killed, accept_loss=True) as segments:
         assert segments.accepted_loss.startswith("manifest (which listed the files, and any behind")
         assert "000000000000.seg" in segments.accepted_loss or 0 not in also
-    # Accepted once: there is a list again.
+    # The loss was accepted once: there is a manifest again.
     open_in(killed).close()
 
 
-def test_a_snapshot_shows_how_far_a_stream_without_a_list_reached(killed):
+def test_files_that_a_snapshot_knows_of_are_missed_in_a_stream_without_a_manifest(killed):
     make_older(killed)
     for number in (4, 5):
         os.unlink(killed / f"{number:012d}.seg")
@@ -220,7 +220,7 @@ def test_a_snapshot_shows_how_far_a_stream_without_a_list_reached(killed):
         open_in(killed, known_end=4 * PAYLOAD_BYTES + 1)
 
 
-def test_files_that_were_dropped_are_not_missing(killed):
+def test_files_that_were_dropped_are_not_reported_as_missing(killed):
     with open_in(killed) as segments:
         segments.drop_before([entry.offset for entry in segments.entries()][9])
     assert found_in(killed)[0] == [*range(10, 20)]
@@ -228,7 +228,7 @@ def test_files_that_were_dropped_are_not_missing(killed):
     assert found_in(killed)[0] == [*range(10, 20)]
 
 
-def test_files_dropped_before_the_newest_slots_were_lost_are_not_missing(killed):
+def test_files_dropped_before_the_newest_files_were_lost_are_not_reported_as_missing(killed):
     with open_in(killed) as segments:
         segments.drop_before([entry.offset for entry in segments.entries()][9])
         shutil.copytree(killed, killed.parent / "later")
@@ -238,7 +238,7 @@ def test_files_dropped_before_the_newest_slots_were_lost_are_not_missing(killed)
         open_in(killed.parent / "later")
 
 
-def test_a_spare_is_listed_before_it_is_used_and_a_failed_list_stops_no_append():
+def test_a_spare_is_listed_before_it_is_used_and_a_manifest_that_fails_stops_no_append():
     disk = Disk()
     segments = open_on(disk)
     disk.failing_list_syncs = {disk.list_syncs + 1, disk.list_syncs + 2}
@@ -270,7 +270,7 @@ def test_a_full_disk_refuses_a_stream_that_cannot_be_listed_and_leaves_nothing()
     assert disk.names_now == {}
 
 
-def test_a_stream_without_a_list_opens_on_a_full_disk():
+def test_a_stream_without_a_manifest_opens_on_a_full_disk():
     disk = Disk()
     open_on(disk).close()
     del disk.names_now[NAME], disk.names_stable[NAME]
@@ -286,7 +286,7 @@ def open_on(disk, **options):
 
 
 @pytest.mark.parametrize("bit", range(0, 44 * 8, 5))
-def test_a_damaged_list_counts_as_no_list(killed, bit):
+def test_a_damaged_manifest_is_treated_as_none(killed, bit):
     page = bytearray((killed / NAME).read_bytes())
     page[bit // 8] ^= 1 << bit % 8
     (killed / NAME).write_bytes(page)
@@ -294,7 +294,7 @@ def test_a_damaged_list_counts_as_no_list(killed, bit):
     assert found_in(killed) == ([*range(1, 20)], 20)
 
 
-def test_with_one_slot_damaged_the_other_still_counts(killed):
+def test_if_one_slot_of_the_manifest_is_damaged_the_other_is_read(killed):
     directory = OsStorage().open(str(killed), writable=False)
     newest = read_manifest(directory)
     assert newest is not None
@@ -306,7 +306,7 @@ def test_with_one_slot_damaged_the_other_still_counts(killed):
     assert (older.serial, older.last) == (newest.serial - 1, newest.last - 1)
 
 
-def test_the_golden_list_is_what_is_written_and_what_is_read(tmp_path):
+def test_the_golden_manifest_is_written_and_read_as_these_bytes(tmp_path):
     directory = OsStorage().open(str(tmp_path), writable=True)
     identity = bytes(range(16))
     manifest = Manifest(directory, identity, FILE_BYTES, None)

@@ -1,4 +1,4 @@
-"""Row 2 of the scorecard: whatever a power cut leaves on the disk, nothing answered is lost."""
+"""Row 2 of the scorecard: in every state that a power cut can leave, nothing answered is lost."""
 
 import contextlib
 import itertools
@@ -20,19 +20,19 @@ def open_on(disk, file_bytes=SMALL_FILE):
 
 
 class Writer:
-    """A program that appends, syncs and drops, and keeps its own account of the answers."""
+    """A writer that appends, syncs and drops, and keeps a list of what was answered."""
 
     def __init__(self, disk, file_bytes=SMALL_FILE):
         self.disk = disk
         self.written: list[bytes] = []
-        self.lives = 0
+        self.openings = 0
         self.answered = 0
         self.drop_floor = 0
         self.drop_asked = 0
         self.segments = open_on(disk, file_bytes)
 
     def append(self, size):
-        data = random.Random(f"{self.lives} {len(self.written)}").randbytes(size)
+        data = random.Random(f"{self.openings} {len(self.written)}").randbytes(size)
         self.written.append(data)
         entry_id, _ = self.segments.append([data], version=VERSION)
         assert entry_id == len(self.written)
@@ -55,9 +55,9 @@ class Writer:
         self.segments.sync_watermark()
 
     def accept(self, disk):
-        """Open what is left, compare it with the account, and go on from there."""
+        """Open the stream, compare it with what was answered, and continue with it."""
         self.disk = disk
-        self.lives += 1
+        self.openings += 1
         self.segments = open_on(disk)
         found = list(self.segments.entries())
         first = self.segments.first_id
@@ -83,7 +83,7 @@ OPERATIONS = {
 
 
 def run_until_cut(script, steps):
-    """Run the script and cut the power after so many steps; None if it ended before."""
+    """Run the script and cut the power after this many steps; None if it ended before."""
     writer = Writer(Disk())
     writer.disk.steps_left = steps
     try:
@@ -94,7 +94,7 @@ def run_until_cut(script, steps):
     return None if steps else writer
 
 
-def account_of(writer, disk):
+def copy_of(writer, disk):
     copy = Writer.__new__(Writer)
     copy.__dict__.update(writer.__dict__, written=list(writer.written), disk=disk)
     return copy
@@ -110,7 +110,7 @@ def test_every_outcome_of_a_cut_within_three_operations_keeps_what_was_answered(
                 break
             for disk in writer.disk.outcomes():
                 outcomes += 1
-                account_of(writer, disk).accept(disk)
+                copy_of(writer, disk).accept(disk)
     assert outcomes > 10**length
 
 
@@ -136,7 +136,7 @@ def test_random_operations_with_many_power_cuts_lose_nothing_that_was_answered(s
             pass
         writer.disk.steps_left = None
         if rng.random() < 0.3:
-            # Only the process died: what it wrote is still in the system's memory.
+            # Only the process ended: what it wrote is still in the system's memory.
             writer.accept(writer.disk)
         left = writer.disk.after_cut(rng)
         left.steps_left = rng.randrange(30)
@@ -162,7 +162,7 @@ def test_a_failed_sync_and_then_a_cut_lose_nothing_that_was_answered(seed):
                 call()
         del writer.written[-1:]
         if rng.random() < 0.5:
-            # A new process first sees pages that look clean and were never written.
+            # A new process first reads pages that are marked clean and were never written.
             writer.accept(writer.disk)
         writer.accept(writer.disk.after_cut(rng))
 
@@ -176,12 +176,12 @@ def test_recovery_writes_again_pages_that_a_failed_sync_marked_clean():
         segments.sync()
     reopened = open_on(disk)
     assert [entry.data for entry in reopened.entries()] == [b"unanswered"]
-    # Answered now, since the reader was shown it: no outcome of a cut may take it away again.
+    # It was read and so counts as answered: no outcome of a cut may lose it now.
     for left in disk.outcomes():
         assert [entry.data for entry in open_on(left).entries()] == [b"unanswered"]
 
 
-def test_the_watermark_on_disk_never_claims_more_than_is_durable():
+def test_the_watermark_on_disk_is_never_beyond_what_is_durable():
     rng = random.Random(7)
     disk = Disk(sector_bytes=512)
     writer = Writer(disk)
@@ -197,7 +197,7 @@ def test_the_watermark_on_disk_never_claims_more_than_is_durable():
             assert reader.durable_offset <= durable
 
 
-def test_the_watermark_lags_by_at_most_one_sync():
+def test_the_watermark_is_at_most_one_sync_behind():
     disk = Disk(sector_bytes=512)
     segments = open_on(disk)
     previous = 0
@@ -233,10 +233,10 @@ def test_bytes_of_an_earlier_process_are_never_read_as_entries():
         segments.append([bytes([number]) * 480], version=VERSION)
     torn = disk.names_now["000000000000.seg"]
     torn.cache[4096 + 1024 : 4096 + 1536] = bytes(512)
-    second_life = open_on(disk)
-    assert second_life.next_id == 3
-    second_life.append([b"n" * 480], version=VERSION)
-    second_life.sync()
+    reopened = open_on(disk)
+    assert reopened.next_id == 3
+    reopened.append([b"n" * 480], version=VERSION)
+    reopened.sync()
     found = [entry.data[:1] for entry in open_on(disk).entries()]
     assert found == [b"\0", b"\1", b"n"]
 
@@ -246,7 +246,7 @@ def test_a_slot_in_the_last_file_of_a_full_disk_is_synced_too():
     segments = Segments.open(
         disk.path, storage=disk, file_bytes=SMALL_FILE, background=False, reserve_bytes=0
     )
-    # The entry fills the only file to its end, so the file to state this in cannot be made yet.
+    # The entry fills the only file; the next file, which would state this, cannot be created yet.
     segments.append([bytes(4064)], version=VERSION)
     segments.sync()
     disk.room_bytes = 10 * SMALL_FILE

@@ -1,4 +1,4 @@
-"""Finding the next entry after damage, in memory: bytes that imitate entries are not taken."""
+"""Finding the next entry after damage: bytes within a body that look like entries are ignored."""
 
 import random
 
@@ -35,7 +35,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("first_id", [1, 2**32 - 3, 2**63])
-def test_a_damaged_header_loses_its_entry_alone(first_id):
+def test_a_damaged_header_loses_only_its_entry(first_id):
     rng = random.Random(first_id)
     bodies = [rng.randbytes(rng.choice([0, 1, 31, 32, 33, 500])) for _ in range(20)]
     for index in range(20):
@@ -55,7 +55,7 @@ def test_a_good_entry_between_two_damaged_headers_is_kept():
     assert stream.walk() == [1, 2, 4, 7, 9, 10]
 
 
-def test_entries_within_a_body_are_not_taken_for_the_ones_behind_it():
+def test_entries_within_the_body_of_a_damaged_entry_are_ignored():
     inside = b"".join(pack(VERSION, 0, number, b"forged") for number in (2, 3, 4))
     for body in (inside, b"x" + inside, inside + b"x", pack(VERSION, 0, 3, b"forged")):
         stream = Stream([b"a", body, b"c", b"d", b"e"], first_id=1)
@@ -70,7 +70,7 @@ def test_a_damaged_last_entry_ends_the_walk():
     assert stream.walk() == [1]
 
 
-def test_a_body_of_zeroes_or_of_headers_is_searched_quickly():
+def test_large_bodies_of_zeroes_or_of_headers_are_skipped():
     headers = b"".join(pack(VERSION, 0, number, b"") for number in range(100, 3000))
     stream = Stream([bytes(1 << 20), headers, b"next", b"last"])
     stream.damage_header(0)
@@ -78,7 +78,7 @@ def test_a_body_of_zeroes_or_of_headers_is_searched_quickly():
     assert stream.walk() == [3, 4]
 
 
-def test_a_header_larger_than_a_window_away_is_found():
+def test_a_header_further_away_than_one_window_is_found():
     stream = Stream([b"a", random.Random(1).randbytes(2_500_000), b"c"])
     stream.damage_header(1)
     assert stream.walk() == [1, 3]
@@ -93,7 +93,7 @@ def test_the_first_entry_is_found_from_the_middle_of_another():
 
 def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
     stream = Stream([b"a", b"b"])
-    stale = pack(VERSION, 0, 9, b"of an earlier life")
+    stale = pack(VERSION, 0, 9, b"of an earlier process")
     image = bytes(stream.image) + stale
 
     def read(offset, size):
@@ -102,7 +102,7 @@ def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
     assert valid_end(read, 0, 1, len(image)) == (len(stream.image), 3)
 
 
-def test_a_walk_that_may_end_within_an_entry_ends_before_that_entry():
+def test_a_walk_whose_limit_is_within_an_entry_ends_before_that_entry():
     stream = Stream([b"a", bytes(100), b"c"])
     stream.limit = Limit(stream.offsets[1] + 60, None)
     assert stream.walk() == [1]

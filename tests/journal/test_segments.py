@@ -1,4 +1,4 @@
-"""The stream over real files: what goes in comes out, across files, processes and directories."""
+"""The stream in real files: entries are read as they were written, across files and processes."""
 
 import contextlib
 import os
@@ -59,8 +59,8 @@ def dump(image):
 def undump(text, size):
     image = bytearray(size)
     for line in text.splitlines():
-        at, spelt = line.split(" ", 1)
-        image[int(at, 16) : int(at, 16) + 16] = bytes.fromhex(spelt)
+        at, digits = line.split(" ", 1)
+        image[int(at, 16) : int(at, 16) + 16] = bytes.fromhex(digits)
     return bytes(image)
 
 
@@ -84,7 +84,7 @@ def test_the_golden_files_are_what_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["", "listed-"])
 def test_the_golden_files_are_read_as_their_entries(tmp_path, kind):
-    """Those without a kind are of a version that had no manifest."""
+    """The files without a kind were written by a version that had no manifest."""
     for name in ("000000000000.seg", "000000000001.seg"):
         golden = (GOLDEN / f"{kind}{name}.txt").read_text()
         (tmp_path / name).write_bytes(undump(golden, FILE_BYTES))
@@ -110,7 +110,7 @@ def test_the_golden_files_are_read_as_their_entries(tmp_path, kind):
     ),
     st.sampled_from([8192, 12288, 65536]),
 )
-def test_any_entries_come_back_across_files_and_reopening(steps, file_bytes):
+def test_any_entries_are_read_as_written_across_files_and_reopening(steps, file_bytes):
     disk = Disk()
     segments = open_in(disk.path, storage=disk, file_bytes=file_bytes)
     expected = []
@@ -164,7 +164,7 @@ def test_a_part_of_an_entry_is_read_by_its_offset(tmp_path):
                 segments.read(offset, size)
 
 
-def test_only_durable_entries_are_walked_unless_asked(tmp_path):
+def test_only_durable_entries_are_read_unless_another_end_is_given(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [b"durable"])
         segments.sync()
@@ -207,7 +207,7 @@ def test_dropped_files_are_kept_in_the_archive_and_read_there(tmp_path):
         segments.drop_before(offsets[15], archive=archive)
         assert sorted(os.listdir(archive)) == [f"{n:012d}.seg" for n in range(3)]
     kept = JournalReader(archive, archive=archive)
-    # The twelfth ends in a file that is still in the stream.
+    # The twelfth entry ends in a file that is still in the stream.
     assert [entry.entry_id for entry in kept.entries()] == list(range(1, 12))
     os.unlink(archive / "000000000000.seg")
     kept = JournalReader(archive, archive=archive)
@@ -215,10 +215,10 @@ def test_dropped_files_are_kept_in_the_archive_and_read_there(tmp_path):
     assert kept.damage == []
 
 
-def test_an_archive_that_holds_another_file_of_that_name_drops_nothing(tmp_path):
+def test_nothing_is_dropped_if_the_archive_has_another_file_of_that_name(tmp_path):
     archive = tmp_path / "archive"
     archive.mkdir()
-    (archive / "000000000000.seg").write_bytes(b"someone else's")
+    (archive / "000000000000.seg").write_bytes(b"another file")
     with open_in(tmp_path / "stream") as segments:
         append_all(segments, [bytes(3000)] * 3)
         with pytest.raises(JournalError, match="another file of that name"):
@@ -272,7 +272,7 @@ def test_a_reader_gets_an_error_when_the_file_it_reads_is_dropped(tmp_path):
         assert reader.refresh() == segments.end_offset
 
 
-def test_appends_go_on_beside_syncs_in_another_thread(tmp_path):
+def test_appends_continue_during_syncs_in_another_thread(tmp_path):
     with open_in(tmp_path, file_bytes=65536, background=True) as segments:
         stop = threading.Event()
         seen = []
@@ -294,7 +294,7 @@ def test_appends_go_on_beside_syncs_in_another_thread(tmp_path):
         assert bodies_of(segments) == bodies
 
 
-def test_more_files_than_may_be_open_are_still_read(tmp_path):
+def test_a_stream_of_more_files_than_are_kept_open_can_be_read(tmp_path):
     with open_in(tmp_path) as segments:
         places = []
         for n in range(150):
@@ -313,7 +313,7 @@ def test_an_existing_stream_keeps_its_file_size(tmp_path):
 
 
 @pytest.mark.parametrize("file_bytes", [0, 4096, 8191, 10000])
-def test_an_impossible_file_size_is_refused(tmp_path, file_bytes):
+def test_an_invalid_file_size_is_refused(tmp_path, file_bytes):
     with pytest.raises(InvalidField, match="multiple of 4096"):
         open_in(tmp_path, file_bytes=file_bytes)
 
@@ -325,7 +325,7 @@ def test_the_error_of_a_second_writer_names_the_process_that_has_the_stream(tmp_
     open_in(tmp_path).close()
 
 
-def test_an_unusable_path_is_named_and_not_touched(tmp_path):
+def test_the_error_of_an_unusable_path_names_it_and_nothing_is_changed(tmp_path):
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
@@ -343,7 +343,7 @@ def test_an_unusable_path_is_named_and_not_touched(tmp_path):
     assert os.listdir(tmp_path / "empty") == []
 
 
-def test_a_file_of_another_format_is_named_and_not_touched(tmp_path):
+def test_the_error_of_a_file_of_another_format_names_it_and_nothing_is_changed(tmp_path):
     with open_in(tmp_path) as segments:
         append_all(segments, [b"x"])
     name = tmp_path / "000000000000.seg"
@@ -356,7 +356,7 @@ def test_a_file_of_another_format_is_named_and_not_touched(tmp_path):
     assert name.read_bytes() == image
 
 
-def test_a_foreign_file_under_a_segment_name_is_refused(tmp_path):
+def test_a_file_that_is_not_a_segment_but_has_the_name_of_one_is_refused(tmp_path):
     name = tmp_path / "000000000000.seg"
     name.write_bytes(b"not a segment" * 1000)
     with pytest.raises(StoreUnusable, match="is not a segment file, or is damaged"):
@@ -365,7 +365,7 @@ def test_a_foreign_file_under_a_segment_name_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("file_bytes", [0, 4096, 8193, 2**63])
-def test_a_header_with_an_impossible_file_size_is_refused(tmp_path, file_bytes):
+def test_a_header_with_an_invalid_file_size_is_refused(tmp_path, file_bytes):
     open_in(tmp_path).close()
     for name in sorted(tmp_path.iterdir()):
         image = bytearray(name.read_bytes())
@@ -378,7 +378,7 @@ def test_a_header_with_an_impossible_file_size_is_refused(tmp_path, file_bytes):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_files_of_garbage_are_refused_or_read_but_never_crash(tmp_path, seed):
+def test_damaged_files_are_refused_or_read_without_wrong_bytes(tmp_path, seed):
     rng = random.Random(seed)
     with open_in(tmp_path) as segments:
         append_all(segments, [bytes([n]) * 700 for n in range(15)])
@@ -397,7 +397,7 @@ def test_files_of_garbage_are_refused_or_read_but_never_crash(tmp_path, seed):
             assert str(tmp_path) in str(refused)  # noqa: PT017
 
 
-def test_files_of_two_streams_are_not_taken_for_one(tmp_path):
+def test_files_of_two_streams_in_one_directory_are_refused(tmp_path):
     open_in(tmp_path / "a").close()
     open_in(tmp_path / "b").close()
     os.replace(tmp_path / "b" / "000000000001.seg", tmp_path / "a" / "000000000001.seg")
@@ -416,7 +416,7 @@ def test_a_symbolic_link_in_place_of_a_file_is_not_followed(tmp_path):
         open_in(tmp_path / "stream")
 
 
-NOBODY = """
+AS_NOBODY = """
 import os, sys
 from penstock.errors import StoreUnusable
 from penstock.journal.reader import JournalReader
@@ -429,13 +429,12 @@ except StoreUnusable as refused:
 """
 
 
-def test_an_unwritable_directory_is_named(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else to be refused")
+@pytest.mark.root
+def test_the_error_of_an_unwritable_directory_names_it(tmp_path):
     path = tmp_path / "private" / "stream"
     open_in(path).close()
     result = subprocess.run(
-        [sys.executable, "-c", NOBODY, str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", AS_NOBODY, str(path)], capture_output=True, text=True, check=False
     )
     assert result.stderr.strip() == f"{path}: cannot be used: Permission denied"
 

@@ -1,4 +1,4 @@
-"""Servers to test against: one in a thread on a manual clock, and real daemons as processes."""
+"""Servers for tests: one in a thread, on a manual clock, and real daemons as processes."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from penstock.service import Peek
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def until(holds, patience_s=PATIENCE_S):
@@ -37,7 +37,7 @@ def until(holds, patience_s=PATIENCE_S):
 
 
 class UnixEndpoint:
-    """A socket at a path, and no daemon to start."""
+    """The address of a socket at a path, for a client that starts no daemon."""
 
     def __init__(self, path):
         self.shown = f"unix:{path}"
@@ -66,7 +66,7 @@ class UnixEndpoint:
 
 
 class ServerInThread:
-    """A frame server on an engine of its own, in an event loop of its own."""
+    """A frame server with an engine and an event loop of its own, in a thread."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class ServerInThread:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         service = LoopEngine(self.engine)
-        self.desk = FrameServer(service, limits=self._limits, failed=self.failures.append)
+        self.frames = FrameServer(service, limits=self._limits, failed=self.failures.append)
         servers = [
-            await listen_unix(self.desk, self.path),
+            await listen_unix(self.frames, self.path),
             await listen_tcp(
-                self.desk, TcpAddress("127.0.0.1", 0), token=self._token, tls=self._tls
+                self.frames, TcpAddress("127.0.0.1", 0), token=self._token, tls=self._tls
             ),
         ]
         self.port = servers[1].sockets[0].getsockname()[1]
@@ -107,11 +107,11 @@ class ServerInThread:
         await self._stopping.wait()
         for server in servers:
             server.close()
-        await self.desk.stop("the test is over")
+        await self.frames.stop("the test is over")
         await service.close()
 
     def call(self, function):
-        """Run a function in the server's loop and give what it gives."""
+        """Run a function in the server's event loop and return its result."""
 
         async def run():
             return function()
@@ -122,7 +122,7 @@ class ServerInThread:
         """Break every connection, as a crash would."""
 
         def abort_all():
-            for each in list(self.desk.connections):
+            for each in list(self.frames.connections):
                 each.abort()
 
         self.call(abort_all)
@@ -180,7 +180,7 @@ def send_one_peek(store):
 
 
 def end_daemon(store):
-    """End a store's daemon by whatever it takes."""
+    """Stop a store's daemon; kill it if it does not stop."""
     with suppress(Exception):
         stop_daemon(store, 10)
     pid = running_pid(store)
@@ -199,7 +199,7 @@ def store(tmp_path):
 
 
 class DaemonProcess:
-    """A daemon started by hand, in the foreground, with TCP beside its socket."""
+    """A daemon in the foreground, with the options that the test gives it."""
 
     def __init__(self, store, *words):
         self.store = Path(store)

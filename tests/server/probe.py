@@ -1,8 +1,8 @@
-"""A client beside an attack: how long its answers took, and how much memory the server had.
+"""Measures a server during an attack: how long its answers take, and how much memory it uses.
 
-`python -m tests.server.probe http|frames PORT PID` asks again and again until its input ends, and
-then prints what it saw. It is a process of its own, so it waits for nothing but the server. The
-time that either of them waited for a processor, which other programs had, is not counted.
+`python -m tests.server.probe http|frames PORT PID` sends requests until its input ends, and then
+prints its figures. It is a process of its own, so it waits for nothing but the server. The time
+that either of them waited for a processor, because other programs used it, is not counted.
 """
 
 import json
@@ -20,8 +20,8 @@ PERIOD_S = 0.002
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Seen:
-    """What a probe saw."""
+class ProbeFigures:
+    """The longest answer, the most memory, and the number of answers."""
 
     def __init__(self):
         self.longest_ms = 0.0
@@ -30,7 +30,7 @@ class Seen:
 
 
 def queued_s(pid):
-    """How long a process was ready to run and not let to, because others had the processors."""
+    """How long a process was ready to run but waited for a processor, which others used."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9
@@ -43,23 +43,23 @@ def ask_http(wire):
     assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
 
 
-def greet(wire):
+def send_hello(wire):
     wire.sendall(encode_hello(Hello("probe")))
     assert wire.recv(65_536).startswith(PRELUDE)
 
 
 def ask_frames(wire):
     wire.sendall(pack(STATUS, 1))
-    # The answer's kind stands behind the size of its body.
+    # The kind of the answer comes after the size of its body.
     assert wire.recv(65_536)[4] == REPLY
 
 
 def watch(protocol, port, pid, ended):
-    seen = Seen()
+    seen = ProbeFigures()
     ask = ask_http if protocol == "http" else ask_frames
     with socket.create_connection(("127.0.0.1", port), 30) as wire:
         if protocol == "frames":
-            greet(wire)
+            send_hello(wire)
         while True:
             began_s = time.perf_counter() - queued_s(pid) - queued_s("self")
             ask(wire)
@@ -75,12 +75,12 @@ def watch(protocol, port, pid, ended):
 
 @contextmanager
 def probing(port, pid, protocol="http"):
-    """Runs a probe, and has its figures when the block is left."""
+    """Runs a probe during the block, and sets the figures that it yields when the block ends."""
     command = [sys.executable, "-m", "tests.server.probe", protocol, str(port), str(pid)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    seen = Seen()
+    seen = ProbeFigures()
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -14,7 +14,7 @@ from penstock.testing.conformance.waiting import WaitingContract
 from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, end_daemon
 
-# The backends lack nothing, and the same frames are tried on a manual clock, too.
+# The backends have every behaviour; this one is tested on a manual clock, with the same frames.
 IN_REAL_TIME = {"dedup window": "takes ten minutes in real time"}
 
 
@@ -74,9 +74,9 @@ class TestDaemon(ConformanceSuite):
 
 
 class TestDaemonOverTcp(ConformanceSuite if FULL else WaitingContract):  # type: ignore[misc]
-    """What waits, against a real daemon at penstock://, in real time, waiting for the disk.
+    """The tests of waiting, against a real daemon at penstock://, in real time, on a real disk.
 
-    The whole suite has gone over TCP above; with the full figures it does so here, too.
+    The whole suite runs over TCP above; with the full figures it does here, too.
     """
 
     SCALE = 0.05

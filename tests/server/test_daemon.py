@@ -1,4 +1,4 @@
-"""Daemons as real processes: started once, found by all, killed, idle, and in their own place."""
+"""Daemons as real processes: how they start, end, are killed, and where their files are."""
 
 import asyncio
 import fcntl
@@ -137,7 +137,7 @@ def test_a_directory_that_others_may_enter_does_not_open_the_socket_to_them(stor
         assert stat.S_IMODE(daemon_directory(store).stat().st_mode) == 0o700
 
 
-def test_a_path_too_long_for_a_socket_has_its_socket_elsewhere(tmp_path):
+def test_the_socket_of_a_path_that_is_too_long_is_in_another_directory(tmp_path):
     store = tmp_path / ("x" * 100) / "store"
     store.parent.mkdir()
     try:
@@ -166,30 +166,32 @@ def test_a_daemon_started_by_a_short_path_is_found_by_a_long_one(tmp_path, store
         assert stop_daemon(long) is not None
 
 
-def test_a_daemon_in_a_container_is_stopped_by_the_number_it_has_here(store):
+def test_a_daemon_in_a_container_is_stopped_by_its_process_number_outside(store):
     with in_a_container("-m", "penstock.server.daemon", store) as daemon:
         until(lambda: connectable(store))
-        assert running_pid(store) == 1, "the number it has in there"
+        assert running_pid(store) == 1, "its process number in the container"
         stopped = stop_daemon(store)
         assert stopped is not None
         assert stopped > 1
         assert daemon.wait(PATIENCE_S) == 0
 
 
-def test_a_daemon_outside_of_a_container_is_not_taken_for_a_process_in_it(store):
+def test_a_daemon_outside_of_a_container_cannot_be_stopped_from_within_it(store):
     with connect(store):
         code = "from penstock.backends.remote.daemon import stop_daemon; "
         code += f"stop_daemon({str(store)!r})"
         with in_a_container("-c", code, stderr=subprocess.PIPE, text=True) as process:
-            _, said = process.communicate(timeout=PATIENCE_S)
-        assert said.strip().endswith("its daemon runs in another container; stop it from there")
+            _, complaint = process.communicate(timeout=PATIENCE_S)
+        assert complaint.strip().endswith(
+            "its daemon runs in another container; stop it from there"
+        )
         assert live_pid(store)
 
 
 def in_a_container(*words, **options):
-    """A Python process that sees no processes but its own and those it starts."""
-    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    return subprocess.Popen([*apart, sys.executable, *map(str, words)], **options)
+    """A Python process in a PID namespace of its own."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    return subprocess.Popen([*unshare, sys.executable, *map(str, words)], **options)
 
 
 def connectable(store):
@@ -229,7 +231,7 @@ def test_the_process_id_of_the_last_daemon_is_not_used_for_the_next(store):
     assert running_pid(store) is None
 
 
-# What keeps it from starting: one sentence each, and nothing touched.
+# Errors that prevent its start: one sentence each, and nothing is changed.
 
 
 def refusal(store, kind, **options):
@@ -243,17 +245,17 @@ def refusal(store, kind, **options):
 
 def test_a_path_that_is_a_file_is_refused(tmp_path):
     path = tmp_path / "file"
-    path.write_text("mine")
+    path.write_text("text")
     assert "is a file; a store is a directory" in refusal(path, StoreUnusable)
-    assert path.read_text() == "mine"
+    assert path.read_text() == "text"
 
 
 def test_a_directory_with_files_of_other_programs_is_refused(tmp_path):
-    path = tmp_path / "home"
+    path = tmp_path / "other"
     path.mkdir()
-    (path / "letter").write_text("mine")
+    (path / "file").write_text("text")
     assert "is not empty, and is not a Penstock store" in refusal(path, StoreUnusable)
-    assert [each.name for each in path.iterdir()] == ["letter"]
+    assert [each.name for each in path.iterdir()] == ["file"]
 
 
 def test_a_store_of_another_version_is_refused(store):
@@ -263,11 +265,11 @@ def test_a_store_of_another_version_is_refused(store):
     assert [each.name for each in store.iterdir()] == ["store"]
 
 
-def test_a_store_that_is_embedded_elsewhere_is_refused(store):
+def test_a_store_that_is_embedded_in_another_process_is_refused(store):
     with penstock.connect(f"file:{store}?embedded=1") as queues:
         queues.create("orders")
-        said = refusal(store, StoreUnusable)
-        assert f"in use by process {os.getpid()}" in said
+        complaint = refusal(store, StoreUnusable)
+        assert f"in use by process {os.getpid()}" in complaint
     with connect(store) as queues:
         assert queues.names() == ["orders"]
 
@@ -293,7 +295,7 @@ def test_the_error_of_a_daemon_that_cannot_start_has_its_last_output(store, monk
         connect(store)
 
 
-def test_a_daemon_that_cannot_listen_says_why(store):
+def test_the_error_of_a_daemon_that_cannot_listen_names_its_socket(store):
     connect(store).close()
     end_daemon(store)
     (socket_path(store) / "in the way").mkdir(parents=True)
@@ -319,7 +321,7 @@ def test_the_daemon_stays_while_a_client_is_connected(store):
     with connect(store, idle=1) as queues:
         queues.create("orders")
         pid = running_pid(store)
-        # Longer than it would stay alone; the pull itself asks nothing of it meanwhile.
+        # Longer than its idle time; the client sends no other request meanwhile.
         assert queues.pull("orders", wait=2.5) is None
         assert running_pid(store) == pid
 
@@ -332,12 +334,12 @@ def test_after_a_stop_clients_continue_with_the_next_daemon(store):
         assert claim is not None
         pid = stop_daemon(store)
         assert running_pid(store) is None
-        # The key belongs to the directory: what the first one claimed, the second one knows.
+        # The key is in the directory, so the second daemon accepts receipts of the first.
         assert queues.delete(claim) is True
         assert running_pid(store) not in (None, pid)
 
 
-def test_a_plain_push_is_safe_across_a_stop(store):
+def test_a_push_after_a_stop_adds_one_message(store):
     with connect(store) as queues:
         queues.create("orders")
         for number in range(5):
@@ -376,7 +378,7 @@ def test_the_error_of_a_daemon_that_does_not_answer_differs_from_no_daemon(store
             os.kill(pid, signal.SIGCONT)
 
 
-# Killed, with producers and consumers at work.
+# Killed while producers and consumers use it.
 
 PRODUCER = """
 import sys, penstock
@@ -430,18 +432,18 @@ def test_no_message_is_lost_when_it_is_killed_while_many_processes_use_it(store,
             pids.add(pid)
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: running_pid(store) != pid)
-        told = [line.split() for process in working for line in result_of(process).splitlines()]
+        printed = [line.split() for process in working for line in result_of(process).splitlines()]
         until(lambda: queues.stats("orders").messages == 0)
         for _ in consumers:
             queues.push("orders", b"stop")
         done = [body for process in consumers for body in result_of(process).split()]
-    kept = {body for word, body in told if word == "kept"}
-    unknown = {body for word, body in told if word == "unknown"}
-    assert len(told) == producers * each
+    kept = {body for word, body in printed if word == "kept"}
+    unknown = {body for word, body in printed if word == "unknown"}
+    assert len(printed) == producers * each
     assert len(pids) > 1
     assert kept <= set(done)
     assert set(done) <= kept | unknown
-    # A delete whose answer was lost is sent again; nothing is done a second time but that.
+    # Only a push whose answer was lost in a kill may be unknown: at most one of each producer.
     assert len(unknown) <= kills * producers
 
 
@@ -451,16 +453,16 @@ def test_claims_survive_a_crash_and_its_messages_return_when_they_run_out(store)
         queues.push("orders", b"a")
         queues.push("orders", b"b")
         kept = queues.pull("orders", visibility=600)
-        lapsed = queues.pull("orders", visibility=1)
+        ended = queues.pull("orders", visibility=1)
         assert kept is not None
-        assert lapsed is not None
+        assert ended is not None
         os.kill(live_pid(store), signal.SIGKILL)
         assert queues.delete(kept) is True
         again = queues.pull("orders", wait=20)
         assert again is not None
-        assert (again.id, again.epoch) == (lapsed.id, 2)
+        assert (again.id, again.epoch) == (ended.id, 2)
         with pytest.raises(penstock.StaleReceipt):
-            queues.delete(lapsed)
+            queues.delete(ended)
 
 
 # On the command line.
@@ -496,31 +498,31 @@ def test_status_and_stop_report_in_json_for_programs(store, capsys):
     assert json.loads(capsys.readouterr().out) == {"path": str(store), "running": False}
     with connect(store):
         assert run_command("status", str(store), "--json") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["running"], told["pid"]) == (True, running_pid(store))
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["running"], printed["pid"]) == (True, running_pid(store))
         assert run_command("stop", str(store), "--json") == 0
-        assert json.loads(capsys.readouterr().out)["stopped"] == told["pid"]
+        assert json.loads(capsys.readouterr().out)["stopped"] == printed["pid"]
 
 
 def test_status_of_a_file_is_refused(tmp_path):
     path = tmp_path / "file"
-    path.write_text("mine")
+    path.write_text("text")
     with pytest.raises(StoreUnusable, match="is a file"):
         run_command("status", str(path))
 
 
-# By hand, and on TCP.
+# Started by `daemon run`, and on TCP.
 
 
 def test_daemon_run_serves_the_socket_and_tcp_and_ends_at_sigterm(store):
     daemon = DaemonProcess(store, "--listen", "127.0.0.1:0")
-    with penstock.connect(f"penstock://127.0.0.1:{daemon.port}") as there:
-        there.create("orders")
-        with penstock.connect(f"file:{store}") as here:
-            assert here.names() == ["orders"]
+    with penstock.connect(f"penstock://127.0.0.1:{daemon.port}") as by_tcp:
+        by_tcp.create("orders")
+        with penstock.connect(f"file:{store}") as by_socket:
+            assert by_socket.names() == ["orders"]
     assert daemon.stop() == ""
     assert daemon.process.returncode == 0
-    # It has let go: the store can be opened at once.
+    # It has released the store, which can be opened at once.
     open_engine(store).close()
 
 
@@ -541,7 +543,7 @@ def test_the_error_of_a_second_daemon_run_names_the_holder_at_once(store):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "complaint"),
     [
         (["--listen", "0.0.0.0:0"], "give --token-file and --tls-cert with --tls-key"),
         (["--listen", "nonsense:port"], "is not of the form HOST:PORT"),
@@ -549,7 +551,7 @@ def test_the_error_of_a_second_daemon_run_names_the_holder_at_once(store):
         (["--durability", "perhaps"], "durability"),
     ],
 )
-def test_wrong_options_are_refused_before_the_store_is_opened(store, words, said):
+def test_wrong_options_are_refused_before_the_store_is_opened(store, words, complaint):
     done = subprocess.run(
         [sys.executable, "-m", "penstock.server.daemon", store, *words],
         capture_output=True,
@@ -559,7 +561,7 @@ def test_wrong_options_are_refused_before_the_store_is_opened(store, words, said
     )
     assert done.returncode == 3
     assert done.stderr.startswith("penstock: ")
-    assert said in done.stderr
+    assert complaint in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (store / "journal").exists()
 

@@ -23,7 +23,7 @@ NOBODY = 65_534
 
 
 def tree(directory):
-    """Every file below a directory: what kind it is, whose, its mode, its age and its bytes."""
+    """Every file below a directory: its mode, its owner, the time of its last change, its bytes."""
     entries = {}
     for path in [directory, *sorted(directory.rglob("*"))]:
         found = path.lstat()
@@ -37,7 +37,7 @@ def tree(directory):
 
 
 def run_daemon(store, *words, user=None):
-    """Run a daemon by hand until it ends, as another user if one is given; status and error."""
+    """Run a daemon until it ends, as another user if one is given; its status and error output."""
     command = [sys.executable, "-m", "penstock.server.daemon", str(store), "--idle", "1", *words]
     if user is not None:
         command = as_user(user, command)
@@ -52,7 +52,7 @@ def as_user(user, command):
 
 @functools.cache
 def check_python_of(user):
-    """Skips if that user cannot run the Python of these tests: it may be in another's home."""
+    """Skips if that user cannot run the Python of these tests, as in a private home directory."""
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     tried = subprocess.run([*become, sys.executable, "-c", "import penstock"], check=False)
     if tried.returncode:
@@ -74,7 +74,7 @@ def give_to(path, user):
 
 @pytest.fixture
 def open_path():
-    """A directory that every user can enter and write to; those of pytest are its user's own."""
+    """A directory that every user can enter and write to; pytest's are private to its user."""
     path = Path(tempfile.mkdtemp(prefix="penstock-"))
     path.chmod(0o777)
     yield path
@@ -89,14 +89,14 @@ def open_path():
 
 def foreign_folder(path):
     path.mkdir()
-    (path / "letter").write_text("mine")
+    (path / "file").write_text("text")
     (path / "daemon").mkdir(mode=0o755)
     (path / "daemon" / "pid").write_text("notes about process identifiers\n")
     (path / "daemon" / "output").write_text("notes about output\n")
     return path
 
 
-def test_a_directory_that_is_no_store_stays_unchanged_even_with_a_daemon_directory(tmp_path):
+def test_a_directory_that_is_not_a_store_stays_unchanged_even_with_a_daemon_directory(tmp_path):
     path = foreign_folder(tmp_path / "folder")
     before = tree(path)
     with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
@@ -107,7 +107,7 @@ def test_a_directory_that_is_no_store_stays_unchanged_even_with_a_daemon_directo
 
 def test_a_directory_with_only_a_daemon_directory_stays_unchanged(tmp_path):
     path = foreign_folder(tmp_path / "folder")
-    (path / "letter").unlink()
+    (path / "file").unlink()
     before = tree(path)
     with pytest.raises(StoreUnusable, match="is not empty, and is not a Penstock store"):
         penstock.connect(f"file:{path}")
@@ -130,19 +130,19 @@ def test_a_daemon_directory_that_is_a_link_is_not_followed(store, tmp_path):
 
 @pytest.fixture(params=["symbolic", "hard"])
 def linked(request, store, tmp_path):
-    """A link in place of one of the daemon's files, to a file that must stay as it is."""
+    """A link in place of one of the daemon's files, to a file that must not be changed."""
     make_store(store)
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
+    target = tmp_path / "target"
+    target.write_text("text")
 
     def link(name):
         place = daemon_directory(store) / name
         place.unlink(missing_ok=True)
-        place.symlink_to(precious) if request.param == "symbolic" else place.hardlink_to(precious)
+        place.symlink_to(target) if request.param == "symbolic" else place.hardlink_to(target)
         return place
 
     yield link
-    assert precious.read_text() == "mine"
+    assert target.read_text() == "text"
 
 
 @pytest.mark.parametrize("name", ["output", "elsewhere", "port"])
@@ -161,7 +161,7 @@ def test_a_lock_that_is_a_link_is_refused(linked, store):
     place.unlink()
 
 
-def test_a_marker_that_is_a_link_makes_no_store(store, tmp_path):
+def test_a_directory_whose_marker_is_a_link_is_not_a_store(store, tmp_path):
     make_store(tmp_path / "real")
     store.mkdir()
     (store / "store").symlink_to(tmp_path / "real" / "store")
@@ -191,7 +191,7 @@ def test_root_serves_the_store_of_another_user_only_with_the_option(open_path):
 
 @pytest.mark.service("util-linux")
 @pytest.mark.root
-def test_root_makes_no_store_in_the_directory_of_another_user(open_path):
+def test_root_creates_no_store_in_the_directory_of_another_user(open_path):
     path = open_path / "store"
     path.mkdir()
     give_to(path, NOBODY)
@@ -203,7 +203,7 @@ def test_root_makes_no_store_in_the_directory_of_another_user(open_path):
 
 @pytest.mark.service("util-linux")
 @pytest.mark.root
-def test_a_user_may_keep_a_store_in_a_directory_that_root_made_for_its_group(open_path):
+def test_a_user_may_have_a_store_in_a_directory_that_root_created_for_its_group(open_path):
     path = open_path / "volume"
     path.mkdir()
     os.chown(path, 0, NOBODY)
@@ -237,23 +237,23 @@ def test_the_socket_refuses_another_user_even_if_the_file_modes_allow_it(open_pa
         before = ask_as(NOBODY, f"file:{path}")
         assert before.startswith("StoreUnusable ")
         assert "ermission denied" in before
-        # As if somebody had opened them: SO_PEERCRED stands alone then, at both ends.
+        # With these modes only SO_PEERCRED protects the store, at both ends.
         for each in (path, daemon_directory(path)):
             each.chmod(0o777)
         (daemon_directory(path) / "socket").chmod(0o777)
         assert "its daemon belongs to user 0, not to this one" in ask_as(NOBODY, f"file:{path}")
         assert running_pid(path) is not None
-        assert speak_as(NOBODY, daemon_directory(path) / "socket").startswith(
+        assert answer_to(NOBODY, daemon_directory(path) / "socket").startswith(
             "this store belongs to user 0; user 65534 may not use it"
         )
 
 
-SPEAK = """
+SEND_HELLO = """
 import socket, sys
 from penstock.wire.frames.frames import FrameDecoder, Hello, decode_welcome, encode_hello
 from penstock.wire.frames.frames import server_limits
 link = socket.socket(socket.AF_UNIX)
-link.settimeout(10)
+link.settimeout(60)
 link.connect(sys.argv[1])
 try:
     link.sendall(encode_hello(Hello("test")))
@@ -270,9 +270,9 @@ except Exception as error:
 """
 
 
-def speak_as(user, socket):
-    """A client that does not look whose daemon it is; what the server makes of it."""
-    command = as_user(user, [sys.executable, "-c", SPEAK, str(socket)])
+def answer_to(user, socket):
+    """The server's answer to a client that does not check the owner of the daemon."""
+    command = as_user(user, [sys.executable, "-c", SEND_HELLO, str(socket)])
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -285,7 +285,7 @@ def test_a_user_who_cannot_read_the_token_is_refused_on_tcp(open_path):
     token.write_text("a secret that only root can read\n")
     token.chmod(0o600)
     guess = open_path / "guess"
-    guess.write_text("a secret that anybody could guess\n")
+    guess.write_text("a secret that is a wrong guess\n")
     guess.chmod(0o644)
     daemon = DaemonProcess(
         open_path / "store", "--listen", "127.0.0.1:0", "--token-file", str(token)

@@ -1,4 +1,4 @@
-"""The page of figures, as Prometheus reads it."""
+"""The page of metrics, parsed as Prometheus does it."""
 
 from collections import Counter
 from typing import Any
@@ -42,11 +42,11 @@ def page(metrics, queues):
     return samples
 
 
-def test_every_figure_of_a_queue_and_of_the_server_is_there():
+def test_the_page_has_every_figure_of_a_queue_and_of_the_server():
     counts = CommandCounts()
     counts.ok[PUSH] += 3
     counts.refuse(PULL, QueueNotFound("none"))
-    counts.refuse(0x7F, QueueNotFound("of a kind that is none"))
+    counts.refuse(0x7F, QueueNotFound("of an unknown command"))
     answered = Counter({("SendMessage", 200): 2, ("", 400): 1})
     stats = QueueStats("orders", 5, 2, 1, 4_096, 1_500, 7)
     samples = page(Metrics(answered, faults=Faults(), commands=counts), {"orders": stats})
@@ -72,15 +72,15 @@ def test_every_figure_of_a_queue_and_of_the_server_is_there():
 
 
 @pytest.mark.parametrize("count", [0, 1, SLICE, 2 * SLICE + 1])
-def test_every_queue_is_shown_once_whatever_the_slices(count):
+def test_every_queue_is_shown_once_however_many_slices_there_are(count):
     queues = {f"q{n}": QueueStats(f"q{n}", n, 0, 0, 0, None, 0) for n in range(count)}
     samples = page(Metrics(Counter()), queues)
     shown = [labels["queue"] for labels, _ in samples.get("penstock_stored_bytes", [])]
     assert shown == list(queues)
 
 
-def test_a_label_may_hold_any_character():
-    family = MetricFamily("strange", "gauge", "Strange labels.")
+def test_a_label_may_contain_any_character():
+    family = MetricFamily("example", "gauge", "Labels with special characters.")
     text = 'a"b\\c\nd{}, e'
     family.add(1, queue=text)
     (found,) = text_string_to_metric_families("\n".join([*family.lines, ""]))

@@ -1,4 +1,4 @@
-"""One store, every door: whichever process holds a data directory, all others reach it there."""
+"""One store for all processes: clients reach a data directory through the process that holds it."""
 
 import json
 import os
@@ -78,11 +78,11 @@ def test_the_command_line_and_an_sqs_client_see_the_same_queues(store):
         received = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
         assert [each["Body"] for each in received] == ["from SQS", "from the command line"]
         assert json.loads(result_of(*there, "--json", "stats", "orders"))["in_flight"] == 2
-        assert running_pid(store) == server.process.pid, "no daemon was started beside it"
+        assert running_pid(store) == server.process.pid, "a daemon was started"
         client.close()
 
 
-def test_a_wait_of_either_ends_by_a_message_of_the_other(store):
+def test_a_wait_of_one_client_ends_by_a_message_of_another_protocol(store):
     with served(store) as server, connect(store) as queues:
         client = server.client()
         url = client.create_queue(QueueName="orders")["QueueUrl"]
@@ -128,7 +128,7 @@ def test_when_serve_ends_its_clients_continue_with_a_daemon(store):
         claim = queues.pull("orders", visibility=600)
         assert claim is not None
         assert server.stop() == 0
-        # Not even a plain push is in doubt: the goodbye says that it was not done.
+        # A plain push can be repeated, because the server says that it was not done.
         queues.push("orders", b"y")
         assert queues.delete(claim) is True
         assert running_pid(store) not in (None, server.process.pid)
@@ -151,7 +151,7 @@ def test_after_a_kill_the_next_client_starts_a_daemon_and_finds_everything(store
         assert bodies == {b"%d" % number for number in range(50)} - {claimed["Body"].encode()}
 
 
-def test_with_embedded_in_its_url_serve_has_the_store_for_itself(store):
+def test_with_embedded_in_its_url_serve_opens_no_socket(store):
     with serve("--store", f"file:{store}?embedded=1"):
         assert not (store / "daemon").exists()
         assert connect_socket(store) is None
@@ -227,7 +227,7 @@ def test_plain_pushes_are_neither_lost_nor_doubled_when_the_holder_changes(store
         )
 
 
-def test_a_serve_whose_port_is_taken_leaves_the_daemon_alone(store, tmp_path):
+def test_a_serve_whose_port_is_taken_does_not_stop_the_daemon(store, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken, connect(store) as queues:
         port = str(taken.getsockname()[1])
         queues.create("orders")
@@ -245,7 +245,7 @@ def test_a_daemon_that_was_started_by_hand_is_not_replaced(store):
         done = penstock_command("serve", "--data", store, "--port", "0")
         assert done.returncode == 8
         assert f"process {daemon.process.pid} (penstock daemon run) holds it already" in done.stderr
-        # Beside it, as one of its clients.
+        # It can be used through the daemon, as one of its clients.
         with serve("--store", f"file:{store}?daemon=1") as server:
             client = server.client()
             client.create_queue(QueueName="orders")
@@ -257,10 +257,10 @@ def test_a_daemon_that_was_started_by_hand_is_not_replaced(store):
         assert daemon.stop() == ""
 
 
-# Two at once.
+# Several processes at once.
 
 
-def test_a_second_serve_says_which_process_holds_the_store_and_where(store):
+def test_the_error_of_a_second_serve_names_the_process_that_holds_the_store(store):
     with served(store) as server:
         done = penstock_command("serve", "--data", store, "--port", "0")
         assert (done.returncode, done.stdout) == (8, "")
@@ -283,7 +283,7 @@ print("done")
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_of_five_that_start_at_once_one_serve_holds_the_store_and_every_push_arrives(store, round):
+def test_of_five_processes_at_once_one_serve_holds_the_store_and_every_push_arrives(store, round):
     serves = [
         subprocess.Popen(
             [PENSTOCK, "serve", "--data", str(store), "--port", "0"],
@@ -307,10 +307,10 @@ def test_of_five_that_start_at_once_one_serve_holds_the_store_and_every_push_arr
             assert each.communicate(timeout=PATIENCE_S)[0] == "done\n"
         until(lambda: any(each.poll() is not None for each in serves))
         loser, winner = sorted(serves, key=lambda each: each.poll() is None)
-        said = loser.communicate(timeout=PATIENCE_S)[0].decode()
-        assert loser.returncode == 8, said
-        assert f"process {winner.pid} (penstock serve" in said
-        assert said.count("\n") == 1
+        output = loser.communicate(timeout=PATIENCE_S)[0].decode()
+        assert loser.returncode == 8, output
+        assert f"process {winner.pid} (penstock serve" in output
+        assert output.count("\n") == 1
         read_until_started(winner)
         assert running_pid(store) == winner.pid
         with connect(store) as queues:
@@ -324,10 +324,10 @@ def test_of_five_that_start_at_once_one_serve_holds_the_store_and_every_push_arr
             process.communicate(timeout=PATIENCE_S)
 
 
-# What one can ask about it.
+# Status, stop, health and metrics.
 
 
-def test_status_and_stop_of_a_store_that_serve_holds_say_so(store):
+def test_status_and_stop_name_the_serve_that_holds_the_store(store):
     with served(store) as server:
         shown = result_of("daemon", "status", store)
         assert f"holds the store as process {server.process.pid}, at {server.url}" in shown
@@ -387,7 +387,7 @@ from penstock.service import Peek
 
 def open_engine(arguments):
     engine = daemon.open_store(arguments)
-    # A reply of a type that no frame can hold.
+    # A reply of a type that cannot be encoded in a frame.
     engine._handlers[Peek] = lambda command, now_ms: object()
     return engine
 
@@ -421,7 +421,7 @@ def test_a_daemon_refuses_to_serve_metrics_to_the_network_without_the_option(sto
     assert not store.exists()
 
 
-# Which store `serve` means.
+# Which store `serve` opens.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Requests from bytes: a plain request is read as the parser would read it."""
+"""Reading requests from bytes: the fast path for plain requests gives the result of the parser."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ class Recorder(RequestReader):
 
 
 class Observed(Recorder):
-    """Also counts what was left to the parser."""
+    """Also counts the calls of the parser."""
 
     parsed = 0
 
@@ -74,7 +74,7 @@ class Observed(Recorder):
 
 
 def read(reader: Recorder, pieces: list[bytes], by_parser: bool) -> list[Any]:
-    """What comes of these bytes: the requests, and the refusal that ends them."""
+    """The requests in these bytes, and the refusal that ends them, if any."""
     found: list[Any] = reader.requests
     try:
         for piece in pieces:
@@ -88,7 +88,7 @@ def read(reader: Recorder, pieces: list[bytes], by_parser: bool) -> list[Any]:
 
 
 def both(*pieces: bytes) -> tuple[list[Any], list[Any], Observed]:
-    """The same bytes with and without the way for plain requests, once their names are known."""
+    """The same bytes read with and without the fast path, after the header names are known."""
     warm = Recorder()
     for name in NAMES:
         if b" " not in name:
@@ -125,14 +125,14 @@ def test_lines_of_headers_are_kept_within_a_limit_and_never_signatures(monkeypat
 
 
 @pytest.mark.parametrize("at", range(1, len(PLAIN)))
-def test_a_request_cut_anywhere_is_read_once_it_is_whole(at: int) -> None:
+def test_a_request_in_two_pieces_is_read_once_it_is_complete(at: int) -> None:
     mine, parsers, reader = both(PLAIN[:at], PLAIN[at:])
     assert mine == parsers
     assert len(reader.requests) == 1
 
 
-def test_the_rest_of_a_head_is_not_read_as_a_request() -> None:
-    """Everything but the empty line: without it, the head may go on."""
+def test_a_head_without_its_empty_line_is_not_read_as_a_request() -> None:
+    """Without the empty line, the head may continue."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0"
     mine, parsers, _ = both(head)
     assert mine == parsers == [True, 0]
@@ -155,7 +155,7 @@ def test_headers_are_counted_in_a_plain_request_too() -> None:
     headers=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=5),
     colon=st.sampled_from([b": ", b":", b":  ", b" : ", b":\t"]),
     end=st.sampled_from([b"\r\n", b"\n", b"\r"]),
-    is_sound=st.booleans(),
+    is_valid=st.booleans(),
     tail=st.sampled_from([b"", b"abc", b"abcd", b"abcPOST / HTTP/1.1\r\n"]),
 )
 def test_a_plain_request_is_read_as_by_the_parser(
@@ -163,10 +163,10 @@ def test_a_plain_request_is_read_as_by_the_parser(
     headers: list[tuple[bytes, bytes]],
     colon: bytes,
     end: bytes,
-    is_sound: bool,
+    is_valid: bool,
     tail: bytes,
 ) -> None:
-    if is_sound:
+    if is_valid:
         headers = [(b"Host", b"localhost"), (b"Content-Length", b"3"), *headers]
     lines = [first, *(name + colon + value for name, value in headers), b"", b""]
     mine, parsers, _ = both(end.join(lines) + tail)

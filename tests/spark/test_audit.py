@@ -29,7 +29,7 @@ from penstock.spark.blocks import blocks
 from penstock.spark.checks import CHECKS, SCHEMA, check_events
 from penstock.spark.duck import Duck
 from penstock.spark.stream import Stream
-from tests.backends.engine.life import Life, exact_replay, small_slices
+from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.spark.journals import flip, write_store
 
 T = 1_700_000_000_000
@@ -239,7 +239,7 @@ def test_every_planted_fault_is_counted_exactly_and_nothing_else(planted):
 @pytest.mark.parametrize("seed", [8, 9])
 def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatch, seed):
     small_slices(monkeypatch)
-    life = Life(tmp_path, seed)
+    life = RandomStore(tmp_path, seed)
     life.run(rounds=12)
     events = all_events([life.root / "store"], life.root / "archive")
     held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
@@ -251,7 +251,7 @@ def test_nothing_is_found_in_a_store_that_has_dropped_its_beginning(tmp_path, mo
     """It lived through many snapshots, and its archive is not given: counts are exact all the same,
     and a message that the engine does not have is missed."""
     small_slices(monkeypatch)
-    life = Life(tmp_path, seed)
+    life = RandomStore(tmp_path, seed)
     life.run(rounds=12)
     events = all_events([life.root / "store"])
     assert min(events["entry"].to_pylist()) > 100

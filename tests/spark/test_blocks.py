@@ -18,7 +18,7 @@ from penstock.journal.segments import Segments
 from penstock.service import CreateQueue, Purge, Push, QueueSettings
 from penstock.spark.blocks import COLUMNS, Wanted, blocks
 from penstock.spark.stream import Point, Stream, align
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_upkeep import Store
 from tests.spark.journals import FORMAT, flip, write_store
 

@@ -40,7 +40,7 @@ from penstock.spark.selection import SourceOptions
 from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream
 from penstock.spark.tables import TABLES
-from tests.backends.engine.life import Life, exact_replay, small_slices
+from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.ports import lasting_port
 from tests.spark.journals import write_store
 
@@ -53,7 +53,7 @@ def life(tmp_path_factory):
     """A store after timeouts, dead letters, purges, removals, redrives and kills."""
     with pytest.MonkeyPatch.context() as patch:
         small_slices(patch)
-        life = Life(tmp_path_factory.mktemp("life"), 7)
+        life = RandomStore(tmp_path_factory.mktemp("life"), 7)
         life.run(rounds=12)
     return life
 
@@ -149,7 +149,7 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
 ):
     """What lives is there with its body, counts are the engine's, and no check fails."""
     small_slices(monkeypatch)
-    life = Life(tmp_path, 9)
+    life = RandomStore(tmp_path, 9)
     life.run(rounds=12)
     store = str(life.root / "store")
     lake = Lake.open(tmp_path / "lake", create=True)

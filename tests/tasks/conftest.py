@@ -1,4 +1,4 @@
-"""Apps on a store in memory whose clock moves by itself, and real workers on real stores."""
+"""Apps on a store in memory whose clock advances by itself, and real workers on real stores."""
 
 import os
 import signal
@@ -114,7 +114,7 @@ class Shop:
         return worker
 
     def run(self, *words):
-        """Runs the command line to its end, from the directory of the module."""
+        """Runs the command line in the directory of the module; its status, output and errors."""
         done = subprocess.run(
             [EXECUTABLE, *words],
             cwd=self.directory,
@@ -126,11 +126,11 @@ class Shop:
         )
         return done.returncode, done.stdout, done.stderr
 
-    def said(self):
+    def printed(self):
         return self.output.read_text()
 
     def app(self, name="shop"):
-        """The app as a program that pushes imports it."""
+        """Imports the module, as a program that pushes tasks does."""
         import importlib
 
         sys.path.insert(0, str(self.directory))

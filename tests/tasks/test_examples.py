@@ -15,8 +15,8 @@ from tests.tasks.conftest import EXECUTABLE, PATIENCE_S
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 
 
-class Stage:
-    """A directory with the examples, and a store that their apps find in the environment."""
+class ExampleDirectory:
+    """A directory with the examples, and a store whose URL is in the environment."""
 
     def __init__(self, directory, url):
         self.directory = directory
@@ -51,24 +51,24 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path, file_url):
-    return Stage(tmp_path, file_url)
+def examples(tmp_path, file_url):
+    return ExampleDirectory(tmp_path, file_url)
 
 
 @pytest.mark.parametrize("name", ["mail", "schedule", "fan_out"])
-def test_an_example_prints_what_its_docstring_says(stage, name):
-    worker = stage.worker(name, "--processes", "2")
+def test_an_example_prints_what_its_docstring_says(examples, name):
+    worker = examples.worker(name, "--processes", "2")
     try:
-        assert stage.run(sys.executable, f"{name}.py") == stage.expected(name, "It prints")
+        assert examples.run(sys.executable, f"{name}.py") == examples.expected(name, "It prints")
     finally:
         worker.terminate()
         assert worker.wait(PATIENCE_S) == 0
 
 
-def test_the_worker_of_the_priority_example_prints_in_order_of_priority(stage):
-    stage.run(sys.executable, "priorities.py")
-    out = stage.run(EXECUTABLE, "worker", "priorities:app", "--threads", "1", "--burst")
-    assert out == stage.expected("priorities", "The worker prints")
+def test_the_worker_of_the_priority_example_prints_in_order_of_priority(examples):
+    examples.run(sys.executable, "priorities.py")
+    out = examples.run(EXECUTABLE, "worker", "priorities:app", "--threads", "1", "--burst")
+    assert out == examples.expected("priorities", "The worker prints")
 
 
 def test_every_example_is_run_by_a_test():

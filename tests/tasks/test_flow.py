@@ -1,4 +1,4 @@
-"""Chains and groups: what is passed on, what happens when a member fails, and what is refused."""
+"""Chains and groups: how results are passed, what a failed member does, and what is refused."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def group_queues(app):
     return app.service.execute(ListQueues(f"{app.name}.group."))
 
 
-def test_each_task_of_a_chain_is_given_the_result_of_the_one_before(app, add):
+def test_each_task_of_a_chain_gets_the_result_of_the_task_before(app, add):
     pushed = chain(add.prepare(1, 2), add.prepare(10), add.prepare(b=100)).push()
     assert app.run_until_empty() == 3
     assert pushed.get(0) == 113
@@ -85,7 +85,7 @@ def test_a_chain_may_be_a_member_of_a_group(app, add, total):
     assert pushed.get(0) == 13
 
 
-def test_a_group_without_a_final_task_runs_and_leaves_nothing(app, add):
+def test_a_group_without_a_final_task_runs_and_leaves_no_queue(app, add):
     group(add.prepare(1, 2), add.prepare(3, 4)).push()
     assert app.run_until_empty() == 2
     assert group_queues(app) == []
@@ -120,14 +120,14 @@ def test_a_member_that_runs_twice_counts_once(app, total, clock):
 
     pushed = group(member.prepare(1), member.prepare(2), final=total.prepare()).push()
     first, _ = app.service.execute(Peek("tasks", 2))
-    # A worker that was killed after its work leaves a message that is run again.
+    # As after a worker that was killed before it deleted its message: the task runs again.
     app.service.execute(Push("tasks", first.body))
     app.run_until_empty()
     assert runs == [1, 2, 1]
     assert pushed.get(0) == 3
 
 
-def test_results_too_large_for_a_message_fail_the_final_task_and_say_why(app, total):
+def test_results_too_large_for_a_message_fail_the_final_task_with_the_reason(app, total):
     @app.task
     def large(number: int) -> str:
         return "x" * 400_000
@@ -169,7 +169,7 @@ def test_wrong_members_of_a_chain_or_group_are_refused(app, add, total):
             make()
 
 
-def test_a_chain_is_one_message_that_holds_what_follows(app, add):
+def test_a_chain_is_one_message_that_contains_the_next_tasks(app, add):
     chain(add.prepare(1, 2), add.prepare(3)).push()
     (message,) = app.service.execute(Peek("tasks", 5))
     envelope = decode_envelope(message.body)

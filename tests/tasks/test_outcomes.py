@@ -29,7 +29,7 @@ from penstock.tasks.control import cancel, failed_tasks, find_task, retry_failed
 from penstock.tasks.envelope import body_start, decode_envelope, encode
 
 
-def test_a_failed_task_is_tried_again_after_waits_that_double(app, clock):
+def test_a_failed_task_is_retried_after_delays_that_double(app, clock):
     starts_ms = []
 
     @app.task(retries=4, backoff=Backoff(first=2, longest=10, jitter=0))
@@ -43,7 +43,7 @@ def test_a_failed_task_is_tried_again_after_waits_that_double(app, clock):
     assert steps_s == [2, 4, 8, 10]
 
 
-def test_jitter_shortens_a_wait_by_a_part_of_it_at_most():
+def test_jitter_shortens_a_delay_by_at_most_its_fraction():
     backoff = Backoff(first=8, longest=100, jitter=0.5)
     delays_ms = {backoff.delay_ms(1, random.Random(seed).random()) for seed in range(100)}
     assert len(delays_ms) > 50
@@ -55,14 +55,14 @@ def test_jitter_shortens_a_wait_by_a_part_of_it_at_most():
 def test_after_its_last_attempt_a_task_is_kept_with_its_traceback(app):
     @app.task(retries=1, queue="mail", priority=3)
     def work(name: str) -> None:
-        raise ValueError(f"no {name}\nreally")
+        raise ValueError(f"no {name}\nsecond line")
 
     pushed = work.push("anna")
     app.run_until_empty()
     (found,) = app.run_steps(failed_tasks(["mail"]))
     assert found.id == pushed.id
     assert found.envelope.failures == 2
-    assert found.envelope.failure.error == "ValueError: no anna really"
+    assert found.envelope.failure.error == "ValueError: no anna second line"
     assert 'raise ValueError(f"no {name}' in found.envelope.failure.traceback
     assert found.envelope.failure.at_ms == app.now_ms()
     assert bytes(found.envelope.args) == b'{"name":"anna"}'
@@ -70,7 +70,7 @@ def test_after_its_last_attempt_a_task_is_kept_with_its_traceback(app):
     assert app.service.execute(Stats("mail")).messages == 0
 
 
-def test_a_retried_task_has_its_id_and_all_its_attempts_again(app):
+def test_a_failed_task_that_is_retried_keeps_its_id_and_has_all_attempts_again(app):
     attempts = []
     is_broken = [True]
 
@@ -83,7 +83,7 @@ def test_a_retried_task_has_its_id_and_all_its_attempts_again(app):
 
     pushed, other = work.push("a"), work.push("b")
     app.run_until_empty()
-    assert app.run_steps(retry_failed(["tasks"], {pushed.id, "nobody"})) == [pushed.id]
+    assert app.run_steps(retry_failed(["tasks"], {pushed.id, "unknown"})) == [pushed.id]
     assert [task.id for task in app.run_steps(failed_tasks(["tasks"]))] == [other.id]
     is_broken[0] = False
     app.run_until_empty()
@@ -116,7 +116,7 @@ def test_a_task_may_ask_for_a_retry_at_a_given_time_or_for_none(app, clock):
     assert (found.envelope.task, found.envelope.failures) == ("never", 1)
 
 
-def test_a_task_whose_retry_would_outlive_its_ttl_fails_at_once(app):
+def test_a_task_whose_retry_would_be_after_its_ttl_fails_at_once(app):
     @app.task(retries=5, ttl=5, backoff=Backoff(first=60, jitter=0))
     def work() -> None:
         raise ValueError
@@ -162,16 +162,16 @@ def test_a_result_can_be_awaited_and_comes_as_the_type_that_the_task_returns(app
 def test_the_result_of_a_failed_task_raises_with_the_traceback(app):
     @app.task(result_ttl=60, retries=0)
     def work() -> None:
-        raise ZeroDivisionError("by nought")
+        raise ZeroDivisionError("division")
 
     pushed = work.push()
     app.run_until_empty()
-    with pytest.raises(TaskFailed, match="task 'work' failed: ZeroDivisionError: by nought") as got:
+    with pytest.raises(TaskFailed, match="task 'work' failed: ZeroDivisionError: division") as got:
         pushed.get(0)
     assert "raise ZeroDivisionError" in got.value.traceback
 
 
-def test_a_task_that_keeps_no_results_says_so(app):
+def test_the_result_of_a_task_without_result_ttl_is_refused(app):
     @app.task
     def work() -> int:
         return 1
@@ -193,7 +193,7 @@ def test_a_result_that_cannot_become_json_fails_the_task(app):
         pushed.get(0)
 
 
-def test_a_result_too_large_for_a_message_fails_the_task_and_says_so(app):
+def test_a_result_too_large_for_a_message_fails_the_task_with_the_reason(app):
     @app.task(result_ttl=60)
     def work() -> str:
         return "x" * 2_000_000
@@ -205,22 +205,22 @@ def test_a_result_too_large_for_a_message_fails_the_task_and_says_so(app):
     assert len(app.run_steps(failed_tasks(["tasks"]))) == 1
 
 
-def test_an_exception_that_cannot_be_shown_is_a_failure_like_any_other(app):
-    class Rude(Exception):
+def test_a_task_whose_exception_cannot_be_shown_fails_like_any_other(app):
+    class Unprintable(Exception):
         def __str__(self):
             raise RuntimeError
 
     @app.task(retries=0)
     def work() -> None:
-        raise Rude
+        raise Unprintable
 
     work.push()
     app.run_until_empty()
     (found,) = app.run_steps(failed_tasks(["tasks"]))
-    assert found.envelope.failure.error == "Rude: its text cannot be shown"
+    assert found.envelope.failure.error == "Unprintable: its text cannot be shown"
 
 
-def test_results_of_many_tasks_do_not_mix(app):
+def test_each_of_many_tasks_has_its_own_result(app):
     @app.task(result_ttl=60)
     def same(a: int) -> int:
         return a
@@ -230,7 +230,7 @@ def test_results_of_many_tasks_do_not_mix(app):
     assert [each.get(0) for each in pushed] == list(range(500))
 
 
-def test_middleware_sees_every_attempt_in_order(app):
+def test_middleware_is_called_for_every_attempt_in_order(app):
     seen: list[Any] = []
 
     class Watch(Middleware):
@@ -297,7 +297,7 @@ def test_an_object_that_is_not_a_middleware_is_refused():
         TaskApp("memory:", middleware=[5])  # type: ignore[list-item]
 
 
-def test_the_context_says_which_attempt_runs_and_until_when(app, clock, caplog):
+def test_the_context_has_the_attempt_and_its_deadline(app, clock, caplog):
     seen = []
 
     @app.task(timeout=10, retries=1, queue="mail")
@@ -317,7 +317,7 @@ def test_the_context_says_which_attempt_runs_and_until_when(app, clock, caplog):
     assert seen == [("work", "mail", 1, 10), ("work", "mail", 2, 10)]
     entry = caplog.records[-1]
     assert (entry.task_id, entry.attempt) == (pushed.id, 2)
-    # The first attempt ran beyond even the extended deadline.
+    # The first attempt ran beyond the extended deadline.
     assert app.run_steps(failed_tasks(["mail"])) == []
 
 
@@ -326,7 +326,7 @@ def test_outside_a_task_there_is_no_context():
         current()
 
 
-def test_a_cancelled_task_is_dropped_and_its_result_says_so(app):
+def test_a_cancelled_task_is_dropped_and_its_result_raises_task_cancelled(app):
     ran = []
 
     @app.task(result_ttl=60)
@@ -361,7 +361,7 @@ def test_a_task_is_found_in_every_state(app):
     found = app.run_steps(find_task(app, app.queues, waiting.id))
     assert (found.state, bytes(found.result.value)) == ("done", b"7")
     assert state_of(bad.id) == "failed"
-    assert state_of("nobody") is None
+    assert state_of("unknown") is None
 
 
 def test_the_trace_of_the_pusher_is_the_parent_of_the_task(app):
@@ -394,14 +394,14 @@ def test_the_trace_of_the_pusher_is_the_parent_of_the_task(app):
         '"group": {"id": "../x", "index": 0, "size": 1}',
         '"group": {"id": "x", "index": 7, "size": 1}',
         '"group": {"id": "x", "index": 0, "size": 1000000000}',
-        '"then": [{"task": "nobody", "args": {}, "queue": "a b", "first": "x"}]',
-        '"then": [{"task": "nobody", "args": {}, "queue": "tasks", "first": "x", "priority": 99}]',
+        '"then": [{"task": "unknown", "args": {}, "queue": "a b", "first": "x"}]',
+        '"then": [{"task": "unknown", "args": {}, "queue": "tasks", "first": "x", "priority": 99}]',
         '"failures": 99999999999999999',
         '"id": "' + "x" * 10_000 + '"',
     ],
 )
 def test_an_envelope_with_invalid_follow_ups_affects_no_other_task(app, more):
-    """Row 25: whatever a message says, the tasks beside it run and it comes to an end."""
+    """Row 25: whatever a message contains, it is removed, and the other tasks run."""
     ran = []
 
     @app.task
@@ -474,6 +474,6 @@ def test_only_load_app_imports_a_module_by_its_name():
                     importing.add(path.name)
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
                 computed |= set() if isinstance(node.args[1], ast.Constant) else {path.name}
-    # By the name that is given to `penstock worker`, and by names of options in the code itself.
+    # By the name that `penstock worker` is given, and by names of options in the code itself.
     assert importing == {"options.py"}
     assert computed == {"options.py"}

@@ -1,4 +1,4 @@
-"""Declaring and pushing tasks: options, arguments, times, and what is refused before it is kept."""
+"""Declaring and pushing tasks: options, arguments, times, and what is refused before the push."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -47,7 +47,7 @@ def test_a_pushed_task_runs_with_its_arguments(app):
     ]
 
 
-def test_calling_a_task_runs_it_here_and_pushes_nothing(app):
+def test_calling_a_task_runs_it_in_this_process_and_pushes_nothing(app):
     @app.task
     def add(a: int, b: int) -> int:
         return a + b
@@ -56,7 +56,7 @@ def test_calling_a_task_runs_it_here_and_pushes_nothing(app):
     assert app.run_until_empty() == 0
 
 
-def test_arguments_arrive_as_the_types_that_the_function_names(app):
+def test_arguments_have_the_types_of_the_function_signature_when_the_task_runs(app):
     seen = []
 
     @app.task
@@ -92,7 +92,7 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_pushed(app, args, kw
     assert waiting(app) == 1
 
 
-def test_one_wrong_call_among_many_refuses_all_and_names_it(app):
+def test_if_one_of_many_calls_is_wrong_all_are_refused_and_the_error_names_it(app):
     @app.task
     def add(a: int, b: int = 0) -> None: ...
 
@@ -194,7 +194,7 @@ def test_a_task_that_was_not_started_within_its_ttl_is_dropped():
     assert ran == ["delayed"]
 
 
-def test_equal_calls_of_a_unique_task_are_one(app, clock):
+def test_a_call_of_a_unique_task_with_equal_arguments_is_a_duplicate(app, clock):
     ran: list[Any] = []
 
     @app.task(unique=True)
@@ -233,7 +233,7 @@ def test_equal_calls_of_a_unique_task_are_one(app, clock):
         ({"timeout": 0}, "timeout: 0 s is outside"),
         ({"ttl": 10**9}, "task 'work': ttl: 1000000000 s is outside"),
         ({"unique": "user"}, "unique: expected true, false or the names"),
-        ({"unique": ["nobody"]}, "unique: 'work' has no argument 'nobody'"),
+        ({"unique": ["unknown"]}, "unique: 'work' has no argument 'unknown'"),
         ({"rate": "fast"}, "rate: 'fast' is not a rate"),
         ({"rate": "0/s"}, "rate: '0/s' is outside"),
         ({"concurrency": 0}, "concurrency: 0"),
@@ -278,7 +278,7 @@ def test_every_documented_option_is_accepted(app):
     )
 
 
-def test_an_app_gives_its_tasks_their_defaults():
+def test_options_of_an_app_are_the_defaults_of_its_tasks():
     app = TaskApp("memory:", name="shop", retries=7)
 
     @app.task

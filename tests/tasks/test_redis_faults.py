@@ -10,7 +10,7 @@ from tests.backends.redis.servers import RedisServer
 from tests.conftest import FULL
 from tests.tasks.conftest import DURABLE, until
 
-pytestmark = [pytest.mark.service("redis-server"), pytest.mark.timeout(600 if FULL else 120)]
+pytestmark = [pytest.mark.service("redis-server"), pytest.mark.timeout(600 if FULL else 300)]
 TASKS = 5_000 if FULL else 600
 FAULTS = 20 if FULL else 3
 
@@ -61,7 +61,7 @@ def test_every_task_runs_although_redis_fails_under_load(make_shop, server, faul
             push(number)
         fault(server)
     assert len(pushed) == FAULTS * step
-    until(lambda: pushed <= shop.names(), patience_s=100)
+    until(lambda: pushed <= shop.names(), patience_s=200)
 
     def is_empty():
         try:

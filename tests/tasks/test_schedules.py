@@ -1,4 +1,4 @@
-"""Schedules: when they are due, that they are pushed once, and the treatment of missed ones."""
+"""Schedules: when they are due, that each is pushed once, and how missed ones are treated."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,8 +18,8 @@ def ms(year, month, day, hour, minute=0, second=0):
 NOON_MS = ms(2030, 6, 1, 12)
 
 
-class Nights:
-    """An app with one schedule, on a store that it may share with others."""
+class NightlyApp:
+    """An app with one schedule, and the times at which its task ran."""
 
     def __init__(self, start_ms=NOON_MS, when="0 3 * * *", **options):
         self.clock = ManualClock(start_ms)
@@ -33,7 +33,7 @@ class Nights:
         self.app.schedule("nightly", when, report.prepare("short"), **options)
 
     def worker(self):
-        """The schedules in one worker process, from its start on."""
+        """The schedules as one worker process knows them after its start."""
         known = ScheduleClock(self.app)
         self.app.run_steps(known.begin())
         return known
@@ -46,69 +46,69 @@ class Nights:
 
 
 @pytest.fixture
-def nights():
-    return Nights()
+def nightly():
+    return NightlyApp()
 
 
-def test_a_schedule_is_pushed_when_it_is_due_and_not_before(nights):
-    assert nights.app.run_until_empty() == 0
-    nights.clock.advance(ms=ms(2030, 6, 2, 2, 59, 59) - nights.clock.now_ms())
-    assert nights.app.run_until_empty() == 0
-    nights.clock.advance(seconds=1)
-    assert nights.app.run_until_empty() == 1
-    assert nights.ran == [("short", ms(2030, 6, 2, 3))]
-    assert nights.app.run_until_empty() == 0
+def test_a_schedule_is_pushed_when_it_is_due_and_not_before(nightly):
+    assert nightly.app.run_until_empty() == 0
+    nightly.clock.advance(ms=ms(2030, 6, 2, 2, 59, 59) - nightly.clock.now_ms())
+    assert nightly.app.run_until_empty() == 0
+    nightly.clock.advance(seconds=1)
+    assert nightly.app.run_until_empty() == 1
+    assert nightly.ran == [("short", ms(2030, 6, 2, 3))]
+    assert nightly.app.run_until_empty() == 0
 
 
-def test_many_workers_push_a_schedule_once(nights):
-    workers = [nights.worker() for _ in range(5)]
+def test_many_workers_push_a_schedule_once(nightly):
+    workers = [nightly.worker() for _ in range(5)]
     for day in range(2, 12):
-        nights.clock.advance(ms=ms(2030, 6, day, 3) - nights.clock.now_ms())
+        nightly.clock.advance(ms=ms(2030, 6, day, 3) - nightly.clock.now_ms())
         for worker in workers:
-            assert worker.next_due_ms() == nights.clock.now_ms()
-            nights.app.run_steps(worker.push_due())
-            nights.app.run_steps(worker.push_due())
-    nights.app.schedules.clear()
-    assert nights.app.run_until_empty() == 10
+            assert worker.next_due_ms() == nightly.clock.now_ms()
+            nightly.app.run_steps(worker.push_due())
+            nightly.app.run_steps(worker.push_due())
+    nightly.app.schedules.clear()
+    assert nightly.app.run_until_empty() == 10
 
 
-def test_a_suspended_worker_does_not_push_again_what_another_pushed(nights):
-    quick, slow = nights.worker(), nights.worker()
-    nights.clock.advance(ms=ms(2030, 6, 2, 3) - nights.clock.now_ms())
-    nights.app.run_steps(quick.push_due())
-    # Beyond the window in which the store knows a dedup id.
-    nights.clock.advance(seconds=3_600)
-    nights.app.run_steps(slow.push_due())
-    assert nights.waiting() == 1
+def test_a_worker_that_was_suspended_does_not_push_again_what_another_pushed(nightly):
+    running, suspended = nightly.worker(), nightly.worker()
+    nightly.clock.advance(ms=ms(2030, 6, 2, 3) - nightly.clock.now_ms())
+    nightly.app.run_steps(running.push_due())
+    # Longer than the store keeps a dedup id.
+    nightly.clock.advance(seconds=3_600)
+    nightly.app.run_steps(suspended.push_due())
+    assert nightly.waiting() == 1
 
 
 @pytest.mark.parametrize(("missed", "count"), [("once", 1), ("skip", 0)])
 def test_what_was_missed_while_no_worker_ran_is_pushed_once_or_not_at_all(missed, count):
-    nights = Nights(missed=missed)
-    nights.worker()
-    nights.clock.advance(seconds=5 * 86_400)
-    nights.worker()
-    nights.worker()
-    nights.app.schedules.clear()
-    assert nights.app.run_until_empty() == count
-    nights = Nights(missed=missed)
-    nights.worker()
-    # A little late is not missed: the workers were only slow.
-    nights.clock.advance(ms=ms(2030, 6, 2, 3) + LATE_MS_MAX - nights.clock.now_ms())
-    nights.worker()
-    assert nights.waiting() == 1
+    nightly = NightlyApp(missed=missed)
+    nightly.worker()
+    nightly.clock.advance(seconds=5 * 86_400)
+    nightly.worker()
+    nightly.worker()
+    nightly.app.schedules.clear()
+    assert nightly.app.run_until_empty() == count
+    nightly = NightlyApp(missed=missed)
+    nightly.worker()
+    # A schedule that is late by no more than this is not missed, but pushed.
+    nightly.clock.advance(ms=ms(2030, 6, 2, 3) + LATE_MS_MAX - nightly.clock.now_ms())
+    nightly.worker()
+    assert nightly.waiting() == 1
 
 
-def test_a_new_schedule_begins_with_its_next_due_time(nights):
-    worker = nights.worker()
+def test_a_new_schedule_begins_with_its_next_due_time(nightly):
+    worker = nightly.worker()
     assert worker.next_due_ms() == ms(2030, 6, 2, 3)
-    assert nights.app.run_until_empty() == 0
+    assert nightly.app.run_until_empty() == 0
 
 
 def test_a_schedule_follows_the_clocks_of_its_time_zone():
     # Summer time begins on 31 March 2030 at 01:00 UTC in Berlin.
-    nights = Nights(ms(2030, 3, 29, 12), "30 8 * * *", timezone="Europe/Berlin")
-    schedule = nights.app.schedules["nightly"]
+    nightly = NightlyApp(ms(2030, 3, 29, 12), "30 8 * * *", timezone="Europe/Berlin")
+    schedule = nightly.app.schedules["nightly"]
     due_ms = [schedule.next_due_ms(ms(2030, 3, day, 12)) for day in (28, 29, 30, 31)]
     assert due_ms == [
         ms(2030, 3, 29, 7, 30),
@@ -117,20 +117,20 @@ def test_a_schedule_follows_the_clocks_of_its_time_zone():
         ms(2030, 4, 1, 6, 30),
     ]
     # 02:30 does not exist on that night, and is due when the clocks have moved.
-    skipped = Nights(ms(2030, 3, 30, 12), "30 2 * * *", timezone="Europe/Berlin")
+    skipped = NightlyApp(ms(2030, 3, 30, 12), "30 2 * * *", timezone="Europe/Berlin")
     assert skipped.app.schedules["nightly"].next_due_ms(ms(2030, 3, 30, 12)) == ms(2030, 3, 31, 1)
 
 
 def test_a_period_has_the_same_due_times_in_every_process():
-    nights = Nights(ms(2030, 6, 1, 12, 0, 7), 30)
-    schedule = nights.app.schedules["nightly"]
+    nightly = NightlyApp(ms(2030, 6, 1, 12, 0, 7), 30)
+    schedule = nightly.app.schedules["nightly"]
     assert schedule.next_due_ms(ms(2030, 6, 1, 12, 0, 7)) == ms(2030, 6, 1, 12, 0, 30)
     assert schedule.last_due_ms(ms(2030, 6, 1, 12, 0, 30)) == ms(2030, 6, 1, 12, 0, 30)
     assert schedule.next_due_ms(ms(2030, 6, 1, 12, 0, 30)) == ms(2030, 6, 1, 12, 1)
 
 
-def test_the_last_due_time_of_a_cron_expression_may_be_now(nights):
-    schedule = nights.app.schedules["nightly"]
+def test_the_last_due_time_of_a_cron_expression_may_be_now(nightly):
+    schedule = nightly.app.schedules["nightly"]
     assert schedule.last_due_ms(ms(2030, 6, 2, 3)) == ms(2030, 6, 2, 3)
     assert schedule.last_due_ms(ms(2030, 6, 2, 3) - 1) == ms(2030, 6, 1, 3)
 
@@ -149,7 +149,7 @@ def test_the_last_due_time_of_a_cron_expression_may_be_now(nights):
         (True, {}, "expected a cron expression or seconds, got True"),
     ],
 )
-def test_an_impossible_schedule_is_refused_in_one_sentence(app, when, options, complaint):
+def test_an_invalid_schedule_is_refused_in_one_sentence(app, when, options, complaint):
     @app.task
     def work() -> None: ...
 

@@ -20,7 +20,7 @@ PLAIN = """
         return a + b
 
     @app.task(result_ttl=600)
-    async def wait_a_little(s: float) -> str:
+    async def wait_async(s: float) -> str:
         await asyncio.sleep(s)
         note("async")
         return "waited"
@@ -39,27 +39,27 @@ def counts(module, queue="tasks"):
     return stats.visible, stats.delayed, stats.in_flight
 
 
-def test_a_worker_runs_tasks_of_both_kinds_and_drains_on_sigterm(make_shop, store_url):
+def test_a_worker_runs_blocking_and_async_tasks_and_finishes_them_on_sigterm(make_shop, store_url):
     shop = make_shop(store_url, PLAIN)
     worker = shop.start("--threads", "2")
     module = shop.app()
     added = module.add.push_many([(number, 1) for number in range(50)])
-    waited = module.wait_a_little.push(0.01)
+    waited = module.wait_async.push(0.01)
     assert [each.get(PATIENCE_S) for each in added] == list(range(1, 51))
     assert waited.get(PATIENCE_S) == "waited"
-    # Two tasks run and others wait: the first are finished, the others given back at once.
+    # Two tasks run and two are claimed: the former are finished, the latter released at once.
     for name in "abcd":
         module.block.push(name)
     until(lambda: shop.noted("began-a") and shop.noted("began-b"))
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "stopping" in shop.said())
+    until(lambda: "stopping" in shop.printed())
     until(lambda: counts(module) == (2, 0, 2))
     (shop.seen / "go-a").touch()
     (shop.seen / "go-b").touch()
     assert worker.wait(PATIENCE_S) == 0
     assert shop.noted("ended-a") == shop.noted("ended-b") == 1
     assert counts(module) == (2, 0, 0)
-    assert "53 done, 0 retried, 0 failed" in shop.said()
+    assert "53 done, 0 retried, 0 failed" in shop.printed()
     module.app.close()
 
 
@@ -70,7 +70,7 @@ def test_a_second_sigterm_releases_the_running_tasks_at_once(make_shop, store_ur
     module.block.push("a")
     until(lambda: shop.noted("began-a"))
     worker.send_signal(signal.SIGTERM)
-    until(lambda: "stopping" in shop.said())
+    until(lambda: "stopping" in shop.printed())
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE_S) == 0
     assert counts(module) == (1, 0, 0)
@@ -78,8 +78,8 @@ def test_a_second_sigterm_releases_the_running_tasks_at_once(make_shop, store_ur
     module.app.close()
 
 
-def test_a_worker_killed_with_9_loses_nothing(make_shop, store_url):
-    """Rows 12 and 25 of the scorecard: its tasks run elsewhere after the visibility timeout."""
+def test_the_tasks_of_a_worker_killed_by_sigkill_are_run_by_another(make_shop, store_url):
+    """Rows 12 and 25 of the scorecard: another worker runs them after the visibility timeout."""
     shop = make_shop(store_url, PLAIN)
     worker = shop.start("--visibility", "1s", "--threads", "4")
     module = shop.app()
@@ -104,22 +104,22 @@ def test_workers_killed_at_random_under_load_lose_no_task(make_shop, store_url):
     for part in range(6):
         module.add.push_many([(number, 1) for number in range(part * 200, part * 200 + 200)])
         until(lambda part=part: len(shop.names()) > part * 200)
-        victims = until(lambda: shop.processes(worker))
-        os.kill(victims[part % len(victims)], signal.SIGKILL)
+        processes = until(lambda: shop.processes(worker))
+        os.kill(processes[part % len(processes)], signal.SIGKILL)
     until(lambda: len(shop.names()) == 1_200)
     until(lambda: counts(module) == (0, 0, 0))
-    assert "ended with SIGKILL; starting another" in shop.said()
+    assert "ended with SIGKILL; starting another" in shop.printed()
     module.app.close()
 
 
 def test_a_claim_is_extended_for_as_long_as_its_task_runs(make_shop, store_url):
     shop = make_shop(store_url, PLAIN)
-    shop.start("--visibility", "1s")
+    shop.start("--visibility", "2s")
     module = shop.app()
     module.block.push("a")
     until(lambda: shop.noted("began-a"))
     began_ms = module.app.now_ms()
-    until(lambda: module.app.now_ms() - began_ms > 2_500)
+    until(lambda: module.app.now_ms() - began_ms > 4_500)
     assert counts(module) == (0, 0, 1)
     (shop.seen / "go-a").touch()
     until(lambda: counts(module) == (0, 0, 0))
@@ -127,10 +127,11 @@ def test_a_claim_is_extended_for_as_long_as_its_task_runs(make_shop, store_url):
     module.app.close()
 
 
+# The timeouts leave a busy machine time to start a process and to extend a deadline.
 TIMEOUTS = """
     import signal, subprocess
 
-    @app.task(timeout=0.5, retries=1, backoff=0.01, result_ttl=600)
+    @app.task(timeout=1.5, retries=1, backoff=0.01, result_ttl=600)
     def hang(name: str) -> None:
         note(f"began-{name}-{current().attempt}")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -143,17 +144,17 @@ TIMEOUTS = """
     async def hang_async() -> None:
         await asyncio.sleep(1000)
 
-    @app.task(timeout=0.5, retries=0, result_ttl=600)
+    @app.task(timeout=1.5, retries=0, result_ttl=600)
     def extend() -> str:
-        for _ in range(8):
-            current().extend(0.5)
+        for _ in range(20):
+            current().extend(1.5)
             time.sleep(0.1)
         return f"in time {os.getpid()}"
 
-    @app.task(timeout=0.5, retries=0, result_ttl=600)
+    @app.task(timeout=1.5, retries=0, result_ttl=600)
     async def extend_async() -> str:
         current().extend(60)
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.7)
         return "in time"
 
     @app.task(timeout=30, retries=0, result_ttl=600)
@@ -175,20 +176,20 @@ def failure_of(pushed):
     return found.failure
 
 
-def test_a_task_that_exceeds_its_timeout_is_killed_with_all_it_has_started(make_shop, file_url):
+def test_a_task_that_exceeds_its_timeout_is_killed_with_its_child_processes(make_shop, file_url):
     shop = make_shop(file_url, TIMEOUTS)
     worker = shop.start("--threads", "3")
     module = shop.app()
     hung, hung_async = module.hang.push("x"), module.hang_async.push()
     in_time, in_time_async = module.extend.push(), module.extend_async.push()
-    assert "ran for longer than 0.5 s, and its process was killed" in failure_of(hung).error
+    assert "ran for longer than 1.5 s, and its process was killed" in failure_of(hung).error
     assert shop.noted("began-x-1") == shop.noted("began-x-2") == 1
     child = int((shop.seen / "child").read_text())
     until(lambda: not is_running(child))
     assert "TaskTimeout: the task ran for longer than 0.5 s" in failure_of(hung_async).error
     assert in_time.get(PATIENCE_S).startswith("in time")
     assert in_time_async.get(PATIENCE_S) == "in time"
-    # The process of a task may end by itself, and the next task finds another.
+    # If the process of a task ends by a signal, the next task gets another process.
     assert "ended by SIGSEGV" in failure_of(module.crash.push(signal.SIGSEGV)).error
     failure = failure_of(module.fails.push())
     assert failure.error == "KeyError: 'kept'"
@@ -225,7 +226,7 @@ def test_the_children_of_a_killed_worker_end_too(make_shop, file_url):
     (process,) = shop.processes(worker)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
-    # Its process notices that the supervisor has ended, and finishes what it runs.
+    # Its worker process notices that the supervisor has ended, and finishes its task.
     assert is_running(process)
     os.kill(process, signal.SIGKILL)
     until(lambda: not is_running(pid))
@@ -242,36 +243,36 @@ def test_a_task_that_kills_its_worker_is_run_in_a_child_and_fails(make_shop, fil
             os.kill(os.getpid(), 9)
 
         @app.task(result_ttl=600)
-        def innocent() -> str:
-            return "fine"
+        def other() -> str:
+            return "done"
         """,
     )
     module = shop.app()
-    poisoned, innocent = module.poison.push(), module.innocent.push()
+    poisoned, other = module.poison.push(), module.other.push()
     shop.start("--visibility", "1s", "--processes", "2", "--threads", "1")
     failure = failure_of(poisoned)
     assert "the process of the task was ended by SIGKILL" in failure.error
-    assert innocent.get(PATIENCE_S) == "fine"
+    assert other.get(PATIENCE_S) == "done"
     assert shop.noted("poison") == 6
     module.app.close()
 
 
-def test_a_worker_process_is_replaced_after_so_many_tasks(make_shop, file_url):
+def test_a_worker_process_is_replaced_after_max_tasks(make_shop, file_url):
     shop = make_shop(
         file_url,
         """
         @app.task
-        def who(number: int) -> None:
+        def note_pid(number: int) -> None:
             note(f"pid-{os.getpid()}")
         """,
     )
     module = shop.app()
-    module.who.push_many([(number,) for number in range(30)])
+    module.note_pid.push_many([(number,) for number in range(30)])
     worker = shop.start("--max-tasks", "10", "--threads", "1")
     until(lambda: counts(module) == (0, 0, 0))
     assert len(shop.names()) >= 2
     assert sum(shop.noted(name) for name in shop.names()) == 30
-    assert "starting another" not in shop.said()
+    assert "starting another" not in shop.printed()
     worker.send_signal(signal.SIGTERM)
     worker.wait(PATIENCE_S)
     module.app.close()
@@ -288,12 +289,12 @@ def test_a_changed_source_file_restarts_the_processes(make_shop, file_url):
     module = shop.app()
     assert module.version.push().get(PATIENCE_S) == 1
     shop.write(source.replace("return 1", "return 2"))
-    until(lambda: "a source file has changed" in shop.said())
+    until(lambda: "a source file has changed" in shop.printed())
     until(lambda: module.version.push().get(PATIENCE_S) == 2)
     module.app.close()
 
 
-def test_the_figures_of_all_processes_are_served_for_prometheus(make_shop, file_url):
+def test_the_metrics_of_all_processes_are_served_for_prometheus(make_shop, file_url):
     shop = make_shop(file_url, PLAIN)
     port = lasting_port()
     shop.start("--processes", "2", "--metrics", str(port))
@@ -332,7 +333,7 @@ def test_limits_of_rate_and_concurrency_hold_across_processes(make_shop, store_u
             mine.unlink()
             note("narrow-done")
 
-        @app.task(rate="4/1s", queue="slow")
+        @app.task(rate="4/2s", queue="slow")
         def slow(number: int) -> None:
             (SEEN / f"start-{time.time_ns()}").touch()
         """,
@@ -348,10 +349,10 @@ def test_limits_of_rate_and_concurrency_hold_across_processes(make_shop, store_u
         return sorted(int(n.split("-")[1]) for n in shop.names() if n.startswith("start-"))
 
     until(lambda: len(starts()) == 10)
-    # Of any five starts, the last is at least a period after the first; the clocks of the worker
-    # and of the store round to milliseconds, and a start follows its token by some of them.
+    # Of any five starts, the last has its token at least a period after the first. On a busy
+    # machine a task may start some time after it got its token.
     gaps_s = [(b - a) / 1e9 for a, b in zip(starts(), starts()[4:], strict=False)]
-    assert min(gaps_s) > 0.8
+    assert min(gaps_s) > 1.2
     module.app.close()
 
 
@@ -406,7 +407,7 @@ def test_a_schedule_is_run_once_by_many_processes(make_shop, file_url):
         (["shop.py:app"], 3, "app: 'shop.py:app' is not of the form MODULE:NAME"),
         (["shop:other"], 3, "app: 'other' in 'shop' is not a TaskApp; there is app"),
         (["broken:app"], 3, "app: importing 'broken' failed: ZeroDivisionError: division by zero"),
-        (["needy:app"], 3, "app: 'needy' needs the module 'no_such_package'"),
+        (["importing:app"], 3, "app: 'importing' needs the module 'no_such_package'"),
         (["empty:app"], 3, "app: 'empty:app' has no tasks, so there is no queue to work on"),
         (["inside:app"], 3, "url: 'memory:' is a store within one process"),
         (["shop:app", "--threads", "0"], 3, "threads: 0 is outside 1 to 1000"),
@@ -421,7 +422,7 @@ def test_wrong_options_of_a_worker_are_an_error_of_one_line(
 ):
     shop = make_shop(file_url, PLAIN)
     (shop.directory / "broken.py").write_text("1 / 0\n")
-    (shop.directory / "needy.py").write_text("import no_such_package\n")
+    (shop.directory / "importing.py").write_text("import no_such_package\n")
     head = "from penstock.tasks import TaskApp\n"
     (shop.directory / "empty.py").write_text(f"{head}app = TaskApp({file_url!r})\n")
     inside = f"{head}app = TaskApp('memory:')\n@app.task\ndef f() -> None: ...\n"
@@ -457,7 +458,7 @@ def test_a_burst_ends_when_no_task_is_waiting_and_leaves_the_delayed_ones(make_s
     module.app.close()
 
 
-def test_a_terminal_shows_a_status_line_and_ctrl_c_drains(make_shop, file_url):
+def test_a_terminal_shows_a_status_line_and_ctrl_c_ends_the_worker(make_shop, file_url):
     shop = make_shop(file_url, PLAIN)
     module = shop.app()
     module.add.push(1, 2)

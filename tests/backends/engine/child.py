@@ -1,12 +1,13 @@
-"""A program for tests to kill: an engine under load, and a line for everything that it answers.
+"""A program that tests kill: an engine under load, which prints a line for each of its answers.
 
-    child.py DIRECTORY [WHAT:COUNT]
+    child.py DIRECTORY [OPERATION:COUNT]
 
-It prints `ready SECONDS` when the store is open, `pushed N` after the answer to a push, `pulled N
-EPOCH SINCE UNTIL` for a claim it was given, `deleting N` before it asks for a delete and `deleted
-N` after the answer.
-With WHAT:COUNT it kills itself at the COUNT-th time it does WHAT: write, sync, create, remove or
-archive in the journal, replace (a snapshot takes its name), or open (anything while opening).
+It prints `ready SECONDS CPU_SECONDS` when the store is open, with the elapsed and the processor
+time that opening took; `pushed N` after the answer to a push; `pulled N EPOCH SINCE UNTIL` for a
+claim; `deleting N` before it sends a delete, and `deleted N` after the answer.
+With OPERATION:COUNT it kills itself at the COUNT-th operation of this kind: write, sync, create,
+remove or archive in the journal, replace (a snapshot gets its final name), or open (any operation
+while the store is opened).
 """
 
 import os
@@ -24,6 +25,8 @@ from penstock.journal import file, room
 from penstock.journal.storage import OsStorage
 
 VISIBILITY_MS = 500
+# It ends after this time if it is not killed; a busy machine needs much longer than an idle one.
+RUN_S_MAX = 300
 upkeep.SLICE = 50  # type: ignore[misc]
 upkeep.GROWTH_BYTES_MIN = 60_000  # type: ignore[misc]
 file._MARK_BYTES = 10_000  # type: ignore[misc]
@@ -34,12 +37,12 @@ class KillPoint:
     """Kills this process at the chosen point."""
 
     def __init__(self, text):
-        self.what, _, count = text.partition(":")
+        self.operation, _, count = text.partition(":")
         self.left = int(count or 0)
         self.is_open = False
 
-    def reach(self, what):
-        if what == self.what or (self.what == "open" and not self.is_open):
+    def reach(self, operation):
+        if operation == self.operation or (self.operation == "open" and not self.is_open):
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -72,7 +75,7 @@ class Killing:
 
     def __setitem__(self, key, value):
         self._kill_point.reach("write")
-        # In two halves, so that an entry can be torn.
+        # In two halves, so that a kill between them leaves a torn entry.
         start, stop, _ = key.indices(len(self._inner))
         middle = (start + stop) // 2
         self._inner[start:middle] = bytes(value)[: middle - start]
@@ -80,21 +83,21 @@ class Killing:
         self._inner[middle:stop] = bytes(value)[middle - start :]
 
 
-def say(*words):
-    # One write, so that a kill cannot leave half a line.
+def print_line(*words):
+    # In one write, so that a kill cannot leave half a line.
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def produce(queues, numbers, step):
     while True:
         while queues.stats("q").messages > 300:
-            # Consumers keep up, so that there is something to drop.
+            # The consumers must keep up, so that the journal has something to drop.
             threading.Event().wait(0.005)
         batch = [next(numbers) for _ in range(step)]
         bodies = [b"%d " % number * 40 for number in batch]
         for number, reply in zip(batch, queues.push_many("q", bodies), strict=True):
             assert reply.id
-            say("pushed", number)
+            print_line("pushed", number)
 
 
 def consume(queues, step):
@@ -103,24 +106,24 @@ def consume(queues, step):
             number = int(claim.body.split()[0])
             assert claim.body == b"%d " % number * 40
             since_ms = claim.deadline_ms - VISIBILITY_MS
-            say("pulled", number, claim.epoch, since_ms, claim.deadline_ms)
+            print_line("pulled", number, claim.epoch, since_ms, claim.deadline_ms)
             if number % 10 or queues.stats("q").messages > 200:
-                say("deleting", number)
+                print_line("deleting", number)
                 queues.delete(claim)
-                say("deleted", number)
+                print_line("deleted", number)
 
 
 def main(path, kill_point=""):
     point = KillPoint(kill_point)
     replace = os.replace
 
-    def replace_or_die(*words, **options):
+    def replace_or_kill(*words, **options):
         point.reach("replace")
         replace(*words, **options)
         point.reach("replace")
 
-    os.replace = replace_or_die
-    begun = time.monotonic()
+    os.replace = replace_or_kill
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
     engine = open_engine(
         path + "/store",
         file_bytes=32_768,
@@ -128,12 +131,12 @@ def main(path, kill_point=""):
         archive=path + "/archive",
     )
     point.is_open = True
-    say("ready", time.monotonic() - begun)
+    print_line("ready", time.monotonic() - began_s, time.process_time() - began_cpu_s)
     queues = Queues(BlockingEngine(engine))
     try:
         queues.create("q", visibility_timeout=VISIBILITY_MS / 1_000)
     except QueueExists as error:
-        raise AssertionError("the queue is not as it was") from error
+        raise AssertionError("the queue has other settings after a restart") from error
     numbers = iter(range(int(time.time() * 1_000_000), 1 << 62))
     for work in (
         lambda: produce(queues, numbers, 1),
@@ -142,7 +145,7 @@ def main(path, kill_point=""):
         lambda: consume(queues, 5),
     ):
         threading.Thread(target=work, daemon=True).start()
-    threading.Event().wait(60)
+    threading.Event().wait(RUN_S_MAX)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from penstock.aio import AsyncQueues
 from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, PenstockError
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.journal.disk import Disk
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def on_disk(path, disk):
 def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
     disk = Disk()
 
-    async def scene():
+    async def main():
         queues = AsyncQueues(AsyncEngine(on_disk(quick_path, disk)))
         await queues.create("q")
         disk.failing_syncs = {disk.syncs + call}
@@ -50,14 +50,14 @@ def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
         await asyncio.wait_for(queues.close(), PATIENCE_S)
         return answered
 
-    answered = asyncio.run(scene())
+    answered = asyncio.run(main())
     engine = on_disk(quick_path, disk)
     assert engine.shard.names["q"].visible >= len(answered)
     engine.close()
 
 
 def test_closing_ends_the_waits_of_all_callers(quick_path):
-    async def scene():
+    async def main():
         engine = open_engine(quick_path / "store", file_bytes=131_072)
         queues = AsyncQueues(AsyncEngine(engine))
         await queues.create("q")
@@ -70,7 +70,7 @@ def test_closing_ends_the_waits_of_all_callers(quick_path):
         replies = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
         return [reply for reply in replies if isinstance(reply, str)], replies
 
-    answered, replies = asyncio.run(scene())
+    answered, replies = asyncio.run(main())
     assert all(isinstance(reply, str | PenstockError) for reply in replies)
     engine = open_engine(quick_path / "store", file_bytes=131_072)
     assert engine.shard.names["q"].visible >= len(answered)
@@ -78,14 +78,14 @@ def test_closing_ends_the_waits_of_all_callers(quick_path):
 
 
 def test_upkeep_runs_between_the_commands_of_a_loop(quick_path):
-    async def scene():
+    async def main():
         engine: Any = open_engine(quick_path / "store", file_bytes=16_384, durability="os")
         queues = AsyncQueues(AsyncEngine(engine))
         await queues.create("q")
         loop = asyncio.get_running_loop()
         for _ in range(5):
             upkeep = loop.run_in_executor(None, engine.upkeep.run_pass)
-            # However soon it is done: the passes that follow must find files to drop.
+            # At least 50 turns, so that the next passes find files to drop.
             turns = 0
             while turns < 50 or not upkeep.done():
                 turns += 1
@@ -100,7 +100,7 @@ def test_upkeep_runs_between_the_commands_of_a_loop(quick_path):
         await queues.close()
         return kept, first_offset
 
-    kept, first_offset = asyncio.run(scene())
+    kept, first_offset = asyncio.run(main())
     assert first_offset > 0
     engine = open_engine(quick_path / "store")
     assert engine.shard.names["q"].visible == len(kept)

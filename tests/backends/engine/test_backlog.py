@@ -1,19 +1,25 @@
-"""Row 16 of the scorecard: a long backlog, a restart, and what it costs."""
+"""Row 16 of the scorecard: the time and the memory that a restart with a long backlog takes."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import FULL
 
 MESSAGES = 10_000_000 if FULL else 500_000
 PROGRAM = Path(__file__).parent / "backlog.py"
+# Elapsed time on a machine without other load, and processor time on any other.
+FIRST_PULL = "first_pull_s" if FULL else "first_pull_cpu_s"
 FIRST_PULL_S_MAX = 5.0
 MEMORY_BYTES_MAX = 300
-# Windows, caches and the like, which a small backlog shows and a long one does not.
+# Windows and caches, whose memory is a notable part of that of a small backlog only.
 FIXED_BYTES = 16 * 1024 * 1024
 PAUSE_MS_MAX = 50.0
+COMMAND_S_MAX = 3_000 if FULL else 280
+pytestmark = [] if FULL else [pytest.mark.timeout(600)]
 
 
 def run(*words, status=0):
@@ -21,7 +27,7 @@ def run(*words, status=0):
         [sys.executable, str(PROGRAM), *map(str, words)],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=3_000 if FULL else 100,
+        timeout=COMMAND_S_MAX,
         check=False,
     )
     assert done.returncode == status
@@ -44,11 +50,11 @@ def measured(tmp_path, record_property, name, count, body_bytes):
 
 def test_a_long_backlog_is_served_soon_after_a_restart(tmp_path, record_property):
     for figures in measured(tmp_path, record_property, "backlog", MESSAGES, 256):
-        assert figures["first_pull_s"] <= FIRST_PULL_S_MAX
+        assert figures[FIRST_PULL] <= FIRST_PULL_S_MAX
         assert figures["memory_bytes_each"] <= MEMORY_BYTES_MAX
         assert figures["longest_step_ms"] <= PAUSE_MS_MAX
 
 
-def test_what_a_message_costs_in_memory_does_not_grow_with_its_body(tmp_path, record_property):
+def test_the_memory_of_a_message_does_not_grow_with_its_body(tmp_path, record_property):
     for figures in measured(tmp_path, record_property, "large bodies", 10_000, 20_000):
         assert figures["memory_bytes"] <= MEMORY_BYTES_MAX * 10_000 + FIXED_BYTES

@@ -1,4 +1,4 @@
-"""Row 7 of the scorecard: the wall clock jumps, and every timer still runs out when it should."""
+"""Row 7 of the scorecard: the wall clock jumps, and every timer still ends at the right time."""
 
 import time
 
@@ -52,16 +52,16 @@ def bodies(engine):
 
 
 def fill(engine):
-    """One message in flight for 30 s, one delayed by 60 s, one that lives for 90 s."""
+    """One message in flight for 30 s, one delayed by 60 s, one with a time to live of 90 s."""
     engine.submit(CreateQueue("q", {"delay_ms": 0}))
     engine.submit(Push("q", b"claimed"))
     assert len(engine.submit(Pull("q", visibility_ms=30_000))) == 1
     engine.submit(Push("q", b"delayed", delay_ms=60_000))
-    engine.submit(Push("q", b"mortal", ttl_ms=90_000, delay_ms=80_000))
+    engine.submit(Push("q", b"expires", ttl_ms=90_000, delay_ms=80_000))
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_jump_while_running_moves_no_timer(quick_path, machine, jump):
+def test_a_clock_jump_while_the_engine_runs_changes_no_timer(quick_path, machine, jump):
     engine = opened(quick_path)
     fill(engine)
     machine.wait(10)
@@ -95,7 +95,7 @@ def test_after_a_clock_jump_between_two_processes_every_message_becomes_visible(
         machine.reboot()
     engine = opened(quick_path)
     ahead = JUMPS[jump] > 0
-    # Time that the wall says has passed has passed. If it says less than that, no time has.
+    # The time between the processes is that of the wall clock, or none if that went back.
     assert bodies(engine) == ([b"claimed", b"delayed"] if ahead else [])
     if not ahead:
         machine.wait(31)
@@ -103,7 +103,7 @@ def test_after_a_clock_jump_between_two_processes_every_message_becomes_visible(
         machine.wait(30)
         assert bodies(engine) == [b"delayed"]
         machine.wait(21)
-        assert [each.body for each in engine.submit(Peek("q"))] == [b"mortal"]
+        assert [each.body for each in engine.submit(Peek("q"))] == [b"expires"]
         machine.wait(10)
     assert engine.submit(Stats("q")).messages == 2
     engine.close()
@@ -115,7 +115,7 @@ def test_after_a_wrong_clock_is_corrected_every_message_becomes_visible(quick_pa
     engine = opened(quick_path)
     fill(engine)
     if jump == "back to 1970":
-        # By the wall more than half a century passes now. Retention goes by that, and says so.
+        # By the wall clock more than 50 years pass now, which is longer than any retention.
         engine.submit(ConfigureQueue("q", {"retention_ms": TTL_MS_MAX}))
         engine.close()
         machine.wall_s -= JUMPS[jump]
@@ -133,7 +133,7 @@ def test_after_a_wrong_clock_is_corrected_every_message_becomes_visible(quick_pa
     engine.close()
 
 
-def test_time_never_runs_backwards_in_what_is_written(quick_path, machine):
+def test_the_times_of_journal_events_never_decrease(quick_path, machine):
     for jump_s in (0, -DAY_S, -NOW_S, HOUR_S, -HOUR_S):
         machine.wall_s += jump_s
         engine = opened(quick_path)

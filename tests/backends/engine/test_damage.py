@@ -1,6 +1,6 @@
-"""Row 4 of the scorecard, for the engine: damage costs what it hit, and nothing wrong is served.
+"""Row 4 of the scorecard, for the engine: damage costs only the damaged entries.
 
-A store is built, bits are flipped in a copy of it, and the copy is opened and drained.
+A store is built, bits are flipped in a copy of it, and all messages of the copy are pulled.
 """
 
 import random
@@ -23,7 +23,7 @@ from penstock.service import (
     Pull,
     Push,
 )
-from tests.backends.engine.life import portrait, same, small_slices
+from tests.backends.engine.random_store import first_difference, plain_state, small_slices
 from tests.backends.engine.test_upkeep import Store
 
 FILE_BYTES = 16_384
@@ -31,7 +31,7 @@ PAGE_BYTES = 4_096
 
 
 class Built:
-    """A closed store, what it should serve, and which event stands where."""
+    """A closed store, the messages that it should have, and the position of each event."""
 
     def __init__(self, root, passes):
         self.root = root
@@ -85,7 +85,7 @@ def flip(path, at, bit):
 
 
 def drained(engine):
-    """Everything the engine has to serve, by number, whichever queue it is in."""
+    """All messages of all queues that can be pulled, by number."""
     found = {}
     engine.clock.advance(seconds=3_600)
     for name in engine.submit(ListQueues()):
@@ -103,7 +103,7 @@ def open_copy(path):
 
 
 def check_served(built, engine, hit):
-    """Nothing wrong is served, and only what the damaged entry told of is lost or back."""
+    """Checks that no wrong content is pulled, and only events of the damaged entry are lost."""
     lost_contents = {event.number for event in hit if isinstance(event, Pushed | Carried)}
     lost_deletes = {event.number for event in hit if isinstance(event, Deleted)}
     found = drained(engine)
@@ -151,7 +151,7 @@ def test_a_flipped_bit_in_a_header_costs_only_its_entry(built, quick_path, kind)
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_bits_flipped_under_a_running_engine_are_never_served(built, quick_path, part):
+def test_content_damaged_while_the_engine_runs_is_never_returned_by_a_pull(built, quick_path, part):
     store = built["snapshots"]
     rng = random.Random(part)
     pushes = [entry for entry in store.entries if isinstance(entry[2][0], Pushed | Carried)]
@@ -166,7 +166,7 @@ def test_bits_flipped_under_a_running_engine_are_never_served(built, quick_path,
         check_served(store, engine, events)
 
 
-def test_many_damaged_messages_in_a_row_are_passed_over(quick_path):
+def test_a_pull_skips_many_damaged_messages_in_a_row(quick_path):
     store = Store(quick_path, archive=None, file_bytes=FILE_BYTES)
     store(CreateQueue("q"))
     for number in range(3_000):
@@ -197,9 +197,9 @@ def test_a_flipped_bit_in_one_snapshot_costs_nothing(built, quick_path, which):
         if turn:
             flip(path, rng.randrange(path.stat().st_size), rng.randrange(8))
         engine = open_copy(copy)
-        found = portrait(engine.shard, engine.journal.load)
+        found = plain_state(engine.shard, engine.journal.load)
         expected = expected or found
-        assert same(found, expected) is None
+        assert first_difference(found, expected) is None
         engine.close()
 
 
@@ -213,7 +213,7 @@ def test_a_snapshot_cut_short_anywhere_costs_nothing(built, quick_path):
         check_served(store, open_copy(copy), [])
 
 
-def test_a_store_whose_snapshots_are_all_damaged_is_refused_and_not_opened_empty(quick_path):
+def test_a_store_whose_snapshots_are_all_damaged_is_refused(quick_path):
     store = Store(quick_path, archive=None, file_bytes=FILE_BYTES)
     store(CreateQueue("q"), CreateQueue("gone"))
     for _ in range(6):
@@ -240,7 +240,7 @@ def test_messages_of_a_queue_whose_creation_was_lost_are_in_a_recovered_queue(qu
     store.engine.close()
 
 
-def test_the_number_of_a_message_lost_to_damage_is_not_given_again(quick_path):
+def test_the_number_of_a_message_lost_to_damage_is_not_used_again(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"))
     lost = store(Push("q", b"two")).id

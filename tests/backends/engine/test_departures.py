@@ -1,4 +1,4 @@
-"""Two stores as two shards: a message that departs from one is kept until it has arrived."""
+"""Two stores as two shards: a message that departs from one is kept there until it has arrived."""
 
 from typing import Any
 
@@ -23,14 +23,19 @@ from penstock.service import (
     Release,
     Stats,
 )
-from tests.backends.engine.life import exact_replay, portrait, same, small_slices
+from tests.backends.engine.random_store import (
+    exact_replay,
+    first_difference,
+    plain_state,
+    small_slices,
+)
 
 SOURCE, TARGET = 3, 7
 SETTINGS = {"dead_letter": "away", "max_receives": 1, "visibility_ms": 1_000}
 
 
 class Shard:
-    """A store that is one shard of two; the queue `away` lives in the second."""
+    """A store that is one shard of two; the queue `away` is in the second."""
 
     def __init__(self, root, number, clock):
         self.root = root
@@ -55,10 +60,10 @@ class Shard:
     def reopen(self):
         self.engine.close()
         self.engine = self._open()
-        recovered = portrait(self.engine.shard, self.engine.journal.load)
+        recovered = plain_state(self.engine.shard, self.engine.journal.load)
         exact = exact_replay(self.root)
         exact.number = self.number
-        assert same(recovered, portrait(exact)) is None
+        assert first_difference(recovered, plain_state(exact)) is None
 
     def run_pass(self, between=None):
         """A pass of upkeep; `between` is called once its outline is taken."""
@@ -100,7 +105,7 @@ def shards(quick_path, monkeypatch):
 
 
 def route(source, target):
-    """One turn of a router that keeps to the contract: it waits for each side to be durable."""
+    """What a router does once: it waits until each side is durable."""
     departures = source.engine.departures(3)
     source.engine.journal.wait(source.engine.answer_sequence)
     for owed, push in departures:
@@ -110,16 +115,16 @@ def route(source, target):
         source.engine.arrived(owed.delivery.number, owed.delivery.epoch)
 
 
-def test_every_dead_letter_arrives_once_though_both_shards_restart_meanwhile(shards):
+def test_every_dead_letter_arrives_once_although_both_shards_restart_meanwhile(shards):
     source, target = shards
-    bodies = [b"job %d" % number for number in range(10)]
+    bodies = [b"body %d" % number for number in range(10)]
     source.depart(*bodies)
     turns = 0
     while source.owed():
         for turn, _ in enumerate(route(source, target)):
             turns += 1
             if turn == 1 and turns % 3:
-                # The router stops here: what it pushed last was not said to have arrived.
+                # The router stops here: the arrival of its last push is not confirmed.
                 break
         source.reopen()
         target.reopen()
@@ -131,7 +136,7 @@ def test_every_dead_letter_arrives_once_though_both_shards_restart_meanwhile(sha
 
 def test_the_outbox_survives_a_snapshot_and_the_removal_of_its_queue(shards):
     source, target = shards
-    source.depart(*(b"job %d" % number for number in range(12)))
+    source.depart(*(b"body %d" % number for number in range(12)))
     source.run_pass()
     source(Purge("work"), DeleteQueue("work"))
     owed = source.owed()
@@ -161,7 +166,7 @@ def test_the_order_of_departure_survives_a_snapshot(shards):
 
 def test_a_message_that_departs_between_the_outline_and_its_slice_is_kept_once(shards):
     source, _ = shards
-    source(*(Push("work", b"job %d" % number) for number in range(20)), Pull("work", 13))
+    source(*(Push("work", b"body %d" % number) for number in range(20)), Pull("work", 13))
     source.clock.advance(ms=1_000)
     source.run_pass(source.engine.catch_up)
     source.reopen()
@@ -169,9 +174,9 @@ def test_a_message_that_departs_between_the_outline_and_its_slice_is_kept_once(s
     assert source(Stats("work")).messages == 7
 
 
-def test_a_message_that_arrives_between_the_outline_and_its_slice_is_gone(shards):
+def test_a_message_that_arrives_between_the_outline_and_its_slice_is_not_restored(shards):
     source, target = shards
-    source.depart(*(b"job %d" % number for number in range(7)))
+    source.depart(*(b"body %d" % number for number in range(7)))
     source.run_pass(lambda: list(route(source, target)))
     source.reopen()
     assert source.owed() == [f"departed-3-{number}-1" for number in range(4, 8)]
@@ -179,7 +184,7 @@ def test_a_message_that_arrives_between_the_outline_and_its_slice_is_gone(shards
 
 def test_a_queue_removed_during_the_pass_leaves_the_outbox_unchanged(shards):
     source, _ = shards
-    source(*(Push("work", b"job %d" % number) for number in range(9)), Pull("work", 6))
+    source(*(Push("work", b"body %d" % number) for number in range(9)), Pull("work", 6))
     source.clock.advance(ms=1_000)
 
     def depart_and_remove():
@@ -207,11 +212,11 @@ def test_the_content_of_the_outbox_is_carried_when_its_file_is_dropped(
         source.run_pass()
     carried = [each for each in source.events() if isinstance(each, Carried)]
     assert [(each.queue, each.number) for each in carried][:1] == [(1, 1)]
-    assert not any(isinstance(each, Departed) for each in source.events()), "its file has gone"
+    assert not any(isinstance(each, Departed) for each in source.events()), "its file was dropped"
     (owed,) = source.engine.shard.outbox()
     assert position_of(owed.delivery.content) >= source.engine.journal.first_position
     if is_newest_snapshot_lost:
-        # The snapshot before it has the old place: the journal says where the content is now.
+        # The snapshot before it has the old place; the journal has the new one.
         newest, _ = snapshot_paths(source.root / "store")
         newest.write_bytes(b"")
     source.reopen()
@@ -221,12 +226,12 @@ def test_the_content_of_the_outbox_is_carried_when_its_file_is_dropped(
 
 def test_a_store_with_an_outbox_verifies_and_has_the_history_of_its_messages(shards):
     source, _ = shards
-    reply = source(Push("work", b"goes"))
+    reply = source(Push("work", b"departs"))
     source.depart(b"stays")
     source(Push("work", b"another"))
-    told = source(History(reply.id))
-    assert [each.kind for each in told] == ["Pushed", "Claimed", "ClaimExpired", "Departed"]
-    assert told[-1].detail == "to_queue=away"
+    history = source(History(reply.id))
+    assert [each.kind for each in history] == ["Pushed", "Claimed", "ClaimExpired", "Departed"]
+    assert history[-1].detail == "to_queue=away"
     source.run_pass()
     source.engine.close()
     findings = verify(str(source.root / "store"))
@@ -237,7 +242,7 @@ def test_a_store_with_an_outbox_verifies_and_has_the_history_of_its_messages(sha
 def test_a_damaged_message_in_the_outbox_is_lost_and_the_others_still_arrive(shards):
     source, target = shards
     source.depart(b"DAMAGED", b"sound")
-    # After a snapshot the push is not read again when the store opens, only when it is pushed on.
+    # After a snapshot the content is not read when the store opens, only when it is pushed there.
     source.run_pass()
     source.engine.close()
     for path in (source.root / "store" / "journal").glob("*.seg"):

@@ -30,12 +30,13 @@ from penstock.service import (
     Release,
     Stats,
 )
+from tests.server.conftest import until
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Slow(MemoryJournal):
-    """A journal whose entries become durable when the test says so."""
+    """A journal whose entries become durable when the test calls `flush`."""
 
     def __init__(self) -> None:
         super().__init__(history_entries=1)
@@ -52,7 +53,9 @@ class Slow(MemoryJournal):
     def wait(self, sequence: int) -> None:
         self.asked.set()
         with self._flushed:
-            self._flushed.wait_for(lambda: self.failed or self.durable_sequence >= sequence, 20)
+            self._flushed.wait_for(
+                lambda: self.failed or self.durable_sequence >= sequence, PATIENCE_S
+            )
         if self.failed:
             raise JournalError("the disk is gone")
 
@@ -71,7 +74,7 @@ class Slow(MemoryJournal):
 
 
 class Failing(MemoryJournal):
-    """A journal that refuses every append from some point on."""
+    """A journal that refuses every append after this number of them."""
 
     def __init__(self, after: int) -> None:
         super().__init__(history_entries=1)
@@ -118,7 +121,7 @@ def test_a_blocking_push_answers_only_when_it_is_durable():
 
 
 def test_an_awaited_push_answers_only_when_it_is_durable():
-    async def story():
+    async def main():
         journal = Slow()
         service = AsyncEngine(Engine(journal, ManualClock()))
         creating = asyncio.create_task(service.execute(CreateQueue("q")))
@@ -131,15 +134,14 @@ def test_an_awaited_push_answers_only_when_it_is_durable():
         await service.close()
         return info.queue
 
-    assert asyncio.run(story()) == "q"
+    assert asyncio.run(main()) == "q"
 
 
 def test_one_flush_answers_all_callers_that_wait_for_it():
     journal = Slow()
     queues = Queues(BlockingEngine(Engine(journal, ManualClock())))
     calls = [in_thread(partial(queues.create, name)) for name in ("a", "b", "c")]
-    while journal.appended < 3:
-        journal.asked.wait(0.01)
+    until(lambda: journal.appended == 3)
     assert [given for _, given in calls] == [[], [], []]
     journal.flush()
     for thread, given in calls:
@@ -147,7 +149,7 @@ def test_one_flush_answers_all_callers_that_wait_for_it():
         assert len(given) == 1
 
 
-def test_a_write_that_never_becomes_durable_is_never_answered():
+def test_a_write_that_cannot_be_made_durable_is_answered_with_an_error():
     journal = Slow()
     queues = Queues(BlockingEngine(Engine(journal, ManualClock())))
     thread, given = in_thread(lambda: queues.create("q"))
@@ -192,7 +194,7 @@ def test_deleting_what_is_gone_waits_for_the_delete_that_removed_it():
     assert engine.answer_sequence == deleted > journal.durable_sequence
 
 
-def test_an_engine_whose_journal_fails_answers_nothing_any_more():
+def test_after_its_journal_failed_an_engine_refuses_every_command():
     engine = Engine(Failing(after=1), ManualClock())
     engine.submit(CreateQueue("q"))
     with pytest.raises(JournalError, match="gone"):
@@ -224,8 +226,7 @@ def test_an_unknown_command_is_refused(engine):
 def test_closing_ends_all_waits_and_all_commands(engine):
     queues = Queues(BlockingEngine(engine))
     thread, given = in_thread(lambda: queues.pull("q", wait=1_000))
-    while not queues.stats("q").waiting_pulls:
-        thread.join(0.001)
+    until(lambda: queues.stats("q").waiting_pulls)
     queues.close()
     thread.join(PATIENCE_S)
     assert [type(each) for each in given] == [EngineClosed]
@@ -233,7 +234,7 @@ def test_closing_ends_all_waits_and_all_commands(engine):
         queues.push("q", "x")
 
 
-def test_a_pull_that_does_not_want_to_wait_is_not_put_in_line(engine):
+def test_a_pull_without_a_wait_is_not_a_waiter(engine):
     assert engine.wait(Pull("q"), lambda: None) is None
     assert engine.wait(Pull("q", wait_ms=0), lambda: None) is None
     assert not engine.has_waiters
@@ -244,7 +245,7 @@ def test_waiting_on_a_queue_that_does_not_exist_is_refused(engine):
         engine.submit(Pull("nowhere", wait_ms=1_000))
 
 
-def test_a_cancelled_wait_leaves_the_line(engine):
+def test_a_cancelled_wait_gets_no_message(engine):
     first = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
     second = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
     engine.cancel_wait(first)
@@ -264,13 +265,13 @@ def test_a_wait_cancelled_after_it_was_served_releases_its_message(engine):
 
 
 def test_a_cancelled_wait_loses_no_message():
-    async def story():
+    async def main():
         service = AsyncEngine(Engine(None, ManualClock()))
         await service.execute(CreateQueue("q"))
         pull = asyncio.create_task(service.execute(Pull("q", wait_ms=60_000)))
         await asyncio.sleep(0)
         assert (await service.execute(Stats("q"))).waiting_pulls == 1
-        # Served, but cancelled before it could see that.
+        # It gets the message, but is cancelled before its task runs again.
         await service.execute(Push("q", b"x"))
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -280,16 +281,16 @@ def test_a_cancelled_wait_loses_no_message():
         await service.close()
         return stats.visible, stats.in_flight, claim.body
 
-    assert asyncio.run(story()) == (1, 0, b"x")
+    assert asyncio.run(main()) == (1, 0, b"x")
 
 
 def test_a_waiter_is_woken_when_something_is_due_earlier_than_planned(engine):
-    nudges: list[str] = []
-    engine.wait(Pull("q", wait_ms=60_000), lambda: nudges.append("q"))
+    wakes: list[str] = []
+    engine.wait(Pull("q", wait_ms=60_000), lambda: wakes.append("q"))
     planned_ms = engine.next_wake_ms
-    nudges.clear()
+    wakes.clear()
     engine.submit(Push("q", b"x", delay_ms=5_000))
-    assert nudges == ["q"]
+    assert wakes == ["q"]
     assert engine.next_wake_ms < planned_ms
 
 
@@ -312,7 +313,7 @@ def test_what_is_due_is_settled_before_the_next_command_of_any_caller(engine):
         engine.submit(Release("q", claim.receipt))
 
 
-def test_however_many_fall_due_at_once_a_pull_of_their_queue_finds_as_many_as_it_asks_for(engine):
+def test_a_pull_gets_its_limit_of_messages_however_many_are_due_at_once(engine):
     count = 6 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", str(number).encode()) for number in range(count)]))
     assert len(engine.submit(Pull("q", count, visibility_ms=5_000))) == count
@@ -321,7 +322,7 @@ def test_however_many_fall_due_at_once_a_pull_of_their_queue_finds_as_many_as_it
     assert [claim.body for claim in again] == [str(number).encode() for number in range(count)]
 
 
-def test_however_many_fall_due_at_once_they_are_all_back_when_ticking_has_caught_up(engine):
+def test_all_claims_that_run_out_at_once_are_settled_after_enough_ticks(engine):
     count = 6 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", str(number).encode()) for number in range(count)]))
     engine.submit(Pull("q", count, visibility_ms=5_000))
@@ -336,7 +337,7 @@ def test_however_many_fall_due_at_once_they_are_all_back_when_ticking_has_caught
     assert (stats.visible, stats.in_flight) == (count, 0)
 
 
-def test_however_many_messages_reach_the_retention_at_once_they_all_expire(engine):
+def test_all_messages_that_reach_the_retention_at_once_expire(engine):
     count = 3 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", b"x", ttl_ms=n % 2 * 4_000 or None) for n in range(count)]))
     engine.submit(ConfigureQueue("q", {"retention_ms": 5_000}))
@@ -346,16 +347,16 @@ def test_however_many_messages_reach_the_retention_at_once_they_all_expire(engin
     assert (stats.messages, stats.stored_bytes) == (0, 0)
 
 
-def test_a_pull_finds_a_message_behind_any_number_of_dead_letters(engine):
+def test_pulls_find_a_message_after_many_dead_letters(engine):
     count = 2 * SETTLE_MAX + 7
     engine.submit(Batch([Push("q", b"dead") for _ in range(count)]))
     engine.submit(Pull("q", count, visibility_ms=0))
-    engine.submit(Push("q", b"living"))
+    engine.submit(Push("q", b"not dead"))
     engine.submit(ConfigureQueue("q", {"dead_letter": "dead", "max_receives": 1}))
     found = engine.submit(Pull("q"))
     while not found and engine.submit(Stats("q")).visible:
         found = engine.submit(Pull("q"))
-    assert [claim.body for claim in found] == [b"living"]
+    assert [claim.body for claim in found] == [b"not dead"]
     assert engine.submit(Stats("dead")).visible == count
 
 

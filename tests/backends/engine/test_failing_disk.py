@@ -14,8 +14,9 @@ from penstock.clock import ManualClock
 from penstock.errors import JournalError, PenstockError, StoreFull
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import Batch, Extend
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.journal.disk import Disk, PowerCut
+from tests.server.conftest import until
 
 FILE_BYTES = 131_072
 
@@ -37,7 +38,7 @@ class Machine:
         self.queues = self.open()
 
     def open(self):
-        # The seam opens the journal by its path.
+        # The storage interface opens the journal by its path.
         self.disk.path = str(self.path / "store" / "journal")
         self.engine = open_engine(
             self.path / "store",
@@ -49,21 +50,21 @@ class Machine:
         return Queues(BlockingEngine(self.engine))
 
     def power_cut(self, rng):
-        """What the disk may hold after a power cut, opened again."""
+        """Opens the store on what the disk may hold after a power cut."""
         self.disk = self.disk.after_cut(rng)
         self.queues = self.open()
         return self.queues
 
 
 def push_until(error, queues, body=b"x" * 100, limit=10_000):
-    """Pushes until refused so; the ids that were answered, and the refusal."""
+    """Pushes until this error; returns the ids that were answered, and the error."""
     answered = []
     for _ in range(limit):
         try:
             answered.append(queues.push("q", body))
         except error as refused:
             return answered, refused
-    raise AssertionError("it was never refused")
+    raise AssertionError("no push was refused")
 
 
 def everything(queues):
@@ -128,22 +129,19 @@ def test_waiting_pulls_get_the_error_when_the_disk_fails(quick_path):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while not queues.stats("other").waiting_pulls:
-        pass
+    until(lambda: queues.stats("other").waiting_pulls)
     machine.disk.failing_syncs = {machine.disk.syncs + 1}
     push_until(JournalError, queues)
     with pytest.raises(JournalError):
         queues.push("other", b"too late")
     queues.close()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert len(errors) == 1
 
 
 @pytest.mark.parametrize("ahead", ["push", "pull", "settle"])
-def test_an_engine_that_is_interrupted_before_its_journal_has_it_answers_nothing_more(
-    quick_path, ahead
-):
+def test_after_an_interrupt_before_the_append_an_engine_refuses_every_command(quick_path, ahead):
     machine = Machine(quick_path, background=False)
     queues = machine.queues
     queues.create("q", visibility_timeout=5)
@@ -151,10 +149,10 @@ def test_an_engine_that_is_interrupted_before_its_journal_has_it_answers_nothing
     if ahead == "settle":
         assert queues.pull("q") is not None
         machine.clock.advance(seconds=4)
-    # What comes out of the disk here is no error of ours: it stands for Ctrl-C.
+    # PowerCut is a BaseException, as the KeyboardInterrupt of Ctrl-C is.
     machine.disk.steps_left = 0
     doing = {
-        "push": lambda: queues.push("q", b"never kept"),
+        "push": lambda: queues.push("q", b"not stored"),
         "pull": lambda: queues.pull("q"),
         "settle": lambda: machine.clock.advance(seconds=2),
     }
@@ -177,7 +175,7 @@ def test_what_is_due_on_a_full_disk_causes_no_busy_loop(quick_path):
     queues.create("q", visibility_timeout=5)
     push_until(StoreFull, queues, bytes(200))
     claims = queues.pull_many("q", 1_000)
-    # The last room goes to extensions of claims, over and over.
+    # Extensions of claims use the last room on the disk.
     extensions = Batch([Extend("q", claim.receipt, 5_000) for claim in claims[:50]])
     with suppress(StoreFull):
         for _ in range(10_000):
@@ -186,7 +184,7 @@ def test_what_is_due_on_a_full_disk_causes_no_busy_loop(quick_path):
         machine.engine.submit(extensions)
     machine.clock.advance(seconds=6)
     now_ms = machine.clock.now_ms()
-    assert machine.engine.next_wake_ms > now_ms, "a pull that waits would look again at once"
+    assert machine.engine.next_wake_ms > now_ms, "a waiting pull would try again at once"
     machine.disk.room_bytes *= 2
     machine.clock.advance(seconds=1)
     assert queues.stats("q").in_flight == 0
@@ -251,7 +249,7 @@ def test_on_a_full_disk_hundreds_of_claims_that_run_out_do_not_stop_the_engine(q
 
 
 @pytest.mark.parametrize("limit", ["room_bytes", "open_files_max"])
-def test_pushes_resume_unaided_when_there_is_room_again(quick_path, limit):
+def test_pushes_are_accepted_again_when_there_is_room_again(quick_path, limit):
     machine = Machine(quick_path, durability="os")
     queues = machine.queues
     queues.create("q")
@@ -265,7 +263,7 @@ def test_pushes_resume_unaided_when_there_is_room_again(quick_path, limit):
     queues.close()
 
 
-def test_a_snapshot_that_finds_no_room_stops_neither_the_engine_nor_the_next(quick_path):
+def test_a_snapshot_without_room_stops_neither_the_engine_nor_the_next_snapshot(quick_path):
     machine = Machine(quick_path, durability="os")
     queues = machine.queues
     upkeep: Any = machine.engine.upkeep

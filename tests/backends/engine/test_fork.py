@@ -1,4 +1,4 @@
-"""A store is its process's own: the child of a fork can neither write it nor keep it locked."""
+"""A store belongs to its process: the child of a fork can neither write it nor keep it locked."""
 
 import os
 import threading
@@ -12,20 +12,20 @@ from penstock.errors import PenstockError
 from penstock.persisted import PersistedQueue
 
 
-def said_by_a_child(what: Callable[[], object]) -> str:
-    """What a forked child says of its try: "done", or the error it was refused with."""
-    heard, said = os.pipe()
+def result_in_child(call: Callable[[], object]) -> str:
+    """Makes the call in a forked child; "done", or the error that it raised."""
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            what()
-            os.write(said, b"done")
+            call()
+            os.write(write_end, b"done")
         except BaseException as error:
-            os.write(said, f"{type(error).__name__}: {error}".encode())
+            os.write(write_end, f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(0)
-    os.close(said)
-    with os.fdopen(heard, "rb") as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read().decode()
     os.waitpid(pid, 0)
     return text
@@ -40,32 +40,32 @@ def test_a_child_is_refused_and_the_parent_loses_nothing(quick_path):
     queues = connect(path)
     queues.create("q")
     queues.push("q", b"before")
-    for what in (lambda: queues.push("q", b"child"), lambda: queues.pull("q")):
-        said = said_by_a_child(what)
-        assert said.startswith("JournalError")
-        assert "open it here again" in said
-    assert said_by_a_child(queues.close) == "done"
+    for call in (lambda: queues.push("q", b"child"), lambda: queues.pull("q")):
+        result = result_in_child(call)
+        assert result.startswith("JournalError")
+        assert "open it here again" in result
+    assert result_in_child(queues.close) == "done"
     queues.push("q", b"after")
     queues.close()
     with connect(path) as again:
         assert [message.body for message in again.peek("q", limit=10)] == [b"before", b"after"]
 
 
-def test_a_child_that_lives_on_does_not_keep_the_store_locked(quick_path):
+def test_a_child_that_outlives_the_parent_connection_does_not_keep_the_store_locked(quick_path):
     path = quick_path / "store"
     queues = connect(path)
-    heard, go = os.pipe()
-    ready, say = os.pipe()
+    end_read, end_write = os.pipe()
+    ready_read, ready_write = os.pipe()
     pid = os.fork()
     if not pid:
-        os.close(go)
-        os.write(say, b"here")
-        os.read(heard, 1)
+        os.close(end_write)
+        os.write(ready_write, b"ready")
+        os.read(end_read, 1)
         os._exit(0)
-    assert os.read(ready, 4) == b"here"
+    assert os.read(ready_read, 5) == b"ready"
     queues.close()
     connect(path).close()
-    for each in (go, heard, ready, say):
+    for each in (end_write, end_read, ready_read, ready_write):
         os.close(each)
     os.waitpid(pid, 0)
 
@@ -73,18 +73,18 @@ def test_a_child_that_lives_on_does_not_keep_the_store_locked(quick_path):
 def test_a_lock_that_another_thread_held_at_the_fork_does_not_block_the_child(quick_path):
     engine = open_engine(quick_path / "store")
     service = BlockingEngine(engine)
-    held, let_go = threading.Event(), threading.Event()
+    held, may_release = threading.Event(), threading.Event()
 
     def hold():
         with service._lock:
             held.set()
-            let_go.wait()
+            may_release.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    assert said_by_a_child(service.close) == "done"
-    let_go.set()
+    assert result_in_child(service.close) == "done"
+    may_release.set()
     thread.join()
     service.close()
 
@@ -92,7 +92,7 @@ def test_a_lock_that_another_thread_held_at_the_fork_does_not_block_the_child(qu
 def test_a_persisted_queue_is_not_written_by_a_child(quick_path):
     with PersistedQueue(quick_path / "spool", durability="os") as queue:
         queue.push(b"parent")
-        assert "open it here again" in said_by_a_child(lambda: queue.push(b"child"))
+        assert "open it here again" in result_in_child(lambda: queue.push(b"child"))
         queue.push(b"parent, too")
         assert list(queue) == [b"parent", b"parent, too"]
 
@@ -107,7 +107,7 @@ def test_a_child_opens_the_store_by_itself_once_the_parent_has_closed_it(quick_p
         with connect(path) as own:
             own.push("q", b"child")
 
-    assert said_by_a_child(push) == "done"
+    assert result_in_child(push) == "done"
     with connect(path) as again:
         assert again.stats("q").visible == 1
 
@@ -118,9 +118,9 @@ def test_a_child_raises_only_errors_of_penstock(quick_path):
     queues.push("q", bytes(20_000))
 
     def try_all():
-        for what in (lambda: queues.pull("q"), lambda: queues.peek("q"), lambda: queues.stats("q")):
+        for call in (lambda: queues.pull("q"), lambda: queues.peek("q"), lambda: queues.stats("q")):
             with suppress(PenstockError):
-                what()
+                call()
 
-    assert said_by_a_child(try_all) == "done"
+    assert result_in_child(try_all) == "done"
     queues.close()

@@ -1,7 +1,7 @@
-"""The formats of `docs/formats/block.md` and `snapshot.md`: golden bytes, asserted both ways.
+"""The formats of `docs/formats/block.md` and `snapshot.md`: golden bytes, written and read.
 
-The files hold a name and bytes in hexadecimal a line. They are never edited, only added to; a test
-that fails here means that stores written before can no longer be read.
+Each line of a file has a name and bytes in hexadecimal. The files are never edited, only added to;
+if a test here fails, stores of earlier versions can no longer be read.
 """
 
 from operator import attrgetter
@@ -120,7 +120,7 @@ def test_golden_blocks_are_written_and_read_as_these_bytes(name):
     decoded = list(codec.decode(block, 0))
     found: list[Any] = [event for event, _ in decoded]
     if name == "Carried":
-        # What is carried is the content: when it was first pushed, and where, is told elsewhere.
+        # Only the content is carried; the time and the queue of the push are in the snapshot.
         assert (found[0].queue, found[0].number, found[0].at_ms) == (3, 77, AT_MS + 9)
         assert found[0].pushed.body == PUSHED.body
         assert found[0].pushed.attributes == PUSHED.attributes
@@ -135,10 +135,10 @@ def test_every_kind_of_event_has_a_golden_block():
 
 
 def test_the_events_of_one_message_are_found_without_reading_the_others():
-    # Bodies, queues and times that hold the bytes of the numbers looked for.
-    tempting = b"".join(number.to_bytes(8, "little") for number in range(1, 300))
+    # Bodies, queues and times that contain the bytes of the numbers that are searched for.
+    numbers = b"".join(number.to_bytes(8, "little") for number in range(1, 300))
     events: list[Any] = [
-        Pushed(1, 1, 1, tempting, size_bytes=len(tempting)),
+        Pushed(1, 1, 1, numbers, size_bytes=len(numbers)),
         *[event for name, listed in EVENTS.items() if name != "Carried" for event in listed],
         Deleted(77, 77, 78, 77),
         Deleted(256, 1, 256, 1),
@@ -177,7 +177,7 @@ def test_a_journal_writes_its_shard_and_its_term_into_every_entry(tmp_path):
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_a_truncated_block_is_refused_or_gives_its_first_events(name):
+def test_a_block_truncated_within_its_headers_is_refused(name):
     block = golden_events()[name]
     for size in range(16 + 64 * len(EVENTS[name])):
         with pytest.raises(CorruptEntry):
@@ -197,7 +197,7 @@ def test_a_message_is_found_again_by_its_place_and_verified():
             codec.read_pushed(fields, b"X" + payload[1:], at)
 
 
-def the_snapshot():
+def example_snapshot():
     settings = QueueSettings()
     queue = QueueSnapshot(
         2, "orders", SETTINGS, AT_MS, AT_MS + 1, [],
@@ -225,7 +225,7 @@ def the_snapshot():
 
 
 def write_golden_snapshot(directory):
-    outline, slices = the_snapshot()
+    outline, slices = example_snapshot()
     dedups = outline.shard.queues[0].dedups
     outline.shard.queues[0].dedups = []
     outline.number, outline.term = 3, 7
@@ -253,7 +253,7 @@ def test_the_golden_snapshots_are_read_as_their_state(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden(name).values()))
     taken = read_snapshot(path)
-    outline, slices = the_snapshot()
+    outline, slices = example_snapshot()
     assert taken is not None
     if name != "snapshot-3.txt":
         assert read_outline(path) == outline
@@ -268,7 +268,7 @@ def test_the_golden_snapshots_are_read_as_their_state(tmp_path, name):
 
 def test_the_golden_slice_of_the_outbox_is_written_and_read_as_these_bytes(tmp_path):
     """Written by `pack_slice` in the middle of other slices, and read into the shard's outbox."""
-    outline, (first, _) = the_snapshot()
+    outline, (first, _) = example_snapshot()
     departure = Departure(AT_MS + 1, 2, 3, True, 5, "dead")
     departed = Delivery(
         OUTBOX, 75, 75, 90 << 32 | 7, AT_MS, DEPARTED, 3, first_claimed_at_ms=AT_MS, move=departure
@@ -298,7 +298,7 @@ def plain_deliveries(numbers, queue=2):
 
 def test_unpacking_columns_gives_the_packed_deliveries():
     plain = plain_deliveries(range(9, 450, 9))
-    _, slices = the_snapshot()
+    _, slices = example_snapshot()
     for deliveries in ([], *slices, [*plain, *slices[0], *slices[1]], plain[::-1]):
         assert unpack_columns(pack_columns(deliveries)) == deliveries
     found = unpack_columns(pack_columns(plain))
@@ -309,7 +309,7 @@ def test_unpacking_columns_gives_the_packed_deliveries():
 
 
 @pytest.mark.parametrize("field", ["state", "priority", "group", "expires_at_ms", "move"])
-def test_messages_that_share_a_field_that_is_not_plain_are_not_arrivals(field):
+def test_messages_with_a_field_that_is_not_plain_are_not_unpacked_as_arrivals(field):
     values = {"state": DELAYED, "group": "g", "move": Move(AT_MS, 3, 1, False)}
     deliveries = plain_deliveries(range(1, 9))
     for each in deliveries:
@@ -318,8 +318,8 @@ def test_messages_that_share_a_field_that_is_not_plain_are_not_arrivals(field):
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_the_parts_of_a_snapshot_come_together_in_order_of_rank(tmp_path, moved):
-    outline, _ = the_snapshot()
+def test_the_slices_of_a_snapshot_are_joined_in_order_of_rank(tmp_path, moved):
+    outline, _ = example_snapshot()
     held = Delivery(2, 1, 1, 8 << 32, AT_MS, IN_FLIGHT, 1, AT_MS + 9)
     later = Delivery(2, 30, 70 if moved else 30, 9 << 32, AT_MS)
     slices = [
@@ -354,7 +354,7 @@ def test_many_plain_pushes_of_a_block_are_applied_as_if_one_by_one():
         assert apply_if_new(shards[1], event, place)
     assert shards[0].snapshot() == shards[1].snapshot()
     assert shards[0].queues[2].stored_bytes == shards[1].queues[2].stored_bytes == 10
-    assert not apply_arrivals_if_new(shards[0], arrivals), "what is known is not taken up again"
+    assert not apply_arrivals_if_new(shards[0], arrivals), "they were applied before"
 
 
 def test_pushes_of_which_one_is_not_plain_are_applied_one_by_one():

@@ -1,4 +1,4 @@
-"""Many callers wait for the disk at once: one of them syncs for all, and every caller returns."""
+"""Many callers wait for the disk at once: one of them syncs for all, and every wait ends."""
 
 import threading
 import time
@@ -11,9 +11,12 @@ from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, StoreUnusable
 from penstock.journal.commit import GroupCommit
 from penstock.service import CreateQueue, Push
+from tests.server.conftest import until
+
+PATIENCE_S = 60
 
 
-def test_threads_that_wait_for_the_disk_share_its_syncs_and_all_come_back(quick_path):
+def test_the_waits_of_many_threads_for_the_disk_all_end_and_are_durable(quick_path):
     engine: Any = open_engine(quick_path / "store", durability="sync")
     journal = engine.journal
     engine.submit(CreateQueue("q"))
@@ -30,7 +33,7 @@ def test_threads_that_wait_for_the_disk_share_its_syncs_and_all_come_back(quick_
             synced.append(journal.durable_sequence >= sequence)
 
     def sync_from_elsewhere():
-        # As upkeep does: it may make durable what a thread was just told to sync itself.
+        # As upkeep does: it may sync an entry that a waiting thread was about to sync.
         while not ended.is_set():
             journal.sync()
 
@@ -38,17 +41,17 @@ def test_threads_that_wait_for_the_disk_share_its_syncs_and_all_come_back(quick_
     other = threading.Thread(target=sync_from_elsewhere, daemon=True)
     for thread in [*threads, other]:
         thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     for thread in threads:
         thread.join(timeout=max(0, deadline - time.monotonic()))
     ended.set()
-    other.join(timeout=20)
-    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+    other.join(timeout=PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits without end"
     assert synced == [True] * 3_000
     engine.close()
 
 
-def test_a_wait_for_what_is_durable_already_syncs_nothing(tmp_path):
+def test_a_wait_for_an_entry_that_is_durable_syncs_nothing(tmp_path):
     engine: Any = open_engine(tmp_path / "store", durability="sync")
     engine.submit(CreateQueue("q"))
     engine.submit(Push("q", b"x"))
@@ -60,31 +63,31 @@ def test_a_wait_for_what_is_durable_already_syncs_nothing(tmp_path):
     engine.close()
 
 
-def test_a_waiter_whose_callback_raises_does_not_keep_others_from_being_woken(quick_path):
+def test_after_a_callback_that_raises_the_other_waiters_are_still_notified(quick_path):
     engine: Any = open_engine(quick_path / "store", durability="sync")
     journal = engine.journal
-    told = threading.Event()
+    notified = threading.Event()
 
-    def cannot_be_told():
+    def fail():
         raise RuntimeError("the event loop is closed")
 
     for _ in range(3):
         engine.submit(CreateQueue("q"))
         engine.submit(Push("q", b"x"))
-        journal.notify(engine.answer_sequence, cannot_be_told)
+        journal.notify(engine.answer_sequence, fail)
     engine.submit(Push("q", b"y"))
-    journal.notify(engine.answer_sequence, told.set)
-    assert told.wait(20)
+    journal.notify(engine.answer_sequence, notified.set)
+    assert notified.wait(PATIENCE_S)
     engine.close()
 
 
-def test_an_interrupt_of_the_syncing_thread_leaves_no_waiter_asleep():
-    interrupted, may_go_on = threading.Event(), threading.Event()
+def test_after_an_interrupt_of_the_syncing_thread_every_wait_ends():
+    syncing, may_continue = threading.Event(), threading.Event()
     results = iter([KeyboardInterrupt(), 2])
 
     def sync():
-        interrupted.set()
-        may_go_on.wait(20)
+        syncing.set()
+        may_continue.wait(PATIENCE_S)
         result = next(results)
         if isinstance(result, BaseException):
             raise result
@@ -101,19 +104,18 @@ def test_an_interrupt_of_the_syncing_thread_leaves_no_waiter_asleep():
 
     threads = [threading.Thread(target=wait, args=(sequence,), daemon=True) for sequence in (1, 2)]
     threads[0].start()
-    assert interrupted.wait(20)
+    assert syncing.wait(PATIENCE_S)
     threads[1].start()
-    while not commit._waiting:
-        pass
-    may_go_on.set()
+    until(lambda: commit._waiting)
+    may_continue.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert sorted(ended) == [1, 2]
     commit.close()
 
 
-@pytest.mark.parametrize("failing", [OSError("no such luck"), JournalError("no such disk")])
-def test_the_syncing_thread_survives_a_failed_sync(failing):
+@pytest.mark.parametrize("failing", [OSError("it failed"), JournalError("it failed")])
+def test_the_syncing_thread_continues_after_a_failed_sync(failing):
     results = iter([failing, 1])
     tried = []
 
@@ -127,14 +129,14 @@ def test_the_syncing_thread_survives_a_failed_sync(failing):
     commit = GroupCommit(sync)
     commit.start()
     for _ in range(2):
-        told = threading.Event()
-        commit.notify(1, told.set)
-        assert told.wait(20)
+        notified = threading.Event()
+        commit.notify(1, notified.set)
+        assert notified.wait(PATIENCE_S)
     assert len(tried) == 2
     commit.close()
 
 
-def test_a_store_that_cannot_be_opened_leaves_no_thread_behind(quick_path):
+def test_a_store_that_cannot_be_opened_leaves_no_thread_running(quick_path):
     open_engine(quick_path / "store").close()
     (quick_path / "store" / f"snapshot-{1 << 40:016x}").touch()
     before = threading.active_count()

@@ -1,4 +1,4 @@
-"""A caller that is interrupted, at any point, does not leave other callers waiting for ever."""
+"""A caller that is interrupted, at any point, does not leave other callers waiting without end."""
 
 from contextlib import suppress
 

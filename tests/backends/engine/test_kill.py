@@ -1,7 +1,8 @@
-"""Row 1 of the scorecard: an engine under load is killed, against the account of whom it answered.
+"""Row 1 of the scorecard: an engine under load is killed, and no answer of it is lost.
 
-Some kills come from outside, at any moment; others from within: half-way through an entry, while a
-file is made, synced, archived or dropped, as a snapshot takes its name, and in recovery itself.
+Some kills come from this process, at any moment; others from within the engine: half-way through an
+entry, while a file is created, synced, archived or dropped, when a snapshot gets its final name,
+and during recovery.
 """
 
 import random
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.engine.store import open_engine
-from tests.backends.engine.life import exact_replay, portrait, same
+from tests.backends.engine.random_store import exact_replay, first_difference, plain_state
+from tests.conftest import FULL
 
 CHILD = Path(__file__).parent / "child.py"
+# Elapsed time on a machine without other load, and processor time on any other.
 READY_S_MAX = 2.0
+pytestmark = pytest.mark.timeout(600)
 
 
 class Account:
@@ -27,19 +31,19 @@ class Account:
         self.deleting = set()
         self.deleted = set()
         self.deadlines = {}
-        self.lives = 0
+        self.openings = 0
         self.answers = 0
 
     def run(self, path, kill_point, lines_max):
-        """Runs a child until it is killed, at its kill point or after so many lines."""
+        """Runs a child until it is killed, at its kill point or after `lines_max` lines."""
         command = [sys.executable, str(CHILD), str(path), *([kill_point] if kill_point else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for line in child.stdout:
                 kind, word, *rest = line.split()
                 if kind == "ready":
-                    assert float(word) < READY_S_MAX
-                    self.lives += 1
+                    assert float(word if FULL else rest[0]) < READY_S_MAX
+                    self.openings += 1
                     continue
                 self.answers += 1
                 number = int(word)
@@ -54,18 +58,18 @@ class Account:
         assert child.returncode == -9
 
     def note_claim(self, number, epoch, since_ms, until_ms):
-        """No two claims of a message under one epoch, and none before the last one's deadline."""
+        """Checks that each claim has its own epoch and begins after the claim before it."""
         claims = self.deadlines.setdefault(number, {})
-        assert epoch not in claims, "a message was claimed twice under one epoch"
-        assert since_ms >= claims.get(epoch - 1, 0), "two claims of a message lived at once"
+        assert epoch not in claims, "two claims of a message have the same epoch"
+        assert since_ms >= claims.get(epoch - 1, 0), "two claims of a message were valid at once"
         claims[epoch] = until_ms
 
     def verify(self, root, copy):
-        """Opens a copy: what a reader finds there must not be mended before the next life."""
+        """Opens a copy: opening repairs a store, and the next child must do that itself."""
         shutil.copytree(root, copy)
         engine = open_engine(copy / "store", file_bytes=32_768)
-        exact = portrait(exact_replay(copy))
-        assert same(portrait(engine.shard, engine.journal.load), exact) is None
+        exact = plain_state(exact_replay(copy))
+        assert first_difference(plain_state(engine.shard, engine.journal.load), exact) is None
         held = set()
         for queue in engine.shard.queues.values():
             for delivery in queue.deliveries.values():
@@ -95,10 +99,10 @@ def test_a_killed_engine_loses_no_answered_push_and_restores_no_deleted_message(
     ]
     for kill_point in kill_points:
         account.run(
-            quick_path / "life", kill_point, rng.randrange(50, 400) if not kill_point else 30_000
+            quick_path / "root", kill_point, rng.randrange(50, 400) if not kill_point else 30_000
         )
-        if (quick_path / "life" / "store").exists():
-            account.verify(quick_path / "life", quick_path / "copy")
-    assert account.lives >= 6
+        if (quick_path / "root" / "store").exists():
+            account.verify(quick_path / "root", quick_path / "copy")
+    assert account.openings >= 6
     assert len(account.deleted) > 100
     assert any(len(claims) > 1 for claims in account.deadlines.values())

@@ -35,7 +35,7 @@ from penstock.service import (
 
 
 class HeldJournal(MemoryJournal):
-    """A journal that is durable, or fails, when the test says so."""
+    """A journal that becomes durable when the test calls `sync`, and fails when it calls `fail`."""
 
     def __init__(self):
         super().__init__(1_000)
@@ -59,39 +59,39 @@ class HeldJournal(MemoryJournal):
 
     def sync(self):
         self.durable_sequence = self.appended
-        self.tell()
+        self.call_notices()
 
     def fail(self):
         self.failure = JournalError("the disk is gone")
-        self.tell()
+        self.call_notices()
 
-    def tell(self):
+    def call_notices(self):
         notices, self.notices = self.notices, []
         for done in notices:
             done()
 
 
-def on_loop(scene, journal=None):
+def on_loop(check, journal=None):
     """Run a coroutine with a loop engine and its clock; no exception may reach the loop."""
 
     async def main():
         escaped = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
         clock = ManualClock()
-        face = LoopEngine(Engine(journal, clock))
-        face.submit(CreateQueue("q"))
+        service = LoopEngine(Engine(journal, clock))
+        service.submit(CreateQueue("q"))
         await asyncio.sleep(0)
         if journal is not None:
             journal.sync()
-        await scene(face, clock)
-        await face.close()
+        await check(service, clock)
+        await service.close()
         assert escaped == []
 
     asyncio.run(main())
 
 
 def collect(pending):
-    """Have replies and errors collected in a list."""
+    """A list to which replies and errors will be added."""
     assert isinstance(pending, Pending)
     collected = []
     pending.then(lambda reply, error: collected.append((reply, error)))
@@ -104,17 +104,20 @@ async def turns(count=5):
 
 
 def test_a_woken_pull_is_called_back_from_the_loop_and_may_submit_commands():
-    async def scene(face, clock):
-        first, second = face.submit(Pull("q", wait_ms=1_000)), face.submit(Pull("q", wait_ms=1_000))
+    async def check(service, clock):
+        first, second = (
+            service.submit(Pull("q", wait_ms=1_000)),
+            service.submit(Pull("q", wait_ms=1_000)),
+        )
         order = []
 
         def give_back(claims, error):
             order.append("called back")
-            face.abandon(claims)
+            service.abandon(claims)
 
         first.then(give_back)
         served = collect(second)
-        face.submit(Push("q", b"x"))
+        service.submit(Push("q", b"x"))
         order.append("pushed")
         await turns()
         assert order == ["pushed", "called back"]
@@ -122,18 +125,18 @@ def test_a_woken_pull_is_called_back_from_the_loop_and_may_submit_commands():
         assert error is None
         assert [claim.epoch for claim in claims] == [2]
 
-    on_loop(scene)
+    on_loop(check)
 
 
-def test_a_tick_that_the_journal_refuses_ends_the_waits_and_nothing_escapes():
+def test_a_tick_that_the_journal_refuses_ends_the_waits_with_its_error():
     journal = HeldJournal()
 
-    async def scene(face, clock):
+    async def check(service, clock):
         failures: list[PenstockError] = []
-        face.on_failure(failures.append)
-        face.submit(Push("q", b"x", delay_ms=1_000)).then(lambda *_: None)
+        service.on_failure(failures.append)
+        service.submit(Push("q", b"x", delay_ms=1_000)).then(lambda *_: None)
         journal.sync()
-        waiting = collect(face.submit(Pull("q", wait_ms=5_000)))
+        waiting = collect(service.submit(Pull("q", wait_ms=5_000)))
         journal.refuses = True
         clock.advance(seconds=2)
         await turns()
@@ -141,14 +144,14 @@ def test_a_tick_that_the_journal_refuses_ends_the_waits_and_nothing_escapes():
         assert isinstance(error, JournalError)
         assert [str(each) for each in failures] == ["the disk is gone"]
 
-    on_loop(scene, journal)
+    on_loop(check, journal)
 
 
-def test_one_notification_of_the_journal_answers_everything_of_one_turn():
+def test_one_notification_of_the_journal_answers_all_commands_of_one_turn_of_the_loop():
     journal = HeldJournal()
 
-    async def scene(face, clock):
-        answers = [collect(face.submit(Push("q", b"x"))) for _ in range(10)]
+    async def check(service, clock):
+        answers = [collect(service.submit(Push("q", b"x"))) for _ in range(10)]
         await turns()
         assert len(journal.notices) == 1
         assert answers == [[]] * 10
@@ -156,22 +159,22 @@ def test_one_notification_of_the_journal_answers_everything_of_one_turn():
         await turns()
         assert [error for ((_, error),) in answers] == [None] * 10
 
-    on_loop(scene, journal)
+    on_loop(check, journal)
 
 
 def test_replies_that_wait_for_a_failed_disk_fail_after_the_listeners_were_called():
     journal = HeldJournal()
 
-    async def scene(face, clock):
+    async def check(service, clock):
         order: list[object] = []
-        face.on_failure(lambda error: order.append("server"))
-        face.submit(Push("q", b"x")).then(lambda reply, error: order.append(type(error)))
+        service.on_failure(lambda error: order.append("server"))
+        service.submit(Push("q", b"x")).then(lambda reply, error: order.append(type(error)))
         await turns()
         journal.fail()
         await turns()
         assert order == ["server", JournalError]
 
-    on_loop(scene, journal)
+    on_loop(check, journal)
 
 
 def test_a_read_only_command_at_the_end_does_not_make_the_change_before_it_durable():
@@ -181,18 +184,18 @@ def test_a_read_only_command_at_the_end_does_not_make_the_change_before_it_durab
         yield Push("q", b"x")
         return (yield Stats("q")).visible
 
-    async def scene(face, clock):
-        answer = collect(face.run(steps()))
+    async def check(service, clock):
+        answer = collect(service.run(steps()))
         await turns()
         assert answer == []
         journal.sync()
         await turns()
         assert answer == [(1, None)]
 
-    on_loop(scene, journal)
+    on_loop(check, journal)
 
 
-def test_an_error_is_thrown_into_the_steps_and_what_they_raise_comes_out():
+def test_an_error_is_thrown_into_the_steps_and_their_exception_reaches_the_caller():
     def steps():
         try:
             yield Push("nowhere", b"x")
@@ -200,62 +203,62 @@ def test_an_error_is_thrown_into_the_steps_and_what_they_raise_comes_out():
             yield Push("q", b"x")
         raise ZeroDivisionError
 
-    async def scene(face, clock):
+    async def check(service, clock):
         with pytest.raises(ZeroDivisionError):
-            face.run(steps())
-        assert face.submit(Stats("q")).visible == 1
+            service.run(steps())
+        assert service.submit(Stats("q")).visible == 1
 
-    on_loop(scene)
+    on_loop(check)
 
 
-def test_steps_go_on_after_a_pull_that_waited():
+def test_steps_continue_after_a_pull_that_waited():
     def steps():
         (claim,) = yield Pull("q", wait_ms=1_000)
         yield Delete("q", claim.proof)
         return claim.body
 
-    async def scene(face, clock):
-        answer = collect(face.run(steps()))
-        face.submit(Push("q", b"x"))
+    async def check(service, clock):
+        answer = collect(service.run(steps()))
+        service.submit(Push("q", b"x"))
         assert answer == []
         await turns()
         assert answer == [(b"x", None)]
-        assert face.submit(Stats("q")).messages == 0
+        assert service.submit(Stats("q")).messages == 0
 
-    on_loop(scene)
+    on_loop(check)
 
 
 @pytest.mark.parametrize(("attempt_id", "visible"), [(None, 1), ("a", 0)])
-@pytest.mark.parametrize("when", ["woken", "on its way to the disk"])
+@pytest.mark.parametrize("when", ["woken", "not yet durable"])
 def test_claims_of_a_cancelled_pull_return_unless_an_attempt_was_named(attempt_id, visible, when):
     journal = HeldJournal()
 
-    async def scene(face, clock):
-        pull = face.submit(Pull("q", wait_ms=1_000, attempt_id=attempt_id))
+    async def check(service, clock):
+        pull = service.submit(Pull("q", wait_ms=1_000, attempt_id=attempt_id))
         answer = collect(pull)
-        face.submit(Push("q", b"x")).then(lambda *_: None)
+        service.submit(Push("q", b"x")).then(lambda *_: None)
         if when != "woken":
             await turns()
         pull.cancel()
-        assert face.submit(Stats("q")).visible == visible
+        assert service.submit(Stats("q")).visible == visible
         journal.sync()
         await turns()
         assert answer == []
 
-    on_loop(scene, journal)
+    on_loop(check, journal)
 
 
 def test_a_pull_that_may_wait_waits_for_room_below_the_in_flight_limit():
-    async def scene(face, clock):
-        face.submit(ConfigureQueue("q", {"in_flight_max": 1}))
-        face.submit(Push("q", b"1"))
-        face.submit(Push("q", b"2"))
-        (claim,) = face.submit(Pull("q"))
+    async def check(service, clock):
+        service.submit(ConfigureQueue("q", {"in_flight_max": 1}))
+        service.submit(Push("q", b"1"))
+        service.submit(Push("q", b"2"))
+        (claim,) = service.submit(Pull("q"))
         with pytest.raises(InFlightLimit):
-            face.submit(Pull("q"))
-        answer = collect(face.submit(Pull("q", wait_ms=1_000)))
-        late = collect(face.submit(Pull("q", wait_ms=500)))
-        face.submit(Delete("q", claim.proof))
+            service.submit(Pull("q"))
+        answer = collect(service.submit(Pull("q", wait_ms=1_000)))
+        late = collect(service.submit(Pull("q", wait_ms=500)))
+        service.submit(Delete("q", claim.proof))
         await turns()
         ((claims, _),) = answer
         assert [claim.body for claim in claims] == [b"2"]
@@ -263,22 +266,22 @@ def test_a_pull_that_may_wait_waits_for_room_below_the_in_flight_limit():
         await turns()
         assert late == [([], None)]
 
-    on_loop(scene)
+    on_loop(check)
 
 
 def test_a_view_follows_every_change_of_its_queue():
-    async def scene(face, clock):
-        first = face.view("q")
-        assert face.view("q") is first
-        face.submit(ConfigureQueue("q", {"delay_ms": 5}))
-        assert face.view("q").settings.delay_ms == 5
-        face.submit(DeleteQueue("q"))
-        assert face.view("q") is None
+    async def check(service, clock):
+        first = service.view("q")
+        assert service.view("q") is first
+        service.submit(ConfigureQueue("q", {"delay_ms": 5}))
+        assert service.view("q").settings.delay_ms == 5
+        service.submit(DeleteQueue("q"))
+        assert service.view("q") is None
         clock.advance(seconds=1)
-        face.submit(CreateQueue("q"))
-        assert face.view("q").created_at_ms == first.created_at_ms + 1_000
+        service.submit(CreateQueue("q"))
+        assert service.view("q").created_at_ms == first.created_at_ms + 1_000
 
-    on_loop(scene)
+    on_loop(check)
 
 
 def test_an_awaited_service_has_the_same_interface_and_drops_old_views():
@@ -335,18 +338,18 @@ def two_pushes(pause):
     return first.id != second.id
 
 
-def test_others_are_answered_while_steps_pause_and_the_last_change_must_be_durable():
-    async def scene(face, clock):
-        replies = collect(face.run(two_pushes(pause=True)))
-        assert face.submit(Stats("q")).messages == 1
+def test_other_commands_are_answered_while_steps_pause_and_the_last_change_must_be_durable():
+    async def check(service, clock):
+        replies = collect(service.run(two_pushes(pause=True)))
+        assert service.submit(Stats("q")).messages == 1
         await turns()
-        assert face.submit(Stats("q")).messages == 2
+        assert service.submit(Stats("q")).messages == 2
         assert replies == []
-        face.engine.journal.sync()
+        service.engine.journal.sync()
         await turns()
         assert replies == [(True, None)]
 
-    on_loop(scene, HeldJournal())
+    on_loop(check, HeldJournal())
 
 
 def test_steps_may_pause_before_their_first_command():
@@ -354,13 +357,13 @@ def test_steps_may_pause_before_their_first_command():
         yield PAUSE
         return (yield Push("q", b"1")).duplicate
 
-    async def scene(face, clock):
-        replies = collect(face.run(steps()))
-        assert face.submit(Stats("q")).messages == 0
+    async def check(service, clock):
+        replies = collect(service.run(steps()))
+        assert service.submit(Stats("q")).messages == 0
         await turns()
-        assert (replies, face.submit(Stats("q")).messages) == ([(False, None)], 1)
+        assert (replies, service.submit(Stats("q")).messages) == ([(False, None)], 1)
 
-    on_loop(scene)
+    on_loop(check)
 
 
 def test_steps_that_are_cancelled_while_they_pause_end_there():
@@ -372,64 +375,64 @@ def test_steps_that_are_cancelled_while_they_pause_end_there():
         finally:
             ended.append(True)
 
-    async def scene(face, clock):
-        pending = face.run(steps())
+    async def check(service, clock):
+        pending = service.run(steps())
         collect(pending)
         pending.cancel()
         await turns()
         assert ended == [True]
-        assert face.submit(Stats("q")).messages == 1
+        assert service.submit(Stats("q")).messages == 1
 
-    on_loop(scene)
+    on_loop(check)
 
 
-def test_what_steps_raise_after_a_pause_is_called_back_and_a_closed_engine_refuses_them():
+def test_an_error_after_a_pause_reaches_the_callback_and_a_closed_engine_refuses_steps():
     def steps():
         yield Stats("q")
         yield PAUSE
         yield Stats("gone")
 
-    async def scene(face, clock):
-        missing = collect(face.run(steps()))
+    async def check(service, clock):
+        missing = collect(service.run(steps()))
         await turns()
         assert isinstance(missing[0][1], QueueNotFound)
-        closed = collect(face.run(steps()))
-        await face.close()
+        closed = collect(service.run(steps()))
+        await service.close()
         await turns()
         assert isinstance(closed[0][1], PenstockError)
 
-    on_loop(scene)
+    on_loop(check)
 
 
 def test_steps_pause_with_an_awaited_service_too():
     async def main():
-        face = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
-        await result_of(face.submit(CreateQueue("q")))
-        assert await result_of(face.run(two_pushes(pause=True))) is True
-        await face.close()
+        service = AwaitedService(AsyncEngine(Engine(None, ManualClock())))
+        await result_of(service.submit(CreateQueue("q")))
+        assert await result_of(service.run(two_pushes(pause=True))) is True
+        await service.close()
 
     asyncio.run(main())
 
 
-def test_a_history_is_read_in_slices_between_which_others_are_answered(tmp_path):
+def test_other_commands_are_answered_between_the_slices_of_a_history(tmp_path):
     async def main():
-        face: Any = LoopEngine(open_engine(tmp_path, durability="os"))
-        face.submit(CreateQueue("q"))
-        first = face.submit(Push("q", b"0"))
+        service: Any = LoopEngine(open_engine(tmp_path, durability="os"))
+        service.submit(CreateQueue("q"))
+        first = service.submit(Push("q", b"0"))
         for number in range(5_000):
-            face.submit(Push("q", b"%d" % number))
-        last = face.submit(Push("q", b"z"))
-        both = [collect(face.history(History(message.id))) for message in (first, last)]
-        unknown = collect(face.history(History(last.id[:-4] + "ffff")))
+            service.submit(Push("q", b"%d" % number))
+        last = service.submit(Push("q", b"z"))
+        both = [collect(service.history(History(message.id))) for message in (first, last)]
+        unknown = collect(service.history(History(last.id[:-4] + "ffff")))
         turns_taken = 0
         while not all(both) or not unknown:
             turns_taken += 1
-            assert face.submit(Stats("q")).messages == 5_002
+            assert service.submit(Stats("q")).messages == 5_002
             await asyncio.sleep(0)
         assert turns_taken >= 5
         assert [[event.kind for event in replies[0][0]] for replies in both] == [["Pushed"]] * 2
         assert isinstance(unknown[0][1], MessageNotFound)
-        await face.close()
+        await service.close()
 
     asyncio.run(main())
 
@@ -440,16 +443,16 @@ def test_a_watcher_is_woken_by_a_visible_message_and_claims_none():
     async def work():
         engine: Any = LoopEngine(Engine(MemoryJournal(), ManualClock()))
         engine.submit(CreateQueue("q"))
-        told: list[Any] = []
-        engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: told.append(claims))
+        ended: list[Any] = []
+        engine.watch(Pull("q", wait_ms=60_000)).then(lambda claims, error: ended.append(claims))
         served = engine.submit(Pull("q", wait_ms=60_000))
-        served.then(lambda claims, error: told.append([claim.body for claim in claims]))
+        served.then(lambda claims, error: ended.append([claim.body for claim in claims]))
         engine.submit(Push("q", b"for the pull"))
         await asyncio.sleep(0)
-        assert told == [[b"for the pull"]]
+        assert ended == [[b"for the pull"]]
         engine.submit(Push("q", b"for the watch"))
         await asyncio.sleep(0)
-        assert told == [[b"for the pull"], []]
+        assert ended == [[b"for the pull"], []]
         assert engine.submit(Stats("q")).visible == 1
         assert engine.submit(Stats("q")).waiting_pulls == 0
         # A watch that is cancelled, and one whose queue is removed.

@@ -1,4 +1,4 @@
-"""The remaining journal names its queues, however much of its beginning was dropped."""
+"""A journal whose beginning was dropped still has the name and settings of every queue."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from penstock.service import (
     Push,
     QueueSettings,
 )
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_upkeep import Store
 
 
@@ -26,7 +26,7 @@ def _in_small_steps(monkeypatch):
 
 @pytest.fixture
 def old(quick_path):
-    """A store that lived through many snapshots and drops before anyone read its journal."""
+    """A store after many snapshots, which have dropped the beginning of its journal."""
     store = Store(quick_path, archive=None)
     store(CreateQueue("orders", {"visibility_ms": 7_000}), CreateQueue("other"))
     created_at_ms = store.clock.now_ms()
@@ -49,7 +49,7 @@ def events_of(store):
         return [each.event for each in reader.events(reader.first_offset)]
 
 
-def test_the_kept_part_states_every_living_queue_with_its_settings_and_dates(old):
+def test_the_rest_of_the_journal_states_every_queue_with_its_settings_and_dates(old):
     store, created_at_ms = old
     events = events_of(store)
     assert not any(isinstance(event, QueueCreated) for event in events)
@@ -59,7 +59,7 @@ def test_the_kept_part_states_every_living_queue_with_its_settings_and_dates(old
     assert stated["orders"].created_at_ms == created_at_ms
     assert stated["other"].settings.retention_ms == 90_000_000
     assert stated["other"].configured_at_ms == created_at_ms + 5_000
-    # Every queue that an event of a message names is one of them.
+    # Every queue in an event of a message is one of them.
     pushed = {event.queue for event in events if isinstance(event, Pushed)}
     assert pushed <= {each.queue for each in stated.values()}
 
@@ -72,7 +72,7 @@ def test_a_queue_stated_event_changes_nothing_when_the_store_is_opened_again(old
     assert store(ListQueues()) == ["orders", "other"]
 
 
-def test_a_pass_that_drops_nothing_states_nothing(quick_path):
+def test_a_pass_that_drops_nothing_states_no_queues(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("orders"), Push("orders", b"one"))
     store.run_pass()

@@ -1,4 +1,4 @@
-"""Opening a store: what cannot be opened is refused in one sentence, and nothing is touched."""
+"""Opening a store: what cannot be opened is refused in one sentence, and nothing is changed."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def closed(tmp_path):
     return path
 
 
-def test_a_batch_larger_than_an_entry_can_be_is_refused_and_nothing_stops(tmp_path):
+def test_a_batch_larger_than_an_entry_can_be_is_refused_and_the_engine_continues(tmp_path):
     with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
         queues.create("q")
         body = bytes(64 * 1024 * 1024)
@@ -67,12 +67,12 @@ def test_a_batch_that_is_not_a_list_is_refused(closed, items):
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "file").write_bytes(b"text")
     refuse(tmp_path / "file", "is a file; a store is a directory")
 
 
 def test_a_path_below_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "file").write_bytes(b"text")
     refuse(tmp_path / "file" / "store", "cannot be used: Not a directory")
 
 
@@ -98,7 +98,7 @@ def test_segment_files_of_another_version_are_refused(closed):
     refuse(closed, "has format 9; this version reads 1")
 
 
-def test_a_file_that_is_no_segment_is_refused(closed):
+def test_a_file_that_is_not_a_segment_is_refused(closed):
     for path in (closed / "journal").glob("*.seg"):
         path.write_bytes(b"not a segment" * 1_000)
     refuse(closed, "is not a segment file, or is damaged")
@@ -146,9 +146,9 @@ def test_a_directory_that_may_not_be_written_is_refused(closed, exists):
         each.chmod(0o555 if each.is_dir() else 0o444)
     closed.parent.chmod(0o555)
     before = listing(closed.parent)
-    # As the user `nobody`: root may write anywhere.
-    ways = [closed.parent, *closed.parent.parents]
-    opened = [(each, each.stat().st_mode) for each in ways if not each.stat().st_mode & 0o001]
+    # The child runs as the user `nobody`, because root may write anywhere; it must reach the path.
+    parents = [closed.parent, *closed.parent.parents]
+    opened = [(each, each.stat().st_mode) for each in parents if not each.stat().st_mode & 0o001]
     for each, mode in opened:
         each.chmod(mode | 0o011)
     try:
@@ -170,7 +170,7 @@ def test_a_directory_that_may_not_be_written_is_refused(closed, exists):
     assert after == before
 
 
-def test_a_new_store_that_does_not_fit_leaves_nothing_behind(tmp_path):
+def test_a_new_store_that_does_not_fit_on_the_disk_leaves_no_files(tmp_path):
     before = listing(tmp_path)
     with pytest.raises(StoreUnusable, match=r"No space left|File too large"):
         # No disk has room for a file of this size.

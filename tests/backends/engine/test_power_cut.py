@@ -1,7 +1,7 @@
 """Row 2 of the scorecard, for the whole engine: power cuts at any step, on a simulated disk.
 
-The account is kept as a client would: what was answered, and what was asked for and not answered.
-Snapshots lie beside the simulated disk; a cut may leave the next one half written.
+A client keeps account of its commands and of the answers. Snapshots are on a real disk beside the
+simulated one; a cut may leave the next snapshot half written.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Release
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.journal.disk import Disk, PowerCut
 
 
@@ -22,7 +22,7 @@ def _in_small_steps(monkeypatch):
 
 
 class Client:
-    """An engine and all that it has promised."""
+    """An engine, and what it must have and must not have after the answers that it gave."""
 
     def __init__(self, path, rng):
         self.path = path
@@ -32,11 +32,11 @@ class Client:
         self.file_bytes = rng.choice([8_192, 16_384, 65_536])
         self.engine = self.open()
         self.answer(CreateQueue("q", {"visibility_ms": 10_000}))
-        self.bodies = {}  # what may be served
-        self.kept = set()  # what must be there
-        self.gone = set()  # what must not
+        self.bodies = {}  # of every message that may be there
+        self.kept = set()  # messages that must be there
+        self.gone = set()  # messages that must not be there
         self.claims = {}
-        self.lives = 0
+        self.openings = 0
 
     def open(self):
         self.disk.path = str(self.path / "store" / "journal")
@@ -99,7 +99,7 @@ class Client:
         if self.answer(Delete("q", claim.receipt)):
             self.gone.add(number)
 
-    def live_until_cut(self):
+    def act_until_cut(self):
         self.disk.steps_left = self.rng.randrange(self.rng.choice([40, 200, 900]))
         with contextlib.suppress(PowerCut):
             for _ in range(self.rng.randrange(60)):
@@ -117,7 +117,7 @@ class Client:
             self.open()
         self.disk = self.disk.after_cut(self.rng)
         self.engine = self.open()
-        self.lives += 1
+        self.openings += 1
 
     def accept(self):
         """Checks that every answer still holds."""
@@ -133,10 +133,10 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_no_power_cut_takes_what_was_answered_or_brings_back_what_was_deleted(quick_path, seed):
+def test_a_power_cut_loses_no_answered_push_and_restores_no_deleted_message(quick_path, seed):
     client = Client(quick_path, random.Random(seed))
     for _ in range(4):
-        client.live_until_cut()
+        client.act_until_cut()
         client.recover()
         client.accept()
-    assert client.lives == 4
+    assert client.openings == 4

@@ -1,4 +1,4 @@
-"""Named readers: their names, their floors, and a reader that follows a writer through it all."""
+"""Named readers: their names, their floors, and readers of a journal that is written meanwhile."""
 
 import os
 
@@ -9,7 +9,7 @@ from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.reader import JournalReader
 from penstock.service import CreateQueue, Purge, Push
-from tests.backends.engine.life import small_slices
+from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_upkeep import Store
 
 
@@ -19,14 +19,14 @@ def _in_small_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../store", "a/b", "a" * 81, "ä", "a\n", "a b"])
-def test_a_name_that_could_be_another_file_is_refused(tmp_path, name):
+def test_a_reader_name_that_could_be_another_file_is_refused(tmp_path, name):
     with pytest.raises(InvalidField, match="reader"):
         readers.register(tmp_path, name, 0, 1)
     assert readers.forget(tmp_path, name) is False
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_floor_moves_and_is_kept_whole(tmp_path):
+def test_registering_a_reader_again_moves_its_floor(tmp_path):
     readers.register(tmp_path, "b", 5, 1)
     readers.register(tmp_path, "a", 7, 2)
     readers.register(tmp_path, "b", 9, 3)
@@ -37,7 +37,7 @@ def test_a_floor_moves_and_is_kept_whole(tmp_path):
     assert sorted(os.listdir(tmp_path / "readers")) == ["a.json", "b.json"]
 
 
-def test_a_reader_that_cannot_be_kept_is_refused_and_leaves_nothing(tmp_path):
+def test_a_reader_that_cannot_be_stored_is_refused_and_leaves_no_files(tmp_path):
     (tmp_path / "readers").mkdir()
     (tmp_path / "readers" / "a.json").mkdir()
     with pytest.raises(StoreUnusable, match="cannot keep a reader"):
@@ -45,7 +45,7 @@ def test_a_reader_that_cannot_be_kept_is_refused_and_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path / "readers") == ["a.json"]
 
 
-def test_while_a_readers_file_is_damaged_nothing_is_dropped(quick_path):
+def test_while_the_file_of_a_reader_is_damaged_nothing_is_dropped(quick_path):
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"))
     readers.register(quick_path / "store", "spark", 0, 1)
@@ -60,7 +60,7 @@ def test_while_a_readers_file_is_damaged_nothing_is_dropped(quick_path):
 
 
 @pytest.mark.parametrize("archived", [True, False])
-def test_a_reader_follows_a_writer_that_rolls_and_drops_behind_it(quick_path, archived):
+def test_a_reader_sees_every_push_while_the_writer_drops_files_it_has_read(quick_path, archived):
     archive = quick_path / "archive" if archived else None
     store = Store(quick_path, archive=archive)
     store(CreateQueue("q"))
@@ -82,7 +82,7 @@ def test_a_reader_follows_a_writer_that_rolls_and_drops_behind_it(quick_path, ar
     store.engine.close()
 
 
-def test_a_reader_that_paused_finds_in_the_archive_what_was_dropped(quick_path):
+def test_a_reader_that_is_behind_reads_dropped_files_from_the_archive(quick_path):
     store = Store(quick_path)
     store(CreateQueue("q"))
     store.engine.journal.sync()

@@ -1,8 +1,7 @@
-"""Row 6 of the scorecard, for the engine: a refused command leaves state and journal as they were.
+"""Row 6 of the scorecard, for the engine: a refused command changes neither state nor journal.
 
-A journal that keeps its events in a list fails at its n-th call, for every n and every command.
-The last tests do the same to a store on disk, with a file that is missing and with no descriptor
-left.
+A journal that keeps its events in a list fails at its n-th call, for every n and every command. The
+last tests use a store on disk, with a missing file and with no descriptor left.
 """
 
 import copy
@@ -46,13 +45,13 @@ from penstock.service import (
     Release,
     Stats,
 )
-from tests.core.life import as_bytes
+from tests.core.observed import as_bytes
 
 ATTEMPT = "an-attempt"
 
 
 class PlacingJournal:
-    """A journal in a list that hands out places, and fails at the call it is told to."""
+    """A journal in a list that assigns places, and fails at the call that the test chooses."""
 
     keeps_nothing = False
 
@@ -129,8 +128,8 @@ def contents(shard: ShardState, journal: PlacingJournal) -> list[Any]:
     return [snapshot.next_number, snapshot.next_queue, snapshot.queues]
 
 
-class World:
-    """An engine with messages in every state, made the same way each time."""
+class FilledEngine:
+    """An engine with messages in every state, always the same."""
 
     def __init__(self, due: bool = False, waiting: bool = False) -> None:
         self.journal = PlacingJournal()
@@ -190,32 +189,32 @@ class World:
             ),
         }
 
-    def portrait(self) -> list[Any]:
+    def plain_state(self) -> list[Any]:
         return contents(self.engine.shard, self.journal)
 
     def replayed(self) -> list[Any]:
         return contents(replay(self.journal.events), self.journal)
 
 
-NAMES = list(World().commands())
+NAMES = list(FilledEngine().commands())
 ERRORS = [UnavailableError("no descriptor left"), JournalError("a file is missing")]
 
 
 def test_errors_are_injected_into_every_command_of_the_engine():
-    kinds = {type(command) for command in World().commands().values()}
-    assert kinds == set(World().engine._handlers)
+    kinds = {type(command) for command in FilledEngine().commands().values()}
+    assert kinds == set(FilledEngine().engine._handlers)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("due", [False, True], ids=["", "due"])
 def test_row_6_an_error_at_any_step_of_any_command_changes_nothing(name, due, error):
-    """Row 6: an error injected at every step of every handler leaves no half-done command."""
+    """Row 6: an error at any step of any handler leaves no command partly done."""
     for fail_at in range(1, 200):
-        world = World(due)
-        journal, engine = world.journal, world.engine
-        command = world.commands()[name]
-        before, entries = world.portrait(), len(journal.entries)
+        filled = FilledEngine(due)
+        journal, engine = filled.journal, filled.engine
+        command = filled.commands()[name]
+        before, entries = filled.plain_state(), len(journal.entries)
         journal.arm(fail_at, error)
         refused = None
         try:
@@ -226,80 +225,80 @@ def test_row_6_an_error_at_any_step_of_any_command_changes_nothing(name, due, er
         journal.disarm()
         assert engine._events == []
         if failed_in == "append":
-            # Memory is ahead of the journal: nothing is answered from it any more.
+            # The state is ahead of the journal, so the engine refuses all further commands.
             assert refused is error
             with pytest.raises(PenstockError):
                 engine.submit(Push("q", b"next"))
             continue
-        assert world.portrait() == world.replayed()
+        assert filled.plain_state() == filled.replayed()
         if failed_in is None:
             assert refused is None or not isinstance(refused, type(error))
             break
         if refused is not None:
             settled = journal.entries[entries:]
-            assert due or (settled == [] and world.portrait() == before)
+            assert due or (settled == [] and filled.plain_state() == before)
         if name != "remove" or refused is not None:
             assert engine.submit(Push("q", b"next")).id
             assert engine.submit(Pull("q", 100))
-        assert world.portrait() == world.replayed()
+        assert filled.plain_state() == filled.replayed()
     else:
-        pytest.fail("the command never ran to its end")
+        pytest.fail("the command has more than 200 steps")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_row_6_an_error_while_a_waiting_pull_is_served_fails_that_pull_alone(error):
-    """Row 6: the push that serves a waiter succeeds, whatever the waiter's pull meets."""
-    world = World(waiting=True)
+    """Row 6: the push that serves a waiter succeeds even if the pull of the waiter fails."""
+    filled = FilledEngine(waiting=True)
     # The calls of the push: make_room, append, and the load for the waiter.
-    world.journal.arm(3, error)
-    assert world.engine.submit(Push("empty", b"new")).id
-    assert world.journal.calls == ["make_room", "append", "load"]
-    world.journal.disarm()
-    assert world.waiter is not None
-    assert (world.waiter.done, world.waiter.error) == (True, error)
-    assert world.portrait() == world.replayed()
-    assert [claim.epoch for claim in world.engine.submit(Pull("empty"))] == [1]
+    filled.journal.arm(3, error)
+    assert filled.engine.submit(Push("empty", b"new")).id
+    assert filled.journal.calls == ["make_room", "append", "load"]
+    filled.journal.disarm()
+    assert filled.waiter is not None
+    assert (filled.waiter.done, filled.waiter.error) == (True, error)
+    assert filled.plain_state() == filled.replayed()
+    assert [claim.epoch for claim in filled.engine.submit(Pull("empty"))] == [1]
 
 
-def test_a_pull_gives_what_it_could_load_before_an_error():
-    world = World()
+def test_a_pull_returns_the_messages_that_were_loaded_before_an_error():
+    filled = FilledEngine()
     # make_room, then the loads: the third message cannot be read.
-    world.journal.arm(4, UnavailableError("no descriptor left"))
-    claims = world.engine.submit(Pull("once", 10))
+    filled.journal.arm(4, UnavailableError("no descriptor left"))
+    claims = filled.engine.submit(Pull("once", 10))
     assert [claim.body for claim in claims] == [b"once0", b"once1"]
-    world.journal.disarm()
-    assert world.portrait() == world.replayed()
-    claims = world.engine.submit(Pull("once", 10))
+    filled.journal.disarm()
+    assert filled.plain_state() == filled.replayed()
+    claims = filled.engine.submit(Pull("once", 10))
     assert [claim.body for claim in claims] == [b"once%d" % number for number in range(2, 8)]
     assert [claim.epoch for claim in claims] == [1] * 6
 
 
 @pytest.mark.parametrize("queue", ["q", "once", "f"])
-def test_a_refused_pull_leaves_the_order_as_it_was(queue):
-    wanted = [claim.body for claim in World().engine.submit(Pull(queue, 100))]
-    world = World()
+def test_a_refused_pull_does_not_change_the_order(queue):
+    wanted = [claim.body for claim in FilledEngine().engine.submit(Pull(queue, 100))]
+    filled = FilledEngine()
     for _ in range(3):
-        world.journal.arm(2, UnavailableError("no descriptor left"))
+        filled.journal.arm(2, UnavailableError("no descriptor left"))
         with pytest.raises(UnavailableError):
-            world.engine.submit(Pull(queue, 100))
-        world.journal.disarm()
-    assert [claim.body for claim in world.engine.submit(Pull(queue, 100))] == wanted
+            filled.engine.submit(Pull(queue, 100))
+        filled.journal.disarm()
+    assert [claim.body for claim in filled.engine.submit(Pull(queue, 100))] == wanted
 
 
-def test_damaged_messages_are_lost_by_an_event_even_if_the_pull_is_refused_behind_them():
-    world = World()
-    (first, *_) = world.engine.submit(Peek("once", 1))
-    damaged = next(e for e in world.journal.contents if e.body == first.body)
-    world.journal.damaged.add(world.journal.contents.index(damaged))
-    # The one that is damaged, and then one that cannot be read.
-    world.journal.arm(3, UnavailableError("no descriptor left"))
+def test_a_damaged_message_is_lost_by_an_event_even_if_the_pull_that_finds_it_is_refused():
+    filled = FilledEngine()
+    (first, *_) = filled.engine.submit(Peek("once", 1))
+    damaged = next(e for e in filled.journal.contents if e.body == first.body)
+    filled.journal.damaged.add(filled.journal.contents.index(damaged))
+    # The first message is damaged, and the second cannot be read.
+    filled.journal.arm(3, UnavailableError("no descriptor left"))
     with pytest.raises(UnavailableError):
-        world.engine.submit(Pull("once", 1))
-    world.journal.disarm()
-    assert world.portrait() == world.replayed()
-    assert [type(event).__name__ for event in world.journal.entries[-1]] == ["Claimed", "Lost"]
-    assert world.engine.submit(Stats("dead")).visible == 2
-    (claim,) = world.engine.submit(Pull("once", 1))
+        filled.engine.submit(Pull("once", 1))
+    filled.journal.disarm()
+    assert filled.plain_state() == filled.replayed()
+    assert [type(event).__name__ for event in filled.journal.entries[-1]] == ["Claimed", "Lost"]
+    assert filled.engine.submit(Stats("dead")).visible == 2
+    (claim,) = filled.engine.submit(Pull("once", 1))
     assert claim.body == b"once1"
 
 
@@ -313,7 +312,7 @@ def filled_store(path, count, file_bytes):
 
 
 def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path):
-    """Row 6: with a segment missing a pull is refused, and everything else goes on."""
+    """Row 6: with a segment missing a pull is refused, and other commands are answered."""
     engine = filled_store(tmp_path / "store", 400, 16_384)
     segments = sorted((tmp_path / "store" / "journal").glob("*.seg"))
     engine.submit(Pull("q", 1))
@@ -335,14 +334,14 @@ def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_row_6_a_pull_refused_for_want_of_descriptors_changes_nothing(tmp_path, left):
+def test_row_6_a_pull_refused_for_lack_of_descriptors_changes_nothing(tmp_path, left):
     """Row 6: with no descriptor left a pull is refused as unavailable, and claims nothing.
 
     With one left the file can be opened, but not mapped.
     """
     engine = filled_store(tmp_path / "store", 8_000, 1 << 20)
     before = as_bytes(engine.shard)
-    # Room is made while files can be: what fails is the reading alone.
+    # Room is made while files can be created, so that only reading fails.
     engine.journal.make_room(Pull("q", 10))
     engine.journal.segments._files._close_some(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,7 +17,7 @@ from penstock.errors import (
     UnsupportedOperation,
 )
 from penstock.url import read_url
-from tests.ports import deaf_port
+from tests.ports import refusing_port
 from tests.server.sqs.conftest import PENSTOCK
 
 pytestmark = pytest.mark.service("rabbitmq-server")
@@ -47,7 +47,7 @@ def test_a_wrong_vhost_is_named(rabbit):
 
 
 def test_a_refused_port_is_unavailable_and_may_be_tried_again():
-    with deaf_port() as port:
+    with refusing_port() as port:
         error = refused_by(f"amqp://guest:hunter2@127.0.0.1:{port}/")
     assert type(error) is BackendLost
     assert f"amqp://127.0.0.1:{port}: cannot connect" in str(error)
@@ -119,7 +119,7 @@ def test_tls_is_used_and_its_certificate_checked(rabbit, name):
 
 
 def test_a_command_prints_one_sentence_and_no_more():
-    with deaf_port() as port:
+    with refusing_port() as port:
         ended = subprocess.run(
             [PENSTOCK, "--url", f"amqp://guest:hunter2@127.0.0.1:{port}/", "stats"],
             capture_output=True,

@@ -15,7 +15,7 @@ def shared_redis():
 
 @pytest.fixture
 def own_redis():
-    """A server that the test may stop, stall and flush; what it answered is on its disk."""
+    """A server that the test may stop, stall and flush; it syncs a write before the answer."""
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
     yield server
     server.close()

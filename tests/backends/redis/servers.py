@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.conftest import MEMORY, SEARCH_PATH
 from tests.ports import lasting_port
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 REDIS = shutil.which("redis-server", path=SEARCH_PATH) or "redis-server"
 
 
@@ -79,7 +79,7 @@ class RedisServer:
 
     @contextlib.contextmanager
     def stalled(self):
-        """The server exists and does not answer."""
+        """During the block the server is running but does not answer."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -122,7 +122,7 @@ class RedisCluster:
     def _share_slots(self):
         for server, (low, high) in zip(self.servers, self.SLOTS, strict=True):
             assert server.ask("CLUSTER", "ADDSLOTSRANGE", low, high) == "+OK"
-        # Each with each: by hearsay alone it may take half a minute.
+        # Each node meets each other one: by gossip alone it may take half a minute.
         for server in self.servers:
             for other in self.servers:
                 if other is not server:
@@ -144,7 +144,7 @@ class RedisCluster:
 
 
 def cluster_port():
-    """A free port whose companion, ten thousand higher, is free as well: nodes talk there."""
+    """A free port for a node; that of its cluster bus, ten thousand higher, is free, too."""
     while True:
         port = lasting_port()
         try:
@@ -155,7 +155,7 @@ def cluster_port():
 
 
 class Sentinels:
-    """A master with a replica, and a Sentinel that promotes the replica when the master is gone."""
+    """A master with a replica, and a Sentinel that promotes the replica if the master ends."""
 
     def __init__(self):
         self.master = RedisServer("--appendonly", "yes")

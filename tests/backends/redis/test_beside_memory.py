@@ -1,7 +1,7 @@
-"""Queues in Redis beside the engine in memory: the same random commands, the same replies.
+"""Random commands get the same replies from queues in Redis and from the engine in memory.
 
-Both run on one manual clock. Ids and receipts are of each store's own, so messages are known by
-their bodies, which are all different. A seed that fails is printed by pytest and replays alike.
+Both use one manual clock. Each store has its own ids and receipts, so messages are compared by
+their bodies, which are all different. Pytest prints a seed that fails; it repeats the same run.
 """
 
 import random
@@ -31,7 +31,7 @@ from tests.conftest import FULL
 pytestmark = pytest.mark.service("redis-server")
 
 # 122 redrives groups that wait in another order than they arrived in; 1476 shortens the retention
-# of a queue that is empty; 1943 has claims of a redriven group end at one instant.
+# of an empty queue; in 1943 the claims of a redriven group end at the same time.
 SEEDS = range(2_000) if FULL else (*range(6), 122, 1_476, 1_943)
 STEPS = 120
 QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
@@ -50,12 +50,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Parted(Exception):
-    """The two stores have come to differ as they may; what follows cannot be compared."""
+class AllowedDifference(Exception):
+    """The two stores differ in a way that is allowed; the next replies cannot be compared."""
 
 
 class Pair:
-    """Two services, and the claims that both have given, in the same order."""
+    """Two services, and the pairs of claims that they returned."""
 
     def __init__(self, memory, redis, clock, seed):
         self.both = (memory.service, redis.service)
@@ -66,18 +66,18 @@ class Pair:
         self.has_redriven = False
 
     def run(self, make):
-        """Runs what `make` says for each of the two; both must reply alike."""
+        """Runs the command that `make` returns for each of the two; the replies must be equal."""
         commands = [make(place) for place in range(2)]
         replies = [answer(*each) for each in zip(self.both, commands, strict=True)]
         in_order = getattr(commands[0], "state", "visible") == "visible"
         one, other = (shown(reply, in_order) for reply in replies)
         if self.has_redriven and one is StaleReceipt and other in (False, MessageGone):
-            # A message that left and was redriven is a new one here; there it has its old number.
+            # A redriven message is a new one in Redis; in the engine it keeps its number.
             other = one
         if self.has_redriven and getattr(commands[0], "late", False) and one != other:
-            # For the same reason a late receipt from before the redrive ends nothing here.
+            # For the same reason a late receipt from before the redrive has no effect in Redis.
             assert other in (False, MessageGone), commands[0]
-            raise Parted
+            raise AllowedDifference
         assert one == other, commands[0]
         return replies
 
@@ -87,14 +87,14 @@ class Pair:
             self.pull: 25,
             self.use_claim: 25,
             self.pass_time: 12,
-            self.look: 10,
+            self.compare_all: 10,
             self.redrive: 3,
             self.configure: 2,
             self.purge: 0.5,
         }
         (kind,) = self.random.choices(list(kinds), weights=list(kinds.values()))
         kind()
-        # The engine does what is due in all queues, Redis in the one that a command names.
+        # The engine settles what is due in all queues, Redis only in the queue of a command.
         for queue in QUEUES:
             self.run(lambda _, queue=queue: Stats(queue))
 
@@ -159,7 +159,7 @@ class Pair:
     def pass_time(self):
         self.clock.advance(ms=self.random.choice((1, 500, 2_000, 10_000, 30_000, 120_000)))
 
-    def look(self):
+    def compare_all(self):
         for queue in QUEUES:
             self.run(lambda _, queue=queue: Stats(queue))
             for state in ("visible", "delayed", "in_flight"):
@@ -204,7 +204,7 @@ def answer(service, command):
 
 
 def shown(reply, in_order):
-    """A reply without what is each store's own; messages sorted if their order does not matter."""
+    """A reply without ids and receipts; messages are sorted if their order does not matter."""
     if isinstance(reply, PenstockError):
         return type(reply)
     if isinstance(reply, PushReply):
@@ -228,7 +228,7 @@ def shown(reply, in_order):
 def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shared_redis):
     """Row 8: random commands on queues in Redis and in the engine get the same replies."""
     clock = ManualClock()
-    url = f"{shared_redis.url}?prefix=lives{seed}"
+    url = f"{shared_redis.url}?prefix=random{seed}"
     with (
         penstock.connect("memory:", clock=clock) as memory,
         penstock.connect(url, clock=clock) as redis,
@@ -237,7 +237,7 @@ def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shar
             for name, settings in SETTINGS.items():
                 queues.create(name, **settings)
         pair = Pair(memory, redis, clock, seed)
-        with suppress(Parted):
+        with suppress(AllowedDifference):
             for _ in range(STEPS):
                 pair.step()
-            pair.look()
+            pair.compare_all()

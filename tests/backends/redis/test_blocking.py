@@ -30,14 +30,14 @@ def client(server):
 
 @pytest.fixture
 def queues(server, client):
-    with penstock.connect(f"{server.url}?timeout=1") as queues:
+    with penstock.connect(server.url) as queues:
         queues.create("orders")
         assert isinstance(queues.service, BlockingRedis)
         yield queues
 
 
 def connections(client):
-    """The connections of Penstock: that of the portal, and the direct one once it was used."""
+    """The connections of Penstock: that of the portal, and the direct one after its first use."""
     return [each for each in client.client_list() if each["name"] == "penstock"]
 
 
@@ -49,7 +49,7 @@ def test_a_push_runs_in_the_callers_thread(queues, client):
     before = len(connections(client))
     queues.push("orders", b"one")
     assert len(connections(client)) == before + 1
-    # The loop of the portal stands still, and pushes are answered nonetheless.
+    # While the event loop of the portal is blocked, pushes are still answered.
     release = threading.Event()
     queues.service._portal._loop.call_soon_threadsafe(release.wait)
     try:
@@ -59,7 +59,7 @@ def test_a_push_runs_in_the_callers_thread(queues, client):
     assert bodies(queues) == [b"one", b"two"]
 
 
-def test_a_connection_that_the_server_closed_is_opened_again_and_nothing_fails(queues, client):
+def test_a_push_succeeds_after_the_server_closed_the_connection(queues, client):
     queues.push("orders", b"one")
     for each in connections(client):
         client.client_kill_filter(_id=each["id"])
@@ -75,7 +75,7 @@ def test_scripts_that_the_server_lost_are_loaded_again_by_a_push(queues, client)
     assert bodies(queues) == [b"one", b"two"]
 
 
-def test_a_restarted_server_is_found_again(queues, server):
+def test_pushes_succeed_again_after_a_restart_of_the_server(queues, server):
     queues.push("orders", b"one")
     server.kill()
     server.start()
@@ -91,15 +91,18 @@ def pushes(queues, body):
     return True
 
 
-def test_a_stalled_server_is_an_error_in_time_and_its_late_reply_is_not_used(queues, server):
-    queues.push("orders", b"one")
-    with server.stalled(), pytest.raises(BackendLost, match="no answer within 1 s"):
-        queues.push("orders", b"two")
-    first = queues.push("orders", b"three")
-    assert {message.body: message.id for message in queues.peek("orders", 10)}[b"three"] == first
+def test_a_stalled_server_is_an_error_and_its_late_reply_is_not_used(server):
+    with penstock.connect(f"{server.url}?timeout=3") as queues:
+        queues.create("orders")
+        queues.push("orders", b"one")
+        with server.stalled(), pytest.raises(BackendLost, match="no answer within 3 s"):
+            queues.push("orders", b"two")
+        pushed = queues.push("orders", b"three")
+        found = {message.body: message.id for message in queues.peek("orders", 10)}
+    assert found[b"three"] == pushed
 
 
-def test_a_queue_that_was_removed_and_made_again_is_noticed(queues, client, server):
+def test_a_push_notices_that_its_queue_was_removed_and_created_again(queues, client, server):
     queues.push("orders", b"one")
     with penstock.connect(server.url) as others:
         others.remove("orders")
@@ -110,7 +113,7 @@ def test_a_queue_that_was_removed_and_made_again_is_noticed(queues, client, serv
     assert [message.id for message in queues.peek("orders", 10)] == [pushed]
 
 
-def test_many_threads_push_side_by_side(queues):
+def test_no_push_of_many_threads_is_lost(queues):
     def push(number):
         for step in range(50):
             queues.push("orders", f"{number}/{step}")
@@ -123,7 +126,7 @@ def test_many_threads_push_side_by_side(queues):
     assert len(set(bodies(queues))) == 400
 
 
-def test_an_interrupted_push_leaves_no_reply_for_the_next(queues, monkeypatch):
+def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queues, monkeypatch):
     queues.push("orders", b"one")
     link = queues.service._link
     receive = link._receive
@@ -139,8 +142,8 @@ def test_an_interrupted_push_leaves_no_reply_for_the_next(queues, monkeypatch):
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
 
 
-def test_a_command_that_has_taken_effect_is_not_given_to_the_portal_again(server, client):
-    # A test before may have had the server started again.
+def test_a_command_that_may_have_taken_effect_is_not_repeated_by_the_portal(server, client):
+    # A server that was just started may still load its data.
     until(lambda: not client.info("persistence")["loading"])
     link = DirectLink(read_target(read_url(server.url)))
     sha = client.script_load("return redis.call('INCR', KEYS[1])")
@@ -162,7 +165,7 @@ def test_a_command_that_has_taken_effect_is_not_given_to_the_portal_again(server
     link.begin()
     assert send("HMGET", "nowhere", "x") == [[None]]
     lose_connection()
-    # Reading changes nothing, so the whole command may be tried elsewhere.
+    # So far the command has only read, so all of it may be repeated by the portal.
     assert refusal_of("EVALSHA", sha, 1, "count") is NothingSent
     assert refusal_of("EVALSHA", "0" * 40, 1, "count") is NothingSent
     link.begin()

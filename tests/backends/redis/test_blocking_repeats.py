@@ -1,4 +1,4 @@
-"""A blocking command that goes straight to the socket is never done twice."""
+"""A blocking command that is sent over the direct connection never takes effect twice."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def queues(own_redis):
         yield queues
 
 
-def test_a_release_that_was_done_is_not_repeated_when_its_dead_letter_cannot_be_carried(
+def test_a_release_is_not_repeated_when_the_move_of_its_dead_letter_fails(
     queues, own_redis: RedisServer
 ):
     claim = queues.pull("orders")
@@ -25,7 +25,7 @@ def test_a_release_that_was_done_is_not_repeated_when_its_dead_letter_cannot_be_
 
     async def send(key, commands):
         replies = await sent(key, commands)
-        # Between the release and the steps after it the connection is lost.
+        # The connection is lost between the release and the steps after it.
         own_redis.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         return replies
 

@@ -1,4 +1,4 @@
-"""A Redis Cluster whose slots move, and one of whose nodes is lost."""
+"""A Redis Cluster whose slots are moved, and one that loses a node."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def slot_of(queue):
 
 
 def name_on(server_number):
-    """A queue that this server of the three has."""
+    """The name of a queue whose slot this server has."""
     low, high = RedisCluster.SLOTS[server_number]
     return next(f"q{n}" for n in range(10_000) if low <= slot_of(f"q{n}") <= high)
 
@@ -51,7 +51,7 @@ def test_a_stale_map_of_the_slots_is_corrected_by_redirections(cluster):
     asyncio.run(use_stale_map())
 
 
-def test_a_queue_whose_slot_is_being_moved_is_used_again_when_that_is_done(cluster):
+def test_a_command_for_a_slot_that_is_being_moved_succeeds_after_the_move(cluster):
     source, target = cluster.servers[0], cluster.servers[1]
     name = "moving"
     while slot_of(name) > RedisCluster.SLOTS[0][1]:
@@ -63,7 +63,7 @@ def test_a_queue_whose_slot_is_being_moved_is_used_again_when_that_is_done(clust
     with penstock.connect(cluster.url) as queues:
         created = threading.Thread(target=lambda: queues.create(name))
         created.start()
-        # While it is moved, a script is answered ASK by the one and TRYAGAIN by the other.
+        # During the move, a script is answered with ASK by the source, TRYAGAIN by the target.
         until(lambda: "errorstat_TRYAGAIN" in target.ask("INFO", "errorstats"))
         for server in (target, source, cluster.servers[2]):
             assert server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1]) == "+OK"
@@ -75,7 +75,7 @@ def test_a_queue_whose_slot_is_being_moved_is_used_again_when_that_is_done(clust
 
 
 def test_the_loss_of_a_node_is_an_error_for_its_queues_and_no_others(cluster):
-    with penstock.connect(f"{cluster.url}?timeout=1") as queues:
+    with penstock.connect(f"{cluster.url}?timeout=3") as queues:
         names = [name_on(number) for number in range(3)]
         for name in names:
             queues.create(name)

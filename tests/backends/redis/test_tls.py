@@ -1,4 +1,4 @@
-"""`rediss://` against a real redis-server that speaks TLS, with and without client certificates."""
+"""`rediss://` with a real redis-server that uses TLS, with and without client certificates."""
 
 import gc
 import subprocess
@@ -19,13 +19,13 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def collected():
-    """Sockets of handshakes that failed are left to the garbage collector: it runs here."""
+    """Runs the garbage collector, which closes the sockets of failed handshakes."""
     yield
     gc.collect()
 
 
 KEY = ("-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
-# Python 3.13 trusts no authority without it, and no certificate that does not name its authority.
+# Python 3.13 requires this of an authority, and that a certificate names its authority.
 AUTHORITY_USE = "keyUsage=critical,keyCertSign,cRLSign"
 
 
@@ -34,12 +34,12 @@ def openssl(*words):
 
 
 class Certificates:
-    """An authority, and a certificate for the server and one for clients that it has signed."""
+    """An authority with certificates that it signed for server and client, and another one."""
 
     def __init__(self, directory):
         self.directory = directory
         self.authority = self._authority("ca")
-        self.stranger = self._authority("stranger")
+        self.other_authority = self._authority("other")
         self.server = self._signed("server", "subjectAltName=IP:127.0.0.1")
         self.client = self._signed("client", "basicConstraints=CA:FALSE")
 
@@ -105,8 +105,8 @@ def closed_server(certificates):
     server.close()
 
 
-def lives(url):
-    """A message is pushed, awaited by a pull and deleted."""
+def round_trip(url):
+    """Pushes a message, waits for it with a pull, and deletes it."""
     with penstock.connect(url) as queues:
         queues.create("orders")
         queues.push("orders", b"secret", delay=0.05)
@@ -116,12 +116,12 @@ def lives(url):
 
 
 def test_queues_work_over_tls(open_server, certificates):
-    assert lives(f"{open_server.url}?ca_file={certificates.authority}")
+    assert round_trip(f"{open_server.url}?ca_file={certificates.authority}")
 
 
-def test_a_server_that_asks_for_a_certificate_is_given_one(closed_server, certificates):
+def test_a_client_sends_its_certificate_to_a_server_that_requires_one(closed_server, certificates):
     client = certificates.client
-    assert lives(
+    assert round_trip(
         f"{closed_server.url}?ca_file={certificates.authority}"
         f"&cert_file={client}&key_file={certificates.key_of(client)}"
     )
@@ -136,7 +136,7 @@ def refusal_of(url):
 
 
 def test_a_certificate_of_another_authority_is_refused_with_the_reason(open_server, certificates):
-    for options in ("", f"?ca_file={certificates.stranger}"):
+    for options in ("", f"?ca_file={certificates.other_authority}"):
         text = refusal_of(open_server.url + options)
         assert text.startswith(f"{open_server.url}: the server's certificate is not trusted: ")
         assert text.endswith("; give the certificate of its authority with ca_file=PATH")
@@ -155,10 +155,10 @@ def test_the_error_of_a_client_without_a_required_certificate_names_the_options(
 
 
 def test_a_client_with_a_certificate_of_another_authority_is_refused(closed_server, certificates):
-    stranger = certificates.stranger
+    other_authority = certificates.other_authority
     text = refusal_of(
         f"{closed_server.url}?ca_file={certificates.authority}"
-        f"&cert_file={stranger}&key_file={certificates.key_of(stranger)}"
+        f"&cert_file={other_authority}&key_file={certificates.key_of(other_authority)}"
     )
     assert "does not trust the certificate in cert_file" in text
 

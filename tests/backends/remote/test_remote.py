@@ -64,7 +64,7 @@ from penstock.wire.frames.frames import (
     pack,
 )
 from tests.interrupts import ends_in_time, points
-from tests.ports import deaf_port
+from tests.ports import refusing_port
 from tests.server.conftest import PATIENCE_S, UnixEndpoint, until
 
 
@@ -161,7 +161,7 @@ def test_many_threads_share_one_connection_and_get_their_own_answers(server, que
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(work, range(16))) == list(range(16))
-    assert server.desk.connections_seen == 1
+    assert server.frames.connections_seen == 1
 
 
 def test_a_thread_that_waits_reads_for_the_others(queues):
@@ -210,9 +210,9 @@ def test_a_pull_whose_rest_is_refused_gives_what_it_has(remote, queues):
 
 def test_a_pull_of_few_small_messages_is_one_request(server, remote, queues):
     queues.push_many("orders", [b"x"] * 5)
-    before = server.desk.requests_seen
+    before = server.frames.requests_seen
     assert len(queues.pull_many("orders", 10)) == 5
-    assert server.desk.requests_seen == before + 1
+    assert server.frames.requests_seen == before + 1
 
 
 def test_a_bulk_push_gives_each_message_its_own_fate(remote, queues):
@@ -307,19 +307,19 @@ def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(se
             queues.push("orders", b"x", dedup_id=f"{number}", delay=3_600)
 
     # The server's end of a connection is in this process, too.
-    until(lambda: len(server.desk.connections) == 1)
+    until(lambda: len(server.frames.connections) == 1)
     before = descriptors()
     done = threading.Event()
     with ThreadPoolExecutor(8) as pool:
         working = [pool.submit(work, number) for number in range(8)]
         for _ in range(30):
-            seen = server.desk.connections_seen
+            seen = server.frames.connections_seen
             server.cut()
-            until(lambda seen=seen: server.desk.connections_seen > seen)
+            until(lambda seen=seen: server.frames.connections_seen > seen)
         done.set()
         for each in working:
             each.result(PATIENCE_S)
-    until(lambda: len(server.desk.connections) == 1)
+    until(lambda: len(server.frames.connections) == 1)
     until(lambda: descriptors() == before)
 
 
@@ -435,7 +435,7 @@ def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(deaf):
 
 
 def test_nobody_listening_is_told_at_once():
-    with deaf_port() as port, pytest.raises(BackendLost, match="Connection refused"):
+    with refusing_port() as port, pytest.raises(BackendLost, match="Connection refused"):
         penstock.connect(f"penstock://127.0.0.1:{port}")
 
 
@@ -560,7 +560,7 @@ def test_a_child_of_a_fork_gets_a_connection_of_its_own(server, queues):
     queues.push("orders", b"parent again")
     bodies = [claim.body for claim in queues.pull_many("orders", 10)]
     assert bodies == [b"parent", b"child", b"parent again"]
-    assert server.desk.connections_seen == 2
+    assert server.frames.connections_seen == 2
 
 
 # For asyncio.
@@ -593,7 +593,7 @@ def test_tasks_share_one_connection(server, queues):
             return await asyncio.gather(*map(work, range(100)))
 
     assert run(main()) == [(True, b"%d" % number) for number in range(100)]
-    assert server.desk.connections_seen == 2
+    assert server.frames.connections_seen == 2
 
 
 def test_a_cancelled_pull_is_taken_back_and_takes_no_message(server, queues):
@@ -753,7 +753,7 @@ def test_the_portal_gives_answers_and_errors_as_they_are(portal):
 
 
 def test_the_portal_fails_as_opening_the_service_fails():
-    with deaf_port() as port, pytest.raises(BackendLost):
+    with refusing_port() as port, pytest.raises(BackendLost):
         Portal(lambda: AsyncRemote.open(TcpEndpoint("127.0.0.1", port)))
 
 

@@ -11,7 +11,7 @@ from penstock.backends.sqs.content import BODY, MORE, decode, encode, size_of
 from penstock.errors import MessageTooLarge
 from penstock.service import Attributes, Push
 
-# What Amazon says it takes.
+# The characters that Amazon SQS accepts.
 LEGAL = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
@@ -26,7 +26,7 @@ contexts = st.one_of(st.none(), st.dictionaries(names, texts, min_size=1, max_si
 
 
 def received(sent):
-    """A message as SQS gives it back."""
+    """The message as SQS returns it."""
     return {
         "MessageId": "id",
         "ReceiptHandle": "receipt",
@@ -88,7 +88,7 @@ def test_a_message_over_amazons_limit_is_refused_before_it_is_sent():
         encode(Push("q", b"\xff" * 800_000))
 
 
-def test_the_size_is_what_amazon_counts():
+def test_the_size_of_a_message_is_counted_as_amazon_counts_it():
     sent = encode(Push("q", "ü".encode(), attributes={"four": "fünf"}))
     assert size_of(sent) == 2 + len("four") + len("String") + 5
 

@@ -1,4 +1,4 @@
-"""Every error that SQS declares becomes one of Penstock's, by what the caller can do."""
+"""Every error that SQS declares becomes an error of Penstock, by what the caller can do."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 
 MODEL = Path(botocore.__file__).parent / "data/sqs/2012-11-05/service-2.json.gz"
-# Those that the adapter's own requests cannot cause, or that need no more than their own words.
+# Errors that the adapter's requests cannot cause, or whose text needs no addition.
 GENERAL = {
     "BatchEntryIdsNotDistinct",
     "EmptyBatchRequest",
@@ -46,7 +46,7 @@ def declared():
     return {name for name, shape in shapes.items() if shape.get("exception")}
 
 
-def test_every_error_that_sqs_declares_has_its_kind():
+def test_only_the_listed_errors_of_sqs_become_plain_request_errors():
     plain = set()
     for name in declared():
         error = error_of(f"com.amazonaws.sqs#{name}", "why", 400, "orders")
@@ -113,8 +113,8 @@ def test_every_error_that_sqs_declares_has_its_kind():
         ("Throttling", "Rate exceeded", 400, Overloaded, "Rate exceeded"),
         ("AccessDenied", "no policy", 403, RequestError, "credentials: "),
         ("ExpiredToken", "old", 403, RequestError, "credentials: "),
-        ("Surprise", "what", 418, RequestError, "(Surprise): what"),
-        ("Surprise", "what", 500, BackendLost, "(500 Surprise)"),
+        ("NewError", "text", 418, RequestError, "(NewError): text"),
+        ("NewError", "text", 500, BackendLost, "(500 NewError)"),
         ("ServiceUnavailable", "", 503, Overloaded, "ServiceUnavailable"),
         ("429", "", 429, Overloaded, "overloaded"),
     ],
@@ -126,7 +126,7 @@ def test_an_error_says_what_to_do_next(code, message, status, kind, words):
     assert "\n" not in str(error)
 
 
-def test_only_errors_that_may_pass_are_unavailable_errors():
+def test_only_errors_after_which_a_retry_may_succeed_are_unavailable_errors():
     later = ["RequestThrottled", "ServiceUnavailable", "InternalFailure", "QueueDeletedRecently"]
     for name in later:
         assert isinstance(error_of(name, "", 503), UnavailableError)

@@ -298,7 +298,7 @@ def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve)
     server = serve(engine=Engine(journal, ManualClock()), limits=Limits(deferred_max=4))
     with Wire(server) as wire:
         wire.send((1, CreateQueue("orders")))
-        (connection,) = until(lambda: server.desk.connections)
+        (connection,) = until(lambda: server.frames.connections)
         for number in range(2, 40):
             wire.send((number, Push("orders", b"x")))
         until(lambda: connection._reading_paused)
@@ -321,7 +321,7 @@ def test_claims_that_nobody_can_be_told_of_return(slow):
     with Wire(server) as other:
         other.send((1, Pull("orders")))
         until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
-    until(lambda: len(server.desk.connections) == 1)
+    until(lambda: len(server.frames.connections) == 1)
     journal.sync()
     until(lambda: wire.ask(4, Stats("orders")).visible == 1)
 
@@ -335,7 +335,7 @@ def test_claims_of_a_named_attempt_stay_for_whoever_asks_again(slow):
     with Wire(server) as other:
         other.send((1, Pull("orders", attempt_id="a")))
         until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
-    until(lambda: len(server.desk.connections) == 1)
+    until(lambda: len(server.frames.connections) == 1)
     journal.sync()
     (claim,) = wire.ask(4, Pull("orders", attempt_id="a"))
     assert claim.epoch == 1
@@ -383,10 +383,10 @@ def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tm
     (tmp_path / "store" / "readers").mkdir()
     (tmp_path / "store" / "readers" / "lake.json").write_text("nonsense")
     server = serve(engine=engine)
-    assert server.call(server.desk.status)["housekeeping_error"] is None
+    assert server.call(server.frames.status)["housekeeping_error"] is None
     engine.submit(CreateQueue("q"))
     engine.journal.grown()
-    said = until(lambda: server.call(server.desk.status)["housekeeping_error"])
+    said = until(lambda: server.call(server.frames.status)["housekeeping_error"])
     assert said.startswith("StoreUnusable: ")
     assert "lake.json" in said
 
@@ -396,7 +396,7 @@ def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tm
 
 def test_a_server_that_stops_says_goodbye_to_those_who_wait(server, wire):
     wire.send((2, Pull("orders", wait_ms=60_000)))
-    until(lambda: server.desk.status()["waiting_pulls"] == 1)
+    until(lambda: server.frames.status()["waiting_pulls"] == 1)
     server.stop()
     assert wire.next()[:2] == (GOODBYE, 0)
     with pytest.raises(EOFError):
@@ -409,7 +409,7 @@ def test_a_server_that_stops_answers_what_it_has_taken(slow):
     until(lambda: journal.told)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    until(lambda: server.desk.stopping)
+    until(lambda: server.frames.stopping)
     journal.sync()
     assert wire.next()[:2] == (REPLY, 2)
     assert wire.next()[0] == GOODBYE
@@ -506,7 +506,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
         wire.ask(2, Push("orders", b"x" * 500_000))
         peeks = b"".join(encode_command(n, Peek("orders")) for n in range(3, 40))
         wire.link.sendall(peeks)
-        until(lambda: len(server.desk.connections) == 1)
+        until(lambda: len(server.frames.connections) == 1)
         assert other.ask(1, Stats("orders")).visible == 1
         assert wire.hears_the_end()
 
@@ -531,7 +531,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
     with Wire(server) as first, Wire(server) as second, Wire(server) as third:
         first.ask(1, CreateQueue("orders"))
         first.link.sendall(frame[:100])
-        until(lambda: server.desk.unfinished_bytes > 1_000_000)
+        until(lambda: server.frames.unfinished_bytes > 1_000_000)
         second.link.sendall(frame[:100])
         kind, request, body = second.next()
         assert request == 0
@@ -545,7 +545,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
         # What was set aside is free again.
         third.link.sendall(frame)
         assert third.next()[:2] == (REPLY, 2)
-        until(lambda: server.desk.unfinished_bytes == 0)
+        until(lambda: server.frames.unfinished_bytes == 0)
 
 
 def test_only_so_many_connections_are_let_in(serve):
@@ -628,4 +628,4 @@ def test_another_user_is_turned_away_even_if_it_reaches_the_socket(server):
         [sys.executable, "-c", AS_NOBODY, str(server.path)], capture_output=True, check=False
     )
     assert b"user 65534 may not use it" in done.stdout, done.stderr
-    until(lambda: not server.desk.connections)
+    until(lambda: not server.frames.connections)

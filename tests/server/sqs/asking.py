@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 
 def refused(call, **parameters):
-    """The code and the message a call is refused with."""
+    """The code and the message of the error that a call raises."""
     with pytest.raises(ClientError) as caught:
         call(**parameters)
     error = caught.value.response["Error"]
@@ -66,8 +66,8 @@ def make_pair(client, receives=1, suffix="", **more):
     return make(client, f"source{suffix}", RedrivePolicy=policy, **more), dead
 
 
-def kill(local, client, source, *letters):
-    """Sends messages and receives them until they are dead."""
+def dead_letter_all(local, client, source, *letters):
+    """Sends messages and receives each until it is a dead letter."""
     for body in letters:
         send(client, source, body)
     receive(client, source, MaxNumberOfMessages=10)

@@ -16,7 +16,7 @@ PACKAGE = "awscli"
 
 
 def aws_program(version):
-    """The program of this version; skips the test if there is none."""
+    """The program of this version; skips the test if it is not installed."""
     if version == "1":
         return Path(sys.executable).with_name("aws")
     found = find_version_2()
@@ -32,7 +32,7 @@ def find_version_2():
         program = shutil.which("aws", path=directory)
         if program is not None:
             command = [program, "--version"]
-            said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-            if said.startswith("aws-cli/2."):
+            output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            if output.startswith("aws-cli/2."):
                 return Path(program)
     return None

@@ -1,9 +1,10 @@
 """Servers for the SQS tests: as a process, the way a user starts one, and in this process.
 
 The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
-directory that another process would serve (its socket), behind TCP, and in Redis. All others run in
-memory. In this process, all five are on the clock that the test moves. To the endpoint the socket
-and TCP differ in the address alone: the socket is tried by `test_boto3`, and with the full figures.
+directory that another process holds (through its socket), over TCP, and in Redis. All others run in
+memory. For a server in this process, each kind of store uses the clock of the test. For the
+endpoint, the socket and TCP differ only in the address: the socket is tested by `test_boto3`, and
+by the others with the full figures.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ EVERY_STORE = frozenset(
 )
 PENSTOCK = Path(sys.executable).with_name("penstock")
 STARTED = re.compile(rb"Amazon SQS at (\S+)")
-# However busy the machine is, nothing takes this long.
+# Longer than anything takes on a busy machine.
 PATIENCE_S = 60
 
 
@@ -81,7 +82,7 @@ def store(request):
 
 
 class Server:
-    """A `penstock serve` that runs."""
+    """A running `penstock serve`."""
 
     def __init__(self, process, url, output):
         self.process = process
@@ -142,7 +143,7 @@ def clean_environment():
 
 
 def read_until_started(process):
-    """What the server says as it starts; fails with that if it does not start."""
+    """What the server prints when it starts, and its URL; fails if it does not start."""
     output = b""
     until_s = time.monotonic() + PATIENCE_S
     with selectors.DefaultSelector() as selector:
@@ -173,7 +174,7 @@ def redis_url(store):
 
 @pytest.fixture(scope="session")
 def server(store, redis_url, tmp_path_factory):
-    """One server for all tests that do not mind each other; daemons are processes of their own."""
+    """One server for all tests that can share it; a daemon is a process of its own."""
     path = tmp_path_factory.mktemp("sqs") / "store"
     with ExitStack() as stack:
         url = {
@@ -241,13 +242,13 @@ QUERY_MEMBERS = {
 
 
 def sqs_model():
-    """The model of SQS that botocore ships: what JSON clients go by."""
+    """The model of SQS that botocore has: the JSON protocol."""
     with gzip.open(MODEL) as file:
         return json.load(file)
 
 
 def query_model():
-    """The same service as older SDKs know it: the Query protocol, with flat lists and maps."""
+    """The model of the older SDKs: the Query protocol, with flat lists and maps."""
     model = sqs_model()
     metadata = model["metadata"]
     metadata.pop("awsQueryCompatible")
@@ -286,7 +287,7 @@ def query_data(tmp_path_factory):
 
 @functools.cache
 def client_session(data):
-    """A botocore session, which reads the model only once; with this data before its own."""
+    """A botocore session, which reads a model only once; it looks in this directory first."""
     session = botocore.session.Session()
     if data is not None:
         session.get_component("data_loader").search_paths.insert(0, str(data))
@@ -294,9 +295,9 @@ def client_session(data):
 
 
 class Local:
-    """A server in this process, in a thread of its own, on a clock that the test moves.
+    """A server in this process, in a thread of its own, on the manual clock of the test.
 
-    Of a store elsewhere, the frame server that holds it runs in a thread, too, on the same clock.
+    The frame server of a store that another process would hold runs in a thread, on the same clock.
     """
 
     def __init__(self, query_data, store="memory", path=None, url="memory:", **settings):
@@ -325,7 +326,7 @@ class Local:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self.running = await start(self.settings, self.clock)
-        # The engine itself, for tests that look into one in memory.
+        # For tests that inspect the engine of a store in memory.
         running: Any = self.running
         running.engine = getattr(self.running.service, "engine", None)
         self.url = self.running.url
@@ -337,7 +338,7 @@ class Local:
         return Engine(MemoryJournal(), self.clock)
 
     def execute(self, command):
-        """Runs a command on the server's store, past the endpoint."""
+        """Runs a command on the server's store, without the endpoint."""
 
         async def run():
             return await result_of(self.running.service.submit(command))
@@ -377,7 +378,7 @@ class Local:
 
 @pytest.fixture
 def local(query_data, store, redis_url, quick_path):
-    # Each test has keys of its own, as it has a store of its own elsewhere.
+    # Each test has its own prefix in Redis, as it has its own directory.
     url = "memory:" if redis_url is None else f"{redis_url}?prefix={quick_path.name}"
     server = Local(query_data, store, quick_path, url=url, aws_limits=True)
     yield server

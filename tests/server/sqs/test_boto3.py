@@ -1,8 +1,7 @@
-"""boto3 against a server started as a process: what a first-time user does."""
+"""boto3 with a server process: what a new user does first."""
 
 import hashlib
 import os
-import time
 
 import pytest
 from botocore.exceptions import ClientError
@@ -12,7 +11,7 @@ from tests.server.sqs.conftest import PATIENCE_S, serve
 
 
 def refused(call, **parameters):
-    """The error a call is refused with."""
+    """The error response that a call raises."""
     with pytest.raises(ClientError) as caught:
         call(**parameters)
     return caught.value.response
@@ -87,15 +86,14 @@ def test_a_long_poll_ends_when_a_message_arrives(server, sqs, queue):
 
     other = server.client()
     with ThreadPoolExecutor(1) as pool:
-        started_s = time.monotonic()
         received = pool.submit(other.receive_message, QueueUrl=queue, WaitTimeSeconds=20)
         attributes = {"QueueUrl": queue, "AttributeNames": ["All"]}
         while f'waiting_pulls{{queue="{queue.rsplit("/", 1)[1]}"}} 1.0' not in metrics(server):
             sqs.get_queue_attributes(**attributes)
-        sqs.send_message(QueueUrl=queue, MessageBody="at last")
+        sqs.send_message(QueueUrl=queue, MessageBody="x")
+        # A poll that ended by its time would have no messages.
         (message,) = received.result(PATIENCE_S)["Messages"]
-    assert message["Body"] == "at last"
-    assert time.monotonic() - started_s < 20
+    assert message["Body"] == "x"
     other.close()
 
 
@@ -168,7 +166,7 @@ def test_queues_and_messages_are_there_after_a_restart(tmp_path):
         assert shown["ApproximateNumberOfMessages"] == "1"
         (last,) = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
         assert last["Body"] == "three"
-        # A receipt from before the restart still holds.
+        # A receipt from before the restart is still valid.
         sqs.delete_message(QueueUrl=url, ReceiptHandle=held["ReceiptHandle"])
         shown = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
         assert shown["ApproximateNumberOfMessagesNotVisible"] == "1"
@@ -176,9 +174,9 @@ def test_queues_and_messages_are_there_after_a_restart(tmp_path):
         assert second.stop() == 0
 
 
-def test_the_first_answer_comes_within_half_a_second_or_so(tmp_path):
+def test_a_server_starts_with_less_than_two_seconds_of_processor_time(tmp_path):
     with serve("--data", str(tmp_path / "data")) as server:
-        # The promise is 0.5 s on an idle machine; what others use of a busy one does not count.
+        # The documented start-up time is 0.5 s on an idle machine.
         assert cpu_s(server.process.pid) < 2
         assert "signatures  not checked" in server.output
     assert os.path.isdir(tmp_path / "data")

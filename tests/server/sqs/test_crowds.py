@@ -1,7 +1,7 @@
-"""Row 20: requests whose work grows with the queues or messages of a server, with a probe beside.
+"""Row 20: requests whose work grows with the number of queues or messages do not delay others.
 
-The server is a process with 10,000 queues that all name one dead-letter queue, or a daemon with a
-queue of many messages: 100,000, and a million with the full figures.
+The server is a process with 10,000 queues that all have one dead-letter queue, or a daemon with a
+queue of many messages: 100,000, and a million with the full figures. A probe measures it.
 """
 
 import json
@@ -88,17 +88,17 @@ def many_queues():
             names = [f"queue-{number:05}" for number in range(first, first + CREATED_AT_ONCE)]
             asked = [ask("CreateQueue", QueueName=name, Attributes=attributes) for name in names]
             wire.sendall(b"".join(asked))
-            said = b""
-            while f"/{names[-1]}".encode() not in said:
-                said += wire.recv(65_536)
-            assert said.count(b"HTTP/1.1 200 ") == CREATED_AT_ONCE
+            received = b""
+            while f"/{names[-1]}".encode() not in received:
+                received += wire.recv(65_536)
+            assert received.count(b"HTTP/1.1 200 ") == CREATED_AT_ONCE
         wire.sendall(ask("SendMessage", QueueUrl="queue-00000", MessageBody="x"))
         assert answer(wire).startswith(b"HTTP/1.1 200 ")
         yield server
 
 
 def longest_ms(port, pid, protocol, request, most_ms):
-    """The longest wait of a probe beside a request, in the best of a few rounds if need be."""
+    """The longest wait of a probe during a request: the least of several rounds."""
     least_ms = float("inf")
     for _ in range(ROUNDS):
         with probing(port, pid, protocol) as seen:
@@ -110,7 +110,7 @@ def longest_ms(port, pid, protocol, request, most_ms):
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-def test_no_request_delays_others_however_many_queues_there_are(many_queues, case, record_property):
+def test_with_many_queues_no_request_delays_others(many_queues, case, record_property):
     def request():
         with connect(many_queues) as wire:
             for each in REQUESTS[case]:
@@ -124,7 +124,7 @@ def test_no_request_delays_others_however_many_queues_there_are(many_queues, cas
 
 
 def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, record_property):
-    # As many pages as may be unsent at a time.
+    # The number of pages that may be unsent at the same time.
     readers = 12
 
     def request():
@@ -135,7 +135,7 @@ def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, recor
             pages = [answer(wire) for wire in wires]
         assert all(page.startswith(b"HTTP/1.1 200 ") for page in pages)
         assert all(page.endswith(b"\n") and b'"queue-09998"' in page for page in pages)
-        # Each tells the age of a message, and so differs if it was made for itself.
+        # A page contains the age of a message, and so differs if it was made at another time.
         assert len({page.partition(b"\r\n\r\n")[2] for page in pages}) < readers / 2
 
     server = many_queues
@@ -146,7 +146,7 @@ def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, recor
 
 @pytest.fixture(scope="module")
 def many_messages():
-    """A daemon with a long queue, a service that speaks to it, and the id of the first message."""
+    """A daemon with a long queue, a client service, and the id of the first message."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         words = ("--listen", "127.0.0.1:0", "--durability", "os")
         daemon = DaemonProcess(Path(directory) / "store", *words)
@@ -222,9 +222,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_no_command_delays_others_however_many_messages_there_are(
-    many_messages, case, record_property
-):
+def test_with_many_messages_no_command_delays_others(many_messages, case, record_property):
     daemon, service, first = many_messages
     execute = COMMANDS[case]
 

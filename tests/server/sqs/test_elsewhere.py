@@ -1,4 +1,4 @@
-"""The endpoint in front of `sqs://`: a local address for the queues of another SQS endpoint."""
+"""The endpoint with the store `sqs://`: a local address for the queues of another SQS endpoint."""
 
 import json
 from urllib.request import urlopen
@@ -24,7 +24,7 @@ from tests.server.sqs.conftest import Local
 
 
 @pytest.fixture(scope="module")
-def amazon(query_data):
+def backend(query_data):
     """The endpoint that has the queues."""
     server = Local(query_data)
     yield server
@@ -32,32 +32,32 @@ def amazon(query_data):
 
 
 @pytest.fixture(scope="module")
-def door(query_data, amazon):
-    """The endpoint in front of it."""
-    server = Local(query_data, url=f"sqs://us-east-1?endpoint={amazon.url}")
+def front(query_data, backend):
+    """The endpoint whose store is the other one."""
+    server = Local(query_data, url=f"sqs://us-east-1?endpoint={backend.url}")
     yield server
     server.close()
 
 
 @pytest.fixture
-def client(door):
-    return door.client()
+def client(front):
+    return front.client()
 
 
 def test_messages_sent_through_serve_are_received_at_the_backend_and_vice_versa(
-    client, amazon, queue_name
+    client, backend, queue_name
 ):
     here = make(client, queue_name)
-    there = amazon.client().get_queue_url(QueueName=queue_name)["QueueUrl"]
+    there = backend.client().get_queue_url(QueueName=queue_name)["QueueUrl"]
     attributes = {"a": {"DataType": "String", "StringValue": "1"}}
     send(client, here, "from here", MessageAttributes=attributes)
-    (message,) = receive(amazon.client(), there, MessageAttributeNames=["All"])
+    (message,) = receive(backend.client(), there, MessageAttributeNames=["All"])
     assert (message["Body"], message["MessageAttributes"]["a"]["StringValue"]) == ("from here", "1")
-    send(amazon.client(), there, "from there")
+    send(backend.client(), there, "from there")
     (message,) = receive(client, here)
     assert message["Body"] == "from there"
     client.delete_message(QueueUrl=here, ReceiptHandle=message["ReceiptHandle"])
-    assert shown(amazon.client(), there)["ApproximateNumberOfMessagesNotVisible"] == "1"
+    assert shown(backend.client(), there)["ApproximateNumberOfMessagesNotVisible"] == "1"
 
 
 def test_a_queue_is_created_although_its_in_flight_limit_cannot_be_set(client, queue_name):
@@ -92,7 +92,7 @@ def test_fifo_queues_keep_their_order(client, queue_name):
     assert bodies(client, url) == ["1", "2"]
 
 
-def test_dead_letters_move_and_are_moved_back(client, amazon, queue_name):
+def test_dead_letters_move_and_are_moved_back(client, backend, queue_name):
     dead = make(client, f"{queue_name}-dead")
     source = make(client, queue_name, RedrivePolicy=redrive(arn(client, dead)))
     assert json.loads(shown(client, source)["RedrivePolicy"])["maxReceiveCount"] == 1
@@ -100,7 +100,7 @@ def test_dead_letters_move_and_are_moved_back(client, amazon, queue_name):
     assert listed == [source]
     send(client, source, "x")
     receive(client, source)
-    amazon.clock.advance(seconds=31)
+    backend.clock.advance(seconds=31)
     assert bodies(client, dead, VisibilityTimeout=0) == ["x"]
 
 
@@ -113,23 +113,23 @@ def test_an_operation_that_the_backend_lacks_is_refused_with_its_reason():
 
 
 def test_a_backend_that_cannot_be_reached_is_a_503_with_the_reason(query_data, queue_name):
-    behind = Local(query_data)
-    door = Local(query_data, url=f"sqs://us-east-1?endpoint={behind.url}&timeout=2")
+    backend = Local(query_data)
+    front = Local(query_data, url=f"sqs://us-east-1?endpoint={backend.url}&timeout=5")
     try:
-        url = make(door.client(), queue_name)
-        behind.close()
+        url = make(front.client(), queue_name)
+        backend.close()
         with pytest.raises(ClientError) as caught:
-            send(door.client(), url, "x")
+            send(front.client(), url, "x")
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] in (403, 503)
         assert "127.0.0.1" in caught.value.response["Error"]["Message"]
     finally:
-        door.close()
+        front.close()
 
 
-def test_health_and_metrics_are_those_of_the_backend(client, door, queue_name):
+def test_health_and_metrics_are_those_of_the_backend(client, front, queue_name):
     send(client, make(client, queue_name), "x")
-    with urlopen(f"{door.url}/health", timeout=10) as answer:
+    with urlopen(f"{front.url}/health", timeout=60) as answer:
         assert json.load(answer) == {"status": "ok"}
-    with urlopen(f"{door.url}/metrics", timeout=30) as answer:
+    with urlopen(f"{front.url}/metrics", timeout=60) as answer:
         figures = answer.read().decode()
     assert f'penstock_messages{{queue="{queue_name}",state="visible"}} 1.0' in figures

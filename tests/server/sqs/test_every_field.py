@@ -1,6 +1,6 @@
 """Row 20: every parameter of every action, as large as a request may be, in both protocols.
 
-The requests are made from the model of the actions, so that one added later is among them.
+The requests are made from the model of the actions, so that later actions are tested, too.
 """
 
 import json
@@ -15,12 +15,12 @@ from tests.server.sqs.conftest import serve
 from tests.server.sqs.test_attacks import BODY_BYTES_MAX, answer, connect, filled, form, post
 
 PROCESSING_MS_MAX = 50
-# Other processes displace a request's data from the caches: what is really slow is slow each time,
-# and slow beside a request whose text is only read, at the same time.
+# Other processes displace data from the caches. A request that is slow by itself is slow in every
+# round, and slower than a request of that size that is only read, at the same time.
 ROUNDS = 4
 ONLY_READ = post("ListQueues", filled(b'{"QueueNamePrefix":"', b"a", b'"}'))
-URL = "http://localhost/000000000000/victim"
-# Where a parameter is replaced by what fills the request.
+URL = "http://localhost/000000000000/target"
+# A parameter with this value is replaced by a value that fills the request.
 HERE = "@here@"
 TEXTS = {"letters": "a", "digits": "9", "colons": ":", "escapes": "\\u0041", "quotes": '\\"'}
 LISTS = {"empty texts": '"",', "numbers": "1,", "objects": "{},", "lists": "[],"}
@@ -41,7 +41,7 @@ def fields_of(shape):
 
 
 def fills(kind):
-    """JSON values of a type, or near to it, that are as large as they can be: start, item, end."""
+    """JSON values of a type, or a similar one, to be as large as possible: start, item, end."""
     origin = typing.get_origin(kind) or kind
     if origin is list:
         for name, item in LISTS.items():
@@ -59,8 +59,8 @@ def fills(kind):
 
 
 def parameters(action):
-    """Every parameter of an action, and of its entries: others as they should be, this one HERE."""
-    rest = {"QueueUrl": URL, "QueueName": "victim", "MessageBody": "x", "VisibilityTimeout": 0}
+    """Every parameter of an action, and of its entries, as HERE among valid other parameters."""
+    rest = {"QueueUrl": URL, "QueueName": "target", "MessageBody": "x", "VisibilityTimeout": 0}
     rest |= {"ReceiptHandle": "x", "TaskHandle": "x", "SourceArn": "x", "Label": "x"}
     rest |= {"MaxResults": 5}
     known = {name for name, _ in fields_of(action.parameters)}
@@ -96,7 +96,7 @@ def query_requests():
     for action in ACTIONS.values():
         for name, _ in fields_of(action.parameters):
             singular = name.removesuffix("s")
-            start = f"Action={action.name}&QueueUrl={URL}&QueueName=victim&".encode()
+            start = f"Action={action.name}&QueueUrl={URL}&QueueName=target&".encode()
             values = {"one value": b"%s=" % name.encode(), "an item": b"%s.1=" % singular.encode()}
             values["an item's name"] = b"%s.1.Name=" % singular.encode()
             for fill, field in values.items():
@@ -108,22 +108,22 @@ def query_requests():
 @pytest.fixture(scope="module")
 def server():
     with serve("--store", "memory:") as server:
-        server.client().create_queue(QueueName="victim")
+        server.client().create_queue(QueueName="target")
         yield server
 
 
 def least_ms(server, wire, request):
     """The least processor time of some rounds, and the last answer."""
     pid = server.process.pid
-    least, said = float("inf"), b""
+    least, received = float("inf"), b""
     for _ in range(ROUNDS):
         before_ms = spent_ms(pid)
         wire.sendall(request)
-        said = answer(wire)
+        received = answer(wire)
         least = min(least, spent_ms(pid) - before_ms)
         if least <= PROCESSING_MS_MAX:
             break
-    return least, said
+    return least, received
 
 
 @pytest.mark.parametrize("requests", [json_requests, query_requests])
@@ -131,8 +131,8 @@ def test_no_parameter_takes_longer_than_50_ms_of_the_processor(server, requests,
     worst_ms, worst, count = 0.0, "", 0
     with connect(server) as wire:
         for case, request in requests():
-            took_ms, said = least_ms(server, wire, request)
-            assert said.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")), case
+            took_ms, received = least_ms(server, wire, request)
+            assert received.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")), case
             if took_ms > PROCESSING_MS_MAX:
                 assert took_ms <= 2 * least_ms(server, wire, ONLY_READ)[0], case
             count += 1

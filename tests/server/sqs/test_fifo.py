@@ -30,7 +30,7 @@ def test_the_attributes_of_a_fifo_queue_include_fifo_queue(either):
     )[0] == ("InvalidAttributeValue")
 
 
-def test_a_queues_type_never_changes(either):
+def test_the_type_of_a_queue_cannot_be_changed(either):
     fifo, standard = make_fifo(either), make(either)
     change = either.set_queue_attributes
     assert refused(change, QueueUrl=standard, Attributes={"FifoQueue": "true"}) == (
@@ -98,14 +98,14 @@ def test_ids_are_of_plain_characters_and_not_too_long(either, parameter):
         assert f"{parameter} can only include alphanumeric and punctuation characters" in message
 
 
-def test_a_group_is_in_order_and_blocked_while_one_is_in_flight(local, either):
+def test_a_group_is_received_in_order_and_blocked_while_a_message_is_in_flight(local, either):
     url = make_fifo(either, VisibilityTimeout="10")
     sent = [
         push(either, url, body, group) for body, group in [("a1", "a"), ("a2", "a"), ("b1", "b")]
     ]
     numbers = [answer["SequenceNumber"] for answer in sent]
     assert numbers == sorted(numbers)
-    # Twenty digits, also for clients that read it as a number; it must not look like an account's.
+    # Twenty digits, also if it is read as a number; it must not contain a part of an account id.
     assert {len(str(int(number))) for number in numbers} == {20}
     assert "000000" not in numbers[0]
     (first,) = receive(either, url, AttributeNames=["All"])
@@ -155,7 +155,7 @@ def test_a_repeated_receive_gives_the_same_messages_and_receipts(local, either):
     local.clock.advance(seconds=20)
     again = receive(either, url, **attempt)
     assert [m["ReceiptHandle"] for m in again] == [m["ReceiptHandle"] for m in first]
-    # The retry has hidden them for another thirty seconds.
+    # The repeated receive hides them for another thirty seconds.
     local.clock.advance(seconds=20)
     assert bodies(either, url) == []
     either.delete_message(QueueUrl=url, ReceiptHandle=first[0]["ReceiptHandle"])
@@ -195,7 +195,7 @@ def test_a_noisy_group_does_not_starve_the_others(either):
         {"MessageGroupId": "a b"},
     ],
 )
-def test_a_bad_message_of_a_batch_is_refused_by_itself(either, entry):
+def test_a_bad_message_of_a_batch_is_refused_and_the_others_are_sent(either, entry):
     url = make_fifo(either, ContentBasedDeduplication="true", MaximumMessageSize="1024")
     first, second = entries(2, MessageGroupId="g")
     batch = [{**first, "MessageBody": "first"}, {**second, "MessageBody": "second", **entry}]

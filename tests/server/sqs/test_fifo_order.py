@@ -1,4 +1,4 @@
-"""Which messages of a FIFO queue are received next: as Amazon's queues do it."""
+"""The order in which messages of a FIFO queue are received, as at Amazon."""
 
 from itertools import count
 
@@ -24,13 +24,13 @@ def delete(client, url, message):
     client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
 
 
-def test_a_receive_takes_one_group_before_the_next(local, either):
+def test_a_receive_gets_all_messages_of_one_group_before_the_next(local, either):
     url = make_fifo(either)
     fill(local, either, url, "a1", "b1", "a2", "a3")
     assert bodies(either, url) == ["a1", "a2", "a3", "b1"]
 
 
-def test_a_hidden_group_is_served_after_the_others_when_it_comes_back(local, either):
+def test_a_group_that_becomes_visible_again_is_received_after_the_others(local, either):
     url = make_fifo(either, VisibilityTimeout="20")
     fill(local, either, url, "a1", "a2", "a3", "a4", "b1", "c1")
     assert bodies(either, url, MaxNumberOfMessages=2) == ["a1", "a2"]
@@ -40,7 +40,7 @@ def test_a_hidden_group_is_served_after_the_others_when_it_comes_back(local, eit
     assert order == ["c1", "a1", "a2", "a3", "a4", "b1"]
 
 
-def test_a_visibility_of_zero_lets_the_next_group_be_served(local, either):
+def test_after_a_receive_with_visibility_zero_the_next_group_is_received(local, either):
     url = make_fifo(either)
     fill(local, either, url, "a1", "b1", "b2", "c1", "a2")
     assert bodies(either, url, MaxNumberOfMessages=3, VisibilityTimeout=0) == ["a1", "a2", "b1"]
@@ -58,7 +58,7 @@ def test_a_released_message_can_be_received_before_the_rest_of_its_batch(local, 
 
 
 @pytest.mark.parametrize(("extended", "received"), [(0, []), (1, ["a1"]), (2, ["a1", "a2"])])
-def test_messages_behind_a_hidden_message_of_their_group_are_hidden(
+def test_messages_after_a_hidden_message_of_their_group_are_hidden(
     local, either, extended, received
 ):
     url = make_fifo(either, VisibilityTimeout="1")
@@ -81,7 +81,7 @@ def test_a_group_continues_with_its_next_message_after_a_delete(local, either):
     assert bodies(either, url) == ["a3", "a4", "b1", "b2", "c1"]
 
 
-def test_after_a_purge_a_message_may_be_sent_again(local, either):
+def test_after_a_purge_a_message_with_the_same_dedup_id_is_accepted(local, either):
     url = make_fifo(either)
     push(either, url, "one")
     either.purge_queue(QueueUrl=url)
@@ -93,7 +93,7 @@ def test_after_a_purge_a_message_may_be_sent_again(local, either):
 @pytest.mark.parametrize(
     ("before", "after"), [("queue", "messageGroup"), ("messageGroup", "queue")]
 )
-def test_a_new_scope_of_deduplication_is_shown_at_once_and_applies_a_minute_later(
+def test_a_new_deduplication_scope_is_shown_at_once_and_applies_a_minute_later(
     local, either, before, after
 ):
     def sent():

@@ -1,4 +1,4 @@
-"""Messages over both protocols: sent, received, delayed, hidden, deleted, by one and by ten."""
+"""Messages over both protocols: sent, received, delayed, hidden, deleted, also in batches."""
 
 import pytest
 
@@ -20,11 +20,11 @@ def test_a_receipt_of_an_older_receive_deletes_nothing(local, either):
     assert hidden == {"ApproximateNumberOfMessagesNotVisible": "0"}
 
 
-def test_a_receipt_of_another_queue_or_an_invented_one_is_invalid(either):
+def test_a_receipt_of_another_queue_or_a_forged_one_is_invalid(either):
     one, other = make(either, "one"), make(either, "other")
     send(either, one)
     (message,) = receive(either, one)
-    for receipt in (message["ReceiptHandle"], "nonsense", "0" * 80):
+    for receipt in (message["ReceiptHandle"], "forged", "0" * 80):
         for call, more in (
             (either.delete_message, {}),
             (either.change_message_visibility, {"VisibilityTimeout": 0}),
@@ -62,7 +62,7 @@ def test_visibility_can_be_changed_while_a_message_is_in_flight(local, either):
     assert "Message does not exist or is not available" in message
 
 
-def test_a_message_is_delayed_by_itself_or_by_its_queue(local, either):
+def test_the_delay_of_a_message_replaces_that_of_its_queue(local, either):
     url = make(either, DelaySeconds="10")
     send(either, url, "queue's")
     send(either, url, "own", DelaySeconds=20)
@@ -83,7 +83,7 @@ def test_a_message_is_delayed_by_itself_or_by_its_queue(local, either):
     send(either, url, DelaySeconds=900)
 
 
-def test_old_messages_go_when_retention_ends(local, either):
+def test_a_message_is_removed_when_its_retention_ends(local, either):
     url = make(either, MessageRetentionPeriod="60")
     send(either, url)
     local.clock.advance(seconds=59)
@@ -113,7 +113,7 @@ def test_a_body_may_be_one_mebibyte_and_no_more(either):
 
 
 @pytest.mark.parametrize("body", ["\x00", "a\x08", "\x1f", "\ufffe", "\uffff"])
-def test_characters_xml_cannot_hold_are_refused(either, body):
+def test_characters_that_xml_does_not_allow_are_refused(either, body):
     url = make(either)
     code, message = refused(either.send_message, QueueUrl=url, MessageBody=body)
     assert code == "InvalidMessageContents"
@@ -121,7 +121,7 @@ def test_characters_xml_cannot_hold_are_refused(either, body):
 
 
 @pytest.mark.parametrize("body", ["\t\r\n", "<a>&amp;\"'</a>", "\x7f\x85\u2028", "😀\ue000\ufffd"])
-def test_every_other_character_comes_back(either, body):
+def test_every_other_character_is_received_as_it_was_sent(either, body):
     url = make(either)
     send(either, url, body)
     assert bodies(either, url) == [body]
@@ -157,7 +157,7 @@ def test_a_bad_message_attribute_is_refused(either, name, value):
     assert bodies(either, url) == []
 
 
-def test_ten_message_attributes_are_taken_and_eleven_are_not(either):
+def test_ten_message_attributes_are_accepted_and_eleven_are_refused(either):
     url = make(either)
     ten = {f"attr.{n}øßä": {"DataType": "String", "StringValue": "x"} for n in range(10)}
     send(either, url, MessageAttributes=ten)
@@ -171,6 +171,7 @@ def test_ten_message_attributes_are_taken_and_eleven_are_not(either):
 
 def test_message_attributes_are_chosen_by_name_and_by_prefix(either):
     url = make(either, VisibilityTimeout="0")
+    # Names and values whose digests are known from Amazon.
     names = {"Hello": "There", "General": "Kenobi", "Help.Me": "Me"}
     sent = send(
         either,
@@ -234,7 +235,9 @@ def test_only_the_trace_header_may_be_set_on_sending(either):
         ("VisibilityTimeout", (-1, 43_201), "Must be >= 0 and <= 43200, if provided."),
     ],
 )
-def test_a_receive_stays_within_its_limits(either, parameter, values, reason):
+def test_a_receive_with_a_parameter_outside_of_its_limits_is_refused(
+    either, parameter, values, reason
+):
     url = make(either)
     for value in values:
         assert refused(either.receive_message, QueueUrl=url, **{parameter: value}) == (
@@ -243,7 +246,7 @@ def test_a_receive_stays_within_its_limits(either, parameter, values, reason):
         )
 
 
-def test_a_batch_has_one_to_ten_entries_with_ids_of_their_own(either):
+def test_a_batch_must_have_one_to_ten_entries_with_different_ids(either):
     url = make(either)
     send_batch = either.send_message_batch
     assert refused(send_batch, QueueUrl=url, Entries=[]) == (
@@ -269,7 +272,7 @@ def test_a_batch_has_one_to_ten_entries_with_ids_of_their_own(either):
     assert len(send_batch(QueueUrl=url, Entries=entries(10))["Successful"]) == 10
 
 
-def test_the_other_batches_have_the_same_rules(either):
+def test_batches_of_deletes_and_visibility_changes_have_the_same_rules(either):
     url = make(either)
     for call, more in [
         (either.delete_message_batch, {}),
@@ -289,7 +292,7 @@ def test_the_other_batches_have_the_same_rules(either):
         assert answer["Failed"][0]["SenderFault"] is True
 
 
-def test_a_batch_holds_one_mebibyte_in_all(either):
+def test_a_batch_larger_than_one_mebibyte_is_refused(either):
     url = make(either)
     half = "x" * 524_288
     pair = [{"Id": "1", "MessageBody": half}, {"Id": "2", "MessageBody": half}]
@@ -302,7 +305,7 @@ def test_a_batch_holds_one_mebibyte_in_all(either):
     assert len(bodies(either, url)) == 2
 
 
-def test_one_bad_entry_of_a_batch_fails_alone(either):
+def test_bad_entries_of_a_batch_fail_and_the_good_ones_are_sent(either):
     url = make(either, MaximumMessageSize="1024")
     given = [
         {"Id": "good", "MessageBody": "x"},
@@ -321,7 +324,7 @@ def test_a_queues_name_is_accepted_as_its_url(local, either):
     url = make(either, "by-name")
     assert send(either, "by-name", "hello")["MessageId"]
     assert bodies(either, url) == ["hello"]
-    assert refused(either.get_queue_attributes, QueueUrl="of-nobody")[0] == (
+    assert refused(either.get_queue_attributes, QueueUrl="none")[0] == (
         "AWS.SimpleQueueService.NonExistentQueue"
     )
     other = local.client(aws_access_key_id="111122223333")
@@ -330,7 +333,7 @@ def test_a_queues_name_is_accepted_as_its_url(local, either):
     )
 
 
-def test_the_trace_header_of_a_request_stays_with_its_message(either):
+def test_the_trace_header_of_a_request_is_received_with_its_message(either):
     trace = "Root=1-3152b799-8954dae64eda91bc9a23a7e8;Parent=7fa8c0f79203be72;Sampled=1"
 
     def add(request, **_):

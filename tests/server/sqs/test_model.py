@@ -1,4 +1,4 @@
-"""Botocore's own model of SQS as the oracle: every action, every field, every declared error."""
+"""The endpoint compared with botocore's model of SQS: every action, field and declared error."""
 
 import http.client
 import json
@@ -46,12 +46,12 @@ NESTED = {
     "MessageSystemAttributeValue": sqs_model.AttributeValue,
     "ListMessageMoveTasksResultEntry": sqs_model.MoveTaskEntry,
 }
-# Declared in the model, and never the truth here.
+# Errors that the model declares and that this endpoint never gives, with the reason.
 UNREACHABLE = {
     "InvalidIdFormat": "Amazon has deprecated it: a bad receipt is ReceiptHandleIsInvalid",
     "UnsupportedOperation": "there is no action this endpoint cannot do",
     **{
-        name: "there is no KMS behind this endpoint: its attributes are kept and given back"
+        name: "this endpoint has no KMS: the attributes are only stored and returned"
         for name in MODEL["shapes"]
         if name.startswith("Kms")
     },
@@ -72,7 +72,7 @@ def test_the_actions_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("action", MODEL["operations"])
-def test_an_action_takes_and_gives_what_the_model_says(action):
+def test_an_action_has_the_parameters_and_results_of_the_model(action):
     operation = MODEL["operations"][action]
     assert names(ACTIONS[action].parameters) == members(operation["input"]["shape"])
     required = {wire_name(name) for name in ACTIONS[action].required}
@@ -86,15 +86,15 @@ def test_an_action_takes_and_gives_what_the_model_says(action):
 
 
 @pytest.mark.parametrize("shape", NESTED)
-def test_a_structure_has_the_fields_the_model_says(shape):
+def test_a_structure_has_the_fields_of_the_model(shape):
     assert names(NESTED[shape]) == members(shape)
 
 
-def test_every_queue_attribute_is_known_and_no_other():
+def test_the_queue_attributes_are_those_of_the_model():
     assert set(MODEL["shapes"]["QueueAttributeName"]["enum"]) == set(KNOWN)
 
 
-def test_every_declared_error_is_implemented_or_its_absence_explained():
+def test_every_declared_error_is_implemented_or_listed_with_a_reason():
     declared = {
         error["shape"]
         for operation in MODEL["operations"].values()
@@ -104,8 +104,8 @@ def test_every_declared_error_is_implemented_or_its_absence_explained():
     assert set(MODELLED) <= declared
 
 
-class Scene:
-    """A server with one of everything, and a way to ask it anything."""
+class FilledServer:
+    """A server with queues of each kind and a message in flight, and valid requests to it."""
 
     def __init__(self, local):
         self.local = local
@@ -118,8 +118,8 @@ class Scene:
         self.receipt = self.message["ReceiptHandle"]
         self.dead_arn = arn(client, self.dead)
 
-    def sound(self):
-        """Parameters for each action with which it would do what it says."""
+    def valid(self):
+        """Parameters for each action with which it succeeds."""
         url = {"QueueUrl": self.queue}
         held = {"ReceiptHandle": self.receipt}
         return {
@@ -157,10 +157,10 @@ class Scene:
         }
 
     def ask(self, action, client=None, **changes):
-        """The error that an action with these changes to sound parameters is refused with."""
+        """The error of an action with these changes to valid parameters."""
         call = (client or self.client)._make_api_call
         with pytest.raises(ClientError) as caught:
-            call(action, {**self.sound()[action], **changes})
+            call(action, {**self.valid()[action], **changes})
         return caught.value.response
 
 
@@ -181,15 +181,15 @@ def raw(server, action, parameters, headers):
 
 
 @pytest.fixture(scope="module")
-def scene(query_data):
+def filled(query_data):
     local = Local(query_data, aws_limits=True)
-    yield Scene(local)
+    yield FilledServer(local)
     local.close()
 
 
 @pytest.fixture(scope="module")
 def guarded(query_data):
-    """A server that checks signatures; requests are refused before anything is looked at."""
+    """A server that checks signatures; a request without one is refused before it is read."""
     local = Local(query_data, keys={"key": "secret"})
     yield local
     local.close()
@@ -197,25 +197,25 @@ def guarded(query_data):
 
 @pytest.fixture(scope="module")
 def ending(query_data):
-    """A server that is about to stop."""
+    """A server that is stopping."""
     local = Local(query_data, aws_limits=True)
-    scene = Scene(local)
+    filled = FilledServer(local)
     local.call(local.running._endpoint.end_waits)
-    yield scene
+    yield filled
     local.close()
 
 
-def no_queue(scene, action):
-    return scene.ask(action, QueueUrl=f"{scene.local.url}/000000000000/none")
+def no_queue(filled, action):
+    return filled.ask(action, QueueUrl=f"{filled.local.url}/000000000000/none")
 
 
-def bad_address(scene, action):
-    if "QueueUrl" in scene.sound()[action]:
-        return scene.ask(action, QueueUrl="http://127.0.0.1/nowhere")
-    return raw(scene.local, action, scene.sound()[action], {"Host": "a/b"})
+def bad_address(filled, action):
+    if "QueueUrl" in filled.valid()[action]:
+        return filled.ask(action, QueueUrl="http://127.0.0.1/nowhere")
+    return raw(filled.local, action, filled.valid()[action], {"Host": "a/b"})
 
 
-def too_many(scene, action):
+def too_many(filled, action):
     receipt = {"ReceiptHandle": "x", "VisibilityTimeout": 1}
     entry = {"MessageBody": "x"} if action == "SendMessageBatch" else receipt
     if action == "DeleteMessageBatch":
@@ -223,55 +223,55 @@ def too_many(scene, action):
     return [{"Id": str(number), **entry} for number in range(11)]
 
 
-def batch(scene, action, change):
-    entries = [dict(entry) for entry in too_many(scene, action)]
-    return scene.ask(action, Entries=change(entries))
+def batch(filled, action, change):
+    entries = [dict(entry) for entry in too_many(filled, action)]
+    return filled.ask(action, Entries=change(entries))
 
 
-def over_limit(scene, action):
+def over_limit(filled, action):
     if action == "SetQueueAttributes":
         policy = json.dumps({"Statement": [{"Sid": str(number)} for number in range(21)]})
-        return scene.ask(action, Attributes={"Policy": policy})
+        return filled.ask(action, Attributes={"Policy": policy})
     if action == "AddPermission":
-        return scene.ask(action, Actions=["SendMessage"] * 8)
-    url = make(scene.client, "narrow")
-    send(scene.client, url)
-    receive(scene.client, url)
+        return filled.ask(action, Actions=["SendMessage"] * 8)
+    url = make(filled.client, "narrow")
+    send(filled.client, url)
+    receive(filled.client, url)
     narrow = ConfigureQueue("narrow", {"in_flight_max": 1})
-    scene.local.execute(narrow)
-    return scene.ask(action, QueueUrl=url)
+    filled.local.execute(narrow)
+    return filled.ask(action, QueueUrl=url)
 
 
-def deleted_recently(scene, action):
-    url = make(scene.client, "short-lived")
-    scene.client.delete_queue(QueueUrl=url)
-    return scene.ask(action, QueueName="short-lived")
+def deleted_recently(filled, action):
+    url = make(filled.client, "short-lived")
+    filled.client.delete_queue(QueueUrl=url)
+    return filled.ask(action, QueueName="short-lived")
 
 
-def not_in_flight(scene, action):
-    client, url = scene.client, scene.fifo
+def not_in_flight(filled, action):
+    client, url = filled.client, filled.fifo
     client.send_message(
         QueueUrl=url, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="d"
     )
     (message,) = receive(client, url)
     held = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
     client.change_message_visibility(**held, VisibilityTimeout=0)
-    return scene.ask(action, **held)
+    return filled.ask(action, **held)
 
 
-def twice_purged(scene, action):
-    url = make(scene.client, "purged")
-    scene.client.purge_queue(QueueUrl=url)
-    return scene.ask(action, QueueUrl=url)
+def twice_purged(filled, action):
+    url = make(filled.client, "purged")
+    filled.client.purge_queue(QueueUrl=url)
+    return filled.ask(action, QueueUrl=url)
 
 
-def missing_resource(scene, action):
+def missing_resource(filled, action):
     if action == "CancelMessageMoveTask":
         import base64
 
-        task = json.dumps({"taskId": "x", "sourceArn": scene.dead_arn}).encode()
-        return scene.ask(action, TaskHandle=base64.b64encode(task).decode())
-    return scene.ask(action, SourceArn="arn:aws:sqs:us-east-1:000000000000:none")
+        task = json.dumps({"taskId": "x", "sourceArn": filled.dead_arn}).encode()
+        return filled.ask(action, TaskHandle=base64.b64encode(task).decode())
+    return filled.ask(action, SourceArn="arn:aws:sqs:us-east-1:000000000000:none")
 
 
 LARGE = [{"Id": "a", "MessageBody": "x" * 1_048_577}]
@@ -309,13 +309,13 @@ DECLARED = [
 
 
 @pytest.mark.parametrize(("action", "error"), DECLARED)
-def test_every_declared_error_of_every_action_is_reached(scene, guarded, ending, action, error):
+def test_every_declared_error_of_every_action_is_reached(filled, guarded, ending, action, error):
     if error == "RequestThrottled":
         response = ending.ask(action)
     elif error == "InvalidSecurity":
-        response = raw(guarded, action, scene.sound()[action], {"Authorization": "AWS a:b"})
+        response = raw(guarded, action, filled.valid()[action], {"Authorization": "AWS a:b"})
     else:
-        response = WAYS[error](scene, action)
+        response = WAYS[error](filled, action)
     fault = MODELLED[error]
     assert response["Error"]["QueryErrorCode"] == error
     assert response["Error"]["Code"] == fault.query_code
@@ -324,10 +324,10 @@ def test_every_declared_error_of_every_action_is_reached(scene, guarded, ending,
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_missing_parameter_is_named(scene, action):
-    host, port = scene.local.url.removeprefix("http://").split(":")
+def test_a_missing_parameter_is_named(filled, action):
+    host, port = filled.local.url.removeprefix("http://").split(":")
     for name in ACTIONS[action].required:
-        parameters = dict(scene.sound()[action])
+        parameters = dict(filled.valid()[action])
         parameters.pop(wire_name(name))
         connection = http.client.HTTPConnection(host, int(port))
         target = {"X-Amz-Target": f"AmazonSQS.{action}"}
@@ -344,10 +344,10 @@ def test_a_missing_parameter_is_named(scene, action):
                 ),
             }
             continue
-        said = "Attribute.Name" if action == "SetQueueAttributes" else wire_name(name)
+        shown_name = "Attribute.Name" if action == "SetQueueAttributes" else wire_name(name)
         if name == "queue_url":
-            said = "QueueUrl"
+            shown_name = "QueueUrl"
         assert error == {
             "__type": "com.amazon.coral.service#MissingRequiredParameterException",
-            "message": f"The request must contain the parameter {said}.",
+            "message": f"The request must contain the parameter {shown_name}.",
         }

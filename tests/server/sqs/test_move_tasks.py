@@ -1,4 +1,4 @@
-"""Move tasks that are resumed while requests come, in front of a service that takes its time."""
+"""Move tasks that are resumed while requests arrive, with a slow backend."""
 
 import asyncio
 from typing import Any
@@ -27,8 +27,11 @@ SOURCE_ARN = DEAD_ARN.replace("dead", "source")
 START = model.StartMessageMoveTaskRequest(DEAD_ARN, SOURCE_ARN, 1)
 
 
-class Distant:
-    """An engine; one command of a class, after as many as are skipped, waits to be let through."""
+class HeldEngine:
+    """An engine of which one command of the class `held`, after `skipped` others, has to wait.
+
+    `arrived` is set when it waits; it continues when the test sets `open`.
+    """
 
     redrive_max = 1_000
 
@@ -54,19 +57,19 @@ class Distant:
         await self.engine.close()
 
 
-class World:
-    """Move tasks of a server, with some dead letters, and of one that is started after it."""
+class MoveServers:
+    """The move tasks of a server with dead letters, and of another one after a restart."""
 
     async def __aenter__(self):
-        self.distant = Distant()
-        distant: Any = self.distant
-        self.service = AwaitedService(distant)
+        self.backend = HeldEngine()
+        backend: Any = self.backend
+        self.service = AwaitedService(backend)
         for command in (
             CreateQueue("dead"),
             CreateQueue("source", {"dead_letter": "dead", "max_receives": 1}),
             *(Push("dead", b"x") for _ in range(100)),
         ):
-            await self.distant.execute(command)
+            await self.backend.execute(command)
         self.moves = self.restarted()
         self.caller = Caller(HOME, "", "http://localhost")
         return self
@@ -75,7 +78,7 @@ class World:
         return MoveActions(QueueLookup(self.service, QueueDirectory(HOME), Windows()))
 
     async def __aexit__(self, *_):
-        self.distant.open.set()
+        self.backend.open.set()
         await self.moves.close()
         await self.service.close()
 
@@ -86,105 +89,105 @@ class World:
         return [task for task in asyncio.all_tasks() if task.get_name().startswith("move ")]
 
     async def kept(self):
-        info = await self.distant.execute(DescribeQueue("dead"))
+        info = await self.backend.execute(DescribeQueue("dead"))
         return info.settings.annotations.get(NOTE, "")
 
 
-def run(story):
-    async def scene():
-        async with World() as world:
-            await story(world)
+def run(check):
+    async def main():
+        async with MoveServers() as servers:
+            await check(servers)
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
 def test_a_task_that_is_started_while_others_are_resumed_is_run_once():
-    async def story(world):
+    async def check(servers):
         # An earlier task that has ended, so that the queue has a note for `resume` to find.
-        await world.begin(world.moves.start(START, world.caller))
-        (handle,) = [each.task for each in await listed(world)]
-        await world.begin(
-            world.moves.cancel(model.CancelMessageMoveTaskRequest(handle), world.caller)
+        await servers.begin(servers.moves.start(START, servers.caller))
+        (handle,) = [each.task for each in await listed(servers)]
+        await servers.begin(
+            servers.moves.cancel(model.CancelMessageMoveTaskRequest(handle), servers.caller)
         )
-        world.distant.held = ConfigureQueue
-        starting = world.begin(world.moves.start(START, world.caller))
-        await world.distant.arrived.wait()
-        await world.begin(world.moves.resume())
-        world.distant.open.set()
+        servers.backend.held = ConfigureQueue
+        starting = servers.begin(servers.moves.start(START, servers.caller))
+        await servers.backend.arrived.wait()
+        await servers.begin(servers.moves.resume())
+        servers.backend.open.set()
         await starting
-        assert len(world.workers()) == 1
+        assert len(servers.workers()) == 1
 
-    run(story)
+    run(check)
 
 
-async def listed(world):
+async def listed(servers):
     asked = model.ListMessageMoveTasksRequest(DEAD_ARN)
-    return (await world.begin(world.moves.list(asked, world.caller))).results
+    return (await servers.begin(servers.moves.list(asked, servers.caller))).results
 
 
 def test_a_task_that_is_cancelled_while_it_is_resumed_does_not_run():
-    async def story(world):
-        await world.begin(world.moves.start(START, world.caller))
-        (handle,) = [each.task for each in await listed(world)]
-        await world.moves.close()
-        world.moves = world.restarted()
-        before = await world.distant.execute(Stats("dead"))
-        world.distant.held = Stats
-        resuming = world.begin(world.moves.resume())
-        await world.distant.arrived.wait()
-        await world.begin(
-            world.moves.cancel(model.CancelMessageMoveTaskRequest(handle), world.caller)
+    async def check(servers):
+        await servers.begin(servers.moves.start(START, servers.caller))
+        (handle,) = [each.task for each in await listed(servers)]
+        await servers.moves.close()
+        servers.moves = servers.restarted()
+        before = await servers.backend.execute(Stats("dead"))
+        servers.backend.held = Stats
+        resuming = servers.begin(servers.moves.resume())
+        await servers.backend.arrived.wait()
+        await servers.begin(
+            servers.moves.cancel(model.CancelMessageMoveTaskRequest(handle), servers.caller)
         )
-        world.distant.open.set()
+        servers.backend.open.set()
         await resuming
-        assert world.workers() == []
-        assert (await listed(world))[0].status == "CANCELLED"
-        assert '"CANCELLED"' in await world.kept()
-        assert (await world.distant.execute(Stats("dead"))).messages == before.messages
+        assert servers.workers() == []
+        assert (await listed(servers))[0].status == "CANCELLED"
+        assert '"CANCELLED"' in await servers.kept()
+        assert (await servers.backend.execute(Stats("dead"))).messages == before.messages
 
-    run(story)
+    run(check)
 
 
 def test_a_queue_that_is_deleted_while_tasks_are_resumed_leaves_the_others_resumed():
-    async def story(world):
+    async def check(servers):
         for command in (
             CreateQueue("a-dead"),
             CreateQueue("a-source", {"dead_letter": "a-dead", "max_receives": 1}),
             Push("a-dead", b"x"),
             Push("a-dead", b"x"),
         ):
-            await world.distant.execute(command)
+            await servers.backend.execute(command)
         other = model.StartMessageMoveTaskRequest(DEAD_ARN.replace("dead", "a-dead"), SOURCE_ARN, 1)
-        await world.begin(world.moves.start(other, world.caller))
-        await world.begin(world.moves.start(START, world.caller))
-        await world.moves.close()
-        world.moves = world.restarted()
-        world.distant.held = Stats
-        resuming = world.begin(world.moves.resume())
-        await world.distant.arrived.wait()
-        await world.distant.engine.execute(DeleteQueue("a-dead"))
-        world.distant.open.set()
+        await servers.begin(servers.moves.start(other, servers.caller))
+        await servers.begin(servers.moves.start(START, servers.caller))
+        await servers.moves.close()
+        servers.moves = servers.restarted()
+        servers.backend.held = Stats
+        resuming = servers.begin(servers.moves.resume())
+        await servers.backend.arrived.wait()
+        await servers.backend.engine.execute(DeleteQueue("a-dead"))
+        servers.backend.open.set()
         await resuming
-        assert len(world.workers()) == 1
+        assert len(servers.workers()) == 1
 
-    run(story)
+    run(check)
 
 
 @pytest.mark.parametrize("held", [DescribeQueue, ConfigureQueue])
 def test_a_task_that_ends_does_not_overwrite_the_note_of_the_next(held):
-    async def story(world):
-        await world.begin(world.moves.start(START, world.caller))
-        (handle,) = [each.task for each in await listed(world)]
-        # The first description is that of the queue that the request names.
-        world.distant.held, world.distant.skipped = held, int(held is DescribeQueue)
-        cancelling = world.begin(
-            world.moves.cancel(model.CancelMessageMoveTaskRequest(handle), world.caller)
+    async def check(servers):
+        await servers.begin(servers.moves.start(START, servers.caller))
+        (handle,) = [each.task for each in await listed(servers)]
+        # The first DescribeQueue is for the queue of the request, and is skipped.
+        servers.backend.held, servers.backend.skipped = held, int(held is DescribeQueue)
+        cancelling = servers.begin(
+            servers.moves.cancel(model.CancelMessageMoveTaskRequest(handle), servers.caller)
         )
-        await world.distant.arrived.wait()
-        await world.begin(world.moves.start(START, world.caller))
-        world.distant.open.set()
+        await servers.backend.arrived.wait()
+        await servers.begin(servers.moves.start(START, servers.caller))
+        servers.backend.open.set()
         await cancelling
-        kept = await world.kept()
+        kept = await servers.kept()
         assert (kept.count('"CANCELLED"'), kept.count('"RUNNING"')) == (1, 1)
 
-    run(story)
+    run(check)

@@ -1,7 +1,7 @@
 """Row 24 of the scorecard, for the endpoint: a web page in a real Chromium changes nothing.
 
-The page is another site's. Its visitor's browser resolves names to this machine and does not check
-requests into the local network, as browsers have long done and some still do.
+The page is on another site. The browser resolves names to this machine and does not check requests
+to the local network, as older browsers do not.
 """
 
 import json
@@ -103,7 +103,7 @@ Promise.all(settled).then(() => { document.title = "settled"; });
 
 @contextmanager
 def site(page):
-    """A web server of another site with one page; where it is."""
+    """A web server of another site with one page; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -127,7 +127,7 @@ def site(page):
 
 
 def queries(url):
-    """What a page might want of a queue, bare and as if it were signed."""
+    """Requests of a page that would change queues, unsigned and with a forged signature."""
     wanted = [
         {"Action": "DeleteQueue", "QueueUrl": url},
         {"Action": "PurgeQueue", "QueueUrl": url},
@@ -149,7 +149,7 @@ def refused(server):
 
 def test_a_page_of_another_site_changes_nothing(local, tmp_path, record_property):
     client = local.client()
-    url = make(client, "victim")
+    url = make(client, "target")
     send(client, url, "kept")
     port = local.url.rsplit(":", 1)[1]
     script = f"const bases = {json.dumps([f'http://{host}:{port}' for host in HOSTS])};"
@@ -159,7 +159,7 @@ def test_a_page_of_another_site_changes_nothing(local, tmp_path, record_property
         browser.visit(address)
         while browser.run("return document.title") != "settled":
             pass
-    # It was tried: the browser did not keep the requests back.
+    # The browser has really sent the requests.
     tried = refused(local)
     record_property("figure", f"{tried} requests of a page refused")
     assert tried >= 4 * len(queries(url)) * len(HOSTS)

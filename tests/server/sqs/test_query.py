@@ -1,4 +1,4 @@
-"""The Query protocol as a script uses it: GETs and forms on a queue's own URL, with a header."""
+"""The Query protocol as a script uses it: GETs and forms on the URL of a queue, with a header."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ def url(plain):
     return make(plain.client(), "query")
 
 
-# Without keys any such header will do; a web page cannot send one.
+# A server without keys accepts any such header; a web page cannot send one.
 SIGNED = {"Authorization": "none"}
 
 
@@ -128,9 +128,9 @@ def test_a_get_that_accepts_json_gets_every_field_with_null_if_absent(local):
     def get(action, **parameters):
         form = urlencode({"Action": action, "Version": "2012-11-05", **parameters})
         with urlopen(Request(f"{url}?{form}", headers=accept)) as answer:
-            told = json.load(answer)[f"{action}Response"]
-        assert told["ResponseMetadata"]["RequestId"]
-        return told[f"{action}Result"]
+            response = json.load(answer)[f"{action}Response"]
+        assert response["ResponseMetadata"]["RequestId"]
+        return response[f"{action}Result"]
 
     assert get("ReceiveMessage") == {"messages": None}
     sent = get("SendMessage", MessageBody='a"&\r')
@@ -156,7 +156,7 @@ def test_an_empty_list_of_names_returns_no_attributes(local, either):
     assert either.get_queue_attributes(QueueUrl=url, AttributeNames=[]).get("Attributes", {}) == {}
 
 
-def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
+def test_over_query_only_the_older_name_of_the_system_attributes_is_used(local):
     names = {"MessageSystemAttributeNames": ["All"], "AttributeNames": ["SenderId"]}
     seen = {}
     for protocol in ("json", "query"):
@@ -173,7 +173,7 @@ def test_over_query_the_older_name_of_the_system_attributes_counts_alone(local):
 
 def test_a_head_is_answered_without_a_body_and_the_connection_stays_open(plain):
     host, port = plain.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         for method in ("HEAD", "GET"):
             connection.sendall(f"{method} /none HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             answer = b""

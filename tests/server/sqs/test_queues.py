@@ -1,4 +1,4 @@
-"""Queues over both protocols: made, changed, listed, tagged, permitted, ended."""
+"""Queues over both protocols: creating, changing, listing, tags, permissions, deleting."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_an_attribute_accepts_its_limits_and_nothing_beyond(either, name, low, h
     "name",
     ["QueueArn", "CreatedTimestamp", "ApproximateNumberOfMessages", "NoSuchThing"],
 )
-def test_what_cannot_be_set_is_unknown(either, name):
+def test_setting_an_attribute_that_cannot_be_set_is_refused(either, name):
     url = make(either)
     expected = ("InvalidAttributeName", f"Unknown Attribute {name}.")
     call = either.set_queue_attributes
@@ -108,7 +108,7 @@ def test_unknown_attributes_cannot_be_read(either):
 @pytest.mark.parametrize(
     "name", ["a" * 81, "a b", "ü", "../x", "a.b", "x.fifo", "%2e%2e", "nul\x00", "@x", "a/b"]
 )
-def test_a_queue_name_has_eighty_plain_characters_at_most(either, name):
+def test_a_queue_name_that_is_too_long_or_has_other_characters_is_refused(either, name):
     assert refused(either.create_queue, QueueName=name) == (
         "InvalidParameterValue",
         "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
@@ -147,7 +147,7 @@ def test_queues_are_listed_by_prefix_and_by_page(either):
     assert refused(either.list_queues, NextToken="ü?", MaxResults=1)[0] == "InvalidParameterValue"
 
 
-def test_a_deleted_queue_is_gone_and_its_name_is_blocked_for_a_minute(local, either):
+def test_a_deleted_queue_does_not_exist_and_its_name_is_blocked_for_a_minute(local, either):
     url = make(either)
     send(either, url)
     either.delete_queue(QueueUrl=url)
@@ -200,7 +200,7 @@ def test_a_queue_of_another_region_is_not_found_by_its_internal_name(local, eith
     assert refusal[0] == "AWS.SimpleQueueService.NonExistentQueue"
 
 
-def test_a_queue_is_found_by_every_address_it_may_have(either):
+def test_a_queue_is_found_by_every_form_of_its_url(either):
     url = make(either)
     send(either, url)
     account = url.rsplit("/", 2)[1]

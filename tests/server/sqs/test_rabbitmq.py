@@ -1,4 +1,4 @@
-"""boto3 against `penstock serve --store amqp://…`: SQS clients on the queues of a RabbitMQ."""
+"""boto3 with `penstock serve --store amqp://…`: SQS clients on the queues of RabbitMQ."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +60,7 @@ def test_batches_succeed_and_fail_entry_by_entry(sqs, queue_name):
         {"Id": message["MessageId"], "ReceiptHandle": message["ReceiptHandle"]}
         for message in received
     ]
-    entries.append({"Id": "forged", "ReceiptHandle": "nonsense"})
+    entries.append({"Id": "forged", "ReceiptHandle": "forged"})
     with pytest.raises(sqs.exceptions.ClientError):
         sqs.delete_message_batch(QueueUrl=url, Entries=entries)
     deleted = sqs.delete_message_batch(QueueUrl=url, Entries=entries[1:])

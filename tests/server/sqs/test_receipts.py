@@ -1,4 +1,4 @@
-"""Receipts that come late, and how long a message may be hidden: as Amazon has it."""
+"""Late receipts, and how long a message may be hidden, as at Amazon."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from tests.server.sqs.asking import make, make_fifo, push, receive, refused, sen
 HOURS = 3_600
 
 
-def lapsed(local, client, url):
-    """The receipt of a receive whose time has run out."""
+def late_receipt(local, client, url):
+    """The receipt of a receive whose visibility timeout has ended."""
     (message,) = receive(client, url, VisibilityTimeout=2)
     local.clock.advance(seconds=3)
     return message["ReceiptHandle"]
@@ -21,16 +21,16 @@ def count(client, url):
 def test_a_standard_queue_accepts_a_late_delete(local, either):
     url = make(either)
     send(either, url)
-    receipt = lapsed(local, either, url)
+    receipt = late_receipt(local, either, url)
     assert count(either, url) == 1
     either.delete_message(QueueUrl=url, ReceiptHandle=receipt)
     assert count(either, url) == 0
 
 
-def test_a_batch_of_deletes_may_come_late(local, either):
+def test_a_batch_of_deletes_accepts_late_receipts(local, either):
     url = make(either)
     send(either, url)
-    receipt = lapsed(local, either, url)
+    receipt = late_receipt(local, either, url)
     result = either.delete_message_batch(
         QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": receipt}]
     )
@@ -38,10 +38,10 @@ def test_a_batch_of_deletes_may_come_late(local, either):
     assert count(either, url) == 0
 
 
-def test_a_standard_queue_hides_a_message_again_for_a_late_receipt(local, either):
+def test_a_late_receipt_can_hide_a_message_of_a_standard_queue_again(local, either):
     url = make(either)
     send(either, url)
-    receipt = lapsed(local, either, url)
+    receipt = late_receipt(local, either, url)
     change = {"QueueUrl": url, "ReceiptHandle": receipt}
     either.change_message_visibility(**change, VisibilityTimeout=60)
     assert receive(either, url) == []
@@ -55,7 +55,7 @@ def test_a_standard_queue_hides_a_message_again_for_a_late_receipt(local, either
 def test_a_late_receipt_may_release_a_message_that_is_visible_already(local, either):
     url = make(either)
     send(either, url)
-    receipt = lapsed(local, either, url)
+    receipt = late_receipt(local, either, url)
     either.change_message_visibility(QueueUrl=url, ReceiptHandle=receipt, VisibilityTimeout=0)
     assert len(receive(either, url)) == 1
 
@@ -63,7 +63,7 @@ def test_a_late_receipt_may_release_a_message_that_is_visible_already(local, eit
 def test_a_receipt_of_an_earlier_receive_changes_nothing(local, either):
     url = make(either)
     send(either, url)
-    old = {"QueueUrl": url, "ReceiptHandle": lapsed(local, either, url)}
+    old = {"QueueUrl": url, "ReceiptHandle": late_receipt(local, either, url)}
     (message,) = receive(either, url, VisibilityTimeout=30)
     either.delete_message(**old)
     assert refused(either.change_message_visibility, **old, VisibilityTimeout=600) == (
@@ -80,10 +80,10 @@ def test_a_receipt_of_an_earlier_receive_changes_nothing(local, either):
     assert again["MessageId"] == message["MessageId"]
 
 
-def test_a_fifo_queue_says_that_the_time_has_run_out(local, either):
+def test_a_fifo_queue_refuses_a_late_receipt(local, either):
     url = make_fifo(either)
     push(either, url, "one")
-    receipt = lapsed(local, either, url)
+    receipt = late_receipt(local, either, url)
     assert refused(either.delete_message, QueueUrl=url, ReceiptHandle=receipt) == (
         "InvalidParameterValue",
         (
@@ -99,7 +99,7 @@ def test_a_fifo_queue_says_that_the_time_has_run_out(local, either):
     assert count(either, url) == 1
 
 
-def test_a_fifo_delete_within_an_extended_time_is_fine(local, either):
+def test_a_fifo_queue_accepts_a_delete_within_the_extended_visibility_timeout(local, either):
     url = make_fifo(either)
     push(either, url, "one")
     (message,) = receive(either, url, VisibilityTimeout=1)
@@ -112,7 +112,7 @@ def test_a_fifo_delete_within_an_extended_time_is_fine(local, either):
 
 
 @pytest.mark.parametrize("receives", [1, 3])
-def test_a_message_is_hidden_for_twelve_hours_at_most_from_its_receive(local, either, receives):
+def test_a_message_can_be_hidden_for_at_most_twelve_hours_from_its_receive(local, either, receives):
     url = make(either)
     send(either, url)
     for _ in range(receives - 1):

@@ -1,4 +1,4 @@
-"""Row 23 of the scorecard: 300 requests with almost correct signatures; each is refused."""
+"""Row 23 of the scorecard: 300 requests with nearly correct signatures are all refused."""
 
 import hmac
 from contextlib import closing, contextmanager
@@ -14,14 +14,14 @@ from tests.server.sqs.conftest import Local
 KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 OTHER_KEY, OTHER_SECRET = "AKIDOTHER", "another-secret"
 CASES = 300
-ALIKE = ("The request signature we calculated does not match", "did not use SigV4 for signing")
+TEXTS = ("The request signature we calculated does not match", "did not use SigV4 for signing")
 CREATE = b'{"QueueName": "made"}'
 
 
 class Signing:
-    """A request under way to be signed: every step can be done wrongly, before or after it.
+    """A request and how it is signed: every field can be changed before or after signing.
 
-    The steps are written out from the specification, so that they share nothing with the server's.
+    The steps are written from the specification and share no code with the server.
     """
 
     def __init__(self, host, presigned):
@@ -43,7 +43,7 @@ class Signing:
         self.after = []
 
     def send(self, connection):
-        """Signs it, changes what is to be changed afterwards, and sends it; status and body."""
+        """Signs it, makes the changes of `after`, and sends it; returns status and body."""
         date = self.at.strftime("%Y%m%dT%H%M%SZ")
         day = (self.scope_at or self.at).strftime("%Y%m%d")
         scope = f"{day}/{self.region}/{self.service}/{self.end}"
@@ -105,7 +105,7 @@ def quoted(text):
 
 
 def setting(**fields):
-    """A case whose request is signed with these."""
+    """A case whose request is signed with these values."""
 
     def change(signing):
         for name, value in fields.items():
@@ -115,7 +115,7 @@ def setting(**fields):
 
 
 def later(change):
-    """A case whose request is changed once it is signed."""
+    """A case whose request is changed after it is signed."""
     return lambda signing: signing.after.append(change)
 
 
@@ -135,7 +135,7 @@ def authorization(change):
 
 
 def text(change):
-    """A change to a presigned request's query as it is sent."""
+    """A change to the query of a presigned request after it is signed."""
     return later(lambda signing: setattr(signing, "text", change(signing.text)))
 
 
@@ -160,7 +160,7 @@ def flipped(signature, at):
 
 
 def either_form():
-    """What can be wrong with a signature however it is carried."""
+    """Cases for a signature in a header and for one in a URL."""
     for minutes in (-16, -60, -24 * 60, -366 * 24 * 60, 16, 60, 24 * 60, 366 * 24 * 60):
         yield f"{minutes} minutes off", moment(minutes=minutes)
     for days in (-1, 1, -7, 365):
@@ -196,7 +196,7 @@ def either_form():
 
 
 def header_form():
-    """What can be wrong with an Authorization header, and with what goes with it."""
+    """Cases for an Authorization header and the headers that belong to it."""
     yield from either_form()
     for at in range(0, 64, 4):
         yield f"digit {at} flipped", authorization(lambda a, at=at: a[:-64] + flipped(a[-64:], at))
@@ -238,7 +238,7 @@ def header_form():
 
 
 def query_form():
-    """What can be wrong with a presigned URL."""
+    """Cases for a presigned URL."""
     yield from either_form()
     for at in range(0, 64, 4):
         yield f"digit {at} flipped", text(lambda t, at=at: t[:-64] + flipped(t[-64:], at))
@@ -288,7 +288,7 @@ def guarded(query_data):
 @contextmanager
 def connected(server):
     host = server.url.removeprefix("http://")
-    with closing(HTTPConnection(host, timeout=10)) as connection:
+    with closing(HTTPConnection(host, timeout=60)) as connection:
         yield connection, host
 
 
@@ -306,23 +306,23 @@ def test_these_signatures_are_valid_until_the_request_is_changed(guarded, presig
     assert ("control-2" if presigned else "control") in queues(guarded)
 
 
-def test_300_requests_with_slightly_wrong_signatures_are_refused(guarded, record_property):
+def test_300_requests_with_nearly_correct_signatures_are_refused(guarded, record_property):
     before = queues(guarded)
-    told = {}
+    responses = {}
     forms = {"header": (header_form(), False), "presigned": (query_form(), True)}
     for form, (cases, presigned) in forms.items():
-        for name, spoil in cases:
+        for name, change in cases:
             with connected(guarded) as (connection, host):
                 signing = Signing(host, presigned)
-                spoil(signing)
-                assert f"{form}, {name}" not in told
-                told[f"{form}, {name}"] = signing.send(connection)
-    assert {name: said for name, said in told.items() if said[0] != 403} == {}
-    record_property("figure", f"0 of {len(told)} got in")
-    assert len(told) >= CASES
+                change(signing)
+                assert f"{form}, {name}" not in responses
+                responses[f"{form}, {name}"] = signing.send(connection)
+    assert {name: response for name, response in responses.items() if response[0] != 403} == {}
+    record_property("figure", f"0 of {len(responses)} accepted")
+    assert len(responses) >= CASES
     assert queues(guarded) == before
-    # Whoever tries learns nothing from the answer; a HEAD has none.
-    unlike = [
-        text for _, text in told.values() if text and not any(words in text for words in ALIKE)
+    # The answers do not say what was wrong; the answer to a HEAD has no text.
+    others = [
+        text for _, text in responses.values() if text and not any(words in text for words in TEXTS)
     ]
-    assert unlike == []
+    assert others == []

@@ -80,7 +80,7 @@ class BatchContract(Contract):
         assert self.drain(queue) == ["c"]
 
     @behaviour("batches", "receipts", "extend", "release")
-    def test_a_batch_may_mix_verbs_and_queues_and_each_item_stands_alone(self) -> None:
+    def test_a_batch_may_mix_verbs_and_queues_and_each_item_has_its_own_result(self) -> None:
         one, two = self.queue(), self.queue()
         self.push_all(one, "a", "b", "c")
         first, second, third = self.store.pull_many(one, 3)

@@ -92,7 +92,7 @@ class ClaimContract(Contract):
             self.store.release(claim)
 
     @behaviour("receipts", "release", "stale delete")
-    def test_a_delete_is_refused_while_another_holds_the_message(self) -> None:
+    def test_a_delete_is_refused_while_another_claim_holds_the_message(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
         old = self.claim(queue)
@@ -103,7 +103,7 @@ class ClaimContract(Contract):
         assert self.store.delete(new) is True
 
     @behaviour("receipts", "release", "extend")
-    def test_extending_or_releasing_what_was_deleted_is_refused(self) -> None:
+    def test_extending_or_releasing_a_deleted_message_is_refused(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
         claim = self.claim(queue)
@@ -127,7 +127,7 @@ class ClaimContract(Contract):
         assert again.first_pulled_at_ms == claim.first_pulled_at_ms
 
     @behaviour("timeout")
-    def test_a_pull_may_ask_for_a_visibility_of_its_own(self) -> None:
+    def test_a_pull_may_have_a_visibility_of_its_own(self) -> None:
         queue = self.queue(visibility_timeout=self.seconds(100))
         self.push_all(queue, "a", "b")
         self.claim(queue, visibility=self.seconds(5))

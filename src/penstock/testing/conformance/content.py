@@ -114,7 +114,7 @@ class ContentContract(Contract):
         first = self.store.push(queue, "same")
         assert self.store.push(queue, "same", attributes={"other": "yes"}) == first
         self.store.push(queue, "different")
-        self.store.push(queue, "same", dedup_id="an id goes before the body")
+        self.store.push(queue, "same", dedup_id="an id counts instead of the body")
         assert self.drain(queue) == ["same", "different", "same"]
 
     @behaviour("delay")
@@ -137,7 +137,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["early but delayed", "c"]
 
     @behaviour("queue delay", "delay")
-    def test_a_queue_can_delay_all_its_messages_and_a_push_can_say_otherwise(self) -> None:
+    def test_the_delay_of_a_queue_holds_for_pushes_without_a_delay_of_their_own(self) -> None:
         queue = self.queue(delay=self.seconds(10))
         self.store.push(queue, "by the queue")
         self.store.push(queue, "at once", delay=0)
@@ -166,7 +166,7 @@ class ContentContract(Contract):
         assert self.store.delete(claim) is True
 
     @behaviour("ttl", "release")
-    def test_a_message_that_is_too_old_when_its_claim_ends_does_not_come_back(self) -> None:
+    def test_a_message_whose_time_to_live_ended_in_flight_is_removed_with_its_claim(self) -> None:
         queue = self.queue()
         self.push_all(queue, "released", "timed out", ttl=self.seconds(10))
         released = self.claim(queue)
@@ -178,7 +178,7 @@ class ContentContract(Contract):
         assert self.is_empty(queue)
 
     @behaviour("ttl", "delay")
-    def test_a_delayed_message_may_end_before_it_was_ever_visible(self) -> None:
+    def test_a_delayed_message_expires_if_its_time_to_live_is_shorter_than_its_delay(self) -> None:
         queue = self.queue()
         self.store.push(queue, "a", delay=self.seconds(10), ttl=self.seconds(5))
         self.pass_time(5)
@@ -210,7 +210,7 @@ class ContentContract(Contract):
         assert self.drain(queue) == ["by itself"]
 
     @behaviour("retention", "queue settings")
-    def test_a_shorter_retention_takes_effect_on_messages_that_are_there(self) -> None:
+    def test_a_shorter_retention_takes_effect_on_messages_in_the_queue(self) -> None:
         retention = self.retention()
         queue = self.queue(retention=self.seconds(50 * retention))
         self.push_all(queue, "a")

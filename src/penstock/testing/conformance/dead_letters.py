@@ -6,21 +6,21 @@ from penstock.testing.conformance.seam import Contract, behaviour
 class DeadLetterContract(Contract):
     """A message that is pulled too often without a delete leaves the queue, and can be redriven."""
 
-    def poison(self, max_receives: int = 1, **settings: object) -> tuple[str, str]:
+    def queue_and_dead(self, max_receives: int = 1, **settings: object) -> tuple[str, str]:
         """A queue and its dead-letter queue."""
         dead = self.queue()
         return self.queue(dead_letter=dead, max_receives=max_receives, **settings), dead
 
-    def bury(self, queue: str, *bodies: str) -> list[str]:
-        """Pushes messages and dead-letters each of them; returns their ids."""
+    def dead_letter_all(self, queue: str, *bodies: str) -> list[str]:
+        """Pushes messages and releases each until it is dead-lettered; returns their ids."""
         ids = self.push_all(queue, *bodies)
         for _ in bodies:
             self.store.release(self.claim(queue))
         return ids
 
     @behaviour("dead letters", "timeout")
-    def test_a_message_is_dead_after_exactly_so_many_pulls_that_time_out(self) -> None:
-        queue, dead = self.poison(3, visibility_timeout=self.seconds(5))
+    def test_a_message_is_dead_lettered_after_max_receives_claims_that_time_out(self) -> None:
+        queue, dead = self.queue_and_dead(3, visibility_timeout=self.seconds(5))
         self.push_all(queue, "a")
         for receives in (1, 2, 3):
             assert self.counts(dead) == (0, 0, 0)
@@ -30,8 +30,8 @@ class DeadLetterContract(Contract):
         assert self.drain(dead) == ["a"]
 
     @behaviour("dead letters", "release")
-    def test_a_message_is_dead_after_exactly_so_many_pulls_that_are_released(self) -> None:
-        queue, dead = self.poison(3)
+    def test_a_message_is_dead_lettered_after_max_receives_claims_that_are_released(self) -> None:
+        queue, dead = self.queue_and_dead(3)
         self.push_all(queue, "a")
         for receives in (1, 2, 3):
             assert self.counts(dead) == (0, 0, 0)
@@ -43,7 +43,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters", "release delay")
     def test_a_dead_letter_does_not_wait_for_the_delay_of_its_last_release(self) -> None:
-        queue, dead = self.poison(1)
+        queue, dead = self.queue_and_dead(1)
         self.push_all(queue, "a")
         self.store.release(self.claim(queue), delay=300)
         assert self.is_empty(queue)
@@ -51,7 +51,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters")
     def test_a_message_deleted_at_its_last_receive_is_not_dead_lettered(self) -> None:
-        queue, dead = self.poison(1)
+        queue, dead = self.queue_and_dead(1)
         self.push_all(queue, "a")
         assert self.store.delete(self.claim(queue)) is True
         assert self.is_empty(queue)
@@ -59,7 +59,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters", "extend")
     def test_a_last_claim_that_is_extended_stays_valid(self) -> None:
-        queue, dead = self.poison(1, visibility_timeout=self.seconds(5))
+        queue, dead = self.queue_and_dead(1, visibility_timeout=self.seconds(5))
         self.push_all(queue, "a")
         claim = self.claim(queue)
         self.store.extend(claim, self.seconds(20))
@@ -69,7 +69,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters", "dead-letter id")
     def test_a_dead_letter_keeps_its_id_and_content_and_has_its_source(self) -> None:
-        queue, dead = self.poison(1)
+        queue, dead = self.queue_and_dead(1)
         message_id = self.store.push(queue, "a", attributes={"kind": "test"})
         self.store.release(self.claim(queue))
         claim = self.claim(dead)
@@ -78,7 +78,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters", "dead-letter receives")
     def test_the_pulls_of_a_dead_letter_are_counted_from_its_move(self) -> None:
-        queue, dead = self.poison(2)
+        queue, dead = self.queue_and_dead(2)
         self.push_all(queue, "a")
         for _ in range(2):
             self.store.release(self.claim(queue))
@@ -86,7 +86,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters")
     def test_a_receipt_from_before_the_move_changes_nothing_after_it(self) -> None:
-        queue, dead = self.poison(1)
+        queue, dead = self.queue_and_dead(1)
         self.push_all(queue, "a")
         old = self.claim(queue)
         self.store.release(old)
@@ -97,7 +97,7 @@ class DeadLetterContract(Contract):
         assert self.store.delete(self.claim(dead)) is True
 
     @behaviour("dead letters", "dead-letter creation")
-    def test_a_dead_letter_queue_that_is_missing_is_made(self) -> None:
+    def test_a_dead_letter_queue_that_is_missing_is_created(self) -> None:
         dead = self.name()
         queue = self.queue(dead_letter=dead, max_receives=1)
         assert self.store.describe(dead).queue == dead
@@ -107,7 +107,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("dead letters", "queue settings", "release", "head")
     def test_a_message_over_a_lowered_limit_is_moved_when_a_pull_finds_it(self) -> None:
-        queue, dead = self.poison(5)
+        queue, dead = self.queue_and_dead(5)
         self.push_all(queue, "a", "b")
         for _ in range(2):
             self.store.release(self.claim(queue))
@@ -120,7 +120,7 @@ class DeadLetterContract(Contract):
         dead = self.queue()
         one = self.queue(dead_letter=dead, max_receives=1)
         two = self.queue(dead_letter=dead, max_receives=1)
-        ids = [*self.bury(one, "a", "b"), *self.bury(two, "c")]
+        ids = [*self.dead_letter_all(one, "a", "b"), *self.dead_letter_all(two, "c")]
         assert self.counts(dead) == (3, 0, 0)
         assert self.store.redrive(dead) == 3
         assert self.is_empty(dead)
@@ -130,7 +130,7 @@ class DeadLetterContract(Contract):
 
     @behaviour("redrive", "dead letters")
     def test_the_receives_of_a_redriven_message_are_counted_from_zero(self) -> None:
-        queue, dead = self.poison(2)
+        queue, dead = self.queue_and_dead(2)
         self.push_all(queue, "a")
         for _ in range(2):
             self.store.release(self.claim(queue))
@@ -142,25 +142,25 @@ class DeadLetterContract(Contract):
 
     @behaviour("redrive", "dead letters")
     def test_redriving_can_send_messages_to_a_named_queue(self) -> None:
-        queue, dead = self.poison(1)
+        queue, dead = self.queue_and_dead(1)
         other = self.queue()
-        self.bury(queue, "a", "b")
+        self.dead_letter_all(queue, "a", "b")
         assert self.store.redrive(dead, to=other) == 2
         assert self.is_empty(queue)
         assert self.drain(other) == ["a", "b"]
 
     @behaviour("redrive", "dead letters")
     def test_redriving_moves_no_more_than_its_limit_oldest_first(self) -> None:
-        queue, dead = self.poison(1)
-        self.bury(queue, "a", "b", "c")
+        queue, dead = self.queue_and_dead(1)
+        self.dead_letter_all(queue, "a", "b", "c")
         assert self.store.redrive(dead, limit=2) == 2
         assert self.drain(queue) == ["a", "b"]
         assert self.drain(dead) == ["c"]
 
     @behaviour("redrive", "dead letters")
     def test_redriving_leaves_messages_in_flight(self) -> None:
-        queue, dead = self.poison(1)
-        self.bury(queue, "a", "b")
+        queue, dead = self.queue_and_dead(1)
+        self.dead_letter_all(queue, "a", "b")
         held = self.claim(dead)
         assert self.store.redrive(dead) == 1
         assert self.drain(queue) == ["b"]
@@ -175,13 +175,13 @@ class DeadLetterContract(Contract):
         assert self.drain(queue) == ["a", "b"]
 
     @behaviour("redrive", "dead letters", "queue deletion")
-    def test_redriving_leaves_messages_whose_source_is_gone_in_their_places(self) -> None:
+    def test_redriving_leaves_messages_whose_source_queue_was_removed(self) -> None:
         dead = self.queue()
         gone = self.queue(dead_letter=dead, max_receives=1)
         kept = self.queue(dead_letter=dead, max_receives=1)
-        self.bury(gone, "a")
-        self.bury(kept, "b")
-        self.bury(gone, "c")
+        self.dead_letter_all(gone, "a")
+        self.dead_letter_all(kept, "b")
+        self.dead_letter_all(gone, "c")
         self.store.remove(gone)
         assert self.store.redrive(dead) == 1
         assert self.drain(kept) == ["b"]

@@ -4,7 +4,7 @@ from penstock.testing.conformance.seam import Contract, behaviour
 
 
 class FifoContract(Contract):
-    """The order within a group holds, whatever is done with its messages."""
+    """A group is pulled in order, also after releases, timeouts, delays and dead letters."""
 
     def fill(self, queue: str, *names: str) -> None:
         """Pushes messages named like `a1`: the letter is the group."""
@@ -12,7 +12,7 @@ class FifoContract(Contract):
             self.store.push(queue, name, group=name[0])
 
     @behaviour("fifo")
-    def test_a_group_comes_in_strict_order(self) -> None:
+    def test_the_messages_of_a_group_are_pulled_in_strict_order(self) -> None:
         queue = self.queue(fifo=True)
         pushed = [f"a{number}" for number in range(12)]
         self.fill(queue, *pushed)
@@ -30,7 +30,7 @@ class FifoContract(Contract):
         assert self.claim(queue).body == b"a2"
 
     @behaviour("fifo")
-    def test_one_pull_may_take_several_of_a_group_in_order(self) -> None:
+    def test_one_pull_may_get_several_messages_of_a_group_in_order(self) -> None:
         queue = self.queue(fifo=True)
         self.fill(queue, "a1", "a2", "b1", "a3")
         held = [claim.body for claim in self.store.pull_many(queue, 10)]
@@ -48,7 +48,7 @@ class FifoContract(Contract):
         assert self.claim(queue).body == b"a3"
 
     @behaviour("fifo")
-    def test_deleting_the_later_of_a_batch_first_does_not_open_the_group(self) -> None:
+    def test_deleting_the_later_message_of_a_batch_does_not_unblock_the_group(self) -> None:
         queue = self.queue(fifo=True)
         self.fill(queue, "a1", "a2", "a3")
         first, second = self.store.pull_many(queue, 2)
@@ -75,7 +75,7 @@ class FifoContract(Contract):
         assert self.consume(queue) == ["a1", "a2", "a3"]
 
     @behaviour("fifo", "timeout")
-    def test_a_group_comes_in_order_again_after_a_timeout(self) -> None:
+    def test_the_messages_of_a_group_are_pulled_in_order_again_after_a_timeout(self) -> None:
         queue = self.queue(fifo=True)
         self.fill(queue, "a1", "a2", "a3")
         self.store.pull_many(queue, 2, visibility=self.seconds(10))

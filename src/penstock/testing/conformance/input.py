@@ -124,7 +124,7 @@ class InputContract(Contract):
             lambda: queues.purge(name),
             lambda: queues.redrive(name),
         ]
-        if name is not None:  # which there means "no dead letters" and "where they came from"
+        if name is not None:  # None is valid there: no dead-letter queue, and the source queues
             uses.append(lambda: queues.create(self.name(), dead_letter=name, max_receives=2))
             uses.append(lambda: queues.redrive(queue, to=name))
         before = self.seen()
@@ -134,7 +134,7 @@ class InputContract(Contract):
         assert self.seen() == before
 
     @behaviour("bad input")
-    def test_a_queue_that_does_not_exist_is_unknown_to_every_verb(self) -> None:
+    def test_every_verb_refuses_a_queue_that_does_not_exist(self) -> None:
         queue, claim = self.stocked()
         queues = self.store
         uses: list[Callable[[str], object]] = [
@@ -200,7 +200,7 @@ class InputContract(Contract):
 
     @behaviour("bad input")
     @pytest.mark.parametrize("body", [None, 7, 1.5, True, ["x"], {"a": 1}, "\ud800"], ids=ascii)
-    def test_a_body_that_is_no_text_and_no_bytes_is_refused(self, body: Any) -> None:
+    def test_a_body_that_is_neither_text_nor_bytes_is_refused(self, body: Any) -> None:
         queue, _ = self.stocked()
         with self.refused("body", InvalidField):
             self.store.push(queue, body)
@@ -258,7 +258,7 @@ class InputContract(Contract):
         ],
         ids=str,
     )
-    def test_bad_settings_are_refused_and_make_no_queue(
+    def test_bad_settings_are_refused_and_create_no_queue(
         self, settings: dict[str, Any], field: str
     ) -> None:
         for queue, use in ((self.name(), self.store.create), (self.queue(), self.store.configure)):
@@ -291,7 +291,7 @@ class InputContract(Contract):
 
     @behaviour("bad input")
     @pytest.mark.parametrize("receipt", [7, b"x", True, 1.5, ["x"], {}], ids=str)
-    def test_a_receipt_that_is_no_text_is_refused(self, receipt: Any) -> None:
+    def test_a_receipt_that_is_not_text_is_refused(self, receipt: Any) -> None:
         queue, _ = self.stocked()
         self.refuses_receipt(queue, receipt)
 
@@ -342,7 +342,7 @@ class InputContract(Contract):
                 self.store.history(bad)  # type: ignore[arg-type]
 
     @behaviour("bad input", "batches")
-    def test_bad_items_of_a_batch_are_refused_alone(self) -> None:
+    def test_bad_items_of_a_batch_are_refused_and_the_good_ones_are_pushed(self) -> None:
         queue, claim = self.stocked()
         bodies: list[Any] = ["good", None, 7, "\ud800"]
         with pytest.raises(InvalidField, match="body"):

@@ -14,7 +14,7 @@ class OrderContract(Contract):
         assert self.drain(queue) == pushed
 
     @behaviour("arrival order")
-    def test_one_pull_of_many_gives_them_in_order_and_no_more_than_asked(self) -> None:
+    def test_one_pull_of_many_gets_them_in_order_and_no_more_than_its_limit(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c", "d")
         assert [claim.body for claim in self.store.pull_many(queue, 3)] == [b"a", b"b", b"c"]
@@ -36,7 +36,7 @@ class OrderContract(Contract):
         assert self.drain(queue) == ["top", "mid1", "mid2", "low", "low2"]
 
     @behaviour("priority order", "head")
-    def test_a_message_that_came_back_is_pulled_after_a_higher_priority(self) -> None:
+    def test_a_released_message_is_pulled_after_one_of_higher_priority(self) -> None:
         queue = self.queue()
         self.store.push(queue, "low", priority=1)
         claim = self.claim(queue)
@@ -63,7 +63,7 @@ class OrderContract(Contract):
         assert self.drain(queue) == ["a", "b", "c"]
 
     @behaviour("head", "release")
-    def test_released_messages_return_to_their_places_whatever_order_they_come_in(self) -> None:
+    def test_messages_released_in_any_order_return_to_their_places(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c", "d", "e")
         claims = self.store.pull_many(queue, 4)
@@ -128,7 +128,7 @@ class OrderContract(Contract):
         assert self.drain(queue) == ["a", "b", "c"]
 
     @behaviour("peek", "priority order", "head")
-    def test_peeking_shows_the_order_in_which_pulls_would_come(self) -> None:
+    def test_peeking_shows_messages_in_the_order_of_pulls(self) -> None:
         queue = self.queue()
         for body, priority in [("a", 0), ("b", 3), ("c", 0), ("d", 3)]:
             self.store.push(queue, body, priority=priority)

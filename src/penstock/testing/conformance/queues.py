@@ -43,7 +43,7 @@ class QueueContract(Contract):
         assert self.drain(queue) == ["b"]
 
     @behaviour("queue settings", "fifo")
-    def test_a_queue_stays_fifo_or_standard_as_it_was_made(self) -> None:
+    def test_a_standard_queue_cannot_be_made_fifo_later(self) -> None:
         queue = self.queue()
         with self.refused("fifo"):
             self.store.configure(queue, fifo=True)
@@ -105,7 +105,7 @@ class QueueContract(Contract):
         assert self.drain(queue) == ["new"]
 
     @behaviour("queue deletion", "timeout", "delay", "ttl")
-    def test_what_was_due_in_a_removed_queue_does_not_happen(self) -> None:
+    def test_what_becomes_due_after_a_queue_was_removed_has_no_effect(self) -> None:
         queue, other = self.queue(), self.queue()
         self.push_all(queue, "claimed")
         self.claim(queue, visibility=self.seconds(3))
@@ -115,8 +115,8 @@ class QueueContract(Contract):
         self.store.remove(queue)
         self.store.create(queue, visibility_timeout=600)
         self.pass_time(4)
-        self.push_all(other, "others go on")
-        assert self.drain(other) == ["others go on"]
+        self.push_all(other, "of another queue")
+        assert self.drain(other) == ["of another queue"]
         assert self.is_empty(queue)
 
     @behaviour("purge")
@@ -138,7 +138,7 @@ class QueueContract(Contract):
         assert self.store.delete(claim) is False
 
     @behaviour("purge", "timeout", "delay", "ttl")
-    def test_what_was_due_before_a_purge_does_not_happen_after_it(self) -> None:
+    def test_what_becomes_due_after_a_purge_has_no_effect(self) -> None:
         queue = self.queue()
         self.push_all(queue, "claimed")
         self.claim(queue, visibility=self.seconds(3))

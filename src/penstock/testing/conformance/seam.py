@@ -17,9 +17,9 @@ from penstock.clock import ManualClock
 from penstock.errors import QueueNotFound, RequestError
 from penstock.service import Claim, Message, State
 
-# How long a test waits for another thread before it fails; no correct run takes this long.
-PATIENCE_S: Final = 20.0
-# The longest pause between two looks at a backend: each costs it and this process time.
+# How long a test waits for another thread before it fails: longer than any wait on a busy machine.
+PATIENCE_S: Final = 40.0
+# The longest pause between two checks of a condition: each of them costs processor time.
 POLL_S_MAX: Final = 0.03
 # The factor by which the scale grows when a test is run again because it was too slow.
 SLOWER: Final = (1, 4, 16)
@@ -137,7 +137,7 @@ class Contract:
         raise NotImplementedError(f"{type(self).__name__} must have a fixture called queues")
 
     @pytest.fixture(autouse=True)
-    def _stage(
+    def _set_up(
         self, request: pytest.FixtureRequest, queues: Queues, clock: ManualClock | None
     ) -> Iterator[None]:
         self.store = queues
@@ -184,7 +184,7 @@ class Contract:
         return name
 
     def absent(self) -> str:
-        """The name of a queue that nobody makes; always the same one in a test."""
+        """The name of a queue that does not exist; always the same one in a test."""
         if self._absent is None:
             self._absent = self.name()
         return self._absent

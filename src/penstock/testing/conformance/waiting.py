@@ -1,4 +1,4 @@
-"""The contract on waiting: a waiting pull is answered as soon as a message becomes visible."""
+"""The contract on waiting: a waiting pull returns as soon as a message becomes visible."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from penstock.testing.conformance.seam import PATIENCE_S, Contract, behaviour
 
 
 class WaitingContract(Contract):
-    """Long polling. No test sleeps until a thread has begun: the stats count the waiting pulls."""
+    """Long polling. Tests see by the stats that a pull waits, instead of sleeping."""
 
     @behaviour("long poll")
     def test_a_pull_does_not_wait_when_a_message_is_there(self) -> None:
@@ -26,7 +26,7 @@ class WaitingContract(Contract):
         assert self.store.delete(claim) is True
 
     @behaviour("long poll", "batches")
-    def test_a_waiting_pull_of_many_takes_what_a_batch_brings(self) -> None:
+    def test_a_waiting_pull_of_many_gets_all_messages_of_a_batch(self) -> None:
         queue = self.queue()
         pull = self.in_thread(
             queue, lambda: self.store.pull_many(queue, 10, wait=self.seconds(1_000))
@@ -107,7 +107,7 @@ class WaitingContract(Contract):
         assert (claim.body, claim.receives) == (b"a", 2)
 
     @behaviour("long poll due", "delay")
-    def test_a_waiter_gets_a_delayed_message_after_the_waiter_before_it_has_left(self) -> None:
+    def test_a_waiter_gets_a_delayed_message_after_the_waiter_before_it_was_served(self) -> None:
         queue = self.queue()
         pulls = [self.pulling(queue, wait=self.seconds(1_000)) for _ in range(2)]
         self.store.push(queue, "later", delay=self.seconds(5))
@@ -120,7 +120,7 @@ class WaitingContract(Contract):
         assert (first.body, second.body) == (b"now", b"later")
 
     @behaviour("long poll due", "delay")
-    def test_a_waiter_on_one_queue_is_woken_in_time_after_those_of_another_have_left(self) -> None:
+    def test_a_waiter_wakes_in_time_after_the_waiters_of_another_queue_were_served(self) -> None:
         busy, idle = self.queue(), self.queue()
         first = self.pulling(busy, wait=self.seconds(1_000))
         second = self.pulling(idle, wait=self.seconds(1_000))
@@ -229,11 +229,11 @@ class WaitingContract(Contract):
     def test_deleting_a_queue_fails_its_waiters_and_no_others(self) -> None:
         removed, other = self.queue(), self.queue()
         pulls = [self.pulling(removed, wait=self.seconds(1_000)) for _ in range(2)]
-        bystander = self.pulling(other, wait=self.seconds(1_000))
+        unaffected = self.pulling(other, wait=self.seconds(1_000))
         self.store.remove(removed)
         for pull in pulls:
             with pytest.raises(QueueDeleted, match=removed):
                 pull.result(PATIENCE_S)
-        assert not bystander.done()
+        assert not unaffected.done()
         self.push_all(other, "a")
-        assert bystander.result(PATIENCE_S) is not None
+        assert unaffected.result(PATIENCE_S) is not None

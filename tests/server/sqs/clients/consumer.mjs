@@ -1,4 +1,4 @@
-// sqs-consumer: polls, calls back, deletes; a message whose handler throws comes again.
+// sqs-consumer: polls, calls the handler and deletes; a message whose handler throws is received again.
 import * as sqs from "@aws-sdk/client-sqs";
 import { Consumer } from "sqs-consumer";
 
@@ -23,7 +23,7 @@ const consumer = Consumer.create({
   handleMessage: async (message) => {
     if (message.Body === "m7" && failures === 0) {
       failures += 1;
-      throw new Error("not this time");
+      throw new Error("the handler fails once");
     }
     done.add(message.Body);
     return message;

@@ -1,4 +1,4 @@
-"""What Amazon says to bad input, word for word."""
+"""The texts of Amazon's errors for bad input, word for word."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ USER = "Message (user) attribute"
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "message"),
     [
         ({"": TEXT}, "The request must contain non-empty message (user) attribute names."),
         ({"a" * 257: TEXT}, f"{USER} name must be shorter than 256 bytes."),
@@ -82,12 +82,12 @@ USER = "Message (user) attribute"
         ),
     ],
 )
-def test_a_message_attribute(plain, attributes, said):
+def test_a_bad_message_attribute_is_refused_with_amazons_text(plain, attributes, message):
     client = plain.client()
     url = make(client, "words")
     assert refused(
         client.send_message, QueueUrl=url, MessageBody="x", MessageAttributes=attributes
-    ) == ("InvalidParameterValue", said)
+    ) == ("InvalidParameterValue", message)
     assert receive(client, url) == []
 
 
@@ -138,18 +138,18 @@ def test_an_entry_of_a_batch_is_refused_with_its_own_text(either):
     }
 
 
-def test_nulls_in_a_list_are_left_out(plain):
+def test_nulls_in_a_list_are_ignored(plain):
     url = make(plain.client(), "words")
     asked = {"QueueUrl": url, "Entries": [None, {"Id": "a", "MessageBody": "x"}, None]}
-    answer, told = post(plain, "SendMessageBatch", asked)
-    assert (answer.status, [sent["Id"] for sent in told["Successful"]]) == (200, ["a"])
+    answer, result = post(plain, "SendMessageBatch", asked)
+    assert (answer.status, [sent["Id"] for sent in result["Successful"]]) == (200, ["a"])
     asked = {"QueueUrl": url, "AttributeNames": [None, "DelaySeconds"]}
-    answer, told = post(plain, "GetQueueAttributes", asked)
-    assert (answer.status, told) == (200, {"Attributes": {"DelaySeconds": "0"}})
+    answer, result = post(plain, "GetQueueAttributes", asked)
+    assert (answer.status, result) == (200, {"Attributes": {"DelaySeconds": "0"}})
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"MessageBody": {}}, "Start of structure or map found where not expected."),
         ({"MessageBody": []}, "Start of list found where not expected"),
@@ -166,32 +166,35 @@ def test_nulls_in_a_list_are_left_out(plain):
         ),
     ],
 )
-def test_a_value_of_another_type(plain, body, said):
+def test_a_value_of_another_type_is_refused_with_amazons_text(plain, body, message):
     url = make(plain.client(), "words")
     asked = {"QueueUrl": url, "MessageBody": "x", **body}
     answer, error = post(plain, "SendMessage", asked)
     assert (answer.status, answer.headers["x-amzn-query-error"]) == (400, "MalformedInput;Sender")
-    assert error == {"__type": "com.amazon.coral.service#SerializationException", "message": said}
+    assert error == {
+        "__type": "com.amazon.coral.service#SerializationException",
+        "message": message,
+    }
 
 
 def post(server, action, asked):
-    """The answer to JSON that no SDK would send, and what it says."""
+    """The answer to JSON that no SDK would send, and its content."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port))
     connection.request("POST", "/", json.dumps(asked), {"X-Amz-Target": f"AmazonSQS.{action}"})
     answer = connection.getresponse()
-    said = json.loads(answer.read())
+    message = json.loads(answer.read())
     connection.close()
-    return answer, said
+    return answer, message
 
 
 @pytest.mark.parametrize(
     ("action", "asked"),
     [
         ("CreateQueue", {"QueueName": "never", "Attributes": {"DelaySeconds": None}}),
-        ("CreateQueue", {"QueueName": "never", "tags": {"sound": "x", "empty": None}}),
+        ("CreateQueue", {"QueueName": "never", "tags": {"valid": "x", "empty": None}}),
         ("SetQueueAttributes", {"Attributes": {"VisibilityTimeout": "1", "DelaySeconds": None}}),
-        ("TagQueue", {"Tags": {"sound": "x", "empty": None}}),
+        ("TagQueue", {"Tags": {"valid": "x", "empty": None}}),
     ],
 )
 def test_null_in_place_of_a_required_value_is_refused(plain, action, asked):
@@ -210,7 +213,7 @@ def test_null_in_place_of_a_required_value_is_refused(plain, action, asked):
     assert not client.list_queues(QueueNamePrefix="never").get("QueueUrls")
 
 
-def test_no_attributes_to_set(plain):
+def test_setting_no_attributes_is_refused(plain):
     client = plain.client()
     url = make(client, "words")
     assert refused(client.set_queue_attributes, QueueUrl=url, Attributes={}) == (
@@ -219,7 +222,7 @@ def test_no_attributes_to_set(plain):
     )
 
 
-def test_a_policy_of_too_many_statements(plain):
+def test_a_policy_of_too_many_statements_is_refused(plain):
     client = plain.client()
     policy = json.dumps({"Statement": [{"Sid": str(number)} for number in range(21)]})
     url = make(client, "words")
@@ -229,7 +232,7 @@ def test_a_policy_of_too_many_statements(plain):
     )
 
 
-def test_pages_of_queues(local):
+def test_wrong_parameters_of_a_paged_list_are_refused(local):
     client = local.client()
     for number in range(3):
         make(client, f"p{number}")
@@ -281,8 +284,8 @@ def test_a_permission_for_an_owner_only_action_is_refused(either):
             "Reason: Please refer to the appropriate WSDL for a list of valid actions."
         ),
     )
-    somebody = {**allow, "AWSAccountIds": ["me"], "Actions": ["SendMessage"]}
-    assert refused(either.add_permission, **somebody) == (
+    bad_account = {**allow, "AWSAccountIds": ["me"], "Actions": ["SendMessage"]}
+    assert refused(either.add_permission, **bad_account) == (
         "InvalidParameterValue",
         "Value [me] for parameter PrincipalId is invalid. Reason: Unable to verify.",
     )
@@ -291,8 +294,8 @@ def test_a_permission_for_an_owner_only_action_is_refused(either):
 def test_permissions_without_an_account_and_tags_without_keys_are_refused(plain):
     client = plain.client()
     url = make(client, "words")
-    nobody = {"QueueUrl": url, "Label": "l", "AWSAccountIds": [], "Actions": ["SendMessage"]}
-    assert refused(client.add_permission, **nobody) == (
+    no_account = {"QueueUrl": url, "Label": "l", "AWSAccountIds": [], "Actions": ["SendMessage"]}
+    assert refused(client.add_permission, **no_account) == (
         "InvalidParameterValue",
         "Value [] for parameter PrincipalId is invalid. Reason: Unable to verify.",
     )
@@ -308,7 +311,7 @@ def test_a_move_task_with_wrong_parameters_is_refused(either):
     start = either.start_message_move_task
     format_of = "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
     dead_arn = arn(either, dead)
-    for parameters, said in [
+    for parameters, message in [
         ({"SourceArn": "x"}, f"You must use this format to specify the SourceArn: {format_of}"),
         (
             {"SourceArn": dead_arn, "DestinationArn": ""},
@@ -335,7 +338,7 @@ def test_a_move_task_with_wrong_parameters_is_refused(either):
             "Source queue must be configured as a Dead Letter Queue.",
         ),
     ]:
-        assert refused(start, **parameters) == ("InvalidParameterValue", said)
+        assert refused(start, **parameters) == ("InvalidParameterValue", message)
     assert refused(either.list_message_move_tasks, SourceArn=dead_arn, MaxResults=11) == (
         "InvalidParameterValue",
         (
@@ -373,7 +376,7 @@ def test_a_dead_letter_target_that_does_not_exist_is_refused(plain):
             "resources for deadLetterTargetArn."
         ),
     )
-    # Nothing was made.
+    # No queue was created: this one has other attributes.
     send(client, make(client, "none"))
 
 
@@ -394,19 +397,19 @@ ALLOW = "Amazon SQS can't create the redrive allow policy."
         ),
     ],
 )
-def test_an_allow_policy_at_odds_with_itself(plain, policy, reason):
+def test_an_allow_policy_that_contradicts_itself_is_refused(plain, policy, reason):
     client = plain.client()
     url = make(client, "words")
     text = json.dumps(policy)
-    code, said = refused(
+    code, message = refused(
         client.set_queue_attributes, QueueUrl=url, Attributes={"RedriveAllowPolicy": text}
     )
     start = f"Value {text} for parameter RedriveAllowPolicy is invalid. Reason: {ALLOW} {reason}"
-    assert (code, said.startswith(start)) == ("InvalidParameterValue", True)
+    assert (code, message.startswith(start)) == ("InvalidParameterValue", True)
 
 
 @pytest.mark.parametrize("policy", ["no", "[]", "{}", '{"redrivePermission": "maybe"}'])
-def test_an_allow_policy_that_cannot_be_read(plain, policy):
+def test_an_allow_policy_that_cannot_be_read_is_refused(plain, policy):
     client = plain.client()
     given = {"RedriveAllowPolicy": policy}
     url = make(client, "words")
@@ -419,15 +422,15 @@ def test_an_allow_policy_that_cannot_be_read(plain, policy):
     )
 
 
-def test_a_redrive_policy_with_something_else_in_it(plain):
+def test_a_redrive_policy_with_an_unknown_field_is_refused(plain):
     client = plain.client()
     dead_arn = arn(client, make(client, "words"))
     policy = json.dumps({"deadLetterTargetArn": dead_arn, "maxReceiveCount": 1, "more": 2})
-    code, said = refused(
+    code, message = refused(
         client.create_queue, QueueName="more", Attributes={"RedrivePolicy": policy}
     )
     assert code == "InvalidParameterValue"
-    assert said.endswith(
+    assert message.endswith(
         "Reason: Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
     )
 
@@ -441,7 +444,7 @@ def test_a_value_that_is_not_a_number_is_refused(plain, value):
     )
 
 
-def test_entries_of_a_change_of_visibility(plain):
+def test_bad_entries_of_a_visibility_change_fail_with_amazons_texts(plain):
     client = plain.client()
     url = make(client, "words")
     result = client.change_message_visibility_batch(
@@ -472,13 +475,13 @@ def test_entries_of_a_change_of_visibility(plain):
     ]
 
 
-def test_an_empty_receipt_is_a_missing_one(plain):
+def test_an_empty_receipt_is_refused_as_missing(plain):
     client = plain.client()
     url = make(client, "words")
-    said = ("MissingParameter", "The request must contain the parameter ReceiptHandle.")
-    assert refused(client.delete_message, QueueUrl=url, ReceiptHandle="") == said
+    message = ("MissingParameter", "The request must contain the parameter ReceiptHandle.")
+    assert refused(client.delete_message, QueueUrl=url, ReceiptHandle="") == message
     change = {"QueueUrl": url, "ReceiptHandle": "", "VisibilityTimeout": 1}
-    assert refused(client.change_message_visibility, **change) == said
+    assert refused(client.change_message_visibility, **change) == message
     result = client.delete_message_batch(QueueUrl=url, Entries=[{"Id": "a", "ReceiptHandle": ""}])
     assert [each["Code"] for each in result["Failed"]] == ["MissingParameter"]
 

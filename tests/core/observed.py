@@ -1,4 +1,4 @@
-"""An engine on a manual clock that keeps its events, for tests that look inside."""
+"""An engine on a manual clock whose events and state a test can inspect."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.journal import MemoryJournal
 from penstock.service import Command
 
 
-class Keeping(MemoryJournal):
+class ListJournal(MemoryJournal):
     """A memory journal that keeps every event."""
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Keeping(MemoryJournal):
         return super().append(events)
 
 
-class Life:
+class ObservedEngine:
     """The engine, its clock, its events and its state."""
 
     def __init__(self, identity: bytes | None = None) -> None:
         self.clock = ManualClock()
-        self.journal = Keeping()
+        self.journal = ListJournal()
         self.engine = Engine(self.journal, self.clock, identity=identity)
 
     @property

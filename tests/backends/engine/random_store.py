@@ -1,7 +1,7 @@
-"""A store's life as chance has it: commands, upkeep amid them, kills, and what must be true.
+"""A store under random commands, with upkeep between them, kills, and checks of its state.
 
-The reference is an exact replay: every event ever written, from the archive and the journal,
-applied one by one to an empty shard. Whatever is recovered must equal it, contents included.
+The reference is an exact replay: every event ever written, from the archive and the journal, is
+applied one by one to an empty shard. A recovered state must equal it, contents included.
 """
 
 import random
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def exact_replay(root):
-    """The state that all events together make, having seen that none is missing."""
+    """The state after all events, of which none may be missing."""
     with JournalReader(root / "store" / "journal", archive=root / "archive") as reader:
         seen = list(reader.events(reader.first_offset))
         assert reader.first_offset == 0
@@ -55,23 +55,23 @@ def exact_replay(root):
     return replay(each.event for each in seen)
 
 
-def portrait(shard, load=None):
+def plain_state(shard, load=None):
     """All of a state as plain data, each message with its content instead of its place."""
     snapshot = shard.snapshot()
     queues = {}
     for kept in snapshot.queues:
         if kept.number == OUTBOX:
             queues[OUTBOX] = {
-                "deliveries": [_portrait_of(each, load) for each in kept.deliveries],
+                "deliveries": [_plain_delivery(each, load) for each in kept.deliveries],
                 "counts": shard.departed.stored_bytes,
-                # Those that departed in one millisecond have no order among them.
+                # Messages that departed in the same millisecond are in no particular order.
                 "owed": sorted(each[1:] for each in shard.outbox(100_000)),
             }
             continue
         queue = shard.queues[kept.number]
         queues[kept.number] = {
             "settings": (kept.name, kept.settings, kept.created_at_ms, kept.configured_at_ms),
-            "deliveries": [_portrait_of(each, load) for each in kept.deliveries],
+            "deliveries": [_plain_delivery(each, load) for each in kept.deliveries],
             "ahead": [each.number for each in _ahead(queue)],
             "counts": (queue.visible, queue.delayed, queue.in_flight, queue.stored_bytes),
             "dedups": kept.dedups,
@@ -86,7 +86,7 @@ def _ahead(queue):
     return queue.order.ahead(100_000)
 
 
-def _portrait_of(delivery, load):
+def _plain_delivery(delivery, load):
     pushed = delivery.content
     if isinstance(pushed, int):
         pushed = load(pushed)
@@ -96,7 +96,7 @@ def _portrait_of(delivery, load):
     return plain | {"content": content}
 
 
-def same(found, expected):
+def first_difference(found, expected):
     """The first difference of two states as plain data; None if they are equal."""
     if found == expected:
         return None
@@ -113,10 +113,10 @@ def same(found, expected):
     return "?"
 
 
-class Life:
-    """One store under random commands; `root` holds it and its archive, and moves at a kill.
+class RandomStore:
+    """A store under random commands; `root` has it and its archive, and is another after a kill.
 
-    If it `departs`, a queue has its dead letters in another shard.
+    With `departs`, there is a queue whose dead letters go to another shard.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Life:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.file_bytes = file_bytes
-        self._roots = (path / f"life-{number}" for number in count())
+        self._roots = (path / f"root-{number}" for number in count())
         self.root = next(self._roots)
         self.root.mkdir()
         self.bodies: dict[str, bytes] = {}
         self.claims: dict[tuple[str, str], str] = {}
-        self.did: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
         self.engine = self.open()
         for name in [*NAMES[:3], *self.names[len(NAMES) :]]:
             self.submit(CreateQueue(name, SETTINGS[name]))
@@ -142,7 +142,7 @@ class Life:
             clock=self.clock,
             archive=self.root / "archive",
             file_bytes=self.file_bytes,
-            # A copy taken as a kill would leave it must not meet a thread that makes files.
+            # No thread creates files while a copy is taken.
             background=False,
         )
         upkeep: Any = engine.upkeep
@@ -154,11 +154,11 @@ class Life:
         try:
             return self.engine.submit(command)
         except RequestError as refused:
-            self.did[type(refused).__name__] += 1
+            self.done[type(refused).__name__] += 1
             return None
 
     def act(self) -> None:
-        """One random thing happens."""
+        """Does one random operation."""
         actions = [self._push, self._pull, self._settle_claim, self._pass_time, self._rare]
         self.rng.choices(actions, [30, 25, 30, 8, 7])[0]()
 
@@ -180,7 +180,7 @@ class Life:
             options["attributes"] = {"kind": "test", "raw": b"\0\1"}
         reply = self.submit(Push(queue, body, **options))
         if reply is not None and not reply.duplicate:
-            self.did["push"] += 1
+            self.done["push"] += 1
             self.bodies[reply.id] = body
 
     def _pull(self) -> None:
@@ -188,7 +188,7 @@ class Life:
         attempt = f"a{self.rng.randrange(30)}" if self.rng.random() < 0.2 else None
         claims = self.submit(Pull(queue, self.rng.choice([1, 1, 3, 10]), attempt_id=attempt))
         for claim in claims or ():
-            self.did["pull"] += 1
+            self.done["pull"] += 1
             assert claim.body == self.bodies[claim.id]
             self.claims[claim.queue, claim.id] = claim.receipt
 
@@ -205,7 +205,7 @@ class Life:
         if kind < 0.5:
             self.submit(Release(queue, receipt, self.rng.choice([0, 0, 2_500])))
         elif self.submit(Delete(queue, receipt)):
-            self.did["delete"] += 1
+            self.done["delete"] += 1
 
     def _pass_time(self) -> None:
         self.clock.advance(ms=self.rng.choice([1, 500, 1_500, 5_000]))
@@ -220,41 +220,41 @@ class Life:
         elif kind < 0.55:
             to = rng.choice([None, "plain", "late", "plain-dead"])
             if self.submit(Redrive(queue, to, rng.choice([1, 5, 100]))):
-                self.did["redrive"] += 1
+                self.done["redrive"] += 1
         elif kind < 0.7:
             self.submit(ConfigureQueue(queue, {"visibility_ms": rng.randrange(500, 9_000)}))
         elif kind < 0.8:
             self.submit(Purge(queue))
         elif kind < 0.87:
             self.submit(DeleteQueue(queue))
-            self.did["queue removed"] += 1
+            self.done["queue removed"] += 1
         elif "remote" in self.names:
             self._route(rng.choice([1, 3]))
 
     def _route(self, limit: int) -> None:
-        """What a router pushes to another shard arrives there, but not all of it is confirmed."""
+        """Does what a router does for departed messages, but does not confirm every arrival."""
         for owed, push in self.engine.departures(limit):
             number = owed.delivery.number
             assert push.body == self.bodies[self.engine._show_id(number)]
             if self.rng.random() < 0.7:
                 assert self.engine.arrived(number, owed.delivery.epoch)
-                self.did["arrival"] += 1
+                self.done["arrival"] += 1
 
     def upkeep(self) -> None:
-        """A whole pass, with commands and copies for inspection between its slices."""
+        """Runs a whole pass, with commands and checks of copies between its slices."""
         self.engine.upkeep.run_pass()
-        self.did["pass"] += 1
+        self.done["pass"] += 1
 
     def _between_slices(self, step):
         for _ in range(self.rng.randrange(12)):
             self.act()
         if self.rng.random() < 0.1:
-            self.did["copy during a pass"] += 1
+            self.done["copy during a pass"] += 1
             self.inspect_copy()
         return step()
 
     def inspect_copy(self) -> None:
-        """Opens a copy of what `kill -9` would leave at this moment; its state must be right."""
+        """Opens a copy of what `kill -9` would leave at this moment, and checks its state."""
         copy = self._copy()
         shutil.rmtree(copy)
 
@@ -265,23 +265,23 @@ class Life:
         engine.close()
         shutil.rmtree(old)
         self.root = copy
-        self.did["kill"] += 1
+        self.done["kill"] += 1
 
     def reopen(self) -> None:
-        """An orderly end, and a new start."""
+        """Closes the store and opens it again."""
         self.engine.close()
         self.engine = self.open()
-        self.did["reopen"] += 1
+        self.done["reopen"] += 1
         self.compare(self.engine, self.root)
 
     def _copy(self, keep=False):
         copy = next(self._roots)
         shutil.copytree(self.root, copy)
-        live = portrait(self.engine.shard, self.engine.journal.load)
-        home, self.root = self.root, copy
+        running = plain_state(self.engine.shard, self.engine.journal.load)
+        root, self.root = self.root, copy
         engine = self.open()
-        self.root = home
-        assert same(portrait(engine.shard, engine.journal.load), live) is None
+        self.root = root
+        assert first_difference(plain_state(engine.shard, engine.journal.load), running) is None
         self.compare(engine, copy)
         if keep:
             self.engine = engine
@@ -290,8 +290,8 @@ class Life:
         return copy
 
     def compare(self, engine, root):
-        exact = portrait(exact_replay(root))
-        assert same(portrait(engine.shard, engine.journal.load), exact) is None
+        exact = plain_state(exact_replay(root))
+        assert first_difference(plain_state(engine.shard, engine.journal.load), exact) is None
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -309,7 +309,7 @@ class Life:
 
 
 def small_slices(monkeypatch):
-    """Makes a pass of many slices, and cuts of many places, out of a small store."""
+    """Makes the limits so small that a pass over a small store has many slices."""
     monkeypatch.setattr(upkeep_module, "SLICE", 5)
     monkeypatch.setattr(file_module, "_MARK_BYTES", 2_000)
     monkeypatch.setattr(room_module, "_AMPLE_BYTES", 2_000)

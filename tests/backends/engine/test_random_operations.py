@@ -1,0 +1,17 @@
+"""After random operations and kills, the recovered state equals an exact replay of every event."""
+
+import pytest
+
+from tests.backends.engine.random_store import RandomStore, small_slices
+from tests.conftest import FULL
+
+
+@pytest.mark.parametrize("seed", range(400 if FULL else 16))
+def test_recovery_after_random_operations_gives_the_state_of_an_exact_replay(
+    quick_path, monkeypatch, seed
+):
+    small_slices(monkeypatch)
+    store = RandomStore(quick_path, seed, departs=seed % 2 == 1)
+    store.run(rounds=8)
+    assert store.done["push"] > 30
+    assert store.done["kill"] >= 1
