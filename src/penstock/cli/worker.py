@@ -13,6 +13,7 @@ from penstock.cli.session import Session, UsageError
 from penstock.cli.values import read_count, read_duration
 from penstock.errors import AddressInUse
 from penstock.service import check_number
+from penstock.url import without_password
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -138,20 +139,13 @@ def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -
     count = _counted(arguments.processes, "process", "es")
     tasks = _counted(len(app.tasks), "task", "s")
     _report(
-        f"{arguments.app} on {shown_url(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
+        f"{arguments.app} on {without_password(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
         f"{arguments.threads} threads; stop it with Ctrl-C"
     )
 
 
 def _counted(count: int, noun: str, plural: str) -> str:
     return f"{count} {noun}{'' if count == 1 else plural}"
-
-
-def shown_url(url: str) -> str:
-    """The URL without a password."""
-    start, at, rest = url.rpartition("@")
-    scheme, slashes, _ = start.partition("//")
-    return f"{scheme}{slashes}…@{rest}" if at and slashes else url
 
 
 class _StatusLine:

@@ -83,7 +83,9 @@ def load_app(target: str) -> TaskApp:
 def _shown(error: BaseException) -> str:
     """An exception in one line, with the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    # The text of a SyntaxError has the place; it was raised within Python's own import.
+    is_placed = bool(frames) and not isinstance(error, SyntaxError)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if is_placed else ""
     if isinstance(error, PenstockError):
         return f"{error}{place}"
     return f"{type(error).__name__}: {error}{place}"

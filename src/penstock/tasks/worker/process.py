@@ -471,11 +471,15 @@ def _watch_supervisor(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
 
 
 def main() -> int:
-    """The entry of the process: its options are one argument of JSON."""
+    """The entry of the process: its options are one line of JSON on stdin."""
     import uvloop
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        # The supervisor has ended.
+        return 0
+    options = msgspec.json.decode(line, type=WorkerOptions)
     if options.status_fd is not None:
         # A supervisor that hangs must not block this process.
         os.set_blocking(options.status_fd, False)
