@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_the_jitter_of_each_retry_is_drawn_anew(app, clock, monkeypatch):
     monkeypatch.setattr(random, "random", lambda: next(drawn))
     work.push()
     assert app.run_until_empty() == 4
-    waits_ms = [after - before for before, after in zip(starts_ms, starts_ms[1:], strict=False)]
+    waits_ms = [after - before for before, after in pairwise(starts_ms)]
     # 8, 16 and 32 s, shortened by 0.25, 0.5 and 1 of the half that the jitter may take.
     assert waits_ms == [7_000, 12_000, 16_000]
     assert next(drawn, None) is None
@@ -87,8 +88,7 @@ def test_waiting_for_a_result_does_not_block_the_event_loop(app, asked):
     async def ask():
         waiting = asyncio.ensure_future(pushed.wait(PATIENCE_S))
         # The loop goes on: it runs the task itself once the result has been looked for.
-        while not asked.acquire(blocking=False):
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(asked.acquire, timeout=PATIENCE_S)
         assert not waiting.done()
         app.run_until_empty()
         return await waiting

@@ -137,10 +137,11 @@ def _report(text: str) -> None:
 
 def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -> None:
     count = _counted(arguments.processes, "process", "es")
-    tasks = _counted(len(app.tasks), "task", "s")
+    mine = [task for task in app.tasks.values() if task.options.queue in queues]
+    tasks = _counted(len(mine), "task", "s")
     _report(
-        f"{arguments.app} on {without_password(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
-        f"{arguments.threads} threads; stop it with Ctrl-C"
+        f"{arguments.app} on {without_password(app.url)}: {tasks} of {', '.join(queues)}; "
+        f"{count} of {arguments.threads} threads; stop it with Ctrl-C"
     )
 
 

@@ -107,14 +107,16 @@ def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[li
     return found
 
 
-def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[list[str]]:
+def retry_failed(
+    queues: Iterable[str], ids: set[str] | None = None, separator: str = "."
+) -> Steps[list[str]]:
     """Pushes failed tasks to their queues again, with all attempts left; returns their ids.
 
     Without `ids`, all of them. Each is deleted from the failed queue after its push.
     """
     retried: list[str] = []
     for queue in queues:
-        source = failed_queue(queue)
+        source = failed_queue(queue, separator)
         kept: dict[str, Claim] = {}
         while True:
             try:

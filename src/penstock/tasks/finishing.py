@@ -46,6 +46,7 @@ from penstock.tasks.names import (
     failed_queue,
     group_queue,
     result_queue,
+    separator_of,
 )
 from penstock.tasks.running import HeldTask, TaskOutcome
 from penstock.tasks.steps import push_creating
@@ -73,6 +74,7 @@ class TaskFinisher:
     def __init__(self, app: "TaskApp", lacks: Container[str]) -> None:
         """`lacks` names what the service cannot do."""
         self._app = app
+        self._separator = separator_of(app.url)
         self._has_dedup = "dedup" not in lacks
         self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
 
@@ -156,7 +158,7 @@ class TaskFinisher:
             yield from self._results_of(held, FAILED, failure)
             body = self._failed_body(held, failure)
             push = Push(
-                failed_queue(claim.queue),
+                failed_queue(claim.queue, self._separator),
                 body,
                 priority=claim.priority,
                 dedup_id=self._dedup_id(f"{claim.id}/failed"),
@@ -288,7 +290,7 @@ class TaskFinisher:
             failure = Failure(reason, "", self._app.now_ms(), final.queue, True)
             envelope = Envelope(final.task, final.args, final.id, failure=failure)
             push = Push(
-                failed_queue(final.queue),
+                failed_queue(final.queue, self._separator),
                 encode(envelope),
                 dedup_id=self._dedup_id(f"{group_id}/failed"),
                 attributes=kept_attributes(attributes),

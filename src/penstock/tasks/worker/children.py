@@ -95,9 +95,7 @@ class TaskChild:
         try:
             reply = self._receive(time.monotonic() + START_S_MAX)
             if reply is None:
-                raise ChildEnded(
-                    f"the process for the task did not start within {START_S_MAX:g} s"
-                )
+                raise ChildEnded(f"the process for the task did not start within {START_S_MAX:g} s")
             if reply.failure is not None:
                 raise ChildEnded(f"the process for the task did not start: {reply.failure.error}")
         except ChildEnded:
