@@ -44,7 +44,7 @@ def test_a_child_that_cannot_import_the_app_says_why_and_prints_nothing(director
 def test_a_child_starts_although_its_worker_has_many_open_files(directory):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096), hard))
-    opened = []
+    opened: list[int] = []
     try:
         while not opened or opened[-1] < 1_100:
             opened.append(os.open(os.devnull, os.O_RDONLY))

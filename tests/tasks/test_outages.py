@@ -27,7 +27,8 @@ def server():
 
 
 def test_an_outage_of_the_store_is_reported_once_and_so_is_its_end(make_shop, server):
-    shop = make_shop(server.url, SOURCE)
+    # The timeout is how long a command tries to connect before it fails.
+    shop = make_shop(f"{server.url}?timeout=2", SOURCE)
     shop.start()
     module = shop.app()
     module.first.push("before")

@@ -32,10 +32,14 @@ def test_a_worker_pulls_only_from_the_queues_that_are_named(make_shop, file_url)
     module = shop.app()
     for task, name in ((module.first, "one"), (module.second, "two"), (module.third, "three")):
         task.push(name)
-    code, _, err = shop.run("worker", "shop:app", "--burst", "--queues", "a,c")
+    code, _, err = shop.run("worker", "shop:app", "--burst", "--queues", "a,c,d")
     assert (code, shop.names()) == (0, {"one", "three"})
-    assert ": 2 tasks of a, c; " in err
+    assert ": 2 tasks of a, c, d; " in err
+    assert err.count("no task of shop:app is declared for the queue") == 1
+    assert "for the queue 'd'" in err
     assert [visible(module, queue) for queue in "abc"] == [0, 1, 0]
+    code, _, err = shop.run("worker", "shop:app", "--queues", ",")
+    assert (code, "--queues ',' names no queue" in err) == (2, True)
     module.app.close()
 
 

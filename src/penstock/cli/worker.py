@@ -83,10 +83,13 @@ def run(session: Session, arguments: Namespace) -> int:
 
     if session.in_shell:
         raise UsageError("a worker cannot be started within a shell")
+    named = tuple(name for name in (arguments.queues or "").split(",") if name)
+    if arguments.queues is not None and not named:
+        raise UsageError(f"--queues {arguments.queues!r} names no queue; give one or more: a,b")
     options = WorkerOptions(
         arguments.app,
         arguments.url,
-        tuple(name for name in (arguments.queues or "").split(",") if name),
+        named,
         arguments.threads,
         arguments.coroutines,
         round(arguments.visibility * 1_000),
@@ -143,6 +146,9 @@ def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -
         f"{arguments.app} on {without_password(app.url)}: {tasks} of {', '.join(queues)}; "
         f"{count} of {arguments.threads} threads; stop it with Ctrl-C"
     )
+    for queue in queues:
+        if queue not in app.queues:
+            _report(f"no task of {arguments.app} is declared for the queue {queue!r}")
 
 
 def _counted(count: int, noun: str, plural: str) -> str:

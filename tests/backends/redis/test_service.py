@@ -278,7 +278,7 @@ def test_the_claims_of_a_queue_that_no_process_uses_are_ended_by_the_sweep(
         queues = penstock.aio.AsyncQueues(service)
         # No command names the queue with the claim: its own process has ended.
         while not (await queues.stats("orders-dead")).messages:
-            await asyncio.sleep(0)
+            pass
         await queues.close()
 
     asyncio.run(asyncio.wait_for(sweep(), 20))
