@@ -61,16 +61,15 @@ def test_tasks_run_on_a_store_without_results_and_schedules_which_the_worker_rep
     module.app.close()
 
 
-@pytest.mark.parametrize("option", ['rate="5/s"', "concurrency=2"])
-def test_limits_on_a_store_that_cannot_hold_tokens_are_refused_by_the_worker(
-    make_shop, sqs_url, option
-):
-    source = f"""
-    @app.task({option})
-    def work() -> None:
-        note("ran")
-    """
-    shop = make_shop(sqs_url, source)
+def test_limits_on_a_store_that_cannot_hold_tokens_are_refused_by_the_worker(make_shop, sqs_url):
+    shop = make_shop(
+        sqs_url,
+        """
+        @app.task(rate="5/s", concurrency=2)
+        def work() -> None:
+            note("ran")
+        """,
+    )
     code, out, err = shop.run("worker", "shop:app")
     assert (code, out) == (3, "")
     assert "task 'work': its rate or concurrency cannot be kept on this store: " in err
