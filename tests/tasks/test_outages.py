@@ -1,7 +1,14 @@
 """A store that cannot be reached while a worker runs: what the worker prints."""
 
+import asyncio
+import logging
+
 import pytest
 
+from penstock.backends import open_async_service
+from penstock.errors import QueueNotFound
+from penstock.service import DescribeQueues, Stats
+from penstock.tasks.worker import outages
 from tests.backends.redis.servers import RedisServer
 from tests.tasks.conftest import DURABLE, until
 
@@ -46,3 +53,33 @@ def test_an_outage_of_the_store_is_reported_once_and_so_is_its_end(make_shop, se
     entries = [line for line in shop.output.read_text().splitlines() if "WARNING" in line]
     assert len(entries) == 2
     assert f"{server.url}: " in entries[0]
+
+
+@pytest.mark.parametrize(("reminder_s", "count"), [(60, 1), (0, 6)])
+def test_all_commands_that_fail_in_an_outage_share_one_report_and_its_reminders(
+    server, monkeypatch, caplog, reminder_s, count
+):
+    monkeypatch.setattr(outages, "REMINDER_S", reminder_s)
+
+    async def fail_and_recover():
+        service = outages.OutageReporter(await open_async_service(f"{server.url}?timeout=1"))
+        server.kill()
+        for _ in range(2):
+            commands = [service.execute(Stats("orders")) for _ in range(3)]
+            errors = await asyncio.gather(*commands, return_exceptions=True)
+            assert {type(error).__name__ for error in errors} == {"BackendLost"}
+        server.start()
+        for _ in range(2):
+            with pytest.raises(QueueNotFound):
+                await service.execute(Stats("orders"))
+            await service.execute(DescribeQueues())
+        await service.close()
+
+    with caplog.at_level(logging.WARNING, "penstock.tasks"):
+        asyncio.run(fail_and_recover())
+    texts = [entry.getMessage() for entry in caplog.records]
+    assert [text.endswith("trying again until the store answers") for text in texts] == [
+        *([True] * count),
+        False,
+    ]
+    assert texts[-1].startswith("the store answers again, after ")
