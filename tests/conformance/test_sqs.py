@@ -2,7 +2,7 @@
 
 The whole suite runs on a manual clock, because a claim of SQS lasts a second or more. The tests of
 waiting run in real time, too, against a server as a user would start it; with the full figures
-(`tests.conftest.FULL`) the whole suite does.
+(`tests.conftest.FULL`) the whole suite does. The server has its queues in memory, and once in Redis.
 """
 
 import re
@@ -20,6 +20,7 @@ from penstock.testing.conformance.content import ContentContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
 from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.waiting import WaitingContract
+from tests.backends.redis.servers import RedisServer
 from tests.conformance.awaited import FromAnyThread
 from tests.conftest import FULL
 from tests.server.sqs.conftest import Local, serve
@@ -99,6 +100,38 @@ class TestSqs(Endpointed, ConformanceSuite):
     def queues(self, blocking_queues, local):
         type(self).endpoint = local.url
         return blocking_queues
+
+
+@pytest.fixture(scope="module")
+def redis_local():
+    server = RedisServer()
+    local = Local(None, url=server.url)
+    yield local
+    local.close()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def redis_queues(redis_local):
+    url = f"sqs://us-east-1?endpoint={redis_local.url}"
+    with penstock.connect(url, clock=redis_local.clock) as queues:
+        yield queues
+
+
+@pytest.mark.service("redis-server")
+class TestSqsInFrontOfRedis(Endpointed, ConformanceSuite):
+    """The whole suite, blocking, with the endpoint in front of a real Redis, on a manual clock."""
+
+    RETENTION_MIN = 60
+
+    @pytest.fixture
+    def clock(self, redis_local):
+        return redis_local.clock
+
+    @pytest.fixture
+    def queues(self, redis_queues, redis_local):
+        type(self).endpoint = redis_local.url
+        return redis_queues
 
 
 class TestSqsThroughAsyncio(

@@ -16,6 +16,7 @@ from penstock.backends.remote.daemon import stop_daemon
 from penstock.tasks import TaskApp
 from tests.backends.redis import servers
 from tests.backends.redis.servers import RedisServer
+from tests.server.conftest import DaemonProcess
 
 PATIENCE_S = 60.0
 until = partial(servers.until, patience_s=PATIENCE_S)
@@ -42,15 +43,26 @@ def redis_server():
     server.close()
 
 
-@pytest.fixture(params=["file", pytest.param("redis", marks=pytest.mark.service("redis-server"))])
+@pytest.fixture(
+    params=[
+        "file",
+        "penstock",
+        pytest.param("redis", marks=pytest.mark.service("redis-server")),
+    ]
+)
 def store_url(request, quick_path):
     """The URL of a store that several processes share."""
+    path = quick_path / "store"
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
         server.ask("FLUSHALL")
         yield server.url
         return
-    path = quick_path / "store"
+    if request.param == "penstock":
+        daemon = DaemonProcess(path, "--durability", "os", "--listen", "127.0.0.1:0")
+        yield f"penstock://127.0.0.1:{daemon.port}"
+        daemon.stop()
+        return
     yield f"file:{path}?durability=os"
     stop_daemon(str(path), 30.0)
 

@@ -1,5 +1,6 @@
 """Row 12: Redis is stalled and killed while tasks are pushed and run: none is lost or stuck."""
 
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from tests.tasks.conftest import DURABLE, until
 pytestmark = [pytest.mark.service("redis-server"), pytest.mark.timeout(600 if FULL else 300)]
 TASKS = 5_000 if FULL else 600
 FAULTS = 20 if FULL else 3
+STEP = TASKS // FAULTS
 
 SOURCE = """
     @app.task
@@ -47,7 +49,7 @@ def test_every_task_runs_although_redis_fails_under_load(make_shop, server, faul
 
     def push(number):
         """A push that was answered counts; one whose answer was lost is tried again."""
-        for _ in range(20):
+        while True:
             try:
                 module.work.push(number)
             except PenstockError:
@@ -55,12 +57,19 @@ def test_every_task_runs_although_redis_fails_under_load(make_shop, server, faul
             pushed.add(str(number))
             return
 
-    step = TASKS // FAULTS
-    for part in range(FAULTS):
-        for number in range(part * step, (part + 1) * step):
+    number = during = 0
+    for _ in range(FAULTS):
+        failing = threading.Thread(target=fault, args=(server,))
+        half, end = number + STEP // 2, number + STEP
+        # Pushes go on before, during and after the fault.
+        while number < end or failing.is_alive():
+            if number == half:
+                failing.start()
+            during += failing.is_alive()
             push(number)
-        fault(server)
-    assert len(pushed) == FAULTS * step
+            number += 1
+    assert len(pushed) == number
+    assert during >= FAULTS
     until(lambda: pushed <= shop.names(), patience_s=200)
 
     def is_empty():

@@ -72,10 +72,11 @@ def _queues(arguments: Namespace, app: "TaskApp") -> list[str]:
 
 
 def _list(session: Session, arguments: Namespace, app: "TaskApp") -> int:
-    from penstock.tasks.names import failed_queue
+    from penstock.tasks.names import failed_queue, separator_of
 
     stats = {name: _stats(app, name) for name in app.queues}
-    failed = {name: _stats(app, failed_queue(name)) for name in app.queues}
+    separator = separator_of(app.url)
+    failed = {name: _stats(app, failed_queue(name, separator)) for name in app.queues}
     now_ms = app.now_ms()
     due = {name: each.next_due_ms(now_ms) for name, each in app.schedules.items()}
     if arguments.json:
@@ -168,11 +169,13 @@ def _failed(session: Session, arguments: Namespace, app: "TaskApp") -> int:
 
 def _retry(session: Session, arguments: Namespace, app: "TaskApp") -> int:
     from penstock.tasks.control import retry_failed
+    from penstock.tasks.names import separator_of
 
     if bool(arguments.id) == arguments.all:
         raise UsageError("give the ids of failed tasks, or --all for all of them")
     ids = None if arguments.all else set(arguments.id)
-    retried = app.run_steps(retry_failed(_queues(arguments, app), ids))
+    steps = retry_failed(_queues(arguments, app), ids, separator_of(app.url))
+    retried = app.run_steps(steps)
     for task_id in retried:
         session.print_result(arguments, {"id": task_id, "retried": True}, f"retried {task_id}")
     missing = (ids or set()).difference(retried)

@@ -13,6 +13,7 @@ from penstock.cli.session import Session, UsageError
 from penstock.cli.values import read_count, read_duration
 from penstock.errors import AddressInUse
 from penstock.service import check_number
+from penstock.url import without_password
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -82,10 +83,13 @@ def run(session: Session, arguments: Namespace) -> int:
 
     if session.in_shell:
         raise UsageError("a worker cannot be started within a shell")
+    named = tuple(name for name in (arguments.queues or "").split(",") if name)
+    if arguments.queues is not None and not named:
+        raise UsageError(f"--queues {arguments.queues!r} names no queue; give one or more: a,b")
     options = WorkerOptions(
         arguments.app,
         arguments.url,
-        tuple(name for name in (arguments.queues or "").split(",") if name),
+        named,
         arguments.threads,
         arguments.coroutines,
         round(arguments.visibility * 1_000),
@@ -136,22 +140,19 @@ def _report(text: str) -> None:
 
 def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -> None:
     count = _counted(arguments.processes, "process", "es")
-    tasks = _counted(len(app.tasks), "task", "s")
+    mine = [task for task in app.tasks.values() if task.options.queue in queues]
+    tasks = _counted(len(mine), "task", "s")
     _report(
-        f"{arguments.app} on {shown_url(app.url)}: {tasks} of {', '.join(queues)}; {count} of "
-        f"{arguments.threads} threads; stop it with Ctrl-C"
+        f"{arguments.app} on {without_password(app.url)}: {tasks} of {', '.join(queues)}; "
+        f"{count} of {arguments.threads} threads; stop it with Ctrl-C"
     )
+    for queue in queues:
+        if queue not in app.queues:
+            _report(f"no task of {arguments.app} is declared for the queue {queue!r}")
 
 
 def _counted(count: int, noun: str, plural: str) -> str:
     return f"{count} {noun}{'' if count == 1 else plural}"
-
-
-def shown_url(url: str) -> str:
-    """The URL without a password."""
-    start, at, rest = url.rpartition("@")
-    scheme, slashes, _ = start.partition("//")
-    return f"{scheme}{slashes}…@{rest}" if at and slashes else url
 
 
 class _StatusLine:

@@ -11,7 +11,7 @@ from penstock.backends import open_service
 from penstock.backends.loop import Steps
 from penstock.client import check_results
 from penstock.clock import Clock, SystemClock
-from penstock.errors import InvalidField, QueueNotFound
+from penstock.errors import BackendLost, InvalidField, QueueNotFound
 from penstock.forked import start_over_when_forked
 from penstock.service import Batch, Push, PushMany, PushReply, QueueService
 from penstock.settings import URL_VARIABLE
@@ -87,9 +87,20 @@ class TaskApp:
             with self._lock:
                 service = self._service
                 if service is None:
-                    clock = self.clock if self._has_own_clock else None
-                    service = self._service = open_service(self.url, clock)
+                    service = self._service = self._open()
         return service
+
+    def _open(self) -> QueueService:
+        clock = self.clock if self._has_own_clock else None
+        try:
+            return open_service(self.url, clock)
+        except BackendLost as error:
+            if self._url is not None or os.environ.get(URL_VARIABLE):
+                raise
+            raise BackendLost(
+                f"{error}; the app names no store, so it is a Redis server on this machine: start "
+                f"one, or name another store with TaskApp(URL), {URL_VARIABLE} or --url"
+            ) from None
 
     def start_over(self) -> None:
         """In a forked child: drops the connection and the lock, which belong to the parent."""

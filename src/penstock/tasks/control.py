@@ -38,6 +38,7 @@ from penstock.tasks.names import (
 from penstock.tasks.results import find_result
 from penstock.tasks.running import TaskOutcome
 from penstock.tasks.steps import push_creating
+from penstock.tasks.tracing import kept_attributes
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -106,14 +107,16 @@ def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[li
     return found
 
 
-def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[list[str]]:
+def retry_failed(
+    queues: Iterable[str], ids: set[str] | None = None, separator: str = "."
+) -> Steps[list[str]]:
     """Pushes failed tasks to their queues again, with all attempts left; returns their ids.
 
     Without `ids`, all of them. Each is deleted from the failed queue after its push.
     """
     retried: list[str] = []
     for queue in queues:
-        source = failed_queue(queue)
+        source = failed_queue(queue, separator)
         kept: dict[str, Claim] = {}
         while True:
             try:
@@ -133,7 +136,12 @@ def retry_failed(queues: Iterable[str], ids: set[str] | None = None) -> Steps[li
                 envelope = msgspec.structs.replace(
                     task.envelope, failures=0, failure=None, expires_at_ms=None
                 )
-                push = Push(queue, encode(envelope), priority=claim.priority)
+                push = Push(
+                    queue,
+                    encode(envelope),
+                    priority=claim.priority,
+                    attributes=kept_attributes(claim.attributes),
+                )
                 yield from push_creating(push, TASK_QUEUE)
                 yield Delete(source, claim.proof)
                 retried.append(task.id)

@@ -16,6 +16,7 @@ from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
     PEEK_LIMIT_MAX,
+    Attributes,
     Batch,
     Delete,
     DeleteQueue,
@@ -45,6 +46,7 @@ from penstock.tasks.names import (
     failed_queue,
     group_queue,
     result_queue,
+    separator_of,
 )
 from penstock.tasks.running import HeldTask, TaskOutcome
 from penstock.tasks.steps import push_creating
@@ -72,6 +74,7 @@ class TaskFinisher:
     def __init__(self, app: "TaskApp", lacks: Container[str]) -> None:
         """`lacks` names what the service cannot do."""
         self._app = app
+        self._separator = separator_of(app.url)
         self._has_dedup = "dedup" not in lacks
         self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
 
@@ -83,8 +86,8 @@ class TaskFinisher:
         for held in kept:
             _logger.error("the outcome of task %s cannot be stored; it is tried again", held.id)
         ended = [held for held in tasks if held not in kept] if kept else tasks
-        for place in _completed_groups(ended):
-            yield from self._finish_group(place)
+        for place, attributes in _completed_groups(ended):
+            yield from self._finish_group(place, attributes)
         items: list[Any] = [Delete(held.claim.queue, held.claim.proof) for held in ended]
         items += [Release(held.claim.queue, held.claim.proof, _REFUSED_DELAY_MS) for held in kept]
         items += [Release(held.slot.queue, held.slot.proof) for held in tasks if held.slot]
@@ -155,10 +158,11 @@ class TaskFinisher:
             yield from self._results_of(held, FAILED, failure)
             body = self._failed_body(held, failure)
             push = Push(
-                failed_queue(claim.queue),
+                failed_queue(claim.queue, self._separator),
                 body,
                 priority=claim.priority,
                 dedup_id=self._dedup_id(f"{claim.id}/failed"),
+                attributes=kept_attributes(claim.attributes),
             )
             yield _FollowUp(held, push, FAILED_QUEUE)
             return
@@ -244,8 +248,11 @@ class TaskFinisher:
             attributes=kept_attributes(attributes),
         )
 
-    def _finish_group(self, place: GroupPlace) -> Steps[None]:
-        """Pushes the final task if every member has its result, and removes the group's queue."""
+    def _finish_group(self, place: GroupPlace, attributes: Attributes) -> Steps[None]:
+        """Pushes the final task if every member has its result, and removes the group's queue.
+
+        `attributes` are those of the member that has succeeded last.
+        """
         queue = group_queue(self._app.name, place.id)
         try:
             stats = yield Stats(queue)
@@ -264,15 +271,17 @@ class TaskFinisher:
             return
         if place.final is not None:
             every = b"[" + b",".join(values[index] for index in range(place.size)) + b"]"
-            yield from self._push_final(place.id, place.final, every)
+            yield from self._push_final(place.id, place.final, every, attributes)
         try:
             yield DeleteQueue(queue)
         except QueueNotFound:
             return
 
-    def _push_final(self, group_id: str, final: Step, every: bytes) -> Steps[None]:
+    def _push_final(
+        self, group_id: str, final: Step, every: bytes, attributes: Attributes
+    ) -> Steps[None]:
         args = with_first(final.args, final.first, every)
-        push = self._step_push(final, args, f"{group_id}/final", [], None, {})
+        push = self._step_push(final, args, f"{group_id}/final", [], None, attributes)
         try:
             yield from push_creating(push, TASK_QUEUE)
         except RequestError as error:
@@ -281,9 +290,10 @@ class TaskFinisher:
             failure = Failure(reason, "", self._app.now_ms(), final.queue, True)
             envelope = Envelope(final.task, final.args, final.id, failure=failure)
             push = Push(
-                failed_queue(final.queue),
+                failed_queue(final.queue, self._separator),
                 encode(envelope),
                 dedup_id=self._dedup_id(f"{group_id}/failed"),
+                attributes=kept_attributes(attributes),
             )
             yield from push_creating(push, FAILED_QUEUE)
 
@@ -291,15 +301,15 @@ class TaskFinisher:
         return text if self._has_dedup else None
 
 
-def _completed_groups(tasks: Iterable[HeldTask]) -> list[GroupPlace]:
-    """The groups of which a member has just succeeded."""
-    places: dict[str, GroupPlace] = {}
+def _completed_groups(tasks: Iterable[HeldTask]) -> list[tuple[GroupPlace, Attributes]]:
+    """The groups of which a member has just succeeded, each with that member's attributes."""
+    places: dict[str, tuple[GroupPlace, Attributes]] = {}
     for held in tasks:
         place, outcome = held.envelope.group, held.outcome
         assert outcome is not None
         if place is None or held.envelope.then or outcome.failure or outcome.is_cancelled:
             continue
-        places[place.id] = place
+        places[place.id] = (place, held.claim.attributes)
     return list(places.values())
 
 

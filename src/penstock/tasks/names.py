@@ -4,6 +4,7 @@ import zlib
 from typing import Any, Final
 
 from penstock.service import DAY_MS, HOUR_MS, TTL_MS_MAX
+from penstock.url import read_url
 
 RESULT_QUEUES: Final = 256
 # The behaviours that a service needs to keep results, by their names in LACKS.
@@ -20,9 +21,14 @@ CANCELLED_TTL_MS: Final = 7 * DAY_MS
 TOKEN_TTL_MS: Final = TTL_MS_MAX - HOUR_MS
 
 
-def failed_queue(queue: str) -> str:
+def separator_of(url: str) -> str:
+    """What stands between the parts of a queue's name; names of Amazon SQS have no dots."""
+    return "-" if read_url(url).scheme == "sqs" else "."
+
+
+def failed_queue(queue: str, separator: str = ".") -> str:
     """The queue for tasks of a queue that have failed for the last time."""
-    return f"{queue}.failed"
+    return f"{queue}{separator}failed"
 
 
 def result_queue(app: str, task_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The process in which a task runs that may have to be killed: `python -m … APP URL FD`.
+"""The process in which a task runs that may have to be killed: `python -m … APP FD`.
 
 The main thread runs one task after the other. A second thread reads the socket, so that this
 process ends as soon as its worker has, whatever the task does.
@@ -11,7 +11,9 @@ import sys
 import threading
 from queue import SimpleQueue
 
+from penstock.errors import PenstockError
 from penstock.tasks.app import TaskApp
+from penstock.tasks.envelope import Failure
 from penstock.tasks.running import hold, run_to_end
 from penstock.tasks.worker.children import (
     ChildReply,
@@ -20,19 +22,29 @@ from penstock.tasks.worker.children import (
     receive_frame,
     requests,
     send_frame,
+    starts,
 )
 from penstock.tasks.worker.options import load_app
 
 
 def main() -> None:
     """Runs tasks until the worker closes the socket."""
-    target, url, fd = sys.argv[1:]
+    target, fd = sys.argv[1:]
     # A Ctrl-C is for the worker, which ends this process if necessary.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = socket.socket(fileno=int(fd))
+    frame = receive_frame(peer)
+    if frame is None:
+        # The worker has ended.
+        return
     waiting: SimpleQueue[ChildRequest] = SimpleQueue()
-    app = load_app(target)
-    app.use_url(url)
+    try:
+        app = load_app(target)
+        app.use_url(starts.decode(frame).url)
+    except PenstockError as error:
+        # The worker has imported the app, so the source has been changed since.
+        send_frame(peer, ChildReply("failed", failure=Failure(str(error))))
+        return
     threading.Thread(target=_read, args=(peer, waiting), daemon=True).start()
     send_frame(peer, ChildReply("ready"))
     while True:

@@ -2,13 +2,15 @@
 
 Frames on a socket pair, each four bytes of length and then JSON:
 
-    to the child      ChildRequest
-    from the child    ChildReply: ready, then for each request any number of deadline, one done
+    to the child      ChildStart, then any number of ChildRequest
+    from the child    ChildReply: ready or failed, then for each request any number of deadline,
+                      one done
 
 A child is another Python that has imported the app: it shares nothing with the worker but the
 socket, and ends when that is closed.
 """
 
+import math
 import os
 import select
 import signal
@@ -26,10 +28,17 @@ from penstock.service import Claim
 from penstock.tasks.envelope import Failure
 from penstock.tasks.errors import TaskTimeout
 from penstock.tasks.running import HeldTask, TaskOutcome
+from penstock.tasks.worker.endings import ending_of
 
 START_S_MAX: Final = 60.0
 FRAME_BYTES_MAX: Final = 128 << 20
 _LENGTH: Final = struct.Struct(">I")
+
+
+class ChildStart(msgspec.Struct, frozen=True):
+    """The store of the child's app. It may have a password, so it is in no list of processes."""
+
+    url: str
 
 
 class ChildRequest(msgspec.Struct, frozen=True):
@@ -43,7 +52,10 @@ class ChildRequest(msgspec.Struct, frozen=True):
 
 
 class ChildReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message from the child: it is ready, a deadline has moved, or the task has ended."""
+    """A message from the child: it is ready, a deadline has moved, or the task has ended.
+
+    `failed` with a failure means that it cannot import the app.
+    """
 
     kind: str
     left_ms: int = 0
@@ -52,6 +64,7 @@ class ChildReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _replies: Final = msgspec.json.Decoder(ChildReply)
+starts: Final = msgspec.json.Decoder(ChildStart)
 requests: Final = msgspec.json.Decoder(ChildRequest)
 
 
@@ -63,11 +76,11 @@ class TaskChild:
     """One child process, for one thread of the worker."""
 
     def __init__(self, app: str, url: str) -> None:
-        """Starts it; it imports the app. Raises ChildEnded if it does not start."""
+        """Starts it; it imports the app. Raises ChildEnded, and leaves no process, if it fails."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         module = "penstock.tasks.worker.child"
-        command = [sys.executable, "-m", module, app, url, str(theirs.fileno())]
+        command = [sys.executable, "-m", module, app, str(theirs.fileno())]
         with theirs:
             # A session of its own: a signal to the worker's group, such as Ctrl-C, does not end
             # it, and killing its group ends the programs that the task has started.
@@ -78,10 +91,16 @@ class TaskChild:
                 start_new_session=True,
             )
         self.is_over = False
-        reply = self._receive(time.monotonic() + START_S_MAX)
-        if reply is None or reply.kind != "ready":
-            self.kill()
-            raise ChildEnded("the process for a task did not start within 60 s")
+        send_frame(ours, ChildStart(url))
+        try:
+            reply = self._receive(time.monotonic() + START_S_MAX)
+            if reply is None:
+                raise ChildEnded(f"the process for the task did not start within {START_S_MAX:g} s")
+            if reply.failure is not None:
+                raise ChildEnded(f"the process for the task did not start: {reply.failure.error}")
+        except ChildEnded:
+            self.close()
+            raise
 
     def run(self, held: HeldTask, timeout_ms: int | None) -> TaskOutcome:
         """Runs a task. Raises TaskTimeout after killing the child, or ChildEnded."""
@@ -118,17 +137,15 @@ class TaskChild:
     def ending(self) -> str:
         """How the child has ended, for people."""
         code = self._process.wait()
-        if code >= 0:
-            return f"ended with status {code}"
-        with suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"was ended by signal {-code}"
+        return f"{'ended with' if code >= 0 else 'was ended by'} {ending_of(code)}"
 
     def _receive(self, end_s: float | None) -> ChildReply | None:
         """The next reply; None if there is none by then. Raises ChildEnded."""
         if end_s is not None:
-            left_s = max(0.0, end_s - time.monotonic())
-            if not select.select([self._socket], [], [], left_s)[0]:
+            # Not select, which refuses file descriptors above 1,023.
+            readable = select.poll()
+            readable.register(self._socket, select.POLLIN)
+            if not readable.poll(max(0, math.ceil((end_s - time.monotonic()) * 1_000))):
                 return None
         frame = receive_frame(self._socket)
         if frame is None:

@@ -4,10 +4,12 @@ import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+import penstock.errors
 from penstock.client import to_ms
 from penstock.errors import PenstockError
 from penstock.service import check_name, check_number
@@ -18,6 +20,7 @@ from penstock.url import read_url
 PROCESSES_MAX: Final = 256
 THREADS_MAX: Final = 1_000
 COROUTINES_MAX: Final = 100_000
+_PACKAGE: Final = f"{Path(penstock.errors.__file__).parent}{os.sep}"
 _TOKENS_NEED: Final = ("capacity by messages", "capacity in flight")
 
 
@@ -52,8 +55,9 @@ def load_app(target: str) -> TaskApp:
 
     Raises TaskError with one sentence, whatever is wrong with the module.
     """
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute or module_name.endswith(".py"):
+    module_name, _, attribute = target.partition(":")
+    words = [*module_name.split("."), attribute]
+    if not all(word.isidentifier() for word in words) or module_name.endswith(".py"):
         raise TaskError(
             f"app: {target!r} is not of the form MODULE:NAME, such as shop.tasks:app for the "
             "variable app in shop/tasks.py"
@@ -75,15 +79,18 @@ def load_app(target: str) -> TaskApp:
     found = getattr(module, attribute, None)
     if not isinstance(found, TaskApp):
         apps = [name for name, value in vars(module).items() if isinstance(value, TaskApp)]
-        there = f"there is {', '.join(apps)}" if apps else "it has no TaskApp"
+        there = f"there is {', '.join(apps)}" if apps else "the module has none"
         raise TaskError(f"app: {attribute!r} in {module_name!r} is not a TaskApp; {there}")
     return found
 
 
 def _shown(error: BaseException) -> str:
-    """An exception in one line, with the place where it was raised."""
+    """An exception in one line, with the last place that is not in Penstock itself."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    theirs = [each for each in frames if not each.filename.startswith(_PACKAGE)]
+    # The text of a SyntaxError has the place; it was raised within Python's own import.
+    is_placed = bool(theirs) and not isinstance(error, SyntaxError)
+    place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if is_placed else ""
     if isinstance(error, PenstockError):
         return f"{error}{place}"
     return f"{type(error).__name__}: {error}{place}"

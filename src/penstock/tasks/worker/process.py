@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.backends import open_async_service
 from penstock.consumer.options import EXTENSIONS_PER_VISIBILITY
-from penstock.errors import PenstockError, QueueNotFound, RequestError
+from penstock.errors import BackendLost, PenstockError, QueueNotFound, RequestError
 from penstock.service import (
     BATCH_ITEMS_MAX,
     AsyncQueueService,
@@ -42,6 +42,7 @@ from penstock.tasks.worker.counts import WorkerStatus
 from penstock.tasks.worker.limits import LimitGate
 from penstock.tasks.worker.loop import LoopRunner
 from penstock.tasks.worker.options import WorkerOptions, load_app, queues_of
+from penstock.tasks.worker.outages import OutageReporter
 from penstock.tasks.worker.threads import ThreadRunner
 
 PULL_MAX: Final = 1_000
@@ -143,7 +144,9 @@ class WorkerProcess:
                 pause_s = 0.0
             except PenstockError as error:
                 pause_s = min(max(0.05, pause_s * 2), RETRY_S_MAX)
-                _logger.warning("%s; trying again in %.2g s", error, pause_s)
+                # An outage has been reported, once for all steps that fail.
+                if not isinstance(error, BackendLost):
+                    _logger.warning("%s; trying again in %.2g s", error, pause_s)
                 await asyncio.sleep(pause_s)
 
     def _pull_from(self, queue: str) -> Callable[[], Awaitable[None]]:
@@ -353,7 +356,8 @@ class WorkerProcess:
                 await await_steps(self._service, step())
                 step = schedules.push_due
             except PenstockError as error:
-                _logger.warning("a schedule was not pushed: %s; trying again", error)
+                if not isinstance(error, BackendLost):
+                    _logger.warning("a schedule was not pushed: %s; trying again", error)
                 await asyncio.sleep(1)
                 continue
             due_ms = schedules.next_due_ms()
@@ -428,7 +432,7 @@ async def _cancel(tasks: Sequence["asyncio.Task[Any]"]) -> None:
 
 async def run(app: TaskApp, options: WorkerOptions) -> int:
     """Works until SIGTERM or the end of the supervisor; a second SIGTERM releases the tasks."""
-    service = await open_async_service(app.url)
+    service = OutageReporter(await open_async_service(app.url))
     process = WorkerProcess(app, service, options)
     loop = asyncio.get_running_loop()
     second_signal: asyncio.Future[None] = loop.create_future()
@@ -471,11 +475,15 @@ def _watch_supervisor(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
 
 
 def main() -> int:
-    """The entry of the process: its options are one argument of JSON."""
+    """The entry of the process: its options are one line of JSON on stdin."""
     import uvloop
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        # The supervisor has ended.
+        return 0
+    options = msgspec.json.decode(line, type=WorkerOptions)
     if options.status_fd is not None:
         # A supervisor that hangs must not block this process.
         os.set_blocking(options.status_fd, False)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from penstock.tasks.worker.counts import TaskCounts, WorkerStatus
+from penstock.tasks.worker.endings import ending_of
 from penstock.tasks.worker.options import WorkerOptions
 
 # After a process that ended with an error before this time, the next start is delayed, each time
@@ -44,16 +45,19 @@ class WorkerChild:
         self._status_fd, theirs = os.pipe()
         os.set_blocking(self._status_fd, False)
         options = msgspec.structs.replace(self._options, status_fd=theirs)
-        command = [sys.executable, "-m", "penstock.tasks.worker.process"]
+        # The name of the app is for those who list the processes; they must not see the options,
+        # because the URL may have a password.
+        command = [sys.executable, "-m", "penstock.tasks.worker.process", options.app]
         try:
             # Its stdin is closed when this process ends, by which it notices that.
-            self.process = subprocess.Popen(
-                [*command, msgspec.json.encode(options).decode()],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs],
-            )
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs])
         finally:
             os.close(theirs)
+        assert self.process.stdin is not None
+        # A process that has ended already is noticed by `ended`.
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(msgspec.json.encode(options) + b"\n")
+            self.process.stdin.flush()
         self.status = WorkerStatus(self.process.pid)
         self._started_s = time.monotonic()
         self._unread = b""
@@ -76,7 +80,8 @@ class WorkerChild:
         self.read_status()
         os.close(self._status_fd)
         if self.process.stdin is not None:
-            self.process.stdin.close()
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
         self.process = None
         now_s = time.monotonic()
         if code == 0 or now_s - self._started_s > EARLY_END_S:
@@ -178,7 +183,7 @@ class Supervisor:
                 self._count_ended(child)
                 if code and not self._stops:
                     self.restarts += 1
-                    how = f"status {code}" if code > 0 else signal.Signals(-code).name
+                    how = ending_of(code)
                     self._report(f"process {child.status.pid} ended with {how}; starting another")
             # In a burst, a process that ends without an error has found no more tasks.
             child.is_finished = child.is_finished or (self._is_burst and code == 0)
