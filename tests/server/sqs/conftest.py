@@ -54,9 +54,11 @@ EVERY_STORE = frozenset(
         "test_fifo",
         "test_fifo_order",
         "test_messages",
+        "test_query",
         "test_queues",
         "test_receipts",
         "test_waits",
+        "test_words",
     }
 )
 PENSTOCK = Path(sys.executable).with_name("penstock")
@@ -391,8 +393,10 @@ def either(request, local):
 
 
 @pytest.fixture(scope="module")
-def plain(query_data):
+def plain(query_data, store, redis_url, tmp_path_factory):
     """A local server that the tests of one module share."""
-    server = Local(query_data, aws_limits=True)
+    path = tmp_path_factory.mktemp("plain")
+    url = "memory:" if redis_url is None else f"{redis_url}?prefix={path.name}"
+    server = Local(query_data, store, path, url=url, aws_limits=True)
     yield server
     server.close()
