@@ -1,5 +1,6 @@
 """Every word of the Makefile, and every command of CONTRIBUTING.md, is run by CI or by a test here.
 
+What takes long is run in its smallest form (docs/decisions/219).
 They run in a copy of the tree, with an environment that is the one of this test: no word may write
 into the real one. The tests stand among the documents' because `make serve` listens at their port.
 """
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,15 @@ def test_serve_starts_a_server_and_tells_what_to_type(copy):
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(PATIENCE_S)
         server.stdout.close()
+
+
+def test_the_small_environment_has_four_packages():
+    """Whoever adds one makes everybody's `pip install penstock` larger, and says so here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[<>=\[]", each)[0] for each in project["dependencies"]]
+    assert names == ["httptools", "isal", "msgspec", "uvloop"]
+    script = (ROOT / "tools" / "environment.sh").read_text()
+    assert "serving) wanted='.' ;;" in script
 
 
 def test_serve_asks_for_the_small_environment_where_there_is_none(copy):

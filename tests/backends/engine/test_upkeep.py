@@ -150,6 +150,7 @@ def test_a_queue_emptied_and_made_again_during_the_pass_holds_only_what_came_aft
 
 
 def test_long_lived_messages_do_not_keep_the_files_of_deleted_ones(quick_path):
+    """Row 18: the disk holds twice the live data at most."""
     store = Store(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("keep"), CreateQueue("go"))
     kept = []
@@ -354,6 +355,7 @@ def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
 
 
 def test_a_store_that_runs_long_keeps_few_files_open(quick_path):
+    """Row 18."""
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"))
     counts = []

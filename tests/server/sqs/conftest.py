@@ -2,8 +2,7 @@
 
 The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
 directory that another process would serve (its socket), behind TCP, and in Redis. All others run in
-memory. In this process, all five are on the clock that the test moves. To the endpoint the socket
-and TCP differ in the address alone: the socket is tried by `test_boto3`, and with the full figures.
+memory (docs/decisions/218). In this process, all five are on the clock that the test moves.
 """
 
 import asyncio
@@ -37,7 +36,6 @@ from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
 from tests.backends.redis.servers import RedisServer
-from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
 
 STORES = (
@@ -71,8 +69,6 @@ def pytest_generate_tests(metafunc):
     if "store" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
         stores: tuple[Any, ...] = STORES if module in EVERY_STORE else STORES[:1]
-        if module != "test_boto3" and not FULL:
-            stores = tuple(store for store in stores if store != "daemon")
         metafunc.parametrize("store", stores, scope="session", indirect=True)
 
 
