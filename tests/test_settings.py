@@ -29,13 +29,40 @@ def test_the_location_of_the_store_comes_from_the_first_source_that_gives_one(tm
     url = {"PENSTOCK_URL": "file:in-the-url"}
     assert read_settings({}, url).where == "file:in-the-url"
     assert read_settings({}, {"PENSTOCK_URL": ""}).where == "file:penstock-data"
-    assert read_settings({}, url, str(path)).where == "file:in-the-file"
-    data = {**url, "PENSTOCK_DATA": "in-a-variable"}
+    assert read_settings({}, {}, str(path)).where == "file:in-the-file"
+    assert read_settings({}, url, str(path)).where == "file:in-the-url"
+    data, store = {"PENSTOCK_DATA": "in-a-variable"}, {"PENSTOCK_STORE": "memory:"}
     assert read_settings({}, data, str(path)).where == "file:in-a-variable"
-    store = {**url, "PENSTOCK_STORE": "memory:"}
     assert read_settings({}, store, str(path)).where == "memory:"
-    assert read_settings({"data": "given"}, store, str(path)).where == "file:given"
-    assert read_settings({"store": "file:given"}, data, str(path)).where == "file:given"
+    for environment in (url, data, store, {**url, **data}, {**url, **store}):
+        assert read_settings({"data": "given"}, environment, str(path)).where == "file:given"
+        assert read_settings({"store": "file:given"}, environment, None).where == "file:given"
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "where"),
+    [
+        ("memory:", {"PENSTOCK_DATA": "x"}, None),
+        ("file:y", {"PENSTOCK_DATA": "x"}, None),
+        ("file:x?daemon=1", {"PENSTOCK_DATA": "x"}, None),
+        ("file:x", {"PENSTOCK_STORE": "memory:"}, None),
+        ("redis://a:secret@h", {"PENSTOCK_STORE": "redis://b:secret@h"}, None),
+        ("nonsense", {"PENSTOCK_DATA": "x"}, None),
+        ("file:./x", {"PENSTOCK_DATA": "x"}, "file:x"),
+        ("file:x", {"PENSTOCK_DATA": "x", "PENSTOCK_DURABILITY": "os"}, "file:x?durability=os"),
+        ("file:x", {"PENSTOCK_STORE": "file:x?embedded=1"}, "file:x?embedded=1"),
+        ("redis://h:6379/1", {"PENSTOCK_STORE": "redis://h:6379/1"}, "redis://h:6379/1"),
+    ],
+)
+def test_a_url_in_the_environment_is_honoured_or_refused_and_never_ignored(url, environment, where):
+    """Row 23: a server that took the other of two stores would look as if messages were lost."""
+    environment = {**environment, "PENSTOCK_URL": url}
+    if where is not None:
+        assert read_settings({}, environment).where == where
+        return
+    with pytest.raises(InvalidField, match="PENSTOCK_URL") as caught:
+        read_settings({}, environment)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_store_that_is_named_twice_is_refused():
@@ -79,6 +106,7 @@ def test_lists_and_keys_can_be_given_in_variables():
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, text, complaint):
+    """Row 23: an unknown name, an empty or short secret and the rest."""
     path = tmp_path / "penstock.toml"
     path.write_text(text)
     with pytest.raises(InvalidField) as caught:

@@ -159,7 +159,7 @@ def test_a_class_name_that_two_modules_of_the_package_use_is_an_offence():
     text = "class Queue:\n    class Inner: ..."
     (found,) = tidy.unique_classes({one: "x = 1\nclass Inner: ...", two: text})
     assert str(found) == f"{two}:2: class Inner has the name of the one in {one}:2"
-    assert list(tidy.unique_classes({one: "class _Inner: ...", two: "class _Inner: ..."})) == []
+    assert len(list(tidy.unique_classes({one: "class _In: ...", two: "class _In: ..."}))) == 1
     assert list(tidy.unique_classes({one: "class Queue: ...", TEST: text})) == []
     twice = {one: "class Queue: ...\nclass Queue: ..."}
     assert len(list(tidy.unique_classes(twice))) == 1

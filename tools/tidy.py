@@ -379,15 +379,14 @@ def idle_permissions(path: str, text: str) -> Iterator[Offence]:
 
 
 def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
-    """A class name is unique in the package; one that begins with `_` is private to its module."""
+    """A class name is unique in the package, also one that is private to its module."""
     seen: dict[str, str] = {}
     for path, text in sorted(files.items()):
         for node in classes_of(path, text):
-            if not node.name.startswith("_"):
-                first = seen.setdefault(node.name, f"{path}:{node.lineno}")
-                if first != f"{path}:{node.lineno}":
-                    complaint = f"class {node.name} has the name of the one in {first}"
-                    yield Offence(path, node.lineno, complaint)
+            first = seen.setdefault(node.name, f"{path}:{node.lineno}")
+            if first != f"{path}:{node.lineno}":
+                complaint = f"class {node.name} has the name of the one in {first}"
+                yield Offence(path, node.lineno, complaint)
 
 
 def classes_of(path: str, text: str) -> list[ast.ClassDef]:

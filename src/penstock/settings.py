@@ -2,10 +2,12 @@
 
 An argument replaces a variable, a variable replaces a value of the file, and that replaces the
 default. An unknown name is an error in each of the three. `data` (a path) and `store` (a URL) both
-say where the messages are: each of the three sources gives at most one of them. If none does,
-`PENSTOCK_URL`, which the other commands read too, is the store.
+say where the messages are: each of the three sources gives at most one of them. `PENSTOCK_URL`,
+which the other commands read too, is a third variable for the store: beside `PENSTOCK_DATA` or
+`PENSTOCK_STORE` it must name the same one.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import InvalidField
+from penstock.url import read_url, without_password
 
 PREFIX: Final = "PENSTOCK_"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
@@ -118,6 +121,9 @@ def read_settings(
     if path:
         sources.append((path, _checked(_read_file(path), path)))
     variables = _checked(_read_environment(environment), "the environment", strict=False)
+    arguments = {name: value for name, value in given.items() if value is not None}
+    if not _STORE_SETTINGS & arguments.keys():
+        variables = _with_url(variables, environment.get(URL_VARIABLE))
     sources.append(("the environment", variables))
     for where, source in sources:
         if "accept_loss" in source:
@@ -125,7 +131,6 @@ def read_settings(
                 f"accept_loss, in {where}: it would accept every later loss, too; give "
                 "--accept-loss to the one start that is to go on without the missing files"
             )
-    arguments = {name: value for name, value in given.items() if value is not None}
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
     for where, source in sources:
@@ -134,11 +139,40 @@ def read_settings(
         if _STORE_SETTINGS & source.keys():
             found = {name: value for name, value in found.items() if name not in _STORE_SETTINGS}
         found |= source
-    if not _STORE_SETTINGS & found.keys() and environment.get(URL_VARIABLE):
-        found["store"] = environment[URL_VARIABLE]
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
     return settings
+
+
+def _with_url(variables: dict[str, Any], url: str | None) -> dict[str, Any]:
+    """The variables with the store that PENSTOCK_URL names. Raises InvalidField."""
+    named = _STORE_SETTINGS & variables.keys()
+    if not url or len(named) > 1:
+        return variables
+    if not named:
+        return {**variables, "store": url}
+    where = _convert(variables, "the environment", strict=True).where
+    if not _names_same_store(url, where):
+        other = PREFIX + named.pop().upper()
+        raise InvalidField(
+            f"{URL_VARIABLE} is {without_password(url)!r} and {other} means "
+            f"{without_password(where)!r}: both say where the store is; unset one of them, or give "
+            "--data or --store"
+        )
+    return variables
+
+
+def _names_same_store(url: str, where: str) -> bool:
+    """Whether PENSTOCK_URL names the store at `where`, and has no option that this lacks."""
+    try:
+        one, other = read_url(url), read_url(where)
+    except InvalidField as error:
+        raise InvalidField(f"{URL_VARIABLE} or {PREFIX}STORE: {error}") from None
+    if one.scheme != other.scheme or not one.options.items() <= other.options.items():
+        return False
+    if one.scheme == "file":
+        return os.path.realpath(one.path) == os.path.realpath(other.path)
+    return one.rest == other.rest
 
 
 def _convert(found: Mapping[str, Any], where: str, strict: bool) -> ServerSettings:

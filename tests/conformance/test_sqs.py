@@ -2,7 +2,7 @@
 
 The whole suite runs on a manual clock, because a claim of SQS lasts a second or more. The tests of
 waiting run in real time, too, against a server as a user would start it; with the full figures
-(`tests.conftest.FULL`) the whole suite does. The server has its queues in memory, and once in Redis.
+(`tests.conftest.FULL`) the whole suite does. The server's store is in memory, or in Redis.
 """
 
 import re

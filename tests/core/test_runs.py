@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core import runs
-from penstock.core.delivery import pack_place
 from penstock.core.receipts import IDENTITY_BYTES
 from penstock.core.runs import Run
 from penstock.core.shard import replay
 from penstock.core.window import Window
 from penstock.errors import InvalidField, PenstockError
 from penstock.journal import codec
+from penstock.journal.place import pack_place
 from penstock.service import (
     BATCH_ITEMS_MAX,
     Batch,

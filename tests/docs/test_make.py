@@ -1,5 +1,6 @@
 """CI or a test here runs every target of the Makefile and every command of CONTRIBUTING.md.
 
+What takes long is run in its smallest form (docs/decisions/219).
 They run in a copy of the tree, whose environment links to that of this test, so that no target
 writes into the real tree. The tests are in one group with those of the documents, because
 `make serve` listens at the same port.
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,15 @@ def test_serve_starts_a_server_and_prints_commands_to_try(copy):
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(PATIENCE_S)
         server.stdout.close()
+
+
+def test_the_small_environment_has_four_packages():
+    """Whoever adds one makes everybody's `pip install penstock` larger, and says so here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[<>=\[]", each)[0] for each in project["dependencies"]]
+    assert names == ["httptools", "isal", "msgspec", "uvloop"]
+    script = (ROOT / "tools" / "environment.sh").read_text()
+    assert "serving) wanted='.' ;;" in script
 
 
 def test_serve_creates_the_small_environment_if_there_is_none(copy):

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import Pushed
 from penstock.errors import CorruptEntry, JournalError, UnavailableError
 from penstock.journal import file
 from penstock.journal.file import FileJournal
+from penstock.journal.place import pack_place, position_of
 from penstock.journal.segments import Segments
 
 FILE_BYTES = 8192

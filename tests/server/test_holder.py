@@ -1,4 +1,4 @@
-"""Which process holds a store: the checks before anything is written into a directory."""
+"""Row 23: which process holds a store, and the checks before a directory is written to."""
 
 import functools
 import os

@@ -82,6 +82,41 @@ def test_the_command_line_and_an_sqs_client_see_the_same_queues(store):
         client.close()
 
 
+APP = """
+from pathlib import Path
+
+from penstock.tasks import TaskApp
+
+app = TaskApp(name="shop")
+
+
+@app.task
+def pack(order: str) -> None:
+    Path("packed").write_text(order)
+"""
+
+
+def test_a_worker_runs_the_tasks_of_the_store_that_serve_holds(store, tmp_path):
+    (tmp_path / "shop.py").write_text(APP)
+    with served(store) as server:
+        for command in (
+            [sys.executable, "-c", "import shop; shop.pack.push('order 7')"],
+            [str(PENSTOCK), "worker", "shop:app", "--burst"],
+        ):
+            done = subprocess.run(
+                command,
+                cwd=tmp_path,
+                env={**clean_environment(), "PENSTOCK_URL": f"file:{store}"},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+        assert (tmp_path / "packed").read_text() == "order 7"
+        assert running_pid(store) == server.process.pid
+
+
 def test_a_wait_of_one_client_ends_by_a_message_of_another_protocol(store):
     with served(store) as server, connect(store) as queues:
         client = server.client()
@@ -381,23 +416,25 @@ def test_a_daemon_serves_health_and_metrics_with_the_option(store):
 
 
 DAEMON_WITH_A_FAULT = """
+import asyncio
 import sys
 from penstock.server import daemon
 from penstock.service import Peek
 
 def open_engine(arguments):
     engine = daemon.open_store(arguments)
-    # A reply of a type that cannot be encoded in a frame.
-    engine._handlers[Peek] = lambda command, now_ms: object()
+    engine._handlers[Peek] = lambda command, now_ms: {reply}
     return engine
 
 sys.exit(daemon.main(sys.argv[1:], open_engine))
 """
 
 
-def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
+def fault_report(store, reply, ask):
+    """What a daemon prints that replies so to a peek, after `ask` made one and it was counted."""
+    program = DAEMON_WITH_A_FAULT.replace("{reply}", reply)
     process = subprocess.Popen(
-        [sys.executable, "-c", DAEMON_WITH_A_FAULT, str(store), "--idle", "0", "--http", "0"],
+        [sys.executable, "-c", program, str(store), "--idle", "0", "--http", "0"],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -405,13 +442,32 @@ def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
         wait_for_listener(store)
         until((store / "daemon" / "http").exists)
         port = int((store / "daemon" / "http").read_text())
-        send_one_peek(store)
+        ask(store)
         assert "\npenstock_faults_total 1.0\n" in get(f"http://127.0.0.1:{port}/metrics")[1]
     finally:
         process.terminate()
         reported = process.communicate(timeout=PATIENCE_S)[1]
     assert reported.startswith("penstock: fault in ")
     assert reported.count("\n") == 1
+    return reported
+
+
+def test_a_daemon_counts_a_fault_of_the_frame_server_in_its_figures(store):
+    # A reply of a type that no frame can hold.
+    fault_report(store, "object()", send_one_peek)
+
+
+def test_a_daemon_counts_and_prints_a_fault_in_a_callback_of_its_event_loop(store):
+    """Row 19."""
+
+    def peek(store):
+        with penstock.connect(f"file:{store}") as queues:
+            assert queues.peek("orders") == []
+
+    callback = "asyncio.get_running_loop().call_soon(lambda _: 1 / 0, 'a secret')"
+    reported = fault_report(store, f"{callback} and []", peek)
+    assert ": ZeroDivisionError at " in reported
+    assert "secret" not in reported
 
 
 def test_a_daemon_refuses_to_serve_metrics_to_the_network_without_the_option(store):
@@ -430,7 +486,7 @@ def test_a_daemon_refuses_to_serve_metrics_to_the_network_without_the_option(sto
         (["--url", "file:{}"], {}),
         (["--store", "file:{}"], {"PENSTOCK_URL": "memory:"}),
         ([], {"PENSTOCK_URL": "file:{}"}),
-        ([], {"PENSTOCK_DATA": "{}", "PENSTOCK_URL": "memory:"}),
+        ([], {"PENSTOCK_DATA": "{}", "PENSTOCK_URL": "file:{}"}),
     ],
 )
 def test_serve_opens_the_given_store_and_prints_it_in_json(store, tmp_path, words, environment):
@@ -464,6 +520,13 @@ def test_serve_opens_the_given_store_and_prints_it_in_json(store, tmp_path, word
     finally:
         process.terminate()
         assert process.communicate(timeout=PATIENCE_S) == ("", "")
+
+
+def test_two_stores_in_the_environment_are_refused(store):
+    done = penstock_command("serve", PENSTOCK_DATA=str(store), PENSTOCK_URL="memory:")
+    assert done.returncode == 3
+    assert "PENSTOCK_URL is 'memory:' and PENSTOCK_DATA means 'file:" in done.stderr
+    assert not store.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The engine against the plainest model of the contract, in random lives.
+"""Row 8 of the scorecard: the engine against the plainest model of the contract, in random lives.
 
 After every step: both agree on every message; nothing is lost; a message has one live claim at
 most; deciding changed nothing; replaying the events, and restoring the snapshot, give the living

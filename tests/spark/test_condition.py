@@ -1,4 +1,7 @@
-"""A condition can select rows and do nothing else: whatever is not in its grammar is refused."""
+"""Row 23: a condition can select rows and do nothing else.
+
+Whatever is not in its grammar is refused.
+"""
 
 import re
 from pathlib import Path

@@ -78,7 +78,7 @@ def event(entry, kind, message, **more):
 
 @pytest.mark.parametrize("seed", range(8 if FULL else 1))
 def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, seed):
-    """Row 12: a journal with faults of every kind and a gap, dropped behind each of its batches."""
+    """A journal with faults of every kind and a gap, dropped behind each of its batches."""
     rng = random.Random(seed)
     events = journal(seed + 1, STORE, 0)
     # An entry in the middle is missing: the audit looks for it among all entries, dropped or not.
@@ -154,7 +154,7 @@ STEPS = 2 + len(PART_TABLES) + 1
 def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
     tmp_path, monkeypatch, step
 ):
-    """Row 12: killed before the plan, between two of its commits, or before the plan is removed."""
+    """Killed before the plan, between two of its commits, or before the plan is removed."""
     lake = Lake.open(tmp_path / "lake", create=True)
     events = journal(3, STORE, 0)
     # A cut for which the retention has every one of its steps.

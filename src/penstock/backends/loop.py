@@ -65,13 +65,14 @@ class Pending(msgspec.Struct, eq=False, kw_only=True):
     The caller sets a callback by `then`, before control returns to the event loop. `waits` is true
     while it waits for a message, which may take long, and not only for a disk or a network. If
     `is_known`, `reply` is set and only its changes are not durable yet: the response can be made
-    meanwhile, but not sent.
+    meanwhile, but not sent. `claims` are those of a pull, as far as they are known.
     """
 
     done: Done | None = None
     waits: bool = False
     is_known: bool = False
     reply: Any = None
+    claims: Sequence[Claim] = ()
 
     def then(self, done: Done) -> None:
         """Sets the callback `done(reply, error)`: called once, by the loop, never in a command."""
@@ -270,7 +271,6 @@ class AwaitedReply(Pending, kw_only=True):
     """The Pending of a command, or a generator of commands, that a task awaits."""
 
     service: AwaitedService
-    claims: list[Claim] = msgspec.field(default_factory=list)
     task: asyncio.Task[Any] | None = None
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:

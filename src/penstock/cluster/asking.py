@@ -42,7 +42,7 @@ _SHARED_BODY_BYTES_MAX: Final = 1_024
 _Shared = tuple[Any, "asyncio.Future[Any]"]
 
 
-class _Call(calls.CallUnderWay):
+class _CommandCall(calls.CallUnderWay):
     """A command on its way to an owner."""
 
     __slots__ = ("answer", "parts", "subject", "token")
@@ -88,7 +88,7 @@ class ShardAsker:
         self._inbox = client.new_inbox()
         self._sender = calls.Sender(client, self._inbox)
         self._tokens = itertools.count(1)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _CommandCall] = {}
         # What is asked in this turn of the event loop, by the shard and the version of the spread.
         self._shared: dict[tuple[int, int], list[_Shared]] = {}
         self._terms: dict[int, int] = {}
@@ -185,7 +185,7 @@ class ShardAsker:
             del self._calls[call.token]
         return cast(R, read_answer(command, kind, body))
 
-    def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _Call:
+    def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _CommandCall:
         """Sends a command; the call is to be removed once it is answered. Raises NotDone."""
         if self._closed:
             raise EngineClosed("the connection to the cluster was closed")
@@ -194,7 +194,7 @@ class ShardAsker:
             raise NotDone("it has no owner yet")
         token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
-        call = _Call(shard, term, subject, token, command, self._loop.create_future())
+        call = _CommandCall(shard, term, subject, token, command, self._loop.create_future())
         self._calls[token] = call
         for message in messages:
             self._sender.send(subject, token, message)
@@ -242,7 +242,7 @@ class ShardAsker:
     def _answer_shared(
         self,
         key: tuple[int, int],
-        call: _Call,
+        call: _CommandCall,
         shared: Sequence[_Shared],
         answer: "asyncio.Future[tuple[bytes, bytes]]",
     ) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from penstock.cluster.contents import Contents
 from penstock.cluster.extent import OVERHEAD_BYTES, ChainPoint, Extent, pack_extent
 from penstock.cluster.log import EXTENT_BYTES_MAX
-from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.runs import Run
 from penstock.errors import (
@@ -24,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.journal import codec, concerns
 from penstock.journal.entry import HEADER_BYTES, join, unpack_header
+from penstock.journal.place import pack_place, position_of
 from penstock.service import Command
 
 DATA_BYTES_MAX: Final = EXTENT_BYTES_MAX - OVERHEAD_BYTES

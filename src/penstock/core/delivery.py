@@ -4,8 +4,8 @@ There may be millions of these, so a `Delivery` holds no content, only a referen
 `Pushed` event itself (memory), or its place in the journal (disk). The collector does not track
 them (`gc=False`): they refer to nothing that could refer back.
 
-A place is an integer: its low 32 bits are the message's size, the rest is the message's position,
-which belongs to the journal. `core` reads the size and never the position.
+A place is an integer that the journal makes. Its low 32 bits are the message's size; the rest has
+no meaning here.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,7 @@ DEPARTED: Final = 4
 # The queue number of messages that departed to other shards. Real queues count from 1.
 OUTBOX: Final = 0
 
-PLACE_SIZE_BITS: Final = 32
-PLACE_SIZE_MASK: Final = (1 << PLACE_SIZE_BITS) - 1
+PLACE_SIZE_MASK: Final = (1 << 32) - 1
 
 Content = Pushed | int
 
@@ -86,16 +85,6 @@ def size_bytes(delivery: Delivery) -> int:
     """What the message counts for against a queue's byte limit."""
     content = delivery.content
     return content & PLACE_SIZE_MASK if isinstance(content, int) else content.size_bytes
-
-
-def pack_place(position: int, size_bytes: int) -> int:
-    """The place of a message of this size; the position is any number its journal can use."""
-    return position << PLACE_SIZE_BITS | size_bytes
-
-
-def position_of(place: int) -> int:
-    """The position in a place, for the journal that packed it."""
-    return place >> PLACE_SIZE_BITS
 
 
 def not_plain(deliveries: list[Delivery]) -> list[Delivery]:

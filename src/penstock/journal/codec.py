@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 from isal.isal_zlib import crc32
 
-from penstock.core.delivery import Arrivals, Delivery, pack_place
+from penstock.core.delivery import Arrivals, Delivery
 from penstock.core.events import (
     AnyEvent,
     Arrived,
@@ -65,6 +65,7 @@ from penstock.core.events import (
 from penstock.core.runs import Run
 from penstock.errors import CorruptEntry
 from penstock.journal.columns import little, words
+from penstock.journal.place import pack_place
 from penstock.service import Attributes, QueueSettings
 
 VERSION: Final = b"PENSTK01"

@@ -21,9 +21,8 @@ from penstock.core.delivery import (
     Departure,
     Move,
     not_plain,
-    pack_place,
-    position_of,
 )
+from penstock.journal.place import pack_place, position_of
 
 # In the order of `Delivery`'s fields: `unpack_columns` passes them by position.
 _FIELDS_AFTER_CONTENT: Final = tuple(

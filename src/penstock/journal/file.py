@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, get_args
 
-from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.runs import Run
 from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
@@ -26,6 +25,7 @@ from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES, StoredEntry
+from penstock.journal.place import pack_place, position_of
 from penstock.journal.room import RoomBudget
 from penstock.journal.segments import Segments
 from penstock.service import check_number

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.core.delivery import position_of
 from penstock.core.receipts import MessageIds
 from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, JournalError, StoreUnusable
 from penstock.journal import codec, readers
 from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.manifest import NAME as MANIFEST
+from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery
 from penstock.journal.snapshot import Taken, read_snapshot, snapshot_paths

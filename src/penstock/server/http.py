@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Final, cast
 
 from penstock.server.faults import Faults
+from penstock.server.held import HeldBytes
 from penstock.server.request import BODY_BYTES_MAX as BODY_BYTES_MAX
 from penstock.server.request import Request as Request
 from penstock.server.request import RequestReader, Unacceptable
@@ -261,7 +262,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             # An answer stays in memory whole until its last byte is sent.
             unsent_bytes = self._transport.get_write_buffer_size()
             held_bytes += max(self._answer_bytes, unsent_bytes)
-        self._server.count_held(self, held_bytes if held_bytes > HELD_BYTES_MIN else 0)
+        self._server.held.count(self, held_bytes if held_bytes > HELD_BYTES_MIN else 0)
 
     # Answering.
 
@@ -402,7 +403,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._closing = True
         self.read_deadline_s = self.write_deadline_s = None
         self._unwatch()
-        self._server.count_held(self, 0)
+        self._server.held.count(self, 0)
         if self._transport is not None:
             self._transport.abort()
 
@@ -428,12 +429,8 @@ class HttpServer:
         self.connections: set[HttpConnection] = set()
         # Connections with a deadline: only these are checked every second.
         self.watched: set[HttpConnection] = set()
-        # Connections that hold more than HELD_BYTES_MIN, the bytes they hold together, and how many
-        # were aborted because of the limit.
-        self._holders: set[HttpConnection] = set()
-        self.held_bytes = 0
-        self.aborted = 0
-        self._abort_scheduled = False
+        # What is held by connections that hold more than HELD_BYTES_MIN.
+        self.held = HeldBytes(self.loop, HELD_BYTES_MAX)
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [
@@ -448,33 +445,9 @@ class HttpServer:
         """Drops a connection that has ended."""
         self.connections.discard(connection)
         self.watched.discard(connection)
-        self.count_held(connection, 0)
+        self.held.count(connection, 0)
         if self.stopping and not self.connections:
             self._emptied.set()
-
-    def count_held(self, connection: HttpConnection, held_bytes: int) -> None:
-        """Sets how many bytes a connection holds now."""
-        if held_bytes == connection.held_bytes:
-            return
-        self.held_bytes += held_bytes - connection.held_bytes
-        connection.held_bytes = held_bytes
-        if held_bytes:
-            self._holders.add(connection)
-        else:
-            self._holders.discard(connection)
-        if self.held_bytes > HELD_BYTES_MAX and not self._abort_scheduled:
-            # Not here: this may be called from within a transport or the parser.
-            self._abort_scheduled = True
-            self.loop.call_soon(self._abort_largest)
-
-    def _abort_largest(self) -> None:
-        """Aborts the connections that hold the most until the rest is within the limit."""
-        self._abort_scheduled = False
-        for connection in sorted(self._holders, key=lambda each: each.held_bytes, reverse=True):
-            if self.held_bytes <= HELD_BYTES_MAX:
-                return
-            self.aborted += 1
-            connection.abort()
 
     def _sweep(self) -> None:
         # A deadline that would pass before the next sweep counts as passed now.

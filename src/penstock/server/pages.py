@@ -18,6 +18,7 @@ from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import FigureSource, Metrics
 from penstock.server.sqs.access import Access
+from penstock.server.tls import HANDSHAKE_S_MAX, paced
 from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
 
@@ -25,7 +26,6 @@ BACKLOG: Final = 4_096
 PAGE_PATHS: Final = frozenset({"/health", "/metrics"})
 _HEALTHY: Final = b'{"status":"ok"}'
 _STOPPED: Final = b'{"status":"stopped"}'
-_HANDSHAKE_S_MAX: Final = 10
 
 
 def service_health() -> Steps[bool]:
@@ -114,12 +114,12 @@ async def bind_http(
     """Binds an address; `start_serving` accepts clients. Raises AddressInUse or InvalidField."""
     try:
         return await asyncio.get_running_loop().create_server(
-            http,
+            paced(http, tls),
             host,
             port,
             ssl=tls,
             backlog=BACKLOG,
-            ssl_handshake_timeout=_HANDSHAKE_S_MAX if tls else None,
+            ssl_handshake_timeout=HANDSHAKE_S_MAX if tls else None,
             start_serving=False,
         )
     except OSError as error:

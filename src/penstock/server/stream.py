@@ -2,12 +2,14 @@
 
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
-its requests wait for the disk. It is closed if it makes no progress for too long. When it breaks,
-everything pending for it is cancelled: waits end, and claims that were made for it are released.
+its requests wait for the disk; requests that were read by then are its backlog. It is closed if it
+makes no progress for too long, or if it holds the most when all connections together hold too much
+(`held`). When it breaks, everything pending for it is cancelled: waits end, and claims that were
+made for it are released.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
@@ -15,9 +17,15 @@ from penstock.backends.engine.loop import engine_fault
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
+from penstock.server.held import HeldBytes
+from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
 SMALL_BYTES: Final = 64 * 1024
+# A connection that holds less is not counted.
+COUNTED_BYTES_MIN: Final = 16 * 1024
+# What a client must read of its answers within `stall_s_max`, if there is as much.
+WRITE_PROGRESS_BYTES: Final = 16 * 1024
 
 
 class Limits(NamedTuple):
@@ -27,7 +35,10 @@ class Limits(NamedTuple):
     connections_max: int = 10_000
     waits_max: int = 1_024
     deferred_max: int = 4_096
+    # With more unsent answers than this, a connection is not read, and its requests wait.
     unsent_bytes_max: int = 1024 * 1024
+    # Memory for unsent answers and for requests that wait for them, on all connections together.
+    held_bytes_max: int = 256 * 1024 * 1024
     # Memory for large frames that are incomplete, on all connections together.
     unfinished_bytes_max: int = 512 * 1024 * 1024
     hello_s_max: float = 10.0
@@ -54,6 +65,7 @@ class StreamServer:
         self.connections_seen = 0
         self.requests_seen = 0
         self.unfinished_bytes = 0
+        self.held = HeldBytes(asyncio.get_running_loop(), self.limits.held_bytes_max)
         # Connections with something to send.
         self.dirty: list[Any] = []
         self.failed = failed
@@ -199,9 +211,23 @@ class StreamConnection(asyncio.Protocol):
         self.since_s = 0.0
         self.ending = False
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        # Whether more than `unsent_bytes_max` is unsent.
         self.writing_paused = False
+        # The part of this connection in the server's count (`HeldBytes`).
+        self.held_bytes = 0
         self._stream = server
+        self._unsent_bytes_max = server.limits.unsent_bytes_max
+        self._deferred_max = server.limits.deferred_max
         self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._written_bytes = 0
+        # Whether more than COUNTED_BYTES_MIN is unsent, and the most it was since then.
+        self._is_counted = False
+        self._unsent_bytes = 0
+        # Messages in replies that are not durable yet.
+        self._deferred_bytes = 0
+        self._backlog_bytes = 0
+        self._backlog_is_planned = False
         self._unfinished_bytes = 0
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
@@ -210,7 +236,8 @@ class StreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=self._stream.limits.unsent_bytes_max)
+        # Above this, `pause_writing` is called.
+        self.transport.set_write_buffer_limits(COUNTED_BYTES_MIN)
         self.since_s = self._stream.loop.time()
 
     # Implemented by each protocol.
@@ -232,6 +259,7 @@ class StreamConnection(asyncio.Protocol):
         if not self._out:
             self._stream.dirty.append(self)
         self._out.append(answer)
+        self._out_bytes += len(answer)
 
     def flush(self) -> None:
         """Writes all queued answers to the transport at once."""
@@ -239,14 +267,16 @@ class StreamConnection(asyncio.Protocol):
         if not out or self.is_gone:
             return
         self._out = []
-        self.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self._out_bytes = 0
+        data = out[0] if len(out) == 1 else b"".join(out)
+        self._written_bytes += len(data)
+        self.transport.write(data)
+        if self._is_counted:
+            self._count_unsent(len(data))
         if self.ending:
             self.transport.close()
         elif self._reading_paused:
             self.resume_if_able()
-
-    def _is_behind(self) -> bool:
-        return self.deferred > self._stream.limits.deferred_max // 2
 
     def end(self) -> None:
         """Closes the connection once everything has been sent."""
@@ -262,6 +292,7 @@ class StreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Closes the connection at once."""
         self.ending = True
+        self._stream.held.count(self, 0)
         self.transport.abort()
 
     # Limits.
@@ -280,8 +311,8 @@ class StreamConnection(asyncio.Protocol):
         return bool(self._unfinished_bytes)
 
     def pause_if_behind(self) -> None:
-        """Pauses reading while too many requests wait for the disk."""
-        if self.deferred > self._stream.limits.deferred_max:
+        """Pauses reading while too much waits for the disk."""
+        if self.deferred and self.is_full():
             self.pause_reading()
 
     def pause_reading(self) -> None:
@@ -291,29 +322,110 @@ class StreamConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_if_able(self) -> None:
-        """Resumes reading, unless too many answers or requests are still waiting."""
+        """Takes the backlog or reads again, unless too many answers or requests are waiting."""
         if (
-            self._reading_paused
-            and not self.ending
-            and not self.writing_paused
-            and not self._is_behind()
-            and not self.has_backlog
+            not self._reading_paused
+            or self.ending
+            or self.writing_paused
+            or self.deferred > self._deferred_max // 2
+            or self._deferred_bytes > self._unsent_bytes_max
         ):
+            return
+        if self.has_backlog:
+            self.plan_backlog()
+        else:
             self._reading_paused = False
             self.transport.resume_reading()
+
+    # Requests that were read and have to wait.
 
     @property
     def has_backlog(self) -> bool:
         """Whether requests were read that are still to be executed."""
         return False
 
+    def take_backlog(self) -> None:
+        """Executes some requests of the backlog, until the connection must wait again."""
+        raise NotImplementedError
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether no request of the backlog is to be executed before others are done."""
+        return self.writing_paused or self.is_full()
+
+    def is_full(self) -> bool:
+        """Whether so much is to be sent, or waits for the disk, that the next request waits."""
+        return (
+            self._out_bytes + self._unsent_bytes + self._deferred_bytes > self._unsent_bytes_max
+            or self.deferred > self._deferred_max
+        )
+
+    def count_deferred(self, replies: int, size_bytes: int) -> None:
+        """Adds to the replies that wait for the disk, or takes from them by negative numbers."""
+        self.deferred += replies
+        self._stream.deferred += replies
+        if size_bytes:
+            self._deferred_bytes += size_bytes
+            if abs(size_bytes) > COUNTED_BYTES_MIN:
+                self._count_held()
+
+    def plan_backlog(self) -> None:
+        """Plans `take_backlog` for the next turn of the event loop: other connections have theirs.
+
+        If the connection must wait then, `resume_if_able` plans it again.
+        """
+        if not self._backlog_is_planned:
+            self._backlog_is_planned = True
+            self._stream.loop.call_soon(self._continue_backlog)
+
+    def _continue_backlog(self) -> None:
+        self._backlog_is_planned = False
+        if self.ending:
+            return
+        if not (self.has_backlog and self.must_wait):
+            self.take_backlog()
+        if self.has_backlog:
+            self.pause_reading()
+            if not self.must_wait:
+                self.plan_backlog()
+        else:
+            self.count_backlog(0)
+
+    def count_backlog(self, read_bytes: int) -> None:
+        """Counts the bytes of which the requests of the backlog are a part."""
+        if read_bytes != self._backlog_bytes:
+            self._backlog_bytes = read_bytes
+            self._count_held()
+
+    # Unsent answers.
+
     def pause_writing(self) -> None:
-        self.writing_paused = True
-        self.pause_reading()
+        self._is_counted = True
+        self._count_unsent(0)
 
     def resume_writing(self) -> None:
+        self._is_counted = False
+        self._unsent_bytes = 0
         self.writing_paused = False
+        self._count_held()
         self.resume_if_able()
+
+    def _count_unsent(self, written_bytes: int) -> None:
+        """Counts the unsent answers, and pauses reading if they are too many."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        # What was written at once stays in memory until its last byte is sent.
+        held_bytes = max(unsent_bytes, written_bytes)
+        if held_bytes > self._unsent_bytes:
+            self._unsent_bytes = held_bytes
+            self._count_held()
+        if unsent_bytes > self._unsent_bytes_max and not self.writing_paused:
+            self.writing_paused = True
+            self.pause_reading()
+
+    def _count_held(self) -> None:
+        if not self.is_gone:
+            held_bytes = self._unsent_bytes + self._backlog_bytes + self._deferred_bytes
+            self._stream.held.count(self, held_bytes if held_bytes > COUNTED_BYTES_MIN else 0)
 
     def eof_received(self) -> bool:
         return False
@@ -322,6 +434,7 @@ class StreamConnection(asyncio.Protocol):
         self.is_gone = True
         self.ending = True
         self._out = []
+        self._stream.held.count(self, 0)
         self.reserve(0)
         self._stream.leave(self)
 
@@ -330,15 +443,22 @@ class StreamConnection(asyncio.Protocol):
 
         `seen` changes while the frame arrives.
         """
-        if not (is_amid_frame or self.writing_paused):
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes:
+            # What was sent, not what is left: further requests may add to it.
+            seen = (-1, (self._written_bytes - unsent_bytes) // WRITE_PROGRESS_BYTES)
+        elif not is_amid_frame:
             self._standstill = None
             return
-        if self.writing_paused:
-            seen = (-1, self.transport.get_write_buffer_size())
         if seen != self._standstill:
             self._standstill, self._standstill_s = seen, now_s
         elif now_s - self._standstill_s > self._stream.limits.stall_s_max:
             self.abort()
+
+
+def bodies_bytes(messages: Iterable[Message]) -> int:
+    """How large messages are, as far as they can be large."""
+    return sum(len(each.body) for each in messages)
 
 
 def ignore_reply(reply: Any, error: Exception | None) -> None:

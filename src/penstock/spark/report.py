@@ -291,7 +291,7 @@ class _Tables:
             stays=stays,
             chosen=chosen,
         )
-        lines = {name: _Line(axis) for name in [*drawn, _OTHERS]}
+        lines = {name: _ChartLine(axis) for name in [*drawn, _OTHERS]}
         for row in grouped:
             lines[row["name"]].add(row)
         series: list[dict[str, Any]] = [
@@ -434,7 +434,7 @@ class _Tables:
         return {"rows": rows, "more": count - len(rows)}
 
 
-class _Line:
+class _ChartLine:
     """One queue's depth and the push of its oldest message, at the end of each step."""
 
     def __init__(self, axis: _Time) -> None:

@@ -7,8 +7,8 @@ import pytest
 from penstock.backends.engine import upkeep as upkeep_module
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
-from penstock.core.delivery import position_of
 from penstock.core.events import Carried, Departed, Lost
+from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import snapshot_paths
 from penstock.journal.verify import verify

@@ -10,7 +10,7 @@ from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
 from penstock.backends.loop import PAUSE, AwaitedService, Pending, result_of
-from penstock.clock import ManualClock
+from penstock.clock import ManualClock, SystemClock
 from penstock.errors import (
     InFlightLimit,
     JournalError,
@@ -32,6 +32,7 @@ from penstock.service import (
     Push,
     Stats,
 )
+from tests.server.conftest import until
 
 
 class HeldJournal(MemoryJournal):
@@ -466,3 +467,21 @@ def test_a_watcher_is_woken_by_a_visible_message_and_claims_none():
         await engine.close()
 
     asyncio.run(work())
+
+
+def test_what_is_due_is_settled_while_there_is_no_command_and_no_waiting_pull():
+    """On the system clock: more than one step of it, by the timer of the event loop alone."""
+
+    async def main():
+        engine = Engine(MemoryJournal(), SystemClock())
+        face = LoopEngine(engine)
+        face.submit(CreateQueue("q"))
+        for _ in range(3 * engine.settle_max):
+            face.submit(Push("q", b"x", ttl_ms=500))
+        deliveries = engine.shard.names["q"].deliveries
+        assert len(deliveries) > 2 * engine.settle_max
+        await asyncio.to_thread(until, lambda: not deliveries)
+        assert not engine.has_due_work
+        await face.close()
+
+    asyncio.run(main())

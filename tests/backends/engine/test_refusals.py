@@ -15,7 +15,6 @@ import pytest
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
-from penstock.core.delivery import pack_place, position_of
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.shard import ShardState, replay
 from penstock.errors import (
@@ -24,6 +23,7 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
+from penstock.journal.place import pack_place, position_of
 from penstock.service import (
     Batch,
     Command,

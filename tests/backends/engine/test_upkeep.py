@@ -155,6 +155,7 @@ def test_a_queue_purged_during_the_pass_has_only_the_messages_pushed_after_it(st
 
 
 def test_long_lived_messages_do_not_keep_the_files_of_deleted_ones(quick_path):
+    """Row 18: the disk holds twice the live data at most."""
     store = Store(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("keep"), CreateQueue("go"))
     kept = []
@@ -357,6 +358,7 @@ def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
 
 
 def test_after_many_passes_a_store_has_few_files_open(quick_path):
+    """Row 18."""
     store = Store(quick_path, archive=None)
     store(CreateQueue("q"))
     counts = []

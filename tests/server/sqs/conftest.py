@@ -2,9 +2,8 @@
 
 The modules in `EVERY_STORE` run against each kind of store: in memory, in a directory, in a
 directory that another process holds (through its socket), over TCP, and in Redis. All others run in
-memory. For a server in this process, each kind of store uses the clock of the test. For the
-endpoint, the socket and TCP differ only in the address: the socket is tested by `test_boto3`, and
-by the others with the full figures.
+memory (docs/decisions/218). For a server in this process, each kind of store uses the clock of the
+test.
 """
 
 import asyncio
@@ -38,7 +37,6 @@ from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
 from tests.backends.redis.servers import RedisServer
-from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
 
 STORES = (
@@ -55,9 +53,11 @@ EVERY_STORE = frozenset(
         "test_fifo",
         "test_fifo_order",
         "test_messages",
+        "test_query",
         "test_queues",
         "test_receipts",
         "test_waits",
+        "test_error_texts",
     }
 )
 PENSTOCK = Path(sys.executable).with_name("penstock")
@@ -70,8 +70,6 @@ def pytest_generate_tests(metafunc):
     if "store" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
         stores: tuple[Any, ...] = STORES if module in EVERY_STORE else STORES[:1]
-        if module != "test_boto3" and not FULL:
-            stores = tuple(store for store in stores if store != "daemon")
         metafunc.parametrize("store", stores, scope="session", indirect=True)
 
 
@@ -392,8 +390,10 @@ def either(request, local):
 
 
 @pytest.fixture(scope="module")
-def plain(query_data):
+def plain(query_data, store, redis_url, tmp_path_factory):
     """A local server that the tests of one module share."""
-    server = Local(query_data, aws_limits=True)
+    path = tmp_path_factory.mktemp("plain")
+    url = "memory:" if redis_url is None else f"{redis_url}?prefix={path.name}"
+    server = Local(query_data, store, path, url=url, aws_limits=True)
     yield server
     server.close()

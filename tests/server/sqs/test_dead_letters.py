@@ -26,6 +26,7 @@ from tests.server.sqs.asking import (
 
 
 def test_a_message_received_too_often_is_dead_lettered(local, either):
+    """Row 17: after exactly as many receives as the policy says."""
     source, dead = make_pair(either, receives=2)
     policy = json.loads(shown(either, source)["RedrivePolicy"])
     assert policy == {"deadLetterTargetArn": arn(either, dead), "maxReceiveCount": 2}
@@ -111,6 +112,7 @@ def test_sources_of_dead_letters_are_listed_by_page(either):
     ],
 )
 def test_a_bad_redrive_policy_is_refused(either, policy, reason):
+    """Row 19: digits that are none of ASCII, among others."""
     dead = make(either, "dead")
     deny = make(either, "deny", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
     by_queue = {"redrivePermission": "byQueue", "sourceQueueArns": [arn(either, dead)]}

@@ -1,4 +1,4 @@
-"""The endpoint with the store `sqs://`: a local address for the queues of another SQS endpoint."""
+"""The endpoint in front of `sqs://`, a local address for queues elsewhere, and of `mirror:`."""
 
 import json
 from urllib.request import urlopen
@@ -6,8 +6,10 @@ from urllib.request import urlopen
 import pytest
 from botocore.exceptions import ClientError
 
+import penstock
 from penstock.errors import UnsupportedOperation
 from penstock.server.sqs.lookup import refusal_of
+from tests.server.conftest import end_daemon, until
 from tests.server.sqs.asking import (
     arn,
     bodies,
@@ -20,7 +22,7 @@ from tests.server.sqs.asking import (
     send,
     shown,
 )
-from tests.server.sqs.conftest import Local
+from tests.server.sqs.conftest import Local, serve
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,22 @@ def test_health_and_metrics_are_those_of_the_backend(client, front, queue_name):
     with urlopen(f"{front.url}/metrics", timeout=60) as answer:
         figures = answer.read().decode()
     assert f'penstock_messages{{queue="{queue_name}",state="visible"}} 1.0' in figures
+
+
+def test_the_messages_of_a_mirrored_store_are_sent_received_and_mirrored(tmp_path):
+    primary, mirror = tmp_path / "primary", tmp_path / "mirror"
+    try:
+        with serve("--store", f"mirror:?primary=file:{primary}&mirror=file:{mirror}") as server:
+            client = server.client()
+            url = make(client, "orders")
+            send(client, url, "first")
+            send(client, url, "second")
+            (message,) = receive(client, url)
+            assert message["Body"] == "first"
+            client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            with penstock.connect(f"file:{mirror}") as mirrored:
+                until(lambda: "orders" in mirrored.names())
+                until(lambda: [each.body for each in mirrored.peek("orders", 5)] == [b"second"])
+    finally:
+        end_daemon(primary)
+        end_daemon(mirror)

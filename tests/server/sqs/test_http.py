@@ -1,8 +1,10 @@
 """The HTTP server with arbitrary input: limits, smuggling, order of requests, pipelining."""
 
+import asyncio
 import json
 import re
 import socket
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -13,8 +15,9 @@ import pytest
 from penstock.backends.engine.loop import LoopEngine
 from penstock.server import http
 from penstock.server.sqs import messages
-from penstock.service import Peek
+from penstock.service import CreateQueue, Peek, Push
 from tests.server.conftest import send_one_peek
+from tests.server.frames.test_tcp import certificate  # noqa: F401
 from tests.server.sqs.asking import make
 from tests.server.sqs.conftest import Local
 
@@ -298,7 +301,7 @@ def connections(server):
 
 
 def held_bytes(server):
-    return server.call(lambda: server.running._http.held_bytes)
+    return server.call(lambda: server.running._http.held.total_bytes)
 
 
 def test_an_answer_that_is_not_read_ends_its_connection(unread):
@@ -313,6 +316,39 @@ def test_an_answer_that_is_not_read_ends_its_connection(unread):
         while connections(server) > before:
             pass
         assert held_bytes(server) == 0
+
+
+def test_an_answer_over_tls_that_is_not_read_ends_its_connection(
+    query_data,
+    monkeypatch,
+    certificate,  # noqa: F811
+):
+    """Row 13."""
+    monkeypatch.setattr(http, "SWEEP_S", 0.02)
+    monkeypatch.setattr(messages, "RECEIVE_BYTES_MAX", 16_000_000)
+    cert, key = certificate
+    server = Local(query_data, tls_cert=cert, tls_key=key)
+    try:
+        server.execute(CreateQueue("unread"))
+        for _ in range(10):
+            server.execute(Push("unread", b"x" * 1_000_000))
+        body = json.dumps({"QueueUrl": "unread", "MaxNumberOfMessages": 10}).encode()
+        receive = post(body, target="AmazonSQS.ReceiveMessage", close=False)
+        tls = ssl.create_default_context(cafile=cert)
+        with socket.create_connection(("127.0.0.1", server.running.port), 10) as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            with tls.wrap_socket(plain, server_hostname="localhost") as wire:
+                wire.sendall(receive)
+                while held_bytes(server) < 500_000:
+                    pass
+                monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
+                # The deadline that was set before is thirty seconds away.
+                server.call(lambda: max(server.running._http.watched, key=id)._time_answer())
+                while connections(server):
+                    pass
+        assert held_bytes(server) == 0
+    finally:
+        server.close()
 
 
 def test_a_last_answer_that_is_not_read_ends_its_connection(unread):
@@ -356,13 +392,13 @@ def test_over_the_limit_of_all_connections_the_one_that_holds_the_most_is_ended(
             sizes = [1_000_000, 300_000, 600_000, 400_000]
             for wire, size in zip(wires, sizes, strict=True):
                 wire.sendall(head + b"x" * size)
-            while not server.call(lambda: server.running._http.aborted):
+            while not server.call(lambda: server.running._http.held.aborted):
                 pass
             with suppress(ConnectionError):
                 assert wires[0].recv(1) == b""
             while held_bytes(server) < sum(sizes[1:]):
                 pass
-            assert server.call(lambda: server.running._http.aborted) == 1
+            assert server.call(lambda: server.running._http.held.aborted) == 1
             record_property("figure", f"{held_bytes(server):,} of 2,000,000 B held")
             assert held_bytes(server) == sum(sizes[1:])
         while held_bytes(server):
@@ -372,6 +408,7 @@ def test_over_the_limit_of_all_connections_the_one_that_holds_the_most_is_ended(
 
 
 def test_a_fault_is_answered_counted_and_printed_in_one_line(query_data, capfd):
+    """Row 19: whatever a request causes, no traceback is printed."""
     server = Local(query_data)
 
     def fail(*_):
@@ -392,12 +429,28 @@ def test_a_fault_is_answered_counted_and_printed_in_one_line(query_data, capfd):
     )
 
 
+def test_a_fault_in_a_callback_of_the_event_loop_is_counted_and_printed_in_one_line(
+    query_data, capfd
+):
+    """Row 19."""
+    server = Local(query_data)
+    try:
+        server.call(lambda: asyncio.get_running_loop().call_soon(lambda _: 1 / 0, "a secret"))
+        assert server.call(lambda: server.running._http.faults.total) == 1
+    finally:
+        server.close()
+    shown = capfd.readouterr().err
+    assert re.fullmatch(r"penstock: fault in .+: ZeroDivisionError at \S+test_http.py:\d+\n", shown)
+    assert "secret" not in shown
+
+
 def test_the_metrics_count_faults(plain):
     received = exchange(plain, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"\npenstock_faults_total 0.0\n" in received
 
 
 def test_the_metrics_count_a_fault_of_the_frame_server(query_data, tmp_path):
+    """Row 19."""
     server = Local(query_data, store="file", path=tmp_path)
     try:
         service = server.running.service

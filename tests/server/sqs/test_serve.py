@@ -163,6 +163,7 @@ def test_row_23_a_store_is_not_served_as_another_region_or_account(tmp_path):
 
 
 def test_a_server_raises_its_limit_of_open_files(tmp_path):
+    """Row 23."""
     limited = ["bash", "-c", 'ulimit -S -n 128 && exec "$@"', "bash"]
     with serve("--store", "memory:", before=limited) as server:
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()

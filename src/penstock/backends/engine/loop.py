@@ -37,7 +37,6 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-_NO_CLAIMS: Sequence[Claim] = ()
 # How late a message may become visible on a server that has nothing else to do.
 SWEEP_S: Final = 0.25
 
@@ -383,7 +382,7 @@ class LoopEngine:
     def _sweep(self) -> None:
         """Settles, a step at a time, what is due while there is no command and no waiting pull."""
         pause_s = SWEEP_S
-        if self.engine.has_due_work:
+        if self.failure is None and self.engine.has_due_work:
             self._tick()
             if self.engine.has_due_work:
                 pause_s = 0.0
@@ -523,7 +522,6 @@ class EngineReply(Pending, kw_only=True):
     loop_engine: LoopEngine
     sequence: int = 0
     pull: Pull | None = None
-    claims: Sequence[Claim] = _NO_CLAIMS
     steps: Steps[Any] | None = None
     waiter: Waiter | None = None
 
@@ -555,7 +553,7 @@ class EngineReply(Pending, kw_only=True):
         claims, pull = self.claims, self.pull
         if waiter is not None:
             claims, pull = waiter.claims, waiter.command
-        self.claims = _NO_CLAIMS
+        self.claims = ()
         if claims and pull is not None and pull.attempt_id is None:
             self.loop_engine.abandon(claims)
 

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.backends.engine.engine import Engine
-from penstock.core.delivery import OUTBOX, Delivery, pack_place, position_of, size_bytes
+from penstock.core.delivery import OUTBOX, Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried, QueueStated
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
 from penstock.journal import StoredJournal, readers
+from penstock.journal.place import pack_place, position_of
 from penstock.journal.snapshot import (
     Outline,
     SnapshotWriter,

@@ -16,7 +16,7 @@ from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, slices
 from penstock.backends.mirror.state import MirrorFile, MirrorState, wall_clock_ms
 from penstock.backends.mirror.target import MirrorTarget
-from penstock.core.delivery import IN_FLIGHT, Delivery, position_of
+from penstock.core.delivery import IN_FLIGHT, Delivery
 from penstock.core.events import (
     AnyEvent,
     Moved,
@@ -30,6 +30,7 @@ from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
 from penstock.journal import codec, readers
 from penstock.journal.entry import StoredEntry
+from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery, newest_snapshot
 from penstock.journal.store import open_reader, store_of

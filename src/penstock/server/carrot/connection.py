@@ -50,8 +50,6 @@ from penstock.wire.carrot.single import (
 
 # Requests of one connection that are taken in one turn of the event loop.
 _TURN_MAX: Final = 256
-# How long requests that were read wait while answers are not durable, or are not read.
-_BEHIND_S: Final = 0.002
 # The tag of the claim of a single read.
 _SINGLE: Final = 0
 
@@ -109,6 +107,8 @@ class CarrotConnection(StreamConnection):
         elif self._verdict is None and self._single.opcode == READ:
             self._take_verdict(data[0])
         self._server.flush()
+        if self._backlog:
+            self.count_backlog(len(data))
 
     def _take_start(self) -> None:
         """Takes the token, and the first request or the part of it that is there."""
@@ -272,11 +272,12 @@ class CarrotConnection(StreamConnection):
             self._backlog.extend(requests)
         elif len(requests) > _TURN_MAX:
             self._backlog.extend(requests)
-            self._take_backlog()
+            self.take_backlog()
         else:
             self._take_all(requests)
         if self._backlog:
             self.pause_reading()
+            self.plan_backlog()
         elif session.error is not None and not self._is_held:
             self._refuse_session(session.error)
         if session.frame_bytes or self.has_reserved:
@@ -288,7 +289,7 @@ class CarrotConnection(StreamConnection):
         for place, (opcode, count, number, queue, body) in enumerate(requests, 1):
             counts[opcode] += 1
             TAKE[opcode](server, self, count, number, queue, body)
-            if self._is_held:
+            if self._is_held or self.is_full():
                 self._backlog.extendleft(reversed(requests[place:]))
                 return
 
@@ -299,29 +300,25 @@ class CarrotConnection(StreamConnection):
     def resume_requests(self) -> None:
         """Takes the requests that were held, in the next turn of the event loop."""
         self._is_held = False
-        self._server.loop.call_soon(self._take_backlog)
+        self.plan_backlog()
 
     def _has_to_wait(self) -> bool:
         """Whether no request is taken now."""
         return self.ending or self._is_held
 
-    def _take_backlog(self) -> None:
-        """Takes some requests, and the others in later turns: other connections have theirs."""
+    @property
+    def must_wait(self) -> bool:
+        return self._is_held or super().must_wait
+
+    def take_backlog(self) -> None:
         backlog = self._backlog
         if self._has_to_wait():
             return
-        pause_s = 0.0
-        if self.deferred > self._server.limits.deferred_max or self.writing_paused:
-            pause_s = _BEHIND_S
-        else:
-            self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
+        self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
         self._server.flush()
-        if self._has_to_wait():
+        if backlog or self._has_to_wait():
             return
-        if backlog:
-            self.pause_reading()
-            self._server.loop.call_later(pause_s, self._take_backlog)
-        elif self._session is not None and self._session.error is not None:
+        if self._session is not None and self._session.error is not None:
             self._refuse_session(self._session.error)
             self._server.flush()
         else:

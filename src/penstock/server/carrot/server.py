@@ -18,7 +18,7 @@ from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import InvalidReceipt, PenstockError, QueueNotFound, StaleReceipt
 from penstock.server.faults import Faults
 from penstock.server.metrics import MetricFamily
-from penstock.server.stream import Limits, StreamServer
+from penstock.server.stream import Limits, StreamServer, bodies_bytes
 from penstock.service import Claim, Command, CreateQueue, Pull, Push
 from penstock.wire.carrot import OPCODE_NAMES
 from penstock.wire.carrot.reasons import REMOVED, make_reason, read_reason, reason_of
@@ -138,23 +138,24 @@ class CarrotServer(StreamServer):
         is_pull: bool = False,
     ) -> None:
         """Answers when the reply is there, or the wait for a message has ended."""
-        waits = pending.waits
+        waits, size = pending.waits, 0
         key = connection.next_key() if is_pull else 0
         if waits:
             connection.waits[key] = pending
         else:
-            connection.deferred += 1
-            self.deferred += 1
+            size = bodies_bytes(pending.claims)
+            connection.count_deferred(1, size)
             # Only what may give claims is cancelled if the connection breaks.
             if is_pull:
                 connection.claiming[key] = pending
-        pending.then(partial(self._finish_later, connection, key, waits, finish, refuse))
+        pending.then(partial(self._finish_later, connection, key, waits, size, finish, refuse))
 
     def _finish_later(
         self,
         connection: "CarrotConnection",
         key: int,
         waited: bool,
+        size: int,
         finish: Finish,
         refuse: Refuse,
         reply: Any,
@@ -163,8 +164,7 @@ class CarrotServer(StreamServer):
         if waited:
             connection.waits.pop(key, None)
         else:
-            connection.deferred -= 1
-            self.deferred -= 1
+            connection.count_deferred(-1, -size)
             connection.claiming.pop(key, None)
         if error is None:
             finish(reply)

@@ -1,8 +1,10 @@
 """One connection of the frame server: it decodes frames and admits the client by its hello."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from hmac import compare_digest
+from typing import Final
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
 from penstock.server.frames.server import FrameServer
@@ -18,6 +20,9 @@ from penstock.wire.frames.frames import (
     encode_goodbye,
     refusal,
 )
+
+# Frames of one connection that are taken in one turn of the event loop.
+_TURN_MAX: Final = 1_000
 
 
 class FrameConnection(StreamConnection):
@@ -37,6 +42,7 @@ class FrameConnection(StreamConnection):
         self._refuse = refuse
         self._decoder = FrameDecoder("client", STRANGER_LIMITS)
         self._is_welcome = False
+        self._backlog: deque[Frame] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -60,15 +66,50 @@ class FrameConnection(StreamConnection):
                 self._out.append(refusal(data, decoder.error))
                 self.end()
         server.requests_seen += len(frames)
-        for frame in frames:
-            server.take(self, frame)
-        if decoder.error is not None and not self.ending:
-            self.send(encode_error(0, decoder.error))
-            self.end()
+        if len(frames) == 1 and not self._backlog:
+            server.take(self, frames[0])
+        elif frames:
+            self._backlog.extend(frames)
+            self._take_frames()
+            if self._backlog:
+                self.pause_reading()
+                self.count_backlog(len(data))
+                self.plan_backlog()
+        if decoder.error is not None:
+            self._refuse_rest()
         if decoder.frame_bytes > SMALL_BYTES or self.has_reserved:
             self._reserve(decoder.frame_bytes)
         self.pause_if_behind()
         server.flush()
+
+    def _take_frames(self) -> None:
+        """Takes frames of the backlog in order; some stay if there is no room for their answers."""
+        backlog, take = self._backlog, self._server.take
+        for _ in range(min(len(backlog), _TURN_MAX)):
+            take(self, backlog.popleft())
+            if self.is_full():
+                return
+
+    def take_backlog(self) -> None:
+        if self.is_deaf:
+            # The goodbye says that what is not answered was not done.
+            self._backlog.clear()
+            return
+        self._take_frames()
+        self._refuse_rest()
+        self._server.flush()
+        self.resume_if_able()
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._backlog)
+
+    def _refuse_rest(self) -> None:
+        """Ends the connection if its bytes are no frames from here on, and all before is taken."""
+        error = self._decoder.error
+        if error is not None and not self._backlog and not self.ending:
+            self.send(encode_error(0, error))
+            self.end()
 
     def _reserve(self, frame_bytes: int) -> None:
         """Refuses the frame if all connections together hold too much of incomplete ones."""

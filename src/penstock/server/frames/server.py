@@ -23,7 +23,7 @@ from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.frames.parts import take_parts, with_faults
 from penstock.server.stream import Limits as Limits
-from penstock.server.stream import StreamServer, ignore_reply
+from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
 from penstock.service import PULL_LIMIT_MAX, Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -210,11 +210,14 @@ class FrameServer(StreamServer):
         pending: Pending,
     ) -> None:
         """Answers later: the reply is not durable yet, or comes from elsewhere."""
-        connection.deferred += 1
-        self.deferred += 1
+        size = 0
         if kind == PULL:
             connection.claiming[request] = pending
-        pending.then(partial(self._answer_later, connection, kind, request, command))
+            size = bodies_bytes(pending.claims)
+        elif kind == PEEK and pending.is_known:
+            size = bodies_bytes(pending.reply)
+        connection.count_deferred(1, size)
+        pending.then(partial(self._answer_later, connection, kind, request, command, size))
 
     def _answer_later(
         self,
@@ -222,11 +225,11 @@ class FrameServer(StreamServer):
         kind: int,
         request: int,
         command: Any,
+        size: int,
         reply: Any,
         error: Exception | None,
     ) -> None:
-        connection.deferred -= 1
-        self.deferred -= 1
+        connection.count_deferred(-1, -size)
         if kind == PULL:
             connection.claiming.pop(request, None)
         if not connection.is_gone:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from penstock.errors import AddressInUse, InvalidField
 from penstock.server.frames.connection import FrameConnection
 from penstock.server.frames.server import FrameServer
+from penstock.server.tls import HANDSHAKE_S_MAX, paced
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16
@@ -131,7 +132,12 @@ async def open_listener(
     """
     try:
         return await asyncio.get_running_loop().create_server(
-            connect, address.host, address.port, ssl=tls, backlog=1_024
+            paced(connect, tls),
+            address.host,
+            address.port,
+            ssl=tls,
+            backlog=1_024,
+            ssl_handshake_timeout=HANDSHAKE_S_MAX if tls else None,
         )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

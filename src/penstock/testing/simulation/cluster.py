@@ -136,7 +136,7 @@ class SimulatedCluster:
 
     def request(self, host: Host, process: Process, request: LogRequest[Any]) -> None:
         """Sends a request to the servers and the reply back; or Unanswered, after a time."""
-        exchange = _Exchange(self, host, process)
+        exchange = _SimulatedExchange(self, host, process)
         limit_ms = _APPEND_MS if type(request) is Append else _REQUEST_MS
         exchange.timer = host.later(limit_ms, exchange.time_out)
         transit_ms = self._transit_ms()
@@ -351,7 +351,7 @@ class SimulatedCluster:
                 schedule.violate(f"message {number} ({body!r}) was answered, and is {life.state}")
 
 
-class _Exchange:
+class _SimulatedExchange:
     """A request to the servers, and its reply."""
 
     __slots__ = ("_cluster", "_host", "_process", "timer")
