@@ -1,6 +1,7 @@
 """What every test shares: hypothesis profiles, a quick directory, services that may be missing."""
 
 import os
+import random
 import shutil
 import tempfile
 from collections import Counter
@@ -15,6 +16,10 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/
 IN_CI = os.environ.get("CI") == "true"
 # Whether the tests of the scorecard that have larger figures use those: `make score FULL=1`.
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
+# A number of this run, for tests that look at other cases each time; it is in their names, and
+# setting the variable repeats them. Workers of a parallel run have it from the first process.
+SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(1_000, 1_000_000))))
 
 # Wall-clock deadlines make a slow machine look like a bug. In CI the examples are the same on
 # every run, so a red build is red for what changed.

@@ -48,7 +48,7 @@ from penstock.spark.tables import (
     REDELIVERIES,
     TABLES,
 )
-from tests.conftest import FULL
+from tests.conftest import FULL, SEED
 from tests.spark.journals import write_store
 from tests.spark.test_checks import T, some_journal
 
@@ -141,7 +141,7 @@ def kept_findings(lake):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(8 if FULL else 1))
+@pytest.mark.parametrize("seed", [*range(8 if FULL else 1), SEED])
 def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
     tmp_path, monkeypatch, seed
 ):
