@@ -139,5 +139,4 @@ def test_the_memory_of_a_watching_run_is_flat_after_its_tenth_round(tmp_path):
     resident = list(map(int, done.stdout.splitlines()[-1].split()[1:]))
     assert len(resident) == ROUNDS
     # In KiB: what the allocators of DuckDB, Arrow and Delta keep differs from round to round.
-    print(resident)
     assert max(resident[-2:]) < max(resident[7:10]) + 8_000, resident
