@@ -1,6 +1,7 @@
 """What every test shares: hypothesis profiles, a quick directory, services that may be missing."""
 
 import os
+import random
 import shutil
 import tempfile
 from collections import Counter
@@ -15,6 +16,13 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/
 IN_CI = os.environ.get("CI") == "true"
 # Whether the tests of the scorecard that have larger figures use those: `make score FULL=1`.
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
+# A number for tests that look at other cases in each run; it is in their names, and setting the
+# variable repeats them. Workers of a parallel run have it from the first process. In CI it is
+# always the same, as the examples of hypothesis are.
+SEED = int(
+    os.environ.setdefault("TEST_SEED", "1000" if IN_CI else str(random.randrange(1_000, 1_000_000)))
+)
 
 # No deadlines, because a slow machine is not a fault of the code. In CI the examples are the same
 # in every run, so that a new failure is caused by a change and not by new examples.

@@ -61,6 +61,7 @@ class LocalCluster:
         self.nats = [each["pid"] for each in state["nats"]]
         self.restarted = []
         self.restarted_nats = []
+        self.is_up = True
         self.address = read_address(read_url(self.url))
 
     async def status(self):
@@ -139,10 +140,17 @@ class LocalCluster:
         self.restarted_nats.append(process)
 
     def down(self):
-        """Stops everything; the nodes hand over through the NATS servers, which end last."""
+        """Stops everything; the nodes hand over through the NATS servers, which end last.
+
+        Returns how many processes the command says that it ended.
+        """
+        if not self.is_up:
+            return 0
+        self.is_up = False
         end(self.restarted)
-        penstock_cluster("down", self.root)
+        done = json.loads(penstock_cluster("down", self.root, "--json"))
         end(self.restarted_nats)
+        return done["ended"]
 
 
 def end(processes):

@@ -438,7 +438,10 @@ def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
     page = rounds[2]
     assert 'penstock_lake_findings{check="pushed once"} 1.0' in page
     assert f'penstock_lake_behind_bytes{{journal="{store}"}} 0.0' in page
-    assert "penstock_lake_events_total 21.0" in page
+    assert f'penstock_lake_behind_seconds{{journal="{store}"}} 0.0' in page
+    assert "penstock_lake_events_total 32.0" in page
+    [rate] = re.findall(r"^penstock_lake_events_per_second (\S+)$", page, re.MULTILINE)
+    assert float(rate) > 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from penstock.service import CreateQueue, Pull, Push, QueueSettings, Release
 from penstock.spark import replay as replaying
 from penstock.spark.derive import derive
 from penstock.spark.ingest import ingest
-from penstock.spark.lake import Lake, LakeUnusable
+from penstock.spark.lake import Lake, LakeUnusable, locked_outbox
 from penstock.spark.replay import backfill, beside, replay, replays_table
 from tests.spark.journals import write_store
 
@@ -282,7 +282,7 @@ def test_a_queue_that_stands_in_the_way_is_left_alone(spark, lake, near):
 
 def test_two_replays_of_a_lake_do_not_meet(spark, lake, near):
     with (
-        replaying._locked(lake),
+        locked_outbox(lake),
         pytest.raises(LakeUnusable, match="another replay from this lake is running"),
     ):
         replay(spark, lake, near, WHERE, "orders")

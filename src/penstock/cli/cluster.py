@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from penstock.cluster.operations import ClusterStatus
 
 DIRECTORY: Final = "penstock-cluster"
-_NODE_HEAD: Final = ("node", "state", "live", "owns", "stands by", "endpoint")
-_SHARD_HEAD: Final = ("shard", "owner", "term", "slot", "waiting", "queues", "standby", "lag")
+_NODE_HEAD: Final = ("node", "state", "live", "owns", "stands by", "gaps", "endpoint")
+_SHARD_HEAD: Final = (
+    "shard", "owner", "term", "slot", "waiting", "queues", "standby", "lag", "gaps",
+)  # fmt: skip
 _ACTIONS: Final = {
     "up": "start three NATS servers and some nodes on this machine",
     "down": "stop the processes that up started; their data stays",
@@ -174,6 +176,7 @@ def _shown(status: "ClusterStatus") -> str:
             "yes" if each.is_live else "NO",
             str(each.owned),
             str(each.standby),
+            str(each.gaps),
             each.endpoint,
         )
         for each in status.nodes
@@ -188,10 +191,11 @@ def _shown(status: "ClusterStatus") -> str:
             _number(each.queues),
             each.standby or "-",
             _number(each.standby_lag),
+            str(each.gaps),
         )
         for each in status.shards
     ]
-    shown = f"{table(_NODE_HEAD, nodes, left=6)}\n\n{table(_SHARD_HEAD, shards, left=2)}"
+    shown = f"{table(_NODE_HEAD, nodes, left=7)}\n\n{table(_SHARD_HEAD, shards, left=2)}"
     for each in status.shards:
         if each.archive_error:
             shown += f"\nshard {each.shard} is not archived: {each.archive_error}"

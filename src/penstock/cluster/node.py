@@ -240,6 +240,7 @@ class ClusterNode:
                     "position": owned.journal.end_position,
                     "waiting_entries": owned.journal.last_sequence - owned.journal.durable_sequence,
                     "queues": len(owned.engine.shard.names),
+                    "gaps": owned.gaps,
                     "unarchived_bytes": owned.unarchived_bytes,
                     "archive_error": owned.archive_error,
                 }

@@ -44,6 +44,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     standby_lag: int | None
     unarchived_bytes: int = 0
     archive_error: str = ""
+    # How often its owner and its standbys found slots missing in the log.
+    gaps: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ class Operator:
                 info.endpoint,
                 len(told.get(node, {}).get("owned", ())),
                 len(told.get(node, {}).get("standby", ())),
-                sum(each["gaps"] for each in told.get(node, {}).get("standby", {}).values()),
+                sum(_gaps(told.get(node, {}), shard) for shard in range(self._settings.shards)),
             )
             for node, info in nodes.items()
             if info.state != "left"
@@ -128,6 +130,7 @@ class Operator:
             lag,
             owned.get("unarchived_bytes", 0),
             owned.get("archive_error", ""),
+            sum(_gaps(each, shard) for each in told.values()),
         )
 
     async def _nodes(self) -> dict[str, NodeInfo]:
@@ -199,6 +202,12 @@ class Operator:
         if node not in nodes or nodes[node].state == "left":
             known = ", ".join(name for name, info in nodes.items() if info.state != "left")
             raise InvalidField(f"node: there is no node {node!r}; there are {known or 'none'}")
+
+
+def _gaps(status: dict[str, Any], shard: int) -> int:
+    """How often a node found slots of a shard missing, by its own answer."""
+    held = (status.get(kind, {}).get(str(shard), {}) for kind in ("owned", "standby"))
+    return sum(each.get("gaps", 0) for each in held)
 
 
 async def operate(address: ClusterAddress, work: Callable[[Operator], Awaitable[T]]) -> T:

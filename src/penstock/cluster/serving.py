@@ -364,6 +364,8 @@ class OwnedShard:
         # Why the last attempt to archive failed; empty if it did not.
         self.archive_error = ""
         self.directory = replica.directory
+        # How often slots were missing while this shard was read, as a standby and to take it over.
+        self.gaps = replica.gaps
         self._replicated = replicated
         self._client = client
         self._name = name

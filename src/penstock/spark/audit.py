@@ -205,8 +205,7 @@ class _Audit:
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
         path = findings.new_file(_STORES)
-        self._view_events()
-        rows = checks.find_in_stores(self._duck)
+        rows = checks.find_in_stores(self._duck, self._view_events)
         self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
         self._duck.write("SELECT * FROM found", str(path))
         # The last of the commits says that all of them are there.
@@ -276,8 +275,7 @@ class _Audit:
         if engine:
             self._describe_queues()
             checks.load_engine(self._duck, engine)
-            self._view_events()
-            found += checks.find_in_stores(self._duck)
+            found += checks.find_in_stores(self._duck, self._view_events)
         return checks.known_pushes(self._duck, found)
 
     def events(self) -> int:

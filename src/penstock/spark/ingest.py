@@ -29,6 +29,8 @@ EVENTS: Final = "events"
 BATCH_BYTES: Final = 256 << 20
 # Up to so many spans are read in this process: starting Spark takes longer.
 _FEW_SPANS: Final = 2
+# Files of a batch until they are committed; Delta ignores names that begin with an underscore.
+_STAGING: Final = "_staging"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Lag:
 def events_table(lake: Lake) -> Table:
     """The lake's table of events."""
     return lake.table(EVENTS, SCHEMA)
+
+
+def remove_staged(lake: Lake) -> None:
+    """Removes what a killed run had read and not committed. The caller holds the events' lock."""
+    for left in events_table(lake).path.glob(f"{_STAGING}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def reader_name(lake: Lake) -> str:
@@ -155,8 +163,7 @@ class _Ingest:
         self._stream = stream
         self._store = stream.identity.hex()
         self._table = events_table(lake)
-        # Delta ignores files and directories that begin with an underscore.
-        self._staging = self._table.path / f"_staging-{self._store}"
+        self._staging = self._table.path / f"{_STAGING}-{self._store}"
         given = {"path": stream.path, "mode": "files", "into": str(self._staging)}
         if archive is not None:
             given["archive"] = archive
@@ -246,7 +253,7 @@ def copy_events(
     The journal does not learn of it: unlike `ingest`, it registers no reader.
     """
     table = events_table(lake)
-    staging = table.path / "_staging"
+    staging = table.path / _STAGING
     given = {"path": os.path.abspath(journal), "mode": "files", "into": str(staging)}
     if archive is not None:
         given["archive"] = os.path.abspath(archive)

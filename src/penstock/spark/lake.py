@@ -30,6 +30,7 @@ from deltalake.transaction import AddAction
 from penstock import errors
 from penstock.errors import JournalError, PenstockError, UnavailableError
 from penstock.spark.schemas import arrow_schema
+from penstock.spark.versions import drop_versions, keep_texts_out, statistics_property
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -116,6 +117,24 @@ def locked(lake: Lake, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+@contextmanager
+def locked_outbox(lake: Lake) -> Iterator[Path]:
+    """Excludes other replays from this lake; gives the directory of what is about to be sent.
+
+    Raises LakeUnusable if a replay is running.
+    """
+    # The lock is on the directory itself, and ends with the process that holds it.
+    fd = os.open(lake.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LakeUnusable(f"{lake.path}: another replay from this lake is running") from None
+        yield lake.path / "outbox"
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -268,7 +287,13 @@ class Table:
         parted_by = [PART] if self.in_parts else None
         delta = self._open()
         if delta is None:
-            delta = DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=parted_by)
+            delta = DeltaTable.create(
+                str(self.path),
+                schema,
+                mode="ignore",
+                partition_by=parted_by,
+                configuration=statistics_property(schema),
+            )
         known = {each.name for each in delta.schema().fields}
         new = [each for each in schema.fields if each.name not in known]
         if new:
@@ -292,7 +317,7 @@ class Table:
     def overwrite(self, predicate: str, rows: Any, transactions: Mapping[str, int]) -> None:
         """Replaces the rows that meet a condition by these, which meet it too, in one commit."""
         write_deltalake(
-            str(self.path),
+            self._open_to_rewrite() or str(self.path),
             rows,
             mode="overwrite",
             predicate=predicate,
@@ -300,29 +325,35 @@ class Table:
         )
 
     def update(self, predicate: str, changes: Mapping[str, str]) -> int:
-        """Changes the rows that meet a condition, in one commit; how many there were.
-
-        Files that older versions need are removed at once, with what was changed in them.
-        """
-        delta = self._open()
+        """Changes the rows that meet a condition, in one commit; how many there were."""
+        delta = self._open_to_rewrite()
         if delta is None:
             return 0
-        done = delta.update(updates=dict(changes), predicate=predicate)
-        # Also if no row was changed: older versions may still hold rows that were dropped.
-        delta.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-        return int(done["num_updated_rows"])
+        return int(delta.update(updates=dict(changes), predicate=predicate)["num_updated_rows"])
 
     def compact(self, keep_hours: int) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""
-        delta = self._open()
+        delta = self._open_to_rewrite()
         if delta is None:
             return {"joined": 0, "removed": 0}
         done = delta.optimize.compact(target_size=COMPACT_BYTES)
-        removed = delta.vacuum(
-            retention_hours=keep_hours, dry_run=False, enforce_retention_duration=False
-        )
-        delta.create_checkpoint()
-        return {"joined": int(done["numFilesRemoved"]), "removed": len(removed)}
+        return {"joined": int(done["numFilesRemoved"]), "removed": self.drop_versions(keep_hours)}
+
+    def drop_versions(self, keep_hours: int) -> int:
+        """Removes files and commits that no version of the last hours needs; how many files.
+
+        The caller holds the lock of whoever adds files: until they are committed, they count as
+        unused.
+        """
+        delta = self._open()
+        return 0 if delta is None else drop_versions(delta, self.path, keep_hours)
+
+    def _open_to_rewrite(self) -> DeltaTable | None:
+        """The table, for changes of which `deltalake` itself writes files and statistics."""
+        delta = self._open()
+        if delta is not None:
+            keep_texts_out(delta)
+        return delta
 
 
 def _properties(transactions: Mapping[str, int]) -> CommitProperties:

@@ -12,9 +12,7 @@ how long a queue remembers its dedup ids.
 """
 
 import base64
-import fcntl
 import json
-import os
 import secrets
 import shutil
 import time
@@ -35,7 +33,7 @@ from penstock.errors import InvalidField, QueueNotFound, RequestError, Unavailab
 from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
 from penstock.spark.condition import condition_sql
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, our_errors
+from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, locked_outbox, our_errors
 from penstock.spark.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ def replay(
     name = check_name(name or to, "name")
     queues.describe(to)
     chosen = _chosen(spark, lake, where)
-    with _locked(lake):
+    with locked_outbox(lake) as outbox:
         target = _Target(lake, queues, to, name, rate, progress)
         if not dry_run:
             target.settle()
@@ -112,7 +110,6 @@ def replay(
             outcome, ready = _ready(spark, lake, chosen, name)
             if dry_run or not outcome.to_send:
                 return outcome
-            outbox = lake.path / "outbox"
             try:
                 _write(ready, outbox)
                 for rows in _slices(outbox):
@@ -143,20 +140,6 @@ def backfill(
 def replays_table(lake: Lake) -> Table:
     """The table of messages that were sent from this lake."""
     return lake.table(REPLAYS, SCHEMA)
-
-
-@contextmanager
-def _locked(lake: Lake) -> Iterator[None]:
-    """Excludes other replays from this lake. Raises LakeUnusable if one is running."""
-    # The lock is on the directory itself, and ends with the process that holds it.
-    fd = os.open(lake.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise LakeUnusable(f"{lake.path}: another replay from this lake is running") from None
-    finally:
-        os.close(fd)
 
 
 def _chosen(spark: "SparkSession", lake: Lake, where: str) -> "DataFrame":

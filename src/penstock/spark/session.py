@@ -122,9 +122,9 @@ def _quiet_errors() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def require_packages() -> None:
-    """Raises SparkMissing if the extra is not installed."""
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
+def require_packages(*more: str) -> None:
+    """Raises SparkMissing if a package of the extra is not installed; `more` are seldom needed."""
+    missing = [package for package in (*_PACKAGES, *more) if find_spec(package) is None]
     if missing:
         raise SparkMissing(
             f"the pipeline needs {', '.join(missing)}: `pip install 'penstock[spark]'`"

@@ -24,25 +24,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises UsageError, LakeUnusable or LakeBusy."""
-    from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake, locked
+    from penstock.spark.forgetting import forget_content
+    from penstock.spark.lake import Lake
 
     for message_id in arguments.message_ids:
         if not _MESSAGE_ID.fullmatch(message_id):
             raise UsageError(f"forget: {message_id!r} is not a message id of a lake")
-    lake = Lake.open(arguments.lake)
-    missing = False
-    with locked(lake, "events"):
-        for message_id in arguments.message_ids:
-            number = int(message_id[-12:], 16)
-            # Files have statistics of the number: by it only those with the message are read.
-            condition = f"message = {number} AND message_id = '{message_id}'"
-            rows = events_table(lake).update(
-                f"{condition} AND kind IN ('Pushed', 'Carried')", {"body": "NULL", "extra": "NULL"}
-            )
-            missing = missing or not rows
-            done = f"forgotten in {rows} rows" if rows else "is not in the lake, or was dropped"
-            session.print_result(
-                arguments, {"message_id": message_id, "rows": rows}, f"{message_id}: {done}"
-            )
-    return _NOT_ALL if missing else 0
+    found = forget_content(Lake.open(arguments.lake), arguments.message_ids)
+    for message_id, rows in found.items():
+        done = f"forgotten in {rows} rows" if rows else "is not in the lake, or was dropped"
+        session.print_result(
+            arguments, {"message_id": message_id, "rows": rows}, f"{message_id}: {done}"
+        )
+    return 0 if all(found.values()) else _NOT_ALL

@@ -57,14 +57,18 @@ def run(session: Session, arguments: Namespace) -> int:
         return 0
     spark = spark_opener(arguments)
     if not arguments.watch:
-        _bring_level(spark, lake, arguments)
+        _bring_level(spark, lake, arguments, rebuild=arguments.rebuild)
         _print_lags(session, lake, arguments)
         return 0
     with Watch(arguments) as watch:
+        # Once: what later rounds make is made by the same queries.
+        rebuild = arguments.rebuild
         while True:
-            _bring_level(spark, lake, arguments)
+            _bring_level(spark, lake, arguments, watch, rebuild=rebuild)
+            rebuild = False
             for lag in _print_lags(session, lake, arguments):
-                watch.show_lag(lag)
+                watch.show_progress(lake, lag)
+            watch.end_round()
             if watch.audits:
                 watch.show_verdict(audit(spark, lake))
             if not watch.wait():
@@ -90,25 +94,38 @@ def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> "list[L
     return lags
 
 
-def _bring_level(spark: "OpenSpark", lake: "Lake", arguments: Namespace) -> None:
+def _bring_level(
+    spark: "OpenSpark",
+    lake: "Lake",
+    arguments: Namespace,
+    watch: Watch | None = None,
+    *,
+    rebuild: bool,
+) -> None:
     from penstock.spark.derive import derive
     from penstock.spark.ingest import ingest, lag
 
     for journal in arguments.journal:
         bar = _ReadingBar(f"reading {journal}")
-        bar.read(lag(lake, journal, arguments.archive))
+
+        def show(found: "Lag", bar: _ReadingBar = bar) -> None:
+            bar.read(found)
+            if watch is not None:
+                watch.show_progress(lake, found)
+
+        show(lag(lake, journal, arguments.archive))
         ingest(
             spark,
             lake,
             journal,
             arguments.archive,
             batch_bytes=arguments.batch,
-            progress=bar.read,
+            progress=show,
         )
         bar.end()
     tables = Bar("tables")
     tables.show(0, "")
-    derive(spark, lake, lambda part: tables.show(part, ""), rebuild=arguments.rebuild)
+    derive(spark, lake, lambda part: tables.show(part, ""), rebuild=rebuild)
     tables.end()
 
 

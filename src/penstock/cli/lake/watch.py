@@ -19,10 +19,12 @@ import msgspec
 
 from penstock.cli.session import UsageError
 from penstock.cli.values import read_count, read_duration
+from penstock.spark.session import require_packages
 
 if TYPE_CHECKING:
     from penstock.spark.audit import Verdict
     from penstock.spark.ingest import Lag
+    from penstock.spark.lake import Lake
 
 _PORT_MAX: Final = (1 << 16) - 1
 
@@ -52,12 +54,17 @@ def add_watching(parser: ArgumentParser) -> None:
 
 
 def check_watching(arguments: Namespace) -> None:
-    """Raises UsageError if an option that needs --watch is given without it."""
+    """Raises UsageError if an option that needs --watch is given without it.
+
+    Raises SparkMissing if the package that metrics need is not installed.
+    """
     for name in ("on_finding", "metrics_port"):
         if getattr(arguments, name) is not None and not arguments.watch:
             raise UsageError(f"--{name.replace('_', '-')}: needs --watch")
     if arguments.metrics_port is not None and arguments.metrics_port > _PORT_MAX:
         raise UsageError(f"--metrics-port: is at most {_PORT_MAX}")
+    if arguments.metrics_port is not None:
+        require_packages("prometheus_client")
 
 
 class Watch:
@@ -91,10 +98,18 @@ class Watch:
         """Waits for the next round; False if there is to be none."""
         return not self._stop.wait(self._every_s)
 
-    def show_lag(self, lag: "Lag") -> None:
-        """Updates the metrics of how far the lake is behind a journal."""
+    def show_progress(self, lake: "Lake", lag: "Lag") -> None:
+        """Updates the metrics of how far the lake is behind a journal, and of what came in."""
         if self._metrics is not None:
+            from penstock.spark.ingest import events_table
+
             self._metrics.show_lag(lag)
+            self._metrics.show_events(events_table(lake).rows())
+
+    def end_round(self) -> None:
+        """Begins the next round of the metrics."""
+        if self._metrics is not None:
+            self._metrics.end_round()
 
     def show_verdict(self, verdict: "Verdict") -> None:
         """Updates the metrics, and runs the command if a check has more findings than before."""
@@ -134,29 +149,52 @@ class _Metrics:
         self._findings = gauge("findings", "Findings of the last audit.", "check")
         self._rate = gauge("events_per_second", "Events that came in since the round before.")
         self._events = Counter(
-            "penstock_lake_events", "Events in the lake since the start.", registry=registry
+            "penstock_lake_events", "Events that came in since the start.", registry=registry
         )
-        self._seen: tuple[int, float] | None = None
-        self._level_s: dict[str, float] = {}
+        self._started_s = time.monotonic()
+        self._seen: int | None = None
+        # How many events there were when the round before ended, and when that was.
+        self._round = 0, self._started_s
+        # Since when each journal has more than the lake; None if it has not.
+        self._behind_since_s: dict[str, float | None] = {}
         try:
             self._page = MetricsPage(port, registry)
         except OSError as error:
             raise UsageError(f"--metrics-port: {port} cannot be used: {error.strerror}") from None
 
     def show_lag(self, lag: "Lag") -> None:
-        now_s = time.monotonic()
+        """Updates the gauges of a journal; the seconds go on by themselves until the next call."""
+        journal = lag.path
+        if journal not in self._behind_since_s:
+            # It was behind before this run began, nobody knows since when.
+            self._behind_since_s[journal] = self._started_s
+            self._seconds.labels(journal).set_function(lambda: self._behind_s(journal))
+        self._bytes.labels(journal).set(lag.behind_bytes)
         if not lag.behind_bytes:
-            self._level_s[lag.path] = now_s
-        self._bytes.labels(lag.path).set(lag.behind_bytes)
-        self._seconds.labels(lag.path).set(now_s - self._level_s.setdefault(lag.path, now_s))
+            self._behind_since_s[journal] = None
+        elif self._behind_since_s[journal] is None:
+            self._behind_since_s[journal] = time.monotonic()
+
+    def _behind_s(self, journal: str) -> float:
+        since_s = self._behind_since_s[journal]
+        return 0 if since_s is None else time.monotonic() - since_s
+
+    def show_events(self, events: int) -> None:
+        """Updates the count and the rate of events, of which the lake has so many now."""
+        now_s = time.monotonic()
+        if self._seen is None:
+            self._seen, self._round = events, (events, self._started_s)
+        self._events.inc(max(0, events - self._seen))
+        self._seen = events
+        begun, since_s = self._round
+        self._rate.set(max(0, events - begun) / max(0.001, now_s - since_s))
+
+    def end_round(self) -> None:
+        """Begins the time over which the rate is measured anew."""
+        self._round = self._seen or 0, time.monotonic()
 
     def show_verdict(self, verdict: "Verdict") -> None:
-        now_s = time.monotonic()
-        if self._seen is not None:
-            came = max(0, verdict.events - self._seen[0])
-            self._events.inc(came)
-            self._rate.set(came / max(0.001, now_s - self._seen[1]))
-        self._seen = verdict.events, now_s
+        """Updates the gauges of findings."""
         for check, count in verdict.counts.items():
             self._findings.labels(check).set(count)
 
