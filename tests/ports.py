@@ -10,8 +10,8 @@ LOWEST, COUNT = 20_000, 10_000
 
 
 @contextmanager
-def deaf_port() -> Iterator[int]:
-    """A port that refuses connections: it is bound, so that no other process can listen at it."""
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections: it is bound, so that no other process can listen there."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

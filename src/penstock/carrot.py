@@ -7,8 +7,8 @@
             print(message.body)
 
 `connect` opens one connection for any number of requests (the extension), a `CarrotClient`, which
-may be used by one thread at a time. `SingleClient` speaks the first protocol: it opens a connection
-for each request. Everything here blocks.
+may be used by one thread at a time. `SingleClient` uses the original protocol: it opens a
+connection for each request. Everything here blocks.
 """
 
 import socket
@@ -70,9 +70,9 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 class CarrotMessage:
-    """A message that was read: acknowledge it, or give it back.
+    """A message that was read: acknowledge it with `ack`, or release it with `nack`.
 
-    As a context manager it is acknowledged at the end of the block, and given back if the block
+    As a context manager it is acknowledged at the end of the block, and released if the block
     raises.
     """
 
@@ -95,7 +95,7 @@ class CarrotMessage:
         self._client.nack([self])
 
     def extend(self, seconds: float) -> None:
-        """Keeps it for so long from now on. Raises StaleReceipt if its time has run out."""
+        """Sets its deadline to `seconds` from now. Raises StaleReceipt if its time has run out."""
         self._client.extend([self], seconds)
 
     def __enter__(self) -> "CarrotMessage":
@@ -117,7 +117,7 @@ class CarrotMessage:
 
 
 class CarrotClient:
-    """One connection to a broker. Closing it puts messages back that are not acknowledged."""
+    """One connection to a broker. Closing it releases messages that are not acknowledged."""
 
     def __init__(self, link: socket.socket, token: str | None, timeout_s: float) -> None:
         self._link = link
@@ -139,9 +139,9 @@ class CarrotClient:
             self._ask(PUT_MANY, queue, encode_messages(messages), len(messages))
 
     def get(self, queue: str, wait: float | None = 0) -> CarrotMessage | None:
-        """Reads a message, waiting so many seconds for one; None if there is none.
+        """Reads a message, after a wait of at most `wait` seconds; None if there is none.
 
-        With None it waits as long as the queue's own setting says.
+        With None the wait is the queue's own setting.
         """
         return next(iter(self.get_many(queue, 1, wait)), None)
 
@@ -152,7 +152,7 @@ class CarrotClient:
         wait: float | None = 0,
         ack: Iterable[CarrotMessage] = (),
     ) -> list[CarrotMessage]:
-        """Reads up to so many messages, having acknowledged those given, in one request.
+        """Acknowledges messages and reads up to `limit` others, in one request.
 
         An answer has at most 2,000 messages and 8 MiB, whatever the limit: read again for more.
         """
@@ -167,7 +167,7 @@ class CarrotClient:
         return [CarrotMessage(self, *row) for row in given]
 
     def ack(self, messages: Iterable[CarrotMessage]) -> None:
-        """Deletes messages. Raises StaleReceipt, or BatchRefused if only some could be."""
+        """Deletes messages. Raises StaleReceipt, or BatchRefused if only some were deleted."""
         self._answer(SESSION_ACK, messages)
 
     def nack(self, messages: Iterable[CarrotMessage]) -> None:
@@ -175,7 +175,7 @@ class CarrotClient:
         self._answer(SESSION_NACK, messages)
 
     def extend(self, messages: Iterable[CarrotMessage], seconds: float) -> None:
-        """Keeps messages for so long from now on."""
+        """Sets the deadline of messages to `seconds` from now."""
         self._answer(EXTEND, messages, to_ms("seconds", seconds))
 
     def _answer(
@@ -219,7 +219,7 @@ class CarrotClient:
             self._first = b""
             answer = self._receive()
         except BaseException as error:
-            # An answer that comes now would be taken for that of the next request.
+            # A late answer would be taken for that of the next request.
             self.close()
             if isinstance(error, OSError):
                 raise _lost(error) from None
@@ -238,7 +238,7 @@ class CarrotClient:
         while True:
             answer = None
             if len(received) > 1 and received[0] == ERROR and received[1]:
-                # A broker that refuses the connection answers in the form of the first protocol.
+                # A broker that refuses the connection answers as in the original protocol.
                 refused = read_answer(received)
                 if refused is not None:
                     raise error_of(refused.text.encode())
@@ -313,7 +313,7 @@ def _lost(error: OSError) -> BackendLost:
 
 
 class SingleClient:
-    """The first protocol: every request has a connection of its own. Safe for many threads."""
+    """The original protocol: a connection for each request. Safe for many threads."""
 
     def __init__(
         self,
@@ -341,9 +341,9 @@ class SingleClient:
 
     @contextmanager
     def read(self, queue: str) -> Iterator[bytes | None]:
-        """Reads a message for the time of the block; None if there is none.
+        """Reads a message and holds it during the block; None if there is none.
 
-        It is acknowledged at the end of the block, and put back if the block raises.
+        It is acknowledged at the end of the block, and released if the block raises.
         """
         with _open(*self._where) as link:
             request = self._first + encode_request(SingleRequest(READ, queue))

@@ -24,7 +24,7 @@ from penstock.cluster.log import (
 from penstock.cluster.nats_servers import find_program
 from penstock.errors import BackendLost
 from penstock.url import read_url
-from tests.ports import deaf_port
+from tests.ports import refusing_port
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_the_leader_of_a_stream_can_be_moved_to_this_connection(on_log):
 
 
 def test_servers_that_are_not_there_are_named_in_one_sentence():
-    with deaf_port() as port:
+    with refusing_port() as port:
         address = read_address(read_url(f"cluster:nats://me:secret@127.0.0.1:{port}"))
         with pytest.raises(BackendLost, match=f"127.0.0.1:{port}: cannot be reached") as caught:
             asyncio.run(open_client(address, "test"))

@@ -34,14 +34,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="primary", required=True, metavar="file:PATH", help="the store to mirror"
     )
-    parser.add_argument("--to", metavar="URL", help="where: any URL, such as amqp://localhost")
+    parser.add_argument(
+        "--to", metavar="URL", help="the service to mirror to, such as amqp://localhost"
+    )
     parser.add_argument(
         "--name", default=NAME, metavar="NAME", help="one for each mirror of a store (%(default)s)"
     )
     parser.add_argument("--once", action="store_true", help="end when all events are mirrored")
     parser.add_argument("--status", action="store_true", help="show how far the mirror is behind")
     parser.add_argument(
-        "--every", type=float, default=10.0, metavar="SECONDS", help="between two lines of figures"
+        "--every",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="print figures at this interval (%(default)g)",
     )
 
 
@@ -52,7 +58,7 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.status:
         return _show_status(session, arguments, primary.path)
     if arguments.to is None:
-        raise UsageError("give --to URL, where to mirror to (see penstock mirror --help)")
+        raise UsageError("give --to URL, the service to mirror to (see penstock mirror --help)")
     mirror = read_url(arguments.to)
     check_mirror(primary, mirror)
     if arguments.once:
@@ -74,7 +80,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
-    # The store has priority: the mirror's work can wait in the journal.
+    # The store's process goes first: events can wait in the journal.
     os.nice(_NICE)
     stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

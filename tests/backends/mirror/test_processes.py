@@ -84,7 +84,7 @@ def test_the_awaited_methods_have_the_mirror_too(store, other):
         assert mirrored.stats("orders").visible == 1
 
 
-def test_a_mirror_that_is_killed_and_started_again_misses_and_doubles_nothing(store, other):
+def test_a_server_killed_and_started_again_has_every_message_once(store, other):
     """Row 12: the other service goes away in the middle of a load, and comes back."""
     port = lasting_port()
     words = ("--listen", f"127.0.0.1:{port}")
@@ -113,7 +113,7 @@ def test_a_mirror_that_is_killed_and_started_again_misses_and_doubles_nothing(st
         server.stop()
 
 
-def test_a_mirror_that_is_not_there_yet_holds_up_nobody(store, other):
+def test_a_mirror_that_cannot_be_reached_does_not_delay_the_primary(store, other):
     port = lasting_port()
     url = f"mirror:?primary=file:{store}&mirror=penstock://127.0.0.1:{port}?timeout=1"
     with connect(url) as queues:
@@ -171,7 +171,7 @@ def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, r
     assert reader.name == "mirror"
 
 
-def test_what_cannot_be_mirrored_is_refused_in_words(store, other, run):
+def test_what_cannot_be_mirrored_is_refused_with_a_reason(store, other, run):
     assert "no journal that can be followed" in run(
         "mirror", "--from", "memory:", "--to", "memory:", status=3
     )

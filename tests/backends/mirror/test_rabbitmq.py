@@ -105,7 +105,7 @@ def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL] + [signal.SIGTERM] * FULL)
-def test_a_broker_that_goes_away_misses_and_doubles_nothing(rabbit, store, name, how):
+def test_a_broker_stopped_or_killed_under_load_has_every_message_once(rabbit, store, name, how):
     """Row 12: RabbitMQ is stopped or killed in the middle of a load, and comes back."""
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
         queues.create(name)

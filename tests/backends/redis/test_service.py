@@ -19,7 +19,7 @@ from penstock.errors import BackendLost, EngineClosed, InvalidField, Unsupported
 from penstock.service import Push, Release
 from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer
-from tests.ports import deaf_port
+from tests.ports import refusing_port
 
 pytestmark = pytest.mark.service("redis-server")
 
@@ -76,7 +76,7 @@ def test_an_error_of_a_url_shows_no_password():
 
 def test_the_error_of_a_server_that_cannot_be_reached_names_it():
     for host in ("127.0.0.1", "localhost"):
-        with deaf_port() as port, pytest.raises(BackendLost) as lost:
+        with refusing_port() as port, pytest.raises(BackendLost) as lost:
             penstock.connect(f"redis://{host}:{port}?timeout=1")
         assert str(lost.value) == f"redis://{host}:{port}: cannot connect: Connection refused"
 

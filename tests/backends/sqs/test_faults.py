@@ -23,7 +23,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import PushReply
-from tests.ports import deaf_port, lasting_port
+from tests.ports import lasting_port, refusing_port
 from tests.server.sqs.conftest import serve
 
 KEYS = ("AKIDSHOP", "a-long-enough-secret")
@@ -165,7 +165,7 @@ def test_an_endpoint_that_does_not_answer_is_given_up_in_time(between):
 
 
 def test_an_endpoint_that_cannot_be_reached_is_an_error_of_one_sentence():
-    with deaf_port() as port:
+    with refusing_port() as port:
         url = f"http://127.0.0.1:{port}"
         with (
             penstock.connect(f"sqs://us-east-1?endpoint={url}&timeout=10") as queues,

@@ -144,7 +144,7 @@ def test_a_client_that_leaves_amid_a_get_that_acknowledges_many_leaves_nothing_i
     until(lambda: broker.stats("orders").in_flight == 0)
 
 
-def test_of_a_request_in_parts_a_fault_behind_it_is_told_after_its_answer(broker):
+def test_a_fault_after_a_request_in_parts_is_answered_after_it(broker):
     with broker.link() as link:
         link.sendall(put_many(1, [b"x"] * MANY) + b"\xff" * 12)
         assert (receive(link).number, receive(link).number) == (1, 0)
@@ -206,7 +206,7 @@ def test_a_large_put_of_many_is_cut_by_its_bytes_and_not_copied_as_a_whole():
     assert [body for part in parts for body in part] == bodies
 
 
-def test_no_request_of_the_extension_holds_up_the_others(server, record_property):  # noqa: F811
+def test_no_request_of_the_extension_delays_the_others(server, record_property):  # noqa: F811
     """Row 20: the longest answer to a probe while 10,000 items are put, read and settled."""
     web = int(server.url.rpartition(":")[2])
     with (

@@ -45,7 +45,7 @@ def client(server):
         yield connected
 
 
-def test_what_one_door_is_given_the_other_hands_out(server, client):
+def test_messages_pushed_by_one_protocol_are_pulled_by_the_other(server, client):
     sqs = server.client()
     queue = sqs.create_queue(QueueName="shared")["QueueUrl"]
     client.put("shared", "hello from carrot")
@@ -88,7 +88,7 @@ def test_the_example_client_in_plain_sockets_works(server, monkeypatch, capsys):
     assert printed.splitlines() == ["read b'hello'", "read b'hello' again", "EMPTY"]
 
 
-def test_a_store_elsewhere_serves_through_the_broker(tmp_path, server):
+def test_a_store_of_another_server_is_served_through_the_broker(tmp_path, server):
     from tests.server.conftest import DaemonProcess
 
     daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0")
@@ -145,12 +145,12 @@ def test_the_brokers_address_is_read_and_refused_where_it_is_open(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--carrot", "0.0.0.0:0"], "carrot: address: 0.0.0.0:0 can be reached from elsewhere"),
+        (["--carrot", "0.0.0.0:0"], "carrot: address: 0.0.0.0:0 can be reached from other mach"),
         (["--carrot", "somewhere"], "is not of the form [HOST:]PORT"),
         (["--token-file", "x"], "token_file: is for the clients of a Carrot broker"),
     ],
 )
-def test_a_broker_that_cannot_be_is_refused_before_anything_is_made(tmp_path, words, said):
+def test_wrong_broker_settings_are_refused_before_a_store_is_created(tmp_path, words, said):
     done = subprocess.run(
         [PENSTOCK, "serve", "--port", "0", *words],
         cwd=tmp_path,
@@ -177,7 +177,7 @@ def test_an_address_that_is_taken_ends_the_start_with_its_own_status(tmp_path):
     assert f"another program listens on 127.0.0.1:{port}" in done.stderr
 
 
-def test_no_stream_of_bytes_crashes_or_holds_up_the_broker(server, record_property):
+def test_no_stream_of_bytes_crashes_or_delays_the_broker(server, record_property):
     """Row 19: Carrot, mutated and in any chunks, to a process with a probe beside."""
     chance = random.Random(20_004)
     golden = list(read_golden().values())

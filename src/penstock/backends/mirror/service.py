@@ -1,7 +1,7 @@
 """`mirror:?primary=file:PATH&mirror=URL`: a store, and a thread that mirrors it to another service.
 
-Commands are the primary's: the mirror is behind it by what the journal still holds. `name=NAME`
-is the mirror's name, if a store has several. A URL with a `&` of its own is written with `%26`.
+Commands are executed on the primary; the mirror follows its journal. `name=NAME` is the mirror's
+name, needed if a store has several. In the URL of the mirror, a `&` is written as `%26`.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ _REOPEN_S: Final = 1.0
 
 
 class MirrorStopped(Exception):
-    """The mirror is to end."""
+    """Raised in the mirror's thread to end it."""
 
 
 class MirrorThread:
     """A thread that mirrors a store until it is stopped.
 
-    It waits for a mirror that cannot be reached, and ends with `failure` if it cannot go on.
+    While the mirror's service cannot be reached, it tries again. Any other error ends it, and is
+    then in `failure`.
     """
 
     def __init__(self, path: str, mirror: BackendUrl, name: str = NAME) -> None:
@@ -70,13 +71,13 @@ class MirrorThread:
                 return service
 
     def pause(self, seconds: float) -> None:
-        """Waits. Raises MirrorStopped if the mirror is to end."""
+        """Waits. Raises MirrorStopped if `stop` was called."""
         if self._stopping.wait(seconds):
             raise MirrorStopped
 
     @property
     def progress(self) -> MirrorProgress | None:
-        """How far the mirror has come; None while it copies, or waits for the other service."""
+        """The mirror's progress; None during the first copy, or while it cannot connect."""
         follower = self._follower
         if follower is None:
             return None
@@ -85,17 +86,17 @@ class MirrorThread:
 
     @property
     def error(self) -> PenstockError | None:
-        """Why the mirror does not go on, if it does not."""
+        """The error because of which the mirror waits or has ended; None if it runs."""
         return self.failure or self._waiting_for
 
     def stop(self) -> None:
-        """Ends the mirror after the step it is at."""
+        """Ends the mirror after its current step."""
         self._stopping.set()
         self._thread.join()
 
 
 class MirrorService:
-    """The primary's `QueueService`, with a mirror beside it."""
+    """The `QueueService` of the primary, and the thread that mirrors it."""
 
     LACKS: ClassVar[Mapping[str, str]] = {}
 
@@ -152,7 +153,7 @@ def read_mirror(url: BackendUrl) -> tuple[BackendUrl, BackendUrl, str]:
 
 
 def check_mirror(primary: BackendUrl, mirror: BackendUrl) -> None:
-    """Refuses a mirror that cannot be one. Raises InvalidField or MissingExtra."""
+    """Checks that the primary and the mirror can be a pair. Raises InvalidField or MissingExtra."""
     if mirror.scheme == "mirror":
         raise InvalidField(
             f"mirror: {mirror.text!r} is a mirror itself; name the service behind it"

@@ -3,8 +3,8 @@
     request   opcode (1) · queue length (1) · count (2) · number (4) · body size (4) · queue · body
     answer    status (1) · 00 · count (2) · number (4) · body size (4) · body
 
-Integers are little-endian. The client chooses a request's number; its answer has the same one.
-Answers come in the order in which they can be given. The bodies:
+Integers are little-endian. The client chooses a request's number; its answer has the same number.
+Answers are sent as soon as they are ready, in any order. The bodies:
 
     PUT        C0   the message                        → the message's id
     PUT_MANY   C1   count × size (4) · the messages    → nothing, or what was refused
@@ -66,9 +66,9 @@ REQUEST_LIMITS: Final[dict[int, tuple[int, int]]] = {
     SESSION_REMOVE: (0, 0),
 }
 _NAMES: Final = ("PUT", "PUT_MANY", "GET", "ACK", "NACK", "EXTEND", "ADD", "REMOVE")
-# What the broker accepts; messages of one answer are limited so that it fits.
+# The largest body that the broker accepts or sends; an answer has only as many messages as fit.
 FRAME_BYTES_MAX: Final = HEAD_BYTES + QUEUE_BYTES_MAX + MANY_BYTES_MAX
-# What one answer to a GET may take of the broker's time: so many messages, so many bytes of them.
+# Limits for the answer to a GET, so that it takes little of the broker's time.
 READ_ITEMS_MAX: Final = 2_000
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 # A request of more bytes than this is not copied as a whole.
@@ -79,10 +79,10 @@ SessionRequest = tuple[int, int, int, bytes, bytes]
 
 
 class SessionDecoder:
-    """Cuts the bytes a client sent, in any chunks, into requests.
+    """Splits the bytes of a client, in any chunks, into requests.
 
-    It buffers at most one incomplete request. After a fault, which is then in `error`, it gives no
-    more requests; those before the fault have been given.
+    It buffers at most one incomplete request. After a fault, which is then in `error`, it returns
+    no more requests; those before the fault were returned.
     """
 
     __slots__ = ("_buffer", "_need", "error", "requests_seen")
@@ -95,7 +95,7 @@ class SessionDecoder:
 
     @property
     def missing_bytes(self) -> int:
-        """How much more must come before there is a next request, as far as is known."""
+        """How many more bytes the next request needs, as far as is known."""
         return self._need - len(self._buffer)
 
     @property
@@ -123,7 +123,7 @@ class SessionDecoder:
         return self._cut(data)
 
     def _cut_large(self, whole: bytearray) -> list[SessionRequest]:
-        """The same as `_cut`, but a PUT_MANY is left where it is; its messages are copied later."""
+        """The same as `_cut`, but a PUT_MANY is not copied; its messages are copied later."""
         requests = self._cut(cast(bytes, memoryview(whole)))
         return [
             (opcode, count, number, bytes(queue), body if opcode == PUT_MANY else bytes(body))
@@ -196,7 +196,7 @@ def encode_messages(messages: Sequence[bytes]) -> bytes:
 def read_messages(
     count: int, body: bytes | memoryview, items_max: int = BATCH_ITEMS_MAX
 ) -> Iterator[list[bytes]]:
-    """The messages of a PUT_MANY, in parts of at most so many. Raises InvalidField at once."""
+    """The messages of a PUT_MANY, in parts of at most `items_max`. Raises InvalidField at once."""
     start = 4 * count
     if not count or len(body) < start:
         raise InvalidField(f"PUT_MANY: {count} sizes in a body of {len(body)} bytes")
