@@ -1,6 +1,5 @@
 """`rediss://` against a real redis-server that speaks TLS, with and without client certificates."""
 
-import gc
 import subprocess
 
 import pytest
@@ -13,16 +12,9 @@ from tests.rabbit import free_ports
 pytestmark = [
     pytest.mark.service("redis-server"),
     pytest.mark.service("openssl"),
+    pytest.mark.usefixtures("failed_handshakes_collected"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Sockets of handshakes that failed are left to the garbage collector: it runs here."""
-    yield
-    gc.collect()
-
 
 KEY = ("-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
 # Python 3.13 trusts no authority without it, and no certificate that does not name its authority.

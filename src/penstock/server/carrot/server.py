@@ -217,7 +217,7 @@ class CarrotServer(StreamServer):
         """Releases the messages of a lost connection, some in each turn of the event loop."""
         was_idle = not self._released
         self._released.extend(claims)
-        if was_idle:
+        if was_idle and claims:
             self._release_some()
 
     def _release_some(self) -> None:

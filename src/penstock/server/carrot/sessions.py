@@ -120,17 +120,27 @@ def _put_many(
         server.execute(connection, PushMany(name, first, group=group), finish, refuse)
         return
     pushes = (PushMany(name, part, group=group) for part in chain([first], parts))
-    server.execute_steps(connection, _in_parts(connection, pushes), finish, refuse)
+    server.execute_steps(connection, _in_parts(server, connection, pushes), finish, refuse)
 
 
 def _in_parts(
-    connection: "CarrotConnection", parts: Iterable[Batch | PushMany]
+    server: CarrotServer,
+    connection: "CarrotConnection",
+    parts: Iterable[Batch | PushMany],
+    taken: Sequence[HeldClaim] = (),
 ) -> Steps[list[Any]]:
-    """Executes a request of many items; the connection's later requests wait until it is done."""
+    """Executes a request of many items; the connection's later requests wait until it is done.
+
+    If the connection breaks between two parts, those of the `taken` claims are released whose
+    items were not executed.
+    """
     replies: list[Any] = []
     connection.hold_requests()
     try:
         yield from execute_parts(parts, lambda _, some: replies.extend(some))
+    except GeneratorExit:
+        server.release(taken[len(replies) :])
+        raise
     finally:
         connection.resume_requests()
     return replies
@@ -284,22 +294,12 @@ def _ack_and_get(
 def _acked_then_pulled(
     server: CarrotServer, connection: "CarrotConnection", taken: list[HeldClaim], pull: Pull
 ) -> Steps[tuple[Sequence[Any], Any]]:
+    deletes = [*map(_delete, taken)]
     replies: Sequence[Any]
     if len(taken) <= PART_ITEMS_MAX:
-        replies = yield Batch([*map(_delete, taken)])
+        replies = yield Batch(deletes)
     else:
-        done: list[Any] = []
-        connection.hold_requests()
-        try:
-            parts = _batches([*map(_delete, taken)])
-            yield from execute_parts(parts, lambda _, some: done.extend(some))
-        except GeneratorExit:
-            # The connection broke between two parts: the other claims are released.
-            server.release(taken[len(done) :])
-            raise
-        finally:
-            connection.resume_requests()
-        replies = done
+        replies = yield from _in_parts(server, connection, _batches(deletes), taken)
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
     return replies, (yield pull)
@@ -367,7 +367,7 @@ def _settle(
     elif len(taken) <= PART_ITEMS_MAX:
         server.execute(connection, Batch(list(map(command, taken))), many, refuse)
     else:
-        steps = _in_parts(connection, _batches([*map(command, taken)]))
+        steps = _in_parts(server, connection, _batches([*map(command, taken)]))
         finish = partial(_finish_settled, server, connection, number, by_tag)
         server.execute_steps(connection, steps, finish, refuse)
 
@@ -471,7 +471,9 @@ def _extend(
     if len(items) <= PART_ITEMS_MAX:
         server.execute(connection, Batch([*items]), finish, refuse)
     else:
-        server.execute_steps(connection, _in_parts(connection, _batches(items)), finish, refuse)
+        server.execute_steps(
+            connection, _in_parts(server, connection, _batches(items)), finish, refuse
+        )
 
 
 def _finish_extend(
