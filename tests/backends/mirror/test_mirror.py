@@ -539,11 +539,19 @@ def test_only_a_store_can_be_mirrored_and_not_to_itself(tmp_path):
         ("mirror:?primary=memory:&mirror=memory:", "has no journal that can be followed"),
         (f"mirror:?primary=file:{tmp_path}/s&mirror=file:{tmp_path}/s", "is the primary itself"),
         (f"mirror:?primary=file:{tmp_path}/s&mirror=nowhere:", "unknown URL scheme 'nowhere'"),
-        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:&x=1", "has no option 'x'"),
-        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:&name=../x", "reader: '../x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:", "loses its messages"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:{tmp_path}/./s", "is the primary itself"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&x=1", "has no option 'x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&name=../x", "reader: '../x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&moved=2", "neither 0 nor 1"),
+        ("mirror:?primary=amqp://u:hunter2@h&mirror=file:x", "has no journal"),
+        ("mirror:?primary=file:x&miror=amqp://u:hunter2@h", "has no option 'miror'"),
+        ("mirror:x?primary=file:x&mirror=amqp://u:hunter2@h", "is not of the form mirror:"),
+        ("mirror:?primary=file:x&mirror=amqpp://u:hunter2@h", "unknown URL scheme 'amqpp'"),
     ]:
-        with pytest.raises(InvalidField, match=said):
+        with pytest.raises(InvalidField, match=said) as caught:
             penstock.connect(url)
+        assert "hunter2" not in str(caught.value)
     assert not Path(tmp_path / "s").exists()
     with pytest.raises(StoreUnusable):
         MirrorFollower(str(tmp_path / "s"), BlockingEngine(Engine()))

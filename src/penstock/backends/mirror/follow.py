@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, slices
-from penstock.backends.mirror.state import MirrorFile, MirrorState, wall_clock_ms
+from penstock.backends.mirror.state import MirrorFile, wall_clock_ms
 from penstock.backends.mirror.target import MirrorTarget
 from penstock.core.delivery import IN_FLIGHT, Delivery, position_of
 from penstock.core.events import (
@@ -71,11 +71,14 @@ class MirrorFollower:
         name: str = "mirror",
         pause: Callable[[float], None] = time.sleep,
         now_ms: Callable[[], int] = wall_clock_ms,
+        target: str = "",
+        *,
+        has_moved: bool = False,
     ) -> None:
         """Raises StoreUnusable, StoreInUse or InvalidField; then the service is closed.
 
         `pause` is called while there is nothing to do; it may raise to end the mirror. `now_ms` is
-        the primary's clock.
+        the primary's clock. `target` and `has_moved` are as in `MirrorFile.read`.
         """
         with ExitStack() as undo:
             undo.callback(service.close)
@@ -88,7 +91,7 @@ class MirrorFollower:
             self._reader: JournalReader = open_reader(path)
             undo.callback(self._reader.close)
             journal = self._reader.identity.hex()
-            self._state = self._file.read(journal) or MirrorState(journal, 0)
+            self._state = self._file.read(journal, target, has_moved=has_moved)
             undo.pop_all()
         self._pause = pause
         self._now_ms = now_ms

@@ -22,6 +22,7 @@ from penstock.errors import InvalidField, StoreInUse, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.storage import open_regular
 from penstock.journal.store import write_once
+from penstock.url import BackendUrl, without_password
 
 # Receipts are saved so that the next process can end the claims. With more claims than this they
 # are saved only at a normal stop, because each save would be slow.
@@ -36,7 +37,8 @@ class MirrorState(msgspec.Struct):
     that were not found on the mirror. `unmoved` has messages that the primary moved and that were
     not found: to which queue, and their rank there. `fifo` has the names of the mirror's FIFO
     queues. `done_events` is how many events of the entry at `position` were mirrored already.
-    `is_complete` is false until the first copy is finished.
+    `is_complete` is false until the first copy is finished. `target` is the service that has the
+    copy (`target_of`), empty in files of older versions.
     """
 
     journal: str
@@ -49,6 +51,7 @@ class MirrorState(msgspec.Struct):
     unmoved: dict[str, dict[int, tuple[str, int]]] = {}
     fifo: dict[str, None] = {}
     done_events: int = 0
+    target: str = ""
 
 
 class MirrorFile:
@@ -75,14 +78,26 @@ class MirrorFile:
                 "give this mirror another --name"
             ) from None
 
-    def read(self, journal: str) -> MirrorState | None:
-        """The state; None if there is none yet. Raises StoreUnusable if it is of another store."""
-        state = read_state(self.store, self.name)
-        if state is not None and state.journal != journal:
+    def read(self, journal: str, target: str = "", *, has_moved: bool = False) -> MirrorState:
+        """The saved state, or a new one.
+
+        Raises StoreUnusable if it belongs to another journal, InvalidField if to another target:
+        that one does not have the messages from before `position`. With `has_moved`, the target is
+        the same service at another address.
+        """
+        state = read_state(self.store, self.name) or MirrorState(journal, 0)
+        if state.journal != journal:
             raise StoreUnusable(
                 f"{self._directory}: {self.name}.json belongs to another journal; to start again, "
                 "remove it, and its queues on the mirror"
             )
+        if target and state.target not in ("", target) and not has_moved:
+            raise InvalidField(
+                f"mirror: {self.name!r} mirrors to {state.target}, and {target} does not have its "
+                "earlier messages; give another --name to mirror there, too, or pass --moved if "
+                "it is the same service at another address"
+            )
+        state.target = target or state.target
         return state
 
     def save(self, state: MirrorState, *, is_clean: bool = False, is_floor: bool = True) -> None:
@@ -113,6 +128,13 @@ def read_state(store: Path, name: str) -> MirrorState | None:
         raise StoreUnusable(f"{path}: cannot be read as a mirror's state: {error}") from None
 
 
+def target_of(mirror: BackendUrl) -> str:
+    """The mirror's URL without user, password and options."""
+    if mirror.scheme == "file":
+        return f"file:{os.path.abspath(mirror.path)}"
+    return without_password(f"{mirror.scheme}:{mirror.rest}").replace("…@", "").rstrip("/")
+
+
 def wall_clock_ms() -> int:
     """Milliseconds since 1970, by the machine's clock."""
     return time.time_ns() // 1_000_000
@@ -122,5 +144,6 @@ def check_primary(text: str) -> None:
     """Checks that the primary is a store with a journal. Raises InvalidField."""
     if not text.startswith("file:"):
         raise InvalidField(
-            f"primary: {text!r} has no journal that can be followed; a mirror needs file:PATH"
+            f"primary: {without_password(text)!r} has no journal that can be followed; a mirror "
+            "needs file:PATH"
         )
