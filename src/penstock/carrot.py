@@ -26,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
 )
+from penstock.service import BATCH_ITEMS_MAX
 from penstock.wire.carrot.reasons import EMPTY, error_of, read_reason
 from penstock.wire.carrot.session import (
     EXTEND,
@@ -130,11 +131,11 @@ class CarrotClient:
 
     def put(self, queue: str, body: bytes | str) -> str:
         """Writes a message of any size and returns its id. Raises QueueFull and other errors."""
-        return self._ask(PUT, queue, to_bytes(body)).body.decode()
+        return self._ask(PUT, queue, _message(body)).body.decode()
 
     def put_many(self, queue: str, bodies: Iterable[bytes | str]) -> None:
         """Writes several messages. Raises BatchRefused if some were refused."""
-        messages = [to_bytes(body) for body in to_list("bodies", bodies)]
+        messages = [_message(body) for body in to_list("bodies", bodies)]
         if messages:
             self._ask(PUT_MANY, queue, encode_messages(messages), len(messages))
 
@@ -157,6 +158,7 @@ class CarrotClient:
         An answer has at most 2,000 messages and 8 MiB, whatever the limit: read again for more.
         """
         wait_ms = WAIT_BY_QUEUE if wait is None else to_ms("wait", wait)
+        _check_whole("limit", limit, 1, BATCH_ITEMS_MAX)
         acked = list(ack)
         body = encode_tags([each.tag for each in acked], wait_ms)
         extra_s = self._timeout_s if wait is None else wait
@@ -197,8 +199,7 @@ class CarrotClient:
         """
         body = b""
         if visibility_timeout or max_messages:
-            if not 0 <= max_messages <= REQUEST_MAX:
-                raise InvalidField(f"max_messages: {max_messages} is outside 0 to {REQUEST_MAX}")
+            _check_whole("max_messages", max_messages, 0, REQUEST_MAX)
             body = encode_add(to_ms("visibility_timeout", visibility_timeout), max_messages)
         self._ask(SESSION_ADD, queue, body)
 
@@ -211,6 +212,8 @@ class CarrotClient:
     def _ask(
         self, opcode: int, queue: str, body: bytes = b"", count: int = 0, extra_s: float = 0
     ) -> SessionAnswer:
+        if self._link.fileno() < 0:
+            raise BackendLost("this connection was closed; connect again")
         number = self._number = self._number % REQUEST_MAX + 1
         request = encode_session_request(opcode, number, queue, body, count)
         try:
@@ -254,7 +257,7 @@ class CarrotClient:
         return answer
 
     def close(self) -> None:
-        """Closes the connection; messages that were not acknowledged are put back."""
+        """Closes the connection; messages that were not acknowledged are released."""
         self._link.close()
 
     def __enter__(self) -> "CarrotClient":
@@ -267,6 +270,20 @@ class CarrotClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _message(body: object) -> bytes:
+    """The bytes of a message; text is encoded. Raises InvalidField."""
+    data = to_bytes(body)
+    if not isinstance(data, bytes):
+        raise InvalidField(f"body: expected bytes or text, got {type(body).__name__}")
+    return data
+
+
+def _check_whole(field: str, value: object, low: int, high: int) -> None:
+    """Raises InvalidField unless the value is a whole number within these limits."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidField(f"{field}: expected a whole number from {low} to {high}, got {value!r}")
 
 
 def _refusal(answer: SessionAnswer) -> PenstockError:
@@ -293,11 +310,12 @@ def connect(
     tls: ssl.SSLContext | None = None,
     timeout: float = TIMEOUT_S,
 ) -> CarrotClient:
-    """Opens a connection for any number of requests. Raises BackendLost."""
+    """Opens a connection for any number of requests. Raises BackendLost or InvalidField."""
     return CarrotClient(_open(host, port, tls, timeout), token, timeout)
 
 
 def _open(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+    _check_whole("port", port, 1, 65_535)
     try:
         link = socket.create_connection((host, port), timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -329,7 +347,7 @@ class SingleClient:
 
     def write(self, queue: str, message: bytes | str) -> str:
         """Writes a message of at most 255 bytes and returns its id."""
-        return self._ask(SingleRequest(WRITE, queue, to_bytes(message)))
+        return self._ask(SingleRequest(WRITE, queue, _message(message)))
 
     def add_queue(self, queue: str) -> None:
         """Makes a queue; one that exists is left as it is."""

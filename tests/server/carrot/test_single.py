@@ -9,6 +9,7 @@ import pytest
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import MessageTooLarge, QueueFull, QueueNotFound
 from penstock.service import ConfigureQueue, CreateQueue, DeleteQueue, Push
+from penstock.wire.carrot.session import SESSION_REMOVE, encode_session_request
 from tests.server.carrot.conftest import read_all, read_exactly
 from tests.server.conftest import until
 
@@ -240,3 +241,23 @@ def test_the_client_releases_a_message_if_its_block_raises(broker):
         assert message is None
     single.remove_queue("orders")
     single.add_queue("orders")
+
+
+@pytest.mark.parametrize(
+    "removal",
+    [b"\xfforders\0", encode_session_request(SESSION_REMOVE, 1, "orders")],
+    ids=["single", "session"],
+)
+def test_a_removal_by_either_part_ends_reads_that_wait_for_a_message_or_a_verdict(broker, removal):
+    broker.submit(ConfigureQueue("orders", {"wait_ms": 20_000}))
+    broker.ask(write(b"orders", b"first"))
+    with broker.link() as for_verdict, broker.link() as for_message, broker.link() as remover:
+        for_verdict.sendall(b"\x0forders\0")
+        assert read_exactly(for_verdict, 7) == b"\0\x05first"
+        for_message.sendall(b"\x0forders\0")
+        until(lambda: broker.stats("orders").waiting_pulls == 1)
+        remover.sendall(removal)
+        assert read_exactly(remover, 2) == b"\0\0"
+        assert read_all(for_message).startswith(b"\x01REMOVED: ")
+        assert read_all(for_verdict).startswith(b"\x01REMOVED: ")
+    assert broker.ask(b"\x0forders\0").startswith(b"\x01NOT_FOUND: ")

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, cast
 
 from penstock.errors import InvalidField, ProtocolError
 from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX
-from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS
+from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS, encode_text
 from penstock.wire.frames.parts import part_ranges
 
 PUT: Final = 0xC0
@@ -175,7 +175,7 @@ def encode_session_request(
     opcode: int, number: int, queue: str, body: bytes = b"", count: int = 0
 ) -> bytes:
     """The bytes of a request. Raises InvalidField."""
-    name = queue.encode()
+    name = encode_text("queue", queue)
     if len(name) > QUEUE_BYTES_MAX:
         raise InvalidField(f"queue: {len(name)} bytes; at most {QUEUE_BYTES_MAX} are allowed")
     size_max, count_max = REQUEST_LIMITS[opcode]
@@ -309,7 +309,7 @@ def read_session_answer(data: bytes | bytearray) -> SessionAnswer | None:
         return None
     status, zero, count, number, size = HEAD.unpack_from(data)
     if status not in (SUCCESS, ERROR) or zero:
-        raise ProtocolError(f"the broker sent status {status:#04x} {zero:#04x}; it is 00 or 01, 00")
+        raise ProtocolError(f"the server does not speak Carrot: it began with {bytes(data[:20])!r}")
     if size > FRAME_BYTES_MAX:
         raise ProtocolError(f"the broker sent an answer of {size} bytes")
     if len(data) < HEAD_BYTES + size:

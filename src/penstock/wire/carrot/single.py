@@ -72,8 +72,18 @@ def encode_token(token: str) -> bytes:
     return bytes((TOKEN,)) + _with_nul("token", token, TOKEN_BYTES_MAX)
 
 
+def encode_text(field: str, text: object) -> bytes:
+    """The bytes of a name or token. Raises InvalidField.
+
+    A lone surrogate is sent as it is, and the broker refuses it.
+    """
+    if not isinstance(text, str):
+        raise InvalidField(f"{field}: expected text, got {type(text).__name__}")
+    return text.encode(errors="surrogatepass")
+
+
 def _with_nul(field: str, text: str, most: int) -> bytes:
-    data = text.encode(errors="surrogatepass")
+    data = encode_text(field, text)
     if b"\0" in data or not 1 <= len(data) <= most:
         raise InvalidField(f"{field}: expected 1 to {most} bytes without NUL, got {len(data)}")
     return data + b"\0"
@@ -125,7 +135,7 @@ def encode_message(message: bytes) -> bytes:
 def read_answer(data: bytes | bytearray) -> SingleAnswer | None:
     """The answer that has arrived. Raises ProtocolError."""
     if data and data[0] not in (SUCCESS, ERROR):
-        raise ProtocolError(f"the broker sent status {data[0]:#04x}; it is 00 or 01")
+        raise ProtocolError(f"the server does not speak Carrot: it began with {bytes(data[:20])!r}")
     end = data.find(b"\0", 1, TEXT_BYTES_MAX + 2)
     if end >= 0:
         return SingleAnswer(data[0], bytes(data[1:end]).decode(errors="replace"))
