@@ -292,6 +292,26 @@ def test_the_key_of_a_delay_has_its_bits_and_the_name_as_one_word():
     assert len(delays.routing_key("x" * 161, 2**32 - 1)) <= 255
 
 
+def test_the_broker_itself_keeps_delays_ttls_and_priorities(name, connect, amqp):
+    """After a push no process of ours is needed, and no client consumes meanwhile."""
+
+    def count_ready():
+        declared = amqp(lambda channel: channel.queue_declare(name, passive=True))
+        return declared.message_count
+
+    with connect() as queues:
+        queues.create(name)
+        queues.push(name, "expired", ttl=0.2)
+    until(lambda: count_ready() == 0)
+    with connect() as queues:
+        queues.push(name, "low", priority=1)
+        queues.push(name, "high", priority=5)
+        queues.push(name, "later", delay=0.3, priority=9)
+    until(lambda: count_ready() == 3)
+    found = [amqp(lambda channel: channel.basic_get(name, no_ack=True)).body for _ in range(3)]
+    assert found == [b"later", b"high", b"low"]
+
+
 # The registry.
 
 

@@ -73,8 +73,14 @@ def read_target(url: BackendUrl) -> RabbitTarget:
     try:
         parts = urlsplit(f"{url.scheme}:{url.rest}")
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidField(f"url: {error}; use {form}") from None
+    except ValueError:
+        # The error of urlsplit would quote what may be a part of the password.
+        raise InvalidField(
+            f"url: the host or port cannot be read; use {form}, with special characters in the "
+            "password as %XX"
+        ) from None
+    if parts.fragment:
+        raise InvalidField(f"url: has a '#'; use {form}, with %23 for a # in the password")
     if not url.rest.startswith("//") or not host or port == 0:
         raise InvalidField(f"url: the host or port is missing; use {form}")
     # Errors quote the URL from here on: it must not contain the password.
