@@ -6,15 +6,15 @@ import pytest
 
 import penstock
 from penstock.clock import ManualClock
-from penstock.testing.conformance.claims import ClaimContract
+from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.dead_letters import DeadLetterContract
-from penstock.testing.conformance.queues import QueueContract
+from tests.conftest import FULL
 
 connect: Any = penstock.connect
 
 
-class TestMirror(ClaimContract, DeadLetterContract, QueueContract):
-    """Claims, dead letters and queues, with a mirror beside them."""
+class TestMirror(ConformanceSuite if FULL else DeadLetterContract):  # type: ignore[misc]
+    """Dead letters, and with FULL the whole suite, with a mirror beside them."""
 
     @pytest.fixture
     def clock(self):

@@ -20,7 +20,7 @@ from penstock.backends.mirror.service import (
     MirrorThread,
     check_mirror,
 )
-from penstock.backends.mirror.state import check_primary, read_state, target_of
+from penstock.backends.mirror.state import check_primary, check_start, read_state, target_of
 from penstock.cli.session import Session, UsageError
 from penstock.cli.values import read_duration, show_size
 from penstock.journal.store import open_reader
@@ -64,6 +64,7 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError("give --to URL, the service to mirror to (see penstock mirror --help)")
     mirror = read_url(arguments.to)
     check_mirror(primary, mirror)
+    check_start(primary.path, arguments.name, target_of(mirror), has_moved=arguments.moved)
     if arguments.once:
         return _run_once(session, arguments, primary, mirror)
     if session.in_shell:

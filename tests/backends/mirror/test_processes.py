@@ -183,6 +183,7 @@ def test_what_cannot_be_mirrored_is_refused_with_a_reason(store, other, run):
     assert "is not a Penstock store" in run(
         "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=6
     )
+    assert not other.exists()
     run("mirror", "--from", f"file:{store}", "--status", status=6)
     with connect(f"file:{store}") as queues:
         queues.create("orders")
@@ -241,6 +242,7 @@ def test_a_name_has_one_target_unless_that_has_moved(store, other, run, caplog):
             assert said.startswith(f"penstock: mirror: 'mirror' mirrors to file:{other}, and ")
             assert "give another --name" in said
             assert "pass --moved" in said
+            assert not third.exists()
             shown = json.loads(run("mirror", "--from", f"file:{store}", "--status", "--json"))
             assert shown["target"] == f"file:{other}"
             run(*command, f"file:{third}", "--name", "second")

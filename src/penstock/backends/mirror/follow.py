@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, slices
-from penstock.backends.mirror.state import MirrorFile, wall_clock_ms
+from penstock.backends.mirror.state import MirrorFile, require_store, wall_clock_ms
 from penstock.backends.mirror.target import MirrorTarget
 from penstock.core.delivery import IN_FLIGHT, Delivery, position_of
 from penstock.core.events import (
@@ -32,7 +32,7 @@ from penstock.journal import codec, readers
 from penstock.journal.entry import StoredEntry
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery, newest_snapshot
-from penstock.journal.store import open_reader, store_of
+from penstock.journal.store import open_reader
 from penstock.service import QueueService
 
 _GATHER_S: Final = 0.02
@@ -82,11 +82,8 @@ class MirrorFollower:
         """
         with ExitStack() as undo:
             undo.callback(service.close)
-            store = store_of(path)
-            if store is None:
-                raise StoreUnusable(f"{path}: is not a Penstock store")
-            self._store: Path = store
-            self._file = MirrorFile(store, name)
+            self._store = require_store(path)
+            self._file = MirrorFile(self._store, name)
             undo.callback(self._file.close)
             self._reader: JournalReader = open_reader(path)
             undo.callback(self._reader.close)

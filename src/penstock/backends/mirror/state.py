@@ -21,7 +21,7 @@ import msgspec
 from penstock.errors import InvalidField, StoreInUse, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.storage import open_regular
-from penstock.journal.store import write_once
+from penstock.journal.store import store_of, write_once
 from penstock.url import BackendUrl, without_password
 
 # Receipts are saved so that the next process can end the claims. With more claims than this they
@@ -91,12 +91,7 @@ class MirrorFile:
                 f"{self._directory}: {self.name}.json belongs to another journal; to start again, "
                 "remove it, and its queues on the mirror"
             )
-        if target and state.target not in ("", target) and not has_moved:
-            raise InvalidField(
-                f"mirror: {self.name!r} mirrors to {state.target}, and {target} does not have its "
-                "earlier messages; give another --name to mirror there, too, or pass --moved if "
-                "it is the same service at another address"
-            )
+        _check_target(self.name, state, target, has_moved)
         state.target = target or state.target
         return state
 
@@ -125,7 +120,38 @@ def read_state(store: Path, name: str) -> MirrorState | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise StoreUnusable(f"{path}: cannot be read as a mirror's state: {error}") from None
+        raise StoreUnusable(
+            f"{path}: cannot be read as a mirror's state: {error}; to start again, remove it, and "
+            "the mirror's queues"
+        ) from None
+
+
+def require_store(path: str) -> Path:
+    """The directory of the store at a path. Raises StoreUnusable if there is none."""
+    store = store_of(path)
+    if store is None:
+        raise StoreUnusable(f"{path}: is not a Penstock store")
+    return store
+
+
+def check_start(path: str, name: str, target: str, *, has_moved: bool) -> None:
+    """Checks what can be checked before the target is opened, which may create it.
+
+    Raises StoreUnusable or InvalidField.
+    """
+    readers.check_reader_name(name)
+    state = read_state(require_store(path), name)
+    if state is not None:
+        _check_target(name, state, target, has_moved)
+
+
+def _check_target(name: str, state: MirrorState, target: str, has_moved: bool) -> None:
+    if target and state.target not in ("", target) and not has_moved:
+        raise InvalidField(
+            f"mirror: {name!r} mirrors to {state.target}, and {target} does not have its earlier "
+            "messages; give another --name to mirror there, too, or pass --moved if it is the "
+            "same service at another address"
+        )
 
 
 def target_of(mirror: BackendUrl) -> str:
