@@ -12,6 +12,8 @@ retried in the background. Every exception of the AMQP client becomes a Penstock
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -302,8 +304,8 @@ class Link:
             )
         if isinstance(error, faults.AMQPError) and not isinstance(error, OSError):
             return BackendLost(f"{target.shown}: the server there does not speak AMQP 0-9-1")
-        if isinstance(error, OSError) and error.args and isinstance(error.args[-1], str):
-            text = error.args[-1]
+        if isinstance(error, OSError):
+            text = _why(error)
         return BackendLost(f"{target.shown}: cannot connect: {text}")
 
     def _closed(self, session: AmqpSession, closing: "asyncio.Future[Any]") -> None:
@@ -323,6 +325,16 @@ class Link:
             await asyncio.wait({self._opening}, timeout=CLOSE_S)
         if self._session is not None:
             await self._session.close()
+
+
+def _why(error: OSError) -> str:
+    """Why a socket was not connected; asyncio's text has the address instead of the reason."""
+    text = error.args[-1] if error.args and isinstance(error.args[-1], str) else str(error)
+    if "Connect call failed" not in text:
+        return text
+    # A host with several addresses: "Multiple exceptions: [Errno 111] Connect call failed …".
+    number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), 0)
+    return os.strerror(number) if number else text
 
 
 def _ignore(_: PenstockError) -> None:

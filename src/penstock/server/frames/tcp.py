@@ -52,7 +52,8 @@ def is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise InvalidField(f"address: the host {host[:100]!r} cannot be found: {error}") from None
+        reason = getattr(error, "strerror", None) or "it is not a host name"
+        raise InvalidField(f"address: the host {host[:100]!r} cannot be found: {reason}") from None
     return all(ip_address(entry[4][0]).is_loopback for entry in found)
 
 
