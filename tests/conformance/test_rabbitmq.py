@@ -8,7 +8,6 @@ import pytest
 import penstock
 import penstock.aio
 from penstock.testing.conformance import ConformanceSuite, Contract
-from penstock.testing.conformance.claims import ClaimContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
 from tests.conformance.awaited import FromAnyThread
 from tests.conftest import FULL
@@ -46,23 +45,25 @@ class TestRabbitmq(OnABroker, ConformanceSuite):
         return blocking
 
 
-class ClaimsInFull(ClaimContract if FULL else Contract):  # type: ignore[misc]
-    """The claims only with the larger figures: quorum queues take their time."""
-
-
-class TestRabbitmqQuorum(OnABroker, ClaimsInFull, DeadLetterContract):
-    """Dead letters, and claims, on quorum queues, through asyncio."""
+class TestRabbitmqQuorum(OnABroker, ConformanceSuite if FULL else DeadLetterContract):  # type: ignore[misc]
+    """Quorum queues, through asyncio: dead letters, and with FULL the whole suite."""
 
     @pytest.fixture
     def queues(self, awaited):
         return awaited
 
     def seen(self):
-        """What a quorum queue takes back is counted a moment later: the state that stays."""
-        states = [super().seen()]
+        return self._settled(super().seen)
+
+    def counts(self, queue):
+        return self._settled(lambda: super(TestRabbitmqQuorum, self).counts(queue))
+
+    def _settled(self, look):
+        """The state that stays: a quorum queue counts returned messages a moment later."""
+        states = [look()]
 
         def is_settled():
-            states.append(super(TestRabbitmqQuorum, self).seen())
+            states.append(look())
             return all(state == states[-1] for state in states[-ALIKE:]) and len(states) > ALIKE
 
         self.until(is_settled)

@@ -50,7 +50,13 @@ def test_a_refused_port_is_unavailable_and_may_be_tried_again():
     with refusing_port() as port:
         error = refused_by(f"amqp://guest:hunter2@127.0.0.1:{port}/")
     assert type(error) is BackendLost
-    assert f"amqp://127.0.0.1:{port}: cannot connect" in str(error)
+    assert str(error) == f"amqp://127.0.0.1:{port}: cannot connect: Connection refused"
+
+
+def test_a_host_with_several_addresses_that_refuse_has_the_same_error():
+    with refusing_port() as port:
+        error = refused_by(f"amqp://guest:hunter2@localhost:{port}/")
+    assert str(error) == f"amqp://localhost:{port}: cannot connect: Connection refused"
 
 
 def test_a_host_without_an_address_is_unavailable():
@@ -204,6 +210,21 @@ def test_a_full_queue_refuses_every_push_and_messages_in_flight_do_not_count(
         queues.release(claim)
         assert queues.stats(name).visible == 3
     assert [queues.pull(name).body for _ in range(3)] == [b"a", b"b", b"c"]
+
+
+def test_a_quorum_queue_with_a_limit_refuses_soon_after_it_is_full(name, connect):
+    """RabbitMQ keeps this limit roughly: see `LACKS`."""
+    with connect("?queues=quorum") as queues:
+        queues.create(name, max_messages=5)
+        refused = 0
+        for number in range(100):
+            try:
+                queues.push(name, b"%d" % number)
+            except QueueFull:
+                refused += 1
+        stored = queues.stats(name).messages
+        assert stored == 100 - refused
+        assert 5 <= stored <= 20
 
 
 def test_a_limit_is_fixed_and_a_queue_that_has_one_takes_no_delay(queues, name):

@@ -22,6 +22,10 @@ _SHOWN_BY_DELIVERY: Final = (
 )
 _READY_ONLY: Final = "RabbitMQ limits what is ready, and does not count what is in flight"
 _NOT_IN_AMQP: Final = "AMQP does not report it; RabbitMQ's management plugin does"
+_LATE_LIMIT: Final = (
+    "a limit of a quorum queue is set at the broker and kept roughly: it refuses only after it was "
+    "exceeded, and accepts again only when a fifth of it is free"
+)
 
 # Behaviours of the contract that are missing, by their names in the conformance suite.
 COMMON: Final[Mapping[str, str]] = {
@@ -46,6 +50,8 @@ COMMON: Final[Mapping[str, str]] = {
 QUORUM_ONLY: Final[Mapping[str, str]] = {
     "priority order": "a quorum queue has no priorities; make classic queues, or a queue for each",
     "head": "a quorum queue puts a message that comes back behind those that are ready",
+    "capacity by messages": _LATE_LIMIT,
+    "capacity by bytes": _LATE_LIMIT,
 }
 LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
     "classic": COMMON,
