@@ -9,7 +9,6 @@ keeps journal files from being dropped before they were read.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
