@@ -1,5 +1,6 @@
 """What every test shares: hypothesis profiles, a quick directory, services that may be missing."""
 
+import gc
 import os
 import random
 import shutil
@@ -129,6 +130,16 @@ def pytest_terminal_summary(terminalreporter):
     for package, count in missing.items():
         line = f"WARNING: {count} tests SKIPPED because {package} is not installed: make services"
         terminalreporter.write_line(line, red=True, bold=True)
+
+
+@pytest.fixture
+def failed_handshakes_collected():
+    """Runs the garbage collector, which alone closes the sockets of failed TLS handshakes.
+
+    Their warnings are ignored by a `filterwarnings` mark of the test.
+    """
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@
             print(message.body)
 
 `connect` opens one connection for any number of requests (the extension), a `CarrotClient`, which
-may be used by one thread at a time. `SingleClient` speaks the first protocol: it opens a connection
-for each request. Everything here blocks.
+may be used by one thread at a time. `SingleClient` uses the original protocol: it opens a
+connection for each request. Everything here blocks.
 """
 
 import socket
@@ -26,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
 )
+from penstock.service import BATCH_ITEMS_MAX
 from penstock.wire.carrot.reasons import EMPTY, error_of, read_reason
 from penstock.wire.carrot.session import (
     EXTEND,
@@ -70,9 +71,9 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 class CarrotMessage:
-    """A message that was read: acknowledge it, or give it back.
+    """A message that was read: acknowledge it with `ack`, or release it with `nack`.
 
-    As a context manager it is acknowledged at the end of the block, and given back if the block
+    As a context manager it is acknowledged at the end of the block, and released if the block
     raises.
     """
 
@@ -95,7 +96,7 @@ class CarrotMessage:
         self._client.nack([self])
 
     def extend(self, seconds: float) -> None:
-        """Keeps it for so long from now on. Raises StaleReceipt if its time has run out."""
+        """Sets its deadline to `seconds` from now. Raises StaleReceipt if its time has run out."""
         self._client.extend([self], seconds)
 
     def __enter__(self) -> "CarrotMessage":
@@ -117,7 +118,7 @@ class CarrotMessage:
 
 
 class CarrotClient:
-    """One connection to a broker. Closing it puts messages back that are not acknowledged."""
+    """One connection to a broker. Closing it releases messages that are not acknowledged."""
 
     def __init__(self, link: socket.socket, token: str | None, timeout_s: float) -> None:
         self._link = link
@@ -130,18 +131,18 @@ class CarrotClient:
 
     def put(self, queue: str, body: bytes | str) -> str:
         """Writes a message of any size and returns its id. Raises QueueFull and other errors."""
-        return self._ask(PUT, queue, to_bytes(body)).body.decode()
+        return self._ask(PUT, queue, _message(body)).body.decode()
 
     def put_many(self, queue: str, bodies: Iterable[bytes | str]) -> None:
         """Writes several messages. Raises BatchRefused if some were refused."""
-        messages = [to_bytes(body) for body in to_list("bodies", bodies)]
+        messages = [_message(body) for body in to_list("bodies", bodies)]
         if messages:
             self._ask(PUT_MANY, queue, encode_messages(messages), len(messages))
 
     def get(self, queue: str, wait: float | None = 0) -> CarrotMessage | None:
-        """Reads a message, waiting so many seconds for one; None if there is none.
+        """Reads a message, after a wait of at most `wait` seconds; None if there is none.
 
-        With None it waits as long as the queue's own setting says.
+        With None the wait is the queue's own setting.
         """
         return next(iter(self.get_many(queue, 1, wait)), None)
 
@@ -152,11 +153,12 @@ class CarrotClient:
         wait: float | None = 0,
         ack: Iterable[CarrotMessage] = (),
     ) -> list[CarrotMessage]:
-        """Reads up to so many messages, having acknowledged those given, in one request.
+        """Acknowledges messages and reads up to `limit` others, in one request.
 
         An answer has at most 2,000 messages and 8 MiB, whatever the limit: read again for more.
         """
         wait_ms = WAIT_BY_QUEUE if wait is None else to_ms("wait", wait)
+        _check_whole("limit", limit, 1, BATCH_ITEMS_MAX)
         acked = list(ack)
         body = encode_tags([each.tag for each in acked], wait_ms)
         extra_s = self._timeout_s if wait is None else wait
@@ -167,7 +169,7 @@ class CarrotClient:
         return [CarrotMessage(self, *row) for row in given]
 
     def ack(self, messages: Iterable[CarrotMessage]) -> None:
-        """Deletes messages. Raises StaleReceipt, or BatchRefused if only some could be."""
+        """Deletes messages. Raises StaleReceipt, or BatchRefused if only some were deleted."""
         self._answer(SESSION_ACK, messages)
 
     def nack(self, messages: Iterable[CarrotMessage]) -> None:
@@ -175,7 +177,7 @@ class CarrotClient:
         self._answer(SESSION_NACK, messages)
 
     def extend(self, messages: Iterable[CarrotMessage], seconds: float) -> None:
-        """Keeps messages for so long from now on."""
+        """Sets the deadline of messages to `seconds` from now."""
         self._answer(EXTEND, messages, to_ms("seconds", seconds))
 
     def _answer(
@@ -197,8 +199,7 @@ class CarrotClient:
         """
         body = b""
         if visibility_timeout or max_messages:
-            if not 0 <= max_messages <= REQUEST_MAX:
-                raise InvalidField(f"max_messages: {max_messages} is outside 0 to {REQUEST_MAX}")
+            _check_whole("max_messages", max_messages, 0, REQUEST_MAX)
             body = encode_add(to_ms("visibility_timeout", visibility_timeout), max_messages)
         self._ask(SESSION_ADD, queue, body)
 
@@ -211,6 +212,8 @@ class CarrotClient:
     def _ask(
         self, opcode: int, queue: str, body: bytes = b"", count: int = 0, extra_s: float = 0
     ) -> SessionAnswer:
+        if self._link.fileno() < 0:
+            raise BackendLost("this connection was closed; connect again")
         number = self._number = self._number % REQUEST_MAX + 1
         request = encode_session_request(opcode, number, queue, body, count)
         try:
@@ -219,7 +222,7 @@ class CarrotClient:
             self._first = b""
             answer = self._receive()
         except BaseException as error:
-            # An answer that comes now would be taken for that of the next request.
+            # A late answer would be taken for that of the next request.
             self.close()
             if isinstance(error, OSError):
                 raise _lost(error) from None
@@ -238,7 +241,7 @@ class CarrotClient:
         while True:
             answer = None
             if len(received) > 1 and received[0] == ERROR and received[1]:
-                # A broker that refuses the connection answers in the form of the first protocol.
+                # A broker that refuses the connection answers as in the original protocol.
                 refused = read_answer(received)
                 if refused is not None:
                     raise error_of(refused.text.encode())
@@ -254,7 +257,7 @@ class CarrotClient:
         return answer
 
     def close(self) -> None:
-        """Closes the connection; messages that were not acknowledged are put back."""
+        """Closes the connection; messages that were not acknowledged are released."""
         self._link.close()
 
     def __enter__(self) -> "CarrotClient":
@@ -267,6 +270,20 @@ class CarrotClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _message(body: object) -> bytes:
+    """The bytes of a message; text is encoded. Raises InvalidField."""
+    data = to_bytes(body)
+    if not isinstance(data, bytes):
+        raise InvalidField(f"body: expected bytes or text, got {type(body).__name__}")
+    return data
+
+
+def _check_whole(field: str, value: object, low: int, high: int) -> None:
+    """Raises InvalidField unless the value is a whole number within these limits."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidField(f"{field}: expected a whole number from {low} to {high}, got {value!r}")
 
 
 def _refusal(answer: SessionAnswer) -> PenstockError:
@@ -293,11 +310,12 @@ def connect(
     tls: ssl.SSLContext | None = None,
     timeout: float = TIMEOUT_S,
 ) -> CarrotClient:
-    """Opens a connection for any number of requests. Raises BackendLost."""
+    """Opens a connection for any number of requests. Raises BackendLost or InvalidField."""
     return CarrotClient(_open(host, port, tls, timeout), token, timeout)
 
 
 def _open(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+    _check_whole("port", port, 1, 65_535)
     try:
         link = socket.create_connection((host, port), timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -313,7 +331,7 @@ def _lost(error: OSError) -> BackendLost:
 
 
 class SingleClient:
-    """The first protocol: every request has a connection of its own. Safe for many threads."""
+    """The original protocol: a connection for each request. Safe for many threads."""
 
     def __init__(
         self,
@@ -329,7 +347,7 @@ class SingleClient:
 
     def write(self, queue: str, message: bytes | str) -> str:
         """Writes a message of at most 255 bytes and returns its id."""
-        return self._ask(SingleRequest(WRITE, queue, to_bytes(message)))
+        return self._ask(SingleRequest(WRITE, queue, _message(message)))
 
     def add_queue(self, queue: str) -> None:
         """Makes a queue; one that exists is left as it is."""
@@ -341,9 +359,9 @@ class SingleClient:
 
     @contextmanager
     def read(self, queue: str) -> Iterator[bytes | None]:
-        """Reads a message for the time of the block; None if there is none.
+        """Reads a message and holds it during the block; None if there is none.
 
-        It is acknowledged at the end of the block, and put back if the block raises.
+        It is acknowledged at the end of the block, and released if the block raises.
         """
         with _open(*self._where) as link:
             request = self._first + encode_request(SingleRequest(READ, queue))

@@ -117,14 +117,15 @@ def read_url(url: object) -> BackendUrl:
     if not isinstance(url, str):
         raise InvalidField(f"url: expected text such as {known}; got {type(url).__name__}")
     scheme, colon, rest = url.partition(":")
+    shown = without_password(url)
     if not colon:
-        raise InvalidField(f"url: {url!r} has no scheme; use {known}")
+        raise InvalidField(f"url: {shown!r} has no scheme; use {known}")
     if scheme not in SCHEMES:
-        raise InvalidField(f"url: unknown URL scheme {scheme!r} in {url!r}; use {known}")
+        raise InvalidField(f"url: unknown URL scheme {scheme!r} in {shown!r}; use {known}")
     try:
         query = urlsplit(url).query
     except ValueError as error:
-        raise InvalidField(f"url: {url!r} cannot be read: {error}") from None
+        raise InvalidField(f"url: {shown!r} cannot be read: {error}") from None
     return BackendUrl(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
 
 

@@ -59,7 +59,7 @@ def test_a_mistake_is_named_with_what_to_write_instead(run_main, line, said, whe
         ["--url"],
     ],
 )
-def test_what_argparse_says_well_enough_is_left_to_it(line):
+def test_errors_that_argparse_explains_are_left_to_it(line):
     assert find_mistake(line, COMMANDS) is None
 
 

@@ -1,7 +1,6 @@
 """Nodes and routers reach NATS over TLS, with a certificate and a password that are checked."""
 
 import asyncio
-import gc
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +17,9 @@ from tests.rabbit import CERTIFICATE
 
 pytestmark = [
     pytest.mark.service("openssl"),
+    pytest.mark.usefixtures("failed_handshakes_collected"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Sockets of handshakes that failed are left to the garbage collector: it runs here."""
-    yield
-    gc.collect()
-
 
 CONFIGURATION = """
 listen: "127.0.0.1:{port}"

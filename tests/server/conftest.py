@@ -27,11 +27,11 @@ from penstock.wire.frames.frames import Hello, encode_hello
 PATIENCE_S = 60.0
 
 
-def until(holds, patience_s=PATIENCE_S):
-    """Wait until `holds` returns a true value, and return it; fail after `patience_s`."""
-    give_up = time.monotonic() + patience_s
+def until(holds, timeout_s=PATIENCE_S):
+    """Wait until `holds` returns a true value, and return it; fail after `timeout_s`."""
+    give_up = time.monotonic() + timeout_s
     while not (found := holds()):
-        assert time.monotonic() < give_up, f"not true after {patience_s} s"
+        assert time.monotonic() < give_up, f"not true after {timeout_s} s"
         threading.Event().wait(0.005)
     return found
 
@@ -43,15 +43,15 @@ class UnixEndpoint:
         self.shown = f"unix:{path}"
         self.token = self.tls = self.server_name = None
         self.options = {}
-        self.patience_s_min = 0.0
+        self.reconnect_s_min = 0.0
         self._path = path
 
-    def open(self, patience_s):
+    def open(self, connect_s):
         import socket
 
         from penstock.errors import BackendLost
 
-        give_up = time.monotonic() + patience_s
+        give_up = time.monotonic() + connect_s
         while True:
             link = socket.socket(socket.AF_UNIX)
             try:

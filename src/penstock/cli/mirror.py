@@ -20,11 +20,11 @@ from penstock.backends.mirror.service import (
     MirrorThread,
     check_mirror,
 )
-from penstock.backends.mirror.state import check_primary, read_state
+from penstock.backends.mirror.state import check_primary, check_start, read_state, target_of
 from penstock.cli.session import Session, UsageError
-from penstock.cli.values import show_size
+from penstock.cli.values import read_duration, show_size
 from penstock.journal.store import open_reader
-from penstock.url import load_backend, read_url
+from penstock.url import BackendUrl, load_backend, read_url
 
 _NICE: Final = 19
 
@@ -34,14 +34,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="primary", required=True, metavar="file:PATH", help="the store to mirror"
     )
-    parser.add_argument("--to", metavar="URL", help="where: any URL, such as amqp://localhost")
+    parser.add_argument(
+        "--to", metavar="URL", help="the service to mirror to, such as amqp://localhost"
+    )
     parser.add_argument(
         "--name", default=NAME, metavar="NAME", help="one for each mirror of a store (%(default)s)"
     )
     parser.add_argument("--once", action="store_true", help="end when all events are mirrored")
     parser.add_argument("--status", action="store_true", help="show how far the mirror is behind")
     parser.add_argument(
-        "--every", type=float, default=10.0, metavar="SECONDS", help="between two lines of figures"
+        "--every",
+        type=read_duration,
+        default=10.0,
+        metavar="DURATION",
+        help="print figures at this interval (%(default)g)",
+    )
+    parser.add_argument(
+        "--moved", action="store_true", help="--to is the same service at a new address"
     )
 
 
@@ -52,34 +61,68 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.status:
         return _show_status(session, arguments, primary.path)
     if arguments.to is None:
-        raise UsageError("give --to URL, where to mirror to (see penstock mirror --help)")
+        raise UsageError("give --to URL, the service to mirror to (see penstock mirror --help)")
     mirror = read_url(arguments.to)
     check_mirror(primary, mirror)
+    check_start(primary.path, arguments.name, target_of(mirror), has_moved=arguments.moved)
     if arguments.once:
-        follower = MirrorFollower(
-            primary.path, load_backend(mirror).open_service(mirror, None), arguments.name
-        )
-        try:
-            follower.start()
-            follower.catch_up()
-            _show(session, arguments, follower.progress)
-        finally:
-            follower.close()
-        return 0
+        return _run_once(session, arguments, primary, mirror)
     if session.in_shell:
         raise UsageError("within a shell a mirror needs --once")
-    return _run_until_stopped(
-        session, arguments, MirrorThread(primary.path, mirror, arguments.name)
+    thread = MirrorThread(primary.path, mirror, arguments.name, has_moved=arguments.moved)
+    return _run_until_stopped(session, arguments, thread)
+
+
+def _run_once(
+    session: Session, arguments: Namespace, primary: BackendUrl, mirror: BackendUrl
+) -> int:
+    """Mirrors all events that are durable now; while the service is unreachable, says so."""
+    waiting = _WaitingLine(arguments.every)
+
+    def pause(seconds: float) -> None:
+        waiting.show(follower.progress.error)
+        time.sleep(seconds)
+
+    follower = MirrorFollower(
+        primary.path,
+        load_backend(mirror).open_service(mirror, None),
+        arguments.name,
+        pause,
+        target=target_of(mirror),
+        has_moved=arguments.moved,
     )
+    try:
+        follower.start()
+        follower.catch_up()
+        _show(session, arguments, follower.progress)
+    finally:
+        follower.close()
+    return 0
+
+
+class _WaitingLine:
+    """Prints on stderr what the mirror waits for, not more often than `every_s`."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._next_s = 0.0
+
+    def show(self, error: object) -> None:
+        """Prints the error, if there is one and it is time for a line."""
+        now_s = time.monotonic()
+        if error is not None and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            print(f"penstock: waiting: {error}", file=sys.stderr, flush=True)
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
-    # The store has priority: the mirror's work can wait in the journal.
+    # The store's process goes first: events can wait in the journal.
     os.nice(_NICE)
     stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_requested.set())
     shown_s = time.monotonic() - arguments.every
+    waiting = _WaitingLine(arguments.every)
     try:
         while not stop_requested.wait(0.2) and thread.failure is None:
             if time.monotonic() - shown_s >= arguments.every:
@@ -87,8 +130,8 @@ def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThr
                 progress = thread.progress
                 if progress is not None:
                     _show(session, arguments, progress)
-                elif thread.error is not None:
-                    print(f"penstock: waiting: {thread.error}", flush=True)
+            if thread.progress is None:
+                waiting.show(thread.error)
     finally:
         thread.stop()
     if thread.progress is not None:
@@ -117,6 +160,8 @@ def _show_status(session: Session, arguments: Namespace, path: str) -> int:
         durable = reader.durable_offset
     state = read_state(Path(path), arguments.name)
     if state is None:
+        text = f"{path}: no mirror with the name {arguments.name!r} was started"
+        print(f"penstock: {text}", file=sys.stderr)
         return 1
     behind_bytes = max(0, durable - state.position)
     figures = {
@@ -126,9 +171,11 @@ def _show_status(session: Session, arguments: Namespace, path: str) -> int:
         "is_complete": state.is_complete,
         "queues": len(state.queues),
         "missing": sum(map(len, state.missing.values())),
+        "target": state.target or None,
     }
+    where = f" to {state.target}" if state.target else ""
     copied = "" if state.is_complete else ", and the first copy is not finished"
     session.print_result(
-        arguments, figures, f"{arguments.name}: {show_size(behind_bytes)} behind{copied}"
+        arguments, figures, f"{arguments.name}{where}: {show_size(behind_bytes)} behind{copied}"
     )
     return 0

@@ -1,7 +1,7 @@
-"""What is said of a command line that has no meaning: which word is wrong, and what to write.
+"""Error texts for a wrong command line: which word is wrong, and what to write instead.
 
-argparse takes the word behind an option that it does not know for the command, and then lists every
-command. So the words before the command are checked here first.
+argparse takes the word after an unknown option for the command, and then lists every command. So
+the words before the command are checked here first.
 """
 
 import re
@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-# Options that stand before the command as well as behind it, and whether a value follows.
+# Options that may be before or after the command, and whether a value follows.
 _SHARED: Final = {"--url": True, "--json": False}
 _ENDING: Final = ("--help", "-h", "--version")
 _WORD_CHARS_MAX: Final = 100
 
 
 def find_mistake(words: Sequence[str], commands: Collection[str]) -> str | None:
-    """What is wrong with the words up to the command; None if nothing is."""
+    """The error in the words up to the command; None if there is none."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -62,7 +62,7 @@ def _of_command(word: str, rest: Sequence[str], commands: Collection[str]) -> st
 
 
 def describe_surplus(words: Sequence[str], help_text: str) -> str:
-    """What is wrong with words that a command has no use for, whose help is given."""
+    """The error for words that the command with this help does not take."""
     word = next((word for word in words if word.startswith("-")), words[0])
     if not word.startswith("-"):
         return f"{_shown(word)} is one word too many; put a text of several words in quotes"

@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
     "readers": "show the readers of a store's journal, or remove one",
-    "mirror": "do in another service what happens to the queues of a store",
+    "mirror": "repeat every change to a store's queues in another service",
     "worker": "run the tasks of an app",
     "tasks": "list, retry, cancel and inspect the tasks of an app",
     "pipeline": "derive tables from journals with Spark; audit, report and replay",

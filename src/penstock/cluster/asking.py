@@ -22,7 +22,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.backends.remote.retry import still_to_wait
+from penstock.backends.remote.retry import with_remaining_wait
 from penstock.cluster import calls
 from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.cluster.jetstream import JetStream
@@ -156,7 +156,7 @@ class ShardAsker:
                 pause_s = attempts.pause_s(error, self._loop.time())
             if not await self._has_news(shard, known, pause_s):
                 await self._look(shard)
-            left = still_to_wait(command, time.monotonic() - (self._loop.time() - began_s))
+            left = with_remaining_wait(command, time.monotonic() - (self._loop.time() - began_s))
             if wait is not None and wait.is_over:
                 left = msgspec.structs.replace(left, wait_ms=0)
             if left is not command:

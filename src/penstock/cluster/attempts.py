@@ -7,7 +7,7 @@ if doing it twice comes to the same (`remote.retry`). Nothing here does I/O or r
 
 from typing import Any, Final, Generic, TypeVar, cast
 
-from penstock.backends.remote.retry import is_repeatable, settle_repeated
+from penstock.backends.remote.retry import is_repeatable, outcome_of_repeat
 from penstock.cluster import calls
 from penstock.cluster.spread import NotPlaced, SpreadChanged
 from penstock.errors import BackendLost, StaleReceipt
@@ -63,9 +63,9 @@ class Attempts(Generic[R]):
         Raises StaleReceipt, unless an earlier attempt may be what ended the claim.
         """
         if not isinstance(reply, StaleReceipt):
-            settled = settle_repeated(self._command, reply) if self._may_be_done else reply
+            settled = outcome_of_repeat(self._command, reply) if self._may_be_done else reply
             return cast(R, settled)
-        if self._may_be_done and settle_repeated(self._command, reply) is None:
+        if self._may_be_done and outcome_of_repeat(self._command, reply) is None:
             return cast(R, None)
         raise reply
 

@@ -198,7 +198,7 @@ class ReplicatedJournal:
     def region_bytes(self) -> int:
         return self._mark_bytes
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         pass
 
     def check_usable(self) -> None:

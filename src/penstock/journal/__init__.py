@@ -96,7 +96,7 @@ class StoredJournal(Journal, Protocol):
         """The size of a region, which is dropped as a whole: dropping less frees no room."""
         ...
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         """Sets the function that counts the messages for whose deletes room is kept back."""
         ...
 

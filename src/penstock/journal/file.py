@@ -174,7 +174,7 @@ class FileJournal:
     def region_bytes(self) -> int:
         return self.segments.payload_bytes
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         self._room.held = count
 
     def check_usable(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections that carry many requests each: the part that the frame server and Carrot share.
+"""Connections with many requests each: the code that the frame server and Carrot share.
 
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
@@ -108,7 +108,7 @@ class StreamServer:
             self._drained.set()
 
     def give_up(self, fault: Exception) -> None:
-        """Ends everything: after an unexpected exception, the state of the service is unknown."""
+        """Stops the service: after an unexpected exception its state is unknown."""
         self.faults.report("the engine", fault)
         self.fail(engine_fault(fault))
 
@@ -167,11 +167,11 @@ class StreamServer:
             connection.check_progress(now_s)
         self._sweep_timer = self.loop.call_later(self._sweep_s, self._sweep)
 
-    async def stop(self, reason: str, patience_s: float = 10.0) -> None:
-        """Answers the requests that were read, says goodbye, and closes every connection."""
+    async def stop(self, reason: str, timeout_s: float = 10.0) -> None:
+        """Answers the requests that were read, sends a goodbye, and closes every connection."""
         self.stopping = True
         for connection in list(self.connections):
-            connection.is_deaf = True
+            connection.ignores_requests = True
             for request, pending in list(connection.waits.items()):
                 if pending.waits:
                     pending.cancel()
@@ -180,14 +180,14 @@ class StreamServer:
         self.flush()
         if not self._drained.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), patience_s)
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
         for connection in list(self.connections):
             connection.send_goodbye(reason)
             connection.end()
         self.flush()
         if self.connections:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), patience_s)
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
         for connection in list(self.connections):
             connection.abort()
         self._sweep_timer.cancel()
@@ -207,7 +207,7 @@ class StreamConnection(asyncio.Protocol):
         self.deferred = 0
         self.is_gone = False
         # Set when the server stops: requests that arrive now are ignored.
-        self.is_deaf = False
+        self.ignores_requests = False
         self.since_s = 0.0
         self.ending = False
         self.transport: asyncio.Transport = None  # type: ignore[assignment]

@@ -86,15 +86,15 @@ def shown(queues, name):
     return [(each.body, each.priority) for each in queues.peek(name, 1_000)]
 
 
-class Story:
-    """Everything that can happen to messages, told to a mirror in several steps."""
+class Workload:
+    """Commands of every kind on the primary, in steps, each followed by the mirror."""
 
     def __init__(self, path):
         self.path = path / "store"
         self.clock = ManualClock()
         self.primary = CONNECT(f"file:{self.path}?embedded=1", clock=self.clock)
-        self.chapters = [
-            self.begin, self.consume, self.bury, self.empty, self.remove, self.end
+        self.steps = [
+            self.begin, self.consume, self.make_dead_letter, self.empty, self.remove, self.end
         ]  # fmt: skip
 
     def begin(self):
@@ -111,7 +111,7 @@ class Story:
         self.primary.release(self.held[3])
         self.primary.extend(self.held[4], 600)
 
-    def bury(self):
+    def make_dead_letter(self):
         self.primary.release(self.primary.pull("a"))
         self.primary.push("a", b"between")
         self.primary.redrive("dead", to="b")
@@ -131,23 +131,23 @@ class Story:
         self.primary.push_many("a", [b"z%d" % i for i in range(3)])
         self.primary.delete(self.held[4])
 
-    def tell(self, service):
-        """The whole story, followed step by step; False if the connection was never lost."""
+    def run(self, service):
+        """The whole workload, followed step by step; False if the connection was never lost."""
         follower = FOLLOWER(str(self.path), service, pause=no_pause, now_ms=self.clock.now_ms)
         follower.start()
-        for chapter in self.chapters:
-            chapter()
+        for step in self.steps:
+            step()
             follower.catch_up()
         follower.close()
         return service.lost
 
-    def tell_with_kill(self, service, engine):
+    def run_with_kill(self, service, engine):
         """The same; the killed mirror leaves its state as it was last saved."""
         was_killed = False
         follower: Any = None
-        chapters = iter(self.chapters)
-        chapter = next(chapters)
-        chapter()
+        steps = iter(self.steps)
+        step = next(steps)
+        step()
         while True:
             try:
                 if follower is None:
@@ -156,8 +156,8 @@ class Story:
                     )
                     follower.start()
                 follower.catch_up()
-                chapter = next(chapters)
-                chapter()
+                step = next(steps)
+                step()
             except Killed:
                 was_killed = True
                 follower._file.close()
@@ -170,7 +170,7 @@ class Story:
         return was_killed
 
     def check(self, mirrored):
-        """Nothing is missing, doubled or out of order."""
+        """No message is missing, duplicated or out of order."""
         primary = self.primary
         assert mirrored.names() == primary.names()
         for name in primary.names():
@@ -179,28 +179,28 @@ class Story:
 
 
 @pytest.mark.parametrize("how", ["not done", "done", "half done"])
-def test_a_connection_lost_at_any_command_costs_nothing_and_doubles_nothing(quick_path, how):
+def test_a_connection_lost_at_any_command_loses_and_duplicates_no_message(quick_path, how):
     """Row 12: after the push, before its answer; between claim and delete; amid a batch."""
     for at in range(1, 200):
-        story = Story(quick_path / f"{at}")
-        engine = WithoutDedup(Engine(clock=story.clock))
-        was_lost = story.tell(LosesConnection(engine, at, how))
-        story.check(QUEUES(engine))
-        story.primary.close()
+        workload = Workload(quick_path / f"{at}")
+        engine = WithoutDedup(Engine(clock=workload.clock))
+        was_lost = workload.run(LosesConnection(engine, at, how))
+        workload.check(QUEUES(engine))
+        workload.primary.close()
         engine.close()
         if not was_lost:
             break
     assert 20 < at < 199
 
 
-def test_a_service_that_forgets_while_nothing_is_asked_of_it_is_set_right(quick_path):
+def test_claims_and_deletes_that_an_idle_service_lost_are_repeated(quick_path):
     """As a broker that is killed while the mirror is idle: claims end, deletes come back."""
-    story = Story(quick_path)
-    engine = WithoutDedup(Engine(clock=story.clock))
+    workload = Workload(quick_path)
+    engine = WithoutDedup(Engine(clock=workload.clock))
     service = LosesConnection(engine, 0, "not done")
-    follower = FOLLOWER(str(story.path), service, pause=no_pause, now_ms=story.clock.now_ms)
+    follower = FOLLOWER(str(workload.path), service, pause=no_pause, now_ms=workload.clock.now_ms)
     follower.start()
-    primary, mirrored = story.primary, QUEUES(engine)
+    primary, mirrored = workload.primary, QUEUES(engine)
     primary.create("orders")
     primary.push_many("orders", [b"0", b"1", b"2", b"3"])
     follower.catch_up()
@@ -215,7 +215,7 @@ def test_a_service_that_forgets_while_nothing_is_asked_of_it_is_set_right(quick_
             engine.execute(Release(claim.queue, claim.proof))
     assert forgotten is not None
     assert [body for body, _ in shown(mirrored, "orders")] == [b"0", b"1", b"2", b"3"]
-    follower._target.seek_missing(forget=False)
+    follower._target.search_missing(forget=False)
     assert shown(mirrored, "orders") == shown(primary, "orders") == [(b"2", 0), (b"3", 0)]
     assert mirrored.stats("orders").in_flight == 1
     primary.delete(kept)
@@ -238,28 +238,28 @@ def test_a_service_that_forgets_while_nothing_is_asked_of_it_is_set_right(quick_
 def test_a_mirror_killed_at_any_command_loses_nothing(quick_path, kind, how):
     """What its claims hid is found when these have run out."""
     for at in range(1, 200):
-        story = Story(quick_path / f"{at}")
-        engine = kind(Engine(clock=story.clock))
-        was_killed = story.tell_with_kill(LosesConnection(engine, at, how, kill=True), engine)
-        check_after_kill(story, engine)
-        story.primary.close()
+        workload = Workload(quick_path / f"{at}")
+        engine = kind(Engine(clock=workload.clock))
+        was_killed = workload.run_with_kill(LosesConnection(engine, at, how, kill=True), engine)
+        check_after_kill(workload, engine)
+        workload.primary.close()
         engine.close()
         if not was_killed:
             break
     assert 20 < at < 199
 
 
-def check_after_kill(story, engine):
+def check_after_kill(workload, engine):
     """Claims of the killed process run out; then each side has the same messages, once."""
-    story.clock.advance(seconds=3_600)
+    workload.clock.advance(seconds=3_600)
     service = LosesConnection(engine, 0, "not done")
-    follower = FOLLOWER(str(story.path), service, pause=no_pause, now_ms=story.clock.now_ms)
+    follower = FOLLOWER(str(workload.path), service, pause=no_pause, now_ms=workload.clock.now_ms)
     follower.start()
-    story.primary.push("a", b"last")
+    workload.primary.push("a", b"last")
     follower.catch_up()
-    follower._target.seek_missing(forget=False)
+    follower._target.search_missing(forget=False)
     follower.catch_up()
     mirrored = QUEUES(engine)
-    for name in story.primary.names():
-        assert sorted(shown(mirrored, name)) == sorted(shown(story.primary, name)), name
+    for name in workload.primary.names():
+        assert sorted(shown(mirrored, name)) == sorted(shown(workload.primary, name)), name
     follower.close()

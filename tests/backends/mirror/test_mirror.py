@@ -1,4 +1,4 @@
-"""A mirror does on another service what happens to a store, through stops, kills and failures."""
+"""A mirror repeats the events of a store on another service, through stops, kills and failures."""
 
 import random
 import shutil
@@ -178,7 +178,7 @@ def test_a_claim_that_runs_out_and_a_message_that_expires_do_so_on_the_mirror(pa
     assert [each.body for each in pair.mirror.peek("orders", 9)] == [b"long", b"last", b"later"]
 
 
-def test_a_message_that_lives_within_one_batch_leaves_nothing(pair):
+def test_a_message_pushed_and_deleted_within_one_batch_is_not_on_the_mirror(pair):
     primary = pair.primary
     primary.create("orders")
     pair.sync()
@@ -274,7 +274,7 @@ def test_a_mirror_that_was_stopped_goes_on_where_it_was(pair):
 
 
 @pytest.mark.parametrize("kind", [BlockingEngine, NoDedup])
-def test_a_mirror_that_was_killed_repeats_its_last_steps_without_a_trace(quick_path, kind):
+def test_a_mirror_that_was_killed_repeats_its_last_steps_without_duplicates(quick_path, kind):
     pair = Pair(quick_path, kind)
     primary = pair.primary
     primary.create("orders")
@@ -307,7 +307,7 @@ def test_a_delete_whose_claim_a_kill_lost_is_done_when_the_message_is_visible_ag
     pair.sync()
     assert pair.mirror.stats("orders").in_flight == 1
     clock.advance(seconds=3_600)
-    pair.follower._target.seek_missing(forget=False)
+    pair.follower._target.search_missing(forget=False)
     assert pair.mirror.stats("orders").messages == 0
     assert pair.follower.progress.unmatched == 0
     pair.close()
@@ -364,7 +364,7 @@ class LosingAnswers(KeptOpen):
 
 
 @pytest.mark.parametrize("kind", [BlockingEngine, NoDedup])
-def test_answers_that_are_lost_cost_no_message_and_double_none(quick_path, kind):
+def test_lost_answers_neither_lose_nor_duplicate_messages(quick_path, kind):
     pair = Pair(quick_path, kind)
     pair.kept = LosingAnswers(pair.service)
     primary = pair.primary
@@ -381,7 +381,7 @@ def test_answers_that_are_lost_cost_no_message_and_double_none(quick_path, kind)
     pair.close()
 
 
-def test_a_consumer_on_the_mirror_disturbs_nothing(pair):
+def test_the_mirror_continues_beside_a_consumer_of_its_queues(pair):
     primary = pair.primary
     primary.create("orders")
     primary.push_many("orders", [b"0", b"1", b"2"])
@@ -393,7 +393,7 @@ def test_a_consumer_on_the_mirror_disturbs_nothing(pair):
         primary.delete(claim)
     pair.sync()
     assert [each.body for each in pair.mirror.peek("orders", 9)] == [b"2"]
-    pair.follower._target.seek_missing(forget=True)
+    pair.follower._target.search_missing(forget=True)
     assert pair.follower.progress.unmatched == 1
     pair.mirror.remove("orders")
     primary.push("orders", b"3")
@@ -412,7 +412,7 @@ def test_a_queue_of_the_mirror_that_has_messages_is_not_mixed_with_a_copy(pair):
     assert pair.mirror.stats("orders").messages == 1
 
 
-def test_what_the_mirror_refuses_is_counted_and_holds_nothing_up(pair):
+def test_a_refused_message_is_counted_and_delays_no_other(pair):
     pair.primary.create("orders", max_body_bytes=2_000_000)
     pair.sync()
     pair.mirror.configure("orders", max_body_bytes=1_000)
@@ -446,12 +446,12 @@ def test_a_mirror_whose_events_were_dropped_says_so_and_what_to_do(pair):
     state_file = pair.path / "mirrors" / "mirror.json"
     text = state_file.read_text()
     state_file.write_text(text.replace(f'"position":{state.position}', '"position":99999999999'))
-    with pytest.raises(StoreUnusable, match="no longer has what follows 99999999999"):
+    with pytest.raises(StoreUnusable, match="stopped at offset 99999999999"):
         pair.sync()
     pair.kill()
     pair._follower = None
     state_file.write_text(text.replace(state.journal, "00" * 16))
-    with pytest.raises(StoreUnusable, match="is of another journal"):
+    with pytest.raises(StoreUnusable, match="belongs to another journal"):
         MirrorFollower(str(pair.path), pair.kept)
     state_file.write_text("{")
     with pytest.raises(StoreUnusable, match="cannot be read as a mirror's state"):
@@ -475,7 +475,7 @@ def test_files_that_the_mirror_has_not_read_are_kept(pair):
     assert reader.floor_offset > position + 100_000
 
 
-def test_a_mark_is_all_that_a_mirrored_message_has_more(pair):
+def test_a_mirrored_message_differs_only_by_its_mark(pair):
     pair.primary.create("orders")
     pair.primary.service.execute(Push("orders", b"x", context={"trace": "1"}))
     pair.sync()
@@ -484,7 +484,7 @@ def test_a_mark_is_all_that_a_mirrored_message_has_more(pair):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_life_of_a_store_is_the_same_on_its_mirror(quick_path, seed):
+def test_random_commands_give_the_same_queues_on_the_mirror(quick_path, seed):
     """Random commands, with stops and kills of the mirror between them."""
     chance = random.Random(seed)
     pair = Pair(quick_path, chance.choice([BlockingEngine, NoDedup]))
@@ -539,17 +539,25 @@ def test_only_a_store_can_be_mirrored_and_not_to_itself(tmp_path):
         ("mirror:?primary=memory:&mirror=memory:", "has no journal that can be followed"),
         (f"mirror:?primary=file:{tmp_path}/s&mirror=file:{tmp_path}/s", "is the primary itself"),
         (f"mirror:?primary=file:{tmp_path}/s&mirror=nowhere:", "unknown URL scheme 'nowhere'"),
-        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:&x=1", "has no option 'x'"),
-        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:&name=../x", "reader: '../x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=memory:", "loses its messages"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:{tmp_path}/./s", "is the primary itself"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&x=1", "has no option 'x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&name=../x", "reader: '../x'"),
+        (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&moved=2", "neither 0 nor 1"),
+        ("mirror:?primary=amqp://u:hunter2@h&mirror=file:x", "has no journal"),
+        ("mirror:?primary=file:x&miror=amqp://u:hunter2@h", "has no option 'miror'"),
+        ("mirror:x?primary=file:x&mirror=amqp://u:hunter2@h", "is not of the form mirror:"),
+        ("mirror:?primary=file:x&mirror=amqpp://u:hunter2@h", "unknown URL scheme 'amqpp'"),
     ]:
-        with pytest.raises(InvalidField, match=said):
+        with pytest.raises(InvalidField, match=said) as caught:
             penstock.connect(url)
+        assert "hunter2" not in str(caught.value)
     assert not Path(tmp_path / "s").exists()
     with pytest.raises(StoreUnusable):
         MirrorFollower(str(tmp_path / "s"), BlockingEngine(Engine()))
 
 
-def test_a_service_that_lacks_something_is_given_less_of_it(quick_path):
+def test_fields_that_the_mirrors_service_lacks_are_left_out(quick_path):
     class Plain(BlockingEngine):
         LACKS: ClassVar = dict.fromkeys(["dedup", "fair groups", "fifo", "priority order"], "no")
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import shutil
+import signal
 import subprocess
 import urllib.request
 from typing import Any
@@ -11,9 +14,10 @@ import pytest
 import penstock
 from penstock import aio
 from penstock.backends.mirror.service import MirrorService
+from penstock.backends.remote.daemon import running_pid
 from penstock.cli import main
 from penstock.journal import readers
-from tests.ports import lasting_port
+from tests.ports import lasting_port, refusing_port
 from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
 
@@ -84,7 +88,7 @@ def test_the_awaited_methods_have_the_mirror_too(store, other):
         assert mirrored.stats("orders").visible == 1
 
 
-def test_a_mirror_that_is_killed_and_started_again_misses_and_doubles_nothing(store, other):
+def test_a_server_killed_and_started_again_has_every_message_once(store, other):
     """Row 12: the other service goes away in the middle of a load, and comes back."""
     port = lasting_port()
     words = ("--listen", f"127.0.0.1:{port}")
@@ -113,7 +117,7 @@ def test_a_mirror_that_is_killed_and_started_again_misses_and_doubles_nothing(st
         server.stop()
 
 
-def test_a_mirror_that_is_not_there_yet_holds_up_nobody(store, other):
+def test_a_mirror_that_cannot_be_reached_does_not_delay_the_primary(store, other):
     port = lasting_port()
     url = f"mirror:?primary=file:{store}&mirror=penstock://127.0.0.1:{port}?timeout=1"
     with connect(url) as queues:
@@ -171,20 +175,112 @@ def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, r
     assert reader.name == "mirror"
 
 
-def test_what_cannot_be_mirrored_is_refused_in_words(store, other, run):
+def test_what_cannot_be_mirrored_is_refused_with_a_reason(store, other, run):
     assert "no journal that can be followed" in run(
         "mirror", "--from", "memory:", "--to", "memory:", status=3
     )
     assert "give --to URL" in run("mirror", "--from", f"file:{store}", status=2)
     assert "is not a Penstock store" in run(
-        "mirror", "--from", f"file:{store}", "--to", "memory:", "--once", status=6
+        "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=6
     )
+    assert not other.exists()
     run("mirror", "--from", f"file:{store}", "--status", status=6)
     with connect(f"file:{store}") as queues:
         queues.create("orders")
-    run("mirror", "--from", f"file:{store}", "--status", status=1)
+    said = run("mirror", "--from", f"file:{store}", "--status", status=1)
+    assert said == f"penstock: {store}: no mirror with the name 'mirror' was started\n"
     with connect(f"file:{other}") as queues:
         queues.create("orders")
         queues.push("orders", b"x")
     said = run("mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=3)
     assert "its queue 'orders' has messages already" in said
+
+
+def test_a_primary_that_is_killed_and_started_again_is_followed_without_loss(store, other):
+    """Row 12: the mirror goes on reading the journal of the next process that holds the store."""
+    expected: list[bytes] = []
+    with connect(f"file:{store}") as queues:
+        queues.create("orders")
+    process = subprocess.Popen(
+        [PENSTOCK, "mirror", "--from", f"file:{store}", "--to", f"file:{other}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        for turn in range(3):
+            with connect(f"file:{store}") as queues:
+                queues.push_many("orders", [b"%d.%d" % (turn, i) for i in range(50)])
+                for claim in queues.pull_many("orders", 20):
+                    queues.delete(claim)
+                expected = [each.body for each in queues.peek("orders", 1_000)]
+            pid = running_pid(store)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: running_pid(store) is None)
+        with connect(f"file:{other}") as mirrored:
+            until(lambda: mirrored.names() == ["orders"])
+            until(lambda: mirrored.stats("orders").visible == len(expected))
+            assert [each.body for each in mirrored.peek("orders", 1_000)] == expected
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_name_has_one_target_unless_that_has_moved(store, other, run, caplog):
+    """Another service would have only the messages pushed since the first one stopped."""
+    third = other.with_name("third")
+    command = ("mirror", "--from", f"file:{store}", "--once", "--to")
+    try:
+        with connect(f"file:{store}") as queues:
+            queues.create("orders")
+            queues.push("orders", b"before")
+            run(*command, f"file:{other}")
+            said = run(*command, f"file:{third}", status=3)
+            assert said.startswith(f"penstock: mirror: 'mirror' mirrors to file:{other}, and ")
+            assert "give another --name" in said
+            assert "pass --moved" in said
+            assert not third.exists()
+            shown = json.loads(run("mirror", "--from", f"file:{store}", "--status", "--json"))
+            assert shown["target"] == f"file:{other}"
+            run(*command, f"file:{third}", "--name", "second")
+            with connect(f"file:{third}") as mirrored:
+                assert mirrored.stats("orders").visible == 1
+            queues.push("orders", b"after")
+        with connect(f"mirror:?primary=file:{store}&mirror=file:{third}") as queues:
+            until(lambda: queues.service.mirror.failure is not None)
+            assert queues.service.mirror.progress is None
+        (logged,) = caplog.messages
+        assert logged.startswith(f"the mirror mirror of {store} has ended: mirror: 'mirror' mirr")
+        end_daemon(third)
+        end_daemon(other)
+        shutil.rmtree(third)
+        other.rename(third)
+        assert "1 pushed" in run(*command, f"file:{third}", "--moved")
+        run(*command, f"file:{third}")
+        with connect(f"file:{third}") as mirrored:
+            assert [each.body for each in mirrored.peek("orders", 9)] == [b"before", b"after"]
+    finally:
+        end_daemon(third)
+
+
+def test_while_it_waits_the_command_prints_the_reason_on_stderr_only(store, other):
+    with connect(f"file:{store}") as queues:
+        queues.create("orders")
+    with refusing_port() as port:
+        url = f"penstock://127.0.0.1:{port}?timeout=1"
+        process = subprocess.Popen(
+            [PENSTOCK, "mirror", "--from", f"file:{store}", "--to", url, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+        )
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.terminate()
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert line.startswith(f"penstock: waiting: penstock://127.0.0.1:{port}: cannot be reached")
+    assert (process.returncode, out, errors) == (0, "", "")

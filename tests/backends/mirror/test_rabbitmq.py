@@ -1,8 +1,10 @@
 """A store mirrored to RabbitMQ, seen there by a plain AMQP client."""
 
 import asyncio
+import json
 import secrets
 import signal
+import subprocess
 from typing import Any
 
 import aiormq
@@ -11,6 +13,7 @@ import pytest
 import penstock
 from tests.conftest import FULL
 from tests.server.conftest import end_daemon, until
+from tests.server.sqs.conftest import PENSTOCK, clean_environment
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 connect: Any = penstock.connect
@@ -105,7 +108,7 @@ def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL] + [signal.SIGTERM] * FULL)
-def test_a_broker_that_goes_away_misses_and_doubles_nothing(rabbit, store, name, how):
+def test_a_broker_stopped_or_killed_under_load_has_every_message_once(rabbit, store, name, how):
     """Row 12: RabbitMQ is stopped or killed in the middle of a load, and comes back."""
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
         queues.create(name)
@@ -135,3 +138,33 @@ def test_a_broker_that_goes_away_misses_and_doubles_nothing(rabbit, store, name,
         progress = queues.service.mirror.progress
         assert (queues.service.mirror.failure, progress.refused, progress.unmatched) == (None, 0, 0)
         assert [body for body, _ in take_all(rabbit, name)] == expected
+
+
+def test_the_command_mirrors_to_rabbitmq_and_resumes_after_a_stop(rabbit, store, name):
+    command = [PENSTOCK, "mirror", "--from", f"file:{store}", "--to", rabbit.url]
+
+    def run_once():
+        done = subprocess.run(
+            [*command, "--once", "--json"], capture_output=True, text=True, env=clean_environment()
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    with connect(f"file:{store}") as queues:
+        queues.create(name)
+        queues.push_many(name, [b"%d" % i for i in range(5)])
+        assert run_once()["pushed"] == 5
+        queues.delete(queues.pull(name))
+        queues.push(name, b"5")
+        counts = run_once()
+        assert (counts["pushed"], counts["deleted"], counts["behind_bytes"]) == (1, 1, 0)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment())
+        try:
+            queues.push(name, b"6")
+            with connect(rabbit.url) as mirrored:
+                until(lambda: mirrored.stats(name).visible == 6)
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+    assert [body for body, _ in take_all(rabbit, name)] == [b"%d" % i for i in range(1, 7)]

@@ -1,6 +1,6 @@
 """Mirrors to each other kind of service: a Redis server, our own SQS endpoint, another store.
 
-The primary is a store in this process, the mirror is a real server. Each test tells the same
+The primary is a store in this process, the mirror is a real server. Each test runs the same
 story; what a kind of service cannot do is left out of the comparison, and named.
 """
 
@@ -158,7 +158,9 @@ def test_dead_letters_reach_every_kind_of_service(primary, mirror, target):
     assert (follower.progress.refused, follower.progress.unmatched) == (0, 0)
 
 
-def test_a_mirror_that_was_killed_doubles_nothing_at_any_kind_of_service(primary, mirror, target):
+def test_a_mirror_that_was_killed_duplicates_nothing_at_any_kind_of_service(
+    primary, mirror, target
+):
     primary.create("orders")
     follower = mirror()
     primary.push_many("orders", [b"%d" % i for i in range(100)])

@@ -34,7 +34,7 @@ os.kill(os.getpid(), 9)
 
 
 class Load:
-    """Producers and consumers that go on whatever happens, and a ledger of what was answered."""
+    """Producers and consumers that continue after errors, and a ledger of the answers."""
 
     def __init__(self, queues, queue):
         self.queue = queue
@@ -104,7 +104,7 @@ class Load:
     [(signal.SIGKILL, "classic")]
     + [(signal.SIGTERM, "classic"), (signal.SIGKILL, "quorum")] * FULL,
 )
-def test_a_broker_that_is_ended_and_started_under_load_loses_nothing_answered(
+def test_a_broker_ended_and_started_under_load_loses_no_answered_push(
     rabbit, name, how, kind, connect
 ):
     """Row 12: every answered push arrives; in between there are typed errors; all recovers."""
@@ -178,7 +178,7 @@ def tried(use, *arguments):
 
 
 def held_by_a_process_that_is_killed(url, queue):
-    """Has a message pulled by a process that ends without a word; returns which pull it was."""
+    """Has a message pulled by a process that is killed; returns how often it was pulled."""
     ended = subprocess.run(
         [sys.executable, "-c", HOLDER, url, queue],
         capture_output=True,

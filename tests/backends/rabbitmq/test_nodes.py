@@ -33,7 +33,7 @@ def test_the_nodes_of_a_url_are_read_and_tried_in_order():
             read_target(read_url(f"amqp://u:secret@a:1/?nodes={bad}"))
 
 
-def test_a_node_that_is_away_is_passed_over(rabbit):
+def test_a_node_that_cannot_be_reached_is_skipped(rabbit):
     dead_port = lasting_port()
     url = f"amqp://127.0.0.1:{dead_port}/?nodes=127.0.0.1:{rabbit.port}"
     with penstock.connect(url) as queues:
@@ -69,7 +69,7 @@ def url_of(nodes, first=0):
 
 
 def again(use):
-    """Does something until a node answers; for as long as patience lasts."""
+    """Repeats a call until a node answers, for up to PATIENCE_S."""
     pause = threading.Event()
     for _ in range(PATIENCE_S * 5):
         with suppress(PenstockError):
@@ -92,7 +92,7 @@ def test_a_quorum_queue_loses_nothing_when_the_node_in_use_is_killed(nodes):
             body = b"%d" % number
             again(lambda body=body: queues.push("orders", body))
             confirmed.append(body)
-        # Somebody who comes now must not need the node that is away.
+        # A new connection must not need the killed node.
         with penstock.connect(url_of(nodes, 1)) as other:
             assert other.names() == ["orders"]
             taken = []

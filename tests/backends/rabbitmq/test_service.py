@@ -65,7 +65,9 @@ def test_what_one_connection_holds_another_does_not_get_and_cannot_settle(queues
         lambda: others.extend(name, 5, receipt=claim.receipt),
         lambda: others.release(name, receipt=claim.receipt),
     ):
-        with pytest.raises(InvalidReceipt, match="held by the connection that pulled it"):
+        with pytest.raises(
+            InvalidReceipt, match="binds a message to the connection that pulled it"
+        ):
             use()
     queues.release(claim)
     assert others.pull(name, wait=PATIENCE_S).receives == 2
@@ -105,7 +107,7 @@ def test_many_connections_that_make_one_queue_make_it_once(name, connect):
     assert made.count(None) in (3, 0)
 
 
-def test_waiting_pulls_of_two_connections_share_what_comes(queues, others, name):
+def test_waiting_pulls_of_two_connections_share_new_messages(queues, others, name):
     queues.create(name)
     with ThreadPoolExecutor(4) as pool:
         pulls = [pool.submit(each.pull, name, wait=600) for each in (queues, others) * 2]
@@ -290,6 +292,26 @@ def test_the_key_of_a_delay_has_its_bits_and_the_name_as_one_word():
     assert len(delays.routing_key("x" * 161, 2**32 - 1)) <= 255
 
 
+def test_the_broker_itself_keeps_delays_ttls_and_priorities(name, connect, amqp):
+    """After a push no process of ours is needed, and no client consumes meanwhile."""
+
+    def count_ready():
+        declared = amqp(lambda channel: channel.queue_declare(name, passive=True))
+        return declared.message_count
+
+    with connect() as queues:
+        queues.create(name)
+        queues.push(name, "expired", ttl=0.2)
+    until(lambda: count_ready() == 0)
+    with connect() as queues:
+        queues.push(name, "low", priority=1)
+        queues.push(name, "high", priority=5)
+        queues.push(name, "later", delay=0.3, priority=9)
+    until(lambda: count_ready() == 3)
+    found = [amqp(lambda channel: channel.basic_get(name, no_ack=True)).body for _ in range(3)]
+    assert found == [b"later", b"high", b"low"]
+
+
 # The registry.
 
 
@@ -344,7 +366,7 @@ def test_a_dead_letter_queue_in_use_is_removed_only_by_force(queues, name):
 # Messages.
 
 
-def test_a_batch_keeps_order_and_tells_its_items_apart(queues, name):
+def test_a_batch_has_a_reply_or_an_error_for_each_item_in_order(queues, name):
     queues.create(name, max_body_bytes=100, visibility_timeout=600)
     bodies = [str(number) for number in range(500)]
     replies = queues.push_many(name, bodies)
@@ -361,7 +383,7 @@ def test_a_batch_keeps_order_and_tells_its_items_apart(queues, name):
     assert queues.stats(name).messages == 0
 
 
-def test_an_id_tells_when_its_message_was_pushed():
+def test_an_id_contains_the_time_of_the_push():
     message_id = content.new_id(1_700_000_000_123)
     assert content.pushed_at_ms(message_id) == 1_700_000_000_123
     for other in ("", "x" * 36, "00000000-0000-7000-8000-00000000000g", message_id + "0"):
@@ -395,4 +417,4 @@ def test_the_page_lists_what_rabbitmq_lacks():
 
 
 def test_the_page_lists_what_is_weaker():
-    assert rows_of("## What it does less exactly") == dict(lacks.WEAKER)
+    assert rows_of("## Behaviours with reservations") == dict(lacks.WEAKER)

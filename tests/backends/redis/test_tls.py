@@ -1,6 +1,5 @@
 """`rediss://` with a real redis-server that uses TLS, with and without client certificates."""
 
-import gc
 import subprocess
 
 import pytest
@@ -13,16 +12,9 @@ from tests.rabbit import free_ports
 pytestmark = [
     pytest.mark.service("redis-server"),
     pytest.mark.service("openssl"),
+    pytest.mark.usefixtures("failed_handshakes_collected"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Runs the garbage collector, which closes the sockets of failed handshakes."""
-    yield
-    gc.collect()
-
 
 KEY = ("-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
 # Python 3.13 requires this of an authority, and that a certificate names its authority.

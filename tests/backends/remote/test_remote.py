@@ -20,7 +20,7 @@ from penstock.backends.portal import Portal
 from penstock.backends.remote.asynchronous import AsyncRemote
 from penstock.backends.remote.blocking import Remote
 from penstock.backends.remote.endpoints import TcpEndpoint
-from penstock.backends.remote.retry import is_repeatable, settle_repeated, still_to_wait
+from penstock.backends.remote.retry import is_repeatable, outcome_of_repeat, with_remaining_wait
 from penstock.client import Queues
 from penstock.errors import (
     BackendLost,
@@ -94,13 +94,13 @@ def in_thread(function):
     return future
 
 
-class DeafServer:
-    """Says welcome, and answers nothing until it is told what to do with a connection."""
+class SilentServer:
+    """A server that sends a WELCOME; the test sends all other answers."""
 
     def __init__(self, directory):
-        self.endpoint = UnixEndpoint(directory / "deaf")
+        self.endpoint = UnixEndpoint(directory / "silent")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(directory / "deaf"))
+        self._listener.bind(str(directory / "silent"))
         self._listener.listen()
         self._listener.settimeout(PATIENCE_S)
 
@@ -108,7 +108,7 @@ class DeafServer:
         link, _ = self._listener.accept()
         link.settimeout(PATIENCE_S)
         if welcome:
-            link.sendall(encode_welcome(Welcome("deaf", 10**6, 10, options or {})))
+            link.sendall(encode_welcome(Welcome("silent", 10**6, 10, options or {})))
         return link
 
     def close(self):
@@ -116,8 +116,8 @@ class DeafServer:
 
 
 @pytest.fixture
-def deaf(tmp_path):
-    server = DeafServer(tmp_path)
+def silent(tmp_path):
+    server = SilentServer(tmp_path)
     yield server
     server.close()
 
@@ -215,7 +215,7 @@ def test_a_pull_of_few_small_messages_is_one_request(server, remote, queues):
     assert server.frames.requests_seen == before + 1
 
 
-def test_a_bulk_push_gives_each_message_its_own_fate(remote, queues):
+def test_a_bulk_push_accepts_or_refuses_each_message_alone(remote, queues):
     queues.create("small", max_messages=2, max_body_bytes=10)
     bulk = PushMany(queue="small", bodies=[b"a", b"x" * 11, b"b", b"c"], dedup_ids=None)
     replies = remote.execute(bulk)
@@ -243,7 +243,7 @@ def test_a_bulk_push_carries_every_option_by_row(remote, queues):
     assert a.attributes == {"shared": "yes", "raw": b"\xff"}
 
 
-def test_the_server_tells_of_itself(remote):
+def test_the_server_reports_its_status(remote):
     assert remote.status()["connections"] == 1
 
 
@@ -277,7 +277,7 @@ def test_what_may_be_done_twice_and_what_may_not():
 
 def test_a_pull_that_is_sent_again_asks_for_the_same_but_waits_less():
     pull = Pull("q", 3, 1_000, 60_000, "attempt", "holder", 4_096, True)
-    again = still_to_wait(pull, time.monotonic() - 10)
+    again = with_remaining_wait(pull, time.monotonic() - 10)
     assert 0 < again.wait_ms <= 50_000
     assert msgspec.structs.replace(again, wait_ms=60_000) == pull
 
@@ -323,10 +323,10 @@ def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(se
     until(lambda: descriptors() == before)
 
 
-def lost_midway(deaf, command):
-    """Send a command to a server that takes it, says nothing, and is gone."""
-    opening = in_thread(lambda: Remote(deaf.endpoint, patience_s=5))
-    link = deaf.accept()
+def lost_midway(silent, command):
+    """Sends a command to a server that reads it and closes the connection without an answer."""
+    opening = in_thread(lambda: Remote(silent.endpoint, reconnect_s=5))
+    link = silent.accept()
     remote = opening.result(PATIENCE_S)
     asking = in_thread(lambda: remote.execute(command))
     frames = hear(link)
@@ -334,16 +334,16 @@ def lost_midway(deaf, command):
     return remote, asking, frames
 
 
-def test_a_plain_push_without_an_answer_is_told_as_unknown(deaf):
-    remote, asking, _ = lost_midway(deaf, Push("orders", b"x"))
+def test_a_plain_push_without_an_answer_has_an_unknown_outcome(silent):
+    remote, asking, _ = lost_midway(silent, Push("orders", b"x"))
     with pytest.raises(BackendLost, match=r"whether this Push was done is unknown.*dedup_id"):
         asking.result(PATIENCE_S)
     remote.close()
 
 
-def test_a_push_with_a_dedup_id_is_simply_sent_again(deaf):
-    remote, asking, before = lost_midway(deaf, Push("orders", b"x", dedup_id="42"))
-    link = deaf.accept()
+def test_a_push_with_a_dedup_id_is_simply_sent_again(silent):
+    remote, asking, before = lost_midway(silent, Push("orders", b"x", dedup_id="42"))
+    link = silent.accept()
     after = hear(link)
     assert bytes(after[0][2]) == bytes(before[0][2])
     link.sendall(pack(0x81, after[0][1], b"\x93\xa1i\x01\xc2"))
@@ -352,15 +352,15 @@ def test_a_push_with_a_dedup_id_is_simply_sent_again(deaf):
     link.close()
 
 
-def test_after_a_goodbye_even_a_plain_push_is_sent_again(deaf):
-    opening = in_thread(lambda: Remote(deaf.endpoint, patience_s=5))
-    link = deaf.accept()
+def test_after_a_goodbye_even_a_plain_push_is_sent_again(silent):
+    opening = in_thread(lambda: Remote(silent.endpoint, reconnect_s=5))
+    link = silent.accept()
     remote = opening.result(PATIENCE_S)
     asking = in_thread(lambda: remote.execute(Push("orders", b"x")))
     hear(link)
     link.sendall(pack(0x84, 0, b"\x91\xa3why"))
     link.close()
-    link = deaf.accept()
+    link = silent.accept()
     ((_, request, _),) = hear(link)
     link.sendall(pack(0x81, request, b"\x93\xa1i\x01\xc2"))
     assert asking.result(PATIENCE_S) == PushReply("i", 1, False)
@@ -368,9 +368,9 @@ def test_after_a_goodbye_even_a_plain_push_is_sent_again(deaf):
     link.close()
 
 
-def test_a_release_that_was_done_before_the_answer_was_lost_counts_as_done(deaf):
-    remote, asking, _ = lost_midway(deaf, Release("orders", "r"))
-    link = deaf.accept()
+def test_a_release_that_was_done_before_the_answer_was_lost_counts_as_done(silent):
+    remote, asking, _ = lost_midway(silent, Release("orders", "r"))
+    link = silent.accept()
     ((_, request, _),) = hear(link)
     words = b"\x92\xa3why\xacStaleReceipt"
     link.sendall(pack(0x82, request, words))
@@ -379,15 +379,15 @@ def test_a_release_that_was_done_before_the_answer_was_lost_counts_as_done(deaf)
     link.close()
 
 
-def test_in_a_repeated_batch_only_releases_are_forgiven():
+def test_in_a_repeated_batch_only_a_stale_release_counts_as_done():
     stale = StaleReceipt("why")
     batch = Batch([Release("q", "r"), Delete("q", "r"), Extend("q", "r", 1)])
-    assert settle_repeated(batch, [stale, stale, 7]) == [None, stale, 7]
+    assert outcome_of_repeat(batch, [stale, stale, 7]) == [None, stale, 7]
 
 
-def test_a_server_that_stops_answering_is_given_up(deaf):
-    opening = in_thread(lambda: Remote(deaf.endpoint, timeout_s=0.3, patience_s=0))
-    link = deaf.accept()
+def test_a_connection_whose_server_stops_answering_is_dropped(silent):
+    opening = in_thread(lambda: Remote(silent.endpoint, timeout_s=0.3, reconnect_s=0))
+    link = silent.accept()
     remote = opening.result(PATIENCE_S)
     asking = in_thread(lambda: remote.execute(Push("orders", b"x")))
     with pytest.raises(BackendLost, match="stopped answering"):
@@ -396,9 +396,9 @@ def test_a_server_that_stops_answering_is_given_up(deaf):
     link.close()
 
 
-def test_a_server_that_answers_nothing_to_the_hello_is_given_up(deaf):
-    opening = in_thread(lambda: Remote(deaf.endpoint, timeout_s=0.2))
-    link = deaf.accept(welcome=False)
+def test_a_connection_without_an_answer_to_the_hello_is_dropped(silent):
+    opening = in_thread(lambda: Remote(silent.endpoint, timeout_s=0.2))
+    link = silent.accept(welcome=False)
     with pytest.raises(BackendLost, match="no WELCOME came"):
         opening.result(PATIENCE_S)
     link.close()
@@ -412,18 +412,18 @@ def test_a_server_that_answers_nothing_to_the_hello_is_given_up(deaf):
         (b"\x89PNSTK\x01\x00" + pack(0x83, 0, b"\x90"), "wrong shape"),
     ],
 )
-def test_a_server_that_is_none_of_ours_is_told_apart(deaf, said, wrong):
-    opening = in_thread(lambda: Remote(deaf.endpoint))
-    link = deaf.accept(welcome=False)
+def test_a_server_of_another_protocol_has_its_own_error(silent, said, wrong):
+    opening = in_thread(lambda: Remote(silent.endpoint))
+    link = silent.accept(welcome=False)
     link.sendall(said)
     with pytest.raises(ProtocolError, match=wrong):
         opening.result(PATIENCE_S)
     link.close()
 
 
-def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(deaf):
-    opening = in_thread(lambda: Remote(deaf.endpoint))
-    link = deaf.accept()
+def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(silent):
+    opening = in_thread(lambda: Remote(silent.endpoint))
+    link = silent.accept()
     remote = opening.result(PATIENCE_S)
     asking = in_thread(lambda: remote.execute(Stats("orders")))
     ((_, request, _),) = hear(link)
@@ -434,7 +434,7 @@ def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(deaf):
     link.close()
 
 
-def test_nobody_listening_is_told_at_once():
+def test_a_refused_connection_is_an_error_at_once():
     with refusing_port() as port, pytest.raises(BackendLost, match="Connection refused"):
         penstock.connect(f"penstock://127.0.0.1:{port}")
 
@@ -454,7 +454,7 @@ def test_nobody_listening_is_told_at_once():
         "penstock://host?ca_file=nowhere",
     ],
 )
-def test_a_url_that_means_nothing_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(InvalidField):
         penstock.connect(url)
 
@@ -468,9 +468,9 @@ def test_a_clock_cannot_be_given_to_another_process():
 
 
 @pytest.mark.parametrize("options", [{"commands": "16"}, {}, {"commands": "many"}])
-def test_a_command_that_an_older_server_does_not_know_is_not_sent(deaf, options):
-    opening = in_thread(lambda: Remote(deaf.endpoint))
-    link = deaf.accept(options=options)
+def test_a_command_that_an_older_server_does_not_know_is_not_sent(silent, options):
+    opening = in_thread(lambda: Remote(silent.endpoint))
+    link = silent.accept(options=options)
     remote = opening.result(PATIENCE_S)
     with pytest.raises(UnsupportedOperation, match=r"is older than this client .* DescribeQueues"):
         remote.execute(DescribeQueues("orders"))
@@ -484,11 +484,11 @@ def test_a_command_that_an_older_server_does_not_know_is_not_sent(deaf, options)
     link.close()
 
 
-def test_an_asyncio_caller_does_not_send_it_either(deaf):
+def test_an_asyncio_caller_does_not_send_it_either(silent):
     async def main():
         loop = asyncio.get_running_loop()
-        accepting = loop.run_in_executor(None, lambda: deaf.accept(options={"commands": "16"}))
-        remote = await AsyncRemote.open(deaf.endpoint)
+        accepting = loop.run_in_executor(None, lambda: silent.accept(options={"commands": "16"}))
+        remote = await AsyncRemote.open(silent.endpoint)
         link = await accepting
         with pytest.raises(UnsupportedOperation, match="is older than this client"):
             await remote.execute(DescribeQueues("orders"))
@@ -576,7 +576,7 @@ async def until_stats(ours, **wanted):
         stats = await ours.stats("orders")
         if all(getattr(stats, name) == value for name, value in wanted.items()):
             return
-    raise AssertionError(f"waited in vain for {wanted}")
+    raise AssertionError(f"still not true: {wanted}")
 
 
 def test_tasks_share_one_connection(server, queues):
@@ -596,7 +596,7 @@ def test_tasks_share_one_connection(server, queues):
     assert server.frames.connections_seen == 2
 
 
-def test_a_cancelled_pull_is_taken_back_and_takes_no_message(server, queues):
+def test_a_cancelled_pull_is_cancelled_at_the_server_and_claims_nothing(server, queues):
     async def main():
         async with AsyncQueues(await AsyncRemote.open(server.endpoint)) as ours:
             task = asyncio.create_task(ours.pull("orders", wait=600))
@@ -640,15 +640,15 @@ def test_an_asyncio_pull_gives_as_many_as_were_asked_for(server, queues):
     run(main())
 
 
-def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(deaf):
+def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(silent):
     with penstock.connect("memory:") as other:
         other.create("orders")
         other.push_many("orders", [b"x"] * PULL_MESSAGES_MAX)
         claims = other.pull_many("orders", PULL_MESSAGES_MAX)
 
     async def main():
-        opening = asyncio.ensure_future(AsyncRemote.open(deaf.endpoint))
-        link = await asyncio.to_thread(deaf.accept)
+        opening = asyncio.ensure_future(AsyncRemote.open(silent.endpoint))
+        link = await asyncio.to_thread(silent.accept)
         with link:
             await talk(link, await opening)
 
@@ -688,11 +688,11 @@ def test_an_asyncio_caller_finds_the_next_connection_too(server, queues):
     assert run(main()).body == b"x"
 
 
-def test_an_asyncio_push_without_an_answer_is_told_as_unknown(deaf):
+def test_an_asyncio_push_without_an_answer_has_an_unknown_outcome(silent):
     async def main():
         loop = asyncio.get_running_loop()
-        accepting = loop.run_in_executor(None, deaf.accept)
-        remote = await AsyncRemote.open(deaf.endpoint)
+        accepting = loop.run_in_executor(None, silent.accept)
+        remote = await AsyncRemote.open(silent.endpoint)
         link = await accepting
         asking = asyncio.create_task(remote.execute(Push("orders", b"x")))
         await loop.run_in_executor(None, hear, link)
@@ -704,11 +704,11 @@ def test_an_asyncio_push_without_an_answer_is_told_as_unknown(deaf):
     run(main())
 
 
-def test_an_asyncio_caller_gives_up_a_server_that_stops_answering(deaf):
+def test_an_asyncio_caller_drops_a_server_that_stops_answering(silent):
     async def main():
         loop = asyncio.get_running_loop()
-        accepting = loop.run_in_executor(None, deaf.accept)
-        remote = await AsyncRemote.open(deaf.endpoint, timeout_s=0.3, patience_s=0)
+        accepting = loop.run_in_executor(None, silent.accept)
+        remote = await AsyncRemote.open(silent.endpoint, timeout_s=0.3, reconnect_s=0)
         link = await accepting
         with pytest.raises(BackendLost, match="stopped answering"):
             await remote.execute(Push("orders", b"x"))

@@ -54,7 +54,7 @@ class BrokerInThread:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
 
     def submit(self, command):
-        """Have the engine do something, as another door of the store would."""
+        """Executes a command on the engine, as another protocol of the store would."""
         return self.call(lambda: self.server.service.submit(command))
 
     def stats(self, queue):
@@ -77,7 +77,7 @@ class BrokerInThread:
         return carrot.connect("127.0.0.1", self.port, token=self.token, **options)
 
     def single(self):
-        """A client of the first protocol."""
+        """A client of the original protocol."""
         return carrot.SingleClient("127.0.0.1", self.port, token=self.token)
 
     def stop(self):

@@ -1,4 +1,4 @@
-"""What the broker does to strangers, slow clients and floods, and when its store fails."""
+"""Clients without a token, slow clients, floods of requests, and a store that fails."""
 
 import socket
 import ssl
@@ -26,7 +26,7 @@ connect: Any = carrot.connect
 TOKEN = "correct horse battery staple"
 
 
-def test_a_broker_with_a_token_lets_in_who_knows_it_and_nobody_else(start_broker):
+def test_a_broker_with_a_token_refuses_clients_without_it(start_broker):
     broker = start_broker(token=TOKEN)
     with broker.connect() as client:
         client.add("orders")
@@ -37,7 +37,7 @@ def test_a_broker_with_a_token_lets_in_who_knows_it_and_nobody_else(start_broker
         assert message == b"by a session"
     token = single.encode_token(TOKEN[:-1] + "x")
     for refused in (b"\x0forders\0", token + b"\x0forders\0", b"\xa0\0\x0forders\0"):
-        assert broker.ask(refused).startswith(b"\x01DENIED: the broker wants a token")
+        assert broker.ask(refused).startswith(b"\x01DENIED: the broker requires a token")
     for wrong in (None, "wrong"):
         with (
             connect("127.0.0.1", broker.port, token=wrong) as client,
@@ -102,7 +102,7 @@ def read_all_or_reset(link):
         return b""
 
 
-def test_a_reader_that_takes_no_answers_is_closed_and_its_messages_go_back(start_broker):
+def test_a_client_that_reads_no_answers_is_closed_and_its_messages_return(start_broker):
     broker = start_broker(limits=Limits(unsent_bytes_max=65_536, stall_s_max=0.5))
     with broker.connect() as client:
         client.add("orders")
@@ -131,7 +131,7 @@ def test_large_messages_that_are_incomplete_have_one_limit_together(start_broker
     links[2].sendall(request[:100_000])
     answer = receive(links[2])
     assert answer.number == 0
-    assert answer.body.startswith(b"BUSY: no room for 200018 bytes")
+    assert answer.body.startswith(b"BUSY: no memory for a request of 200018 bytes")
     for link in links[:2]:
         link.sendall(request[-1:])
         assert receive(link).status == 0
@@ -141,7 +141,7 @@ def test_large_messages_that_are_incomplete_have_one_limit_together(start_broker
     assert broker.server.unfinished_bytes == 0
 
 
-def test_a_connection_too_many_is_told_so(start_broker):
+def test_a_connection_beyond_the_limit_is_refused_with_a_reason(start_broker):
     broker = start_broker(limits=Limits(connections_max=2))
     with broker.link() as one, broker.link() as two:
         one.sendall(get(1, "none"))
@@ -177,8 +177,8 @@ def test_a_thousand_idle_sessions_leave_the_broker_usable(broker):
     until(lambda: not broker.server.connections)
 
 
-def test_a_reader_that_is_gone_without_a_word_loses_nothing(broker):
-    """Half-open connections: the client's machine is gone amid each kind of request."""
+def test_half_open_connections_lose_no_message(broker):
+    """Half-open connections: the client's machine fails during each kind of request."""
     broker.ask(b"\x00\x05orders\0first")
     for request in (b"\x0forders\0", get(1), get(1, wait_ms=20_000), b"\x00\x05orders\0sec"):
         link = broker.link()
@@ -191,7 +191,7 @@ def test_a_reader_that_is_gone_without_a_word_loses_nothing(broker):
     assert (stats.visible, stats.in_flight, stats.waiting_pulls) == (1, 0, 0)
 
 
-def test_a_store_that_fails_is_told_to_everyone_and_nothing_is_acknowledged(start_broker):
+def test_a_store_that_fails_gives_every_client_an_error_and_no_success(start_broker):
     journal = SlowJournal()
     broker = start_broker(engine=Engine(journal, ManualClock()))
     with broker.link() as writer, broker.link() as other, broker.link() as reader:
@@ -210,7 +210,7 @@ def test_a_store_that_fails_is_told_to_everyone_and_nothing_is_acknowledged(star
     assert [str(each) for each in broker.failures] == ["the disk is gone"]
 
 
-def test_a_client_that_leaves_before_its_claim_is_durable_gives_it_back(start_broker):
+def test_a_claim_of_a_client_that_disconnects_before_it_is_durable_is_released(start_broker):
     journal = SlowJournal()
     broker = start_broker(engine=Engine(journal, ManualClock()))
     broker.submit(CreateQueue("orders"))
@@ -224,7 +224,7 @@ def test_a_client_that_leaves_before_its_claim_is_durable_gives_it_back(start_br
     journal.sync()
 
 
-def test_an_answer_to_a_client_that_acknowledged_and_left_is_not_needed(broker):
+def test_an_acknowledgement_counts_although_its_client_has_disconnected(broker):
     broker.ask(b"\x00\x05orders\0first")
     with broker.link() as link:
         link.sendall(b"\x0forders\0")

@@ -11,7 +11,7 @@ from penstock import carrot
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import StoreFull
-from penstock.service import CreateQueue, PushMany, Stats
+from penstock.service import CreateQueue, DeleteQueue, PushMany, Stats
 from penstock.wire.carrot.session import (
     EXTEND,
     PUT,
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_amid_a_get_that_acknowledges_many_leaves_nothing_i
     until(lambda: broker.stats("orders").in_flight == 0)
 
 
-def test_of_a_request_in_parts_a_fault_behind_it_is_told_after_its_answer(broker):
+def test_a_fault_after_a_request_in_parts_is_answered_after_it(broker):
     with broker.link() as link:
         link.sendall(put_many(1, [b"x"] * MANY) + b"\xff" * 12)
         assert (receive(link).number, receive(link).number) == (1, 0)
@@ -206,7 +206,7 @@ def test_a_large_put_of_many_is_cut_by_its_bytes_and_not_copied_as_a_whole():
     assert [body for part in parts for body in part] == bodies
 
 
-def test_no_request_of_the_extension_holds_up_the_others(server, record_property):  # noqa: F811
+def test_no_request_of_the_extension_delays_the_others(server, record_property):  # noqa: F811
     """Row 20: the longest answer to a probe while 10,000 items are put, read and settled."""
     web = int(server.url.rpartition(":")[2])
     with (
@@ -232,3 +232,25 @@ def test_no_request_of_the_extension_holds_up_the_others(server, record_property
                 client.remove(name)
     record_property("figure", f"{seen.longest_ms:.0f} ms")
     assert seen.longest_ms <= STEP_MS_MAX
+
+
+def test_a_removal_between_the_parts_of_a_put_ends_it_with_the_reason(broker):
+    def remove_when_begun():
+        service, loop = broker.server.service, broker.server.loop
+        if service.submit(Stats("orders")).messages:
+            service.submit(DeleteQueue("orders"))
+        else:
+            loop.call_soon(remove_when_begun)
+
+    with broker.link() as link:
+        broker.call(remove_when_begun)
+        link.sendall(put_many(1, [b"x"] * MANY))
+        answer = receive(link)
+        statuses, reason = answer.body[: answer.items], answer.body[answer.items :]
+        stored = statuses.count(0)
+        assert (answer.status, answer.items) == (1, MANY)
+        assert 0 < stored < MANY
+        assert statuses == b"\0" * stored + b"\1" * (MANY - stored)
+        assert reason.startswith(b"REMOVED: ")
+        link.sendall(get(2))
+        assert receive(link).body.startswith(b"NOT_FOUND: ")

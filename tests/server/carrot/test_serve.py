@@ -4,19 +4,26 @@ import random
 import re
 import runpy
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import carrot
-from penstock.errors import InvalidField, QueueDeleted
+from penstock.errors import BackendLost, InvalidField, ProtocolError, QueueDeleted
 from penstock.server.carrot.broker import read_carrot
 from penstock.settings import ServerSettings
+from penstock.wire.carrot.session import read_given
 from tests.measure import memory_bytes
+from tests.server.carrot.test_session import get, receive
+from tests.server.conftest import until
+from tests.server.frames.test_tcp import certificate  # noqa: F401
 from tests.server.probe import probing
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
 from tests.wire.carrot.test_carrot import read_golden
@@ -26,6 +33,11 @@ connect: Any = carrot.connect
 broker_of: Any = read_carrot
 STREAMS = 2_000
 EXAMPLE = Path(__file__).parents[3] / "examples" / "carrot_client.py"
+
+
+def metrics(server):
+    with urllib.request.urlopen(f"{server.url}/metrics") as page:
+        return page.read().decode()
 
 
 def carrot_port(server):
@@ -45,7 +57,7 @@ def client(server):
         yield connected
 
 
-def test_what_one_door_is_given_the_other_hands_out(server, client):
+def test_messages_pushed_by_one_protocol_are_pulled_by_the_other(server, client):
     sqs = server.client()
     queue = sqs.create_queue(QueueName="shared")["QueueUrl"]
     client.put("shared", "hello from carrot")
@@ -88,7 +100,7 @@ def test_the_example_client_in_plain_sockets_works(server, monkeypatch, capsys):
     assert printed.splitlines() == ["read b'hello'", "read b'hello' again", "EMPTY"]
 
 
-def test_a_store_elsewhere_serves_through_the_broker(tmp_path, server):
+def test_a_store_of_another_server_is_served_through_the_broker(tmp_path, server):
     from tests.server.conftest import DaemonProcess
 
     daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0")
@@ -145,12 +157,12 @@ def test_the_brokers_address_is_read_and_refused_where_it_is_open(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--carrot", "0.0.0.0:0"], "carrot: address: 0.0.0.0:0 can be reached from elsewhere"),
+        (["--carrot", "0.0.0.0:0"], "carrot: address: 0.0.0.0:0 can be reached from other mach"),
         (["--carrot", "somewhere"], "is not of the form [HOST:]PORT"),
         (["--token-file", "x"], "token_file: is for the clients of a Carrot broker"),
     ],
 )
-def test_a_broker_that_cannot_be_is_refused_before_anything_is_made(tmp_path, words, said):
+def test_wrong_broker_settings_are_refused_before_a_store_is_created(tmp_path, words, said):
     done = subprocess.run(
         [PENSTOCK, "serve", "--port", "0", *words],
         cwd=tmp_path,
@@ -177,7 +189,7 @@ def test_an_address_that_is_taken_ends_the_start_with_its_own_status(tmp_path):
     assert f"another program listens on 127.0.0.1:{port}" in done.stderr
 
 
-def test_no_stream_of_bytes_crashes_or_holds_up_the_broker(server, record_property):
+def test_no_stream_of_bytes_crashes_or_delays_the_broker(server, record_property):
     """Row 19: Carrot, mutated and in any chunks, to a process with a probe beside."""
     chance = random.Random(20_004)
     golden = list(read_golden().values())
@@ -206,3 +218,116 @@ def test_no_stream_of_bytes_crashes_or_holds_up_the_broker(server, record_proper
         text = page.read().decode()
     assert "penstock_faults_total 0.0" in text
     assert re.search(r'refused_total\{reason="PROTOCOL"\} [1-9]\d\d', text)
+
+
+def test_waiting_reads_of_every_protocol_are_served_in_the_order_they_came(server, client):
+    sqs = server.client()
+    queue = sqs.create_queue(
+        QueueName="in-turn", Attributes={"ReceiveMessageWaitTimeSeconds": "20"}
+    )["QueueUrl"]
+    port = carrot_port(server)
+
+    def by_session():
+        with connect("127.0.0.1", port) as one, one.get("in-turn", wait=20) as message:
+            return message.body
+
+    def by_single():
+        with carrot.SingleClient("127.0.0.1", port).read("in-turn") as message:
+            return message
+
+    def by_sqs():
+        (message,) = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20)["Messages"]
+        return message["Body"].encode()
+
+    with ThreadPoolExecutor(5) as pool:
+        pulls = []
+        for read in (by_session, by_single, by_sqs, by_single, by_session):
+            pulls.append(pool.submit(read))
+            until(
+                lambda: (
+                    f'penstock_waiting_pulls{{queue="in-turn"}} {len(pulls)}.0' in metrics(server)
+                )
+            )
+        for number in range(5):
+            client.put("in-turn", b"%d" % number)
+        assert [pull.result(60) for pull in pulls] == [b"0", b"1", b"2", b"3", b"4"]
+    client.remove("in-turn")
+
+
+def test_of_two_thousand_connections_that_wait_each_gets_a_message(server, client):
+    """Row 13: no connection is starved."""
+    count = 2_000
+    client.add("crowd")
+    with ExitStack() as stack:
+        links = []
+        for _ in range(count):
+            link = socket.create_connection(("127.0.0.1", carrot_port(server)), 60)
+            links.append(stack.enter_context(link))
+            link.sendall(get(1, "crowd", wait_ms=60_000))
+        until(lambda: f'penstock_waiting_pulls{{queue="crowd"}} {count}.0' in metrics(server))
+        client.put_many("crowd", [b"%d" % number for number in range(count)])
+        bodies = [read_given(1, receive(link).body)[0].body for link in links]
+        assert sorted(bodies, key=int) == [b"%d" % number for number in range(count)]
+    until(lambda: "penstock_carrot_unacknowledged 0.0" in metrics(server))
+    client.remove("crowd")
+
+
+def test_with_a_token_and_tls_the_broker_serves_other_machines(tmp_path, certificate):  # noqa: F811
+    token = tmp_path / "token"
+    token.write_text("correct horse battery staple\n")
+    cert, key = certificate
+    words = ["--host", "0.0.0.0", "--key", "AKIAEXAMPLE:secretsecretsecret", "--store", "memory:"]
+    words += ["--token-file", str(token), "--tls-cert", cert, "--tls-key", key]
+    with serve(*words, "--carrot", "0.0.0.0:0") as started:
+        (port,) = re.findall(r"carrot +0\.0\.0\.0:(\d+)", started.output)
+        where = ("127.0.0.1", int(port))
+        trusted = ssl.create_default_context(cafile=cert)
+        with connect(*where, token=token.read_text().strip(), tls=trusted) as secret:
+            secret.add("orders")
+            secret.put("orders", b"x")
+            assert secret.get("orders").body == b"x"
+        with (
+            connect(*where, token="not the right token", tls=trusted) as stranger,
+            pytest.raises(ProtocolError, match="token"),
+        ):
+            stranger.put("orders", b"x")
+
+
+def test_a_client_of_another_port_is_told_that_it_is_no_broker(server):
+    """The SQS endpoint of the same process answers in HTTP."""
+    with (
+        connect("127.0.0.1", server.port, timeout=5) as client,
+        pytest.raises(ProtocolError, match=r"does not speak Carrot: it began with b'HTTP/1\.1 400"),
+    ):
+        client.put("orders", b"x")
+    with pytest.raises(BackendLost, match="this connection was closed; connect again"):
+        client.put("orders", b"x")
+    single = carrot.SingleClient("127.0.0.1", server.port, timeout=5)
+    with pytest.raises(ProtocolError, match="does not speak Carrot"):
+        single.write("orders", b"x")
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda client: client.put(5, b"x"), "queue: expected text, got int"),
+        (lambda client: client.put("q\udc80", b"x"), "queue: "),
+        (lambda client: client.put("orders", 5), "body: expected bytes or text, got int"),
+        (lambda client: client.put_many("orders", [b"x", None]), "body: expected bytes or text"),
+        (lambda client: client.put_many("orders", b"x"), "bodies: expected several"),
+        (lambda client: client.get("orders", wait="1"), "wait: expected a number of seconds"),
+        (lambda client: client.get("orders", wait=-1), "wait: -1 s is outside"),
+        (lambda client: client.get_many("orders", 0), "limit: expected a whole number from 1"),
+        (lambda client: client.get_many("orders", "2"), "limit: expected a whole number from 1"),
+        (lambda client: client.extend([], 10**8), "seconds: "),
+        (lambda client: client.add("orders", max_messages=1.5), "max_messages: expected a whole"),
+        (lambda client: client.add("no/name"), "queue: "),
+        (lambda client: connect("127.0.0.1", 99_999), "port: expected a whole number from 1 to"),
+        (lambda client: connect("127.0.0.1", "11311"), "port: expected a whole number from 1 to"),
+    ],
+)
+def test_wrong_arguments_of_the_client_are_named_and_its_connection_stays(client, use, said):
+    with pytest.raises(InvalidField) as caught:
+        use(client)
+    assert str(caught.value).startswith(said)
+    client.add("still-connected")

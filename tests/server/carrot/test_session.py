@@ -145,7 +145,7 @@ def test_waiting_reads_are_served_in_the_order_they_came(broker):
             client.close()
 
 
-def test_a_waiting_read_holds_up_no_other_request_of_its_connection(broker):
+def test_a_waiting_read_delays_no_other_request_of_its_connection(broker):
     with broker.link() as link:
         link.sendall(get(1, wait_ms=20_000))
         until(lambda: broker.stats("orders").waiting_pulls == 1)
@@ -252,7 +252,7 @@ def test_a_queue_is_added_with_settings_and_not_changed_by_others(broker):
         assert client.get("line.fifo") is None
 
 
-def test_an_unacknowledged_message_may_not_be_one_too_many(start_broker):
+def test_a_read_beyond_the_limit_of_unacknowledged_messages_is_refused(start_broker):
     clock = ManualClock()
     broker = start_broker(clock=clock)
     with broker.connect() as client:
@@ -290,7 +290,7 @@ def test_messages_on_disk_are_answered_once_they_are_durable(start_broker, quick
     assert broker.server.deferred == 0
 
 
-def test_wrong_fields_are_refused_and_the_session_lives_on(broker):
+def test_wrong_fields_are_refused_and_the_session_continues(broker):
     broker.submit(Push("orders", b"x"))
     request = encode_session_request
     refused = [
@@ -319,7 +319,7 @@ def test_wrong_fields_are_refused_and_the_session_lives_on(broker):
         link.sendall(
             encode_session_request(SESSION_ACK, 3, "", encode_tags([given.tag, given.tag]), 2)
         )
-        assert receive(link).body.startswith(b"INVALID: tags: one of them is there twice")
+        assert receive(link).body.startswith(b"INVALID: tags: one of them is given twice")
         link.sendall(encode_session_request(SESSION_ACK, 4, "", encode_tags([given.tag]), 1))
         assert receive(link).status == 0
 

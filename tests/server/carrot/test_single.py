@@ -1,4 +1,4 @@
-"""The first protocol over real sockets, byte by byte: one request a connection."""
+"""The original protocol over real sockets, byte by byte: one request a connection."""
 
 import socket
 import struct
@@ -9,6 +9,7 @@ import pytest
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import MessageTooLarge, QueueFull, QueueNotFound
 from penstock.service import ConfigureQueue, CreateQueue, DeleteQueue, Push
+from penstock.wire.carrot.session import SESSION_REMOVE, encode_session_request
 from tests.server.carrot.conftest import read_all, read_exactly
 from tests.server.conftest import until
 
@@ -123,7 +124,7 @@ def test_a_full_queue_refuses_a_message_with_the_reason(broker):
     assert broker.stats("orders").messages == 1
 
 
-def test_a_queue_that_is_not_there_is_an_error_for_all_but_add(broker):
+def test_a_queue_that_does_not_exist_is_an_error_for_all_but_add(broker):
     for request in (write(b"other", b"x"), b"\x0fother\0", b"\xffother\0"):
         assert broker.ask(request).startswith(b"\x01NOT_FOUND: ")
     with pytest.raises(QueueNotFound):
@@ -146,7 +147,7 @@ def test_a_removal_ends_the_read_that_waits_for_its_verdict(broker):
         assert read_all(link).startswith(b"\x01REMOVED: ")
 
 
-def test_a_verdict_on_a_queue_that_another_door_removed_is_an_error(broker):
+def test_a_verdict_on_a_queue_that_another_protocol_removed_is_an_error(broker):
     broker.ask(write(b"orders", b"first"))
     with broker.link() as link:
         link.sendall(b"\x0forders\0")
@@ -192,7 +193,7 @@ def test_a_request_may_come_byte_by_byte(broker):
 
 
 @pytest.mark.parametrize("name", [b"", b"../x", b"a/b", b"\xff\xfe", b"q" * 81])
-def test_a_name_that_is_none_is_refused_and_makes_no_queue(broker, name):
+def test_an_invalid_name_is_refused_and_makes_no_queue(broker, name):
     assert broker.ask(b"\xf0" + name + b"\0").startswith(b"\x01INVALID: ")
 
 
@@ -228,7 +229,7 @@ def test_concurrent_writers_and_readers_exchange_every_message_once(broker):
     assert broker.stats("orders").messages == 0
 
 
-def test_the_client_gives_a_message_back_if_its_block_raises(broker):
+def test_the_client_releases_a_message_if_its_block_raises(broker):
     single = broker.single()
     single.write("orders", "hello")
     with pytest.raises(ZeroDivisionError), single.read("orders") as message:
@@ -240,3 +241,23 @@ def test_the_client_gives_a_message_back_if_its_block_raises(broker):
         assert message is None
     single.remove_queue("orders")
     single.add_queue("orders")
+
+
+@pytest.mark.parametrize(
+    "removal",
+    [b"\xfforders\0", encode_session_request(SESSION_REMOVE, 1, "orders")],
+    ids=["single", "session"],
+)
+def test_a_removal_by_either_part_ends_reads_that_wait_for_a_message_or_a_verdict(broker, removal):
+    broker.submit(ConfigureQueue("orders", {"wait_ms": 20_000}))
+    broker.ask(write(b"orders", b"first"))
+    with broker.link() as for_verdict, broker.link() as for_message, broker.link() as remover:
+        for_verdict.sendall(b"\x0forders\0")
+        assert read_exactly(for_verdict, 7) == b"\0\x05first"
+        for_message.sendall(b"\x0forders\0")
+        until(lambda: broker.stats("orders").waiting_pulls == 1)
+        remover.sendall(removal)
+        assert read_exactly(remover, 2) == b"\0\0"
+        assert read_all(for_message).startswith(b"\x01REMOVED: ")
+        assert read_all(for_verdict).startswith(b"\x01REMOVED: ")
+    assert broker.ask(b"\x0forders\0").startswith(b"\x01NOT_FOUND: ")

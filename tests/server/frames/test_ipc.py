@@ -1,4 +1,4 @@
-"""The frame server, spoken to in bytes: pipelining, waiting, durability, limits and strangers."""
+"""The frame server, tested with bytes: pipelining, waiting, durability, limits, wrong clients."""
 
 import os
 import random
@@ -61,7 +61,7 @@ from tests.server.conftest import PATIENCE_S, until
 
 
 class Wire:
-    """A client that speaks bytes, and hears frames."""
+    """A client that sends bytes and receives frames."""
 
     def __init__(self, server, *, hello=True, tcp=False):
         if tcp:
@@ -95,7 +95,7 @@ class Wire:
         return decode_answer(kind, body, DECODE_REPLY[type(command)])
 
     def hears_the_end(self):
-        """Whether the server hangs up, whatever it says before."""
+        """Whether the server closes the connection, whatever it sends before."""
         try:
             while self.link.recv(65_536):
                 pass
@@ -180,7 +180,7 @@ def test_many_requests_in_one_write_are_all_answered(wire):
     assert {kind for kind, _, _ in answers} == {REPLY}
 
 
-def test_a_pull_that_waits_holds_up_nobody(wire):
+def test_a_pull_that_waits_delays_no_other_request(wire):
     wire.send((2, Pull("orders", wait_ms=60_000)), (3, Stats("orders")), (4, Push("orders", b"x")))
     order = [wire.next() for _ in range(3)]
     assert order[0][1] == 3
@@ -210,7 +210,7 @@ def test_requests_may_come_along_with_the_hello(server):
 # Waiting.
 
 
-def test_a_connection_that_breaks_takes_its_waits_with_it(server, wire):
+def test_the_waits_of_a_broken_connection_end(server, wire):
     with Wire(server) as other:
         other.send((1, Pull("orders", wait_ms=60_000)))
         until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 1)
@@ -219,7 +219,7 @@ def test_a_connection_that_breaks_takes_its_waits_with_it(server, wire):
     assert wire.ask(4, Stats("orders")).visible == 1
 
 
-def test_a_pull_can_be_taken_back(wire):
+def test_a_pull_can_be_cancelled(wire):
     wire.send((2, Pull("orders", wait_ms=60_000)))
     wire.link.sendall(pack(CANCEL, 2))
     kind, request, body = wire.next()
@@ -228,7 +228,7 @@ def test_a_pull_can_be_taken_back(wire):
     assert wire.ask(4, Stats("orders")).visible == 1
 
 
-def test_taking_back_what_was_answered_changes_nothing(wire):
+def test_cancelling_an_answered_pull_changes_nothing(wire):
     wire.ask(2, Push("orders", b"x"))
     wire.link.sendall(pack(CANCEL, 2) + pack(CANCEL, 99))
     assert wire.ask(3, Stats("orders")).visible == 1
@@ -282,10 +282,10 @@ def test_a_claim_too_large_for_a_frame_returns_and_the_line_goes_on(serve):
 # Durability.
 
 
-def test_nothing_is_answered_before_it_is_durable_and_one_notice_does_for_many(slow):
+def test_nothing_is_answered_before_it_is_durable_and_one_notice_serves_many(slow):
     journal, _, wire = slow
     wire.send(*[(n, Push("orders", b"x")) for n in range(2, 12)], (12, Stats("orders")))
-    # A look promises nothing, and overtakes those who wait for the disk.
+    # A peek need not be durable, so it is answered before requests that wait for the disk.
     assert wire.next()[1] == 12
     until(lambda: journal.told)
     assert len(journal.told) == 1
@@ -312,7 +312,7 @@ def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve)
         assert answered == list(range(1, 40))
 
 
-def test_claims_that_nobody_can_be_told_of_return(slow):
+def test_claims_for_a_broken_connection_are_released(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
     until(lambda: journal.told)
@@ -326,7 +326,7 @@ def test_claims_that_nobody_can_be_told_of_return(slow):
     until(lambda: wire.ask(4, Stats("orders")).visible == 1)
 
 
-def test_claims_of_a_named_attempt_stay_for_whoever_asks_again(slow):
+def test_claims_of_a_named_attempt_stay_for_a_repeated_pull(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
     until(lambda: journal.told)
@@ -341,7 +341,7 @@ def test_claims_of_a_named_attempt_stay_for_whoever_asks_again(slow):
     assert claim.epoch == 1
 
 
-def test_when_the_journal_fails_everyone_is_told_and_the_server_ends(slow):
+def test_when_the_journal_fails_every_client_gets_the_error_and_the_server_ends(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
     until(lambda: journal.told)
@@ -536,7 +536,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
         kind, request, body = second.next()
         assert request == 0
         with pytest.raises(
-            Overloaded, match=r"no room for a frame of \d+ bytes: others are being received"
+            Overloaded, match=r"no memory for a frame of \d+ bytes while others are received"
         ):
             decode_answer(kind, body, bytes)
         assert second.hears_the_end()

@@ -233,3 +233,21 @@ def test_the_examples_of_the_specification_are_what_this_code_writes():
         )
     ]
     assert session.encode_one(7, 3, 2, b"hello") == session.encode_given(7, GIVEN[:1])
+
+
+def column(heading, number=0):
+    """The entries of one column of the first table below a heading of the specification."""
+    page = Path(__file__).parents[3] / "docs" / "formats" / "carrot.md"
+    text = page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    return [row[number].strip().strip("`") for row in rows[2:]]
+
+
+def test_the_specification_has_every_opcode_and_every_reason():
+    numbers = column("Sessions")
+    names = dict(zip(numbers, column("Sessions", 1), strict=True))
+    assert {int(number, 16): name for number, name in names.items()} == {
+        opcode: OPCODE_NAMES[opcode] for opcode in session.REQUEST_LIMITS
+    }
+    words = {word for _, word in reasons._WORD_OF} | set(reasons._ERROR_OF) | {reasons.EMPTY}
+    assert sorted(column("Reasons")) == sorted(words)

@@ -71,13 +71,13 @@ from penstock.wire.frames.frames import (
     HEADER,
     HEADER_BYTES,
     HELLO,
+    HELLO_LIMITS,
     PRELUDE,
     PRELUDE_BYTES,
     PUSH,
     REPLY,
     SMALL_BYTES,
     STATUS,
-    STRANGER_LIMITS,
     FrameDecoder,
     Hello,
     Welcome,
@@ -243,7 +243,7 @@ def test_the_other_golden_forms_are_read_back():
         Push("orders", b"three", None, 3, None, None, "b", {"kind": "test"}),
     ]
     assert same(decode_bulk_reply(body_of(golden["bulk reply"])[1]), BULK_REPLIES)
-    (hello,) = FrameDecoder("client", STRANGER_LIMITS).feed(golden["hello"])
+    (hello,) = FrameDecoder("client", HELLO_LIMITS).feed(golden["hello"])
     assert decode_hello(hello[2]) == Hello("penstock python", "secret")
     (welcome,) = FrameDecoder("server", server_limits()).feed(golden["welcome"])
     assert decode_welcome(welcome) == Welcome("penstock", 1_000, 10, {"durability": "sync"})
@@ -328,13 +328,13 @@ def test_frames_before_a_fault_are_given_and_none_after_it():
 
 def test_before_its_hello_a_client_may_only_send_a_short_hello():
     for frame in (encode_command(1, Push("q", b"x")), pack(HELLO, 0, b"x" * 5_000)):
-        decoder = FrameDecoder("client", STRANGER_LIMITS)
+        decoder = FrameDecoder("client", HELLO_LIMITS)
         assert decoder.feed(PRELUDE + frame) == []
         assert decoder.error is not None
 
 
 def test_frames_behind_a_hello_wait_until_it_was_checked():
-    decoder = FrameDecoder("client", STRANGER_LIMITS)
+    decoder = FrameDecoder("client", HELLO_LIMITS)
     stream = encode_hello(Hello("test")) + pack(STATUS, 5)
     ((kind, _, _),) = decoder.feed(stream)
     assert kind == HELLO

@@ -79,7 +79,7 @@ class Upkeep:
         # Why the last pass failed; None if it did not.
         self.last_error: Exception | None = None
         self._journal.grown = self._woken.set
-        self._journal.count_held_by(self._count_messages)
+        self._journal.set_message_counter(self._count_messages)
         newest = snapshot_paths(store)
         self._last_snapshot_at = offset_of(newest[0]) if newest else self._journal.first_position
         self._plan_next()

@@ -1,1 +1,1 @@
-"""A mirror: what happens to the queues of one service is done to those of another, in order."""
+"""A mirror: every change to the queues of one service is repeated on another one, in order."""

@@ -1,9 +1,9 @@
-"""What a stretch of the primary's journal comes to, for each of its queues.
+"""Events of the primary's journal, gathered into one batch for each queue.
 
-Events of messages are gathered into batches. On the mirror a batch is done in the order pushes,
-ends of claims that are held, claims, deletes, so that each of these is one command: of a single
-message that is the order in which it happened, and pushes keep theirs. A message that was claimed
-and released within a batch ends as it was. Events of queues stand between batches.
+A batch is repeated on the mirror in four steps, each of which is one command: pushes, releases of
+held claims, new claims, deletes. For a single message this is the order in which its events
+happened, and pushes keep their order. A message that was claimed and released within one batch
+needs neither step. Events about queues, such as a purge, are applied between two batches.
 """
 
 from typing import Final, NamedTuple
@@ -25,17 +25,17 @@ BATCH_EVENTS_MAX: Final = 2_000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 
 _ENDS: Final = frozenset({Deleted, Expired, Lost, Departed})
-_RETURNS: Final = frozenset({Released, ClaimExpired})
+_RELEASES: Final = frozenset({Released, ClaimExpired})
 
 
-class LentUntil(NamedTuple):
-    """A message that is claimed on the primary, until this instant."""
+class ClaimedUntil(NamedTuple):
+    """A message is claimed on the primary until this time."""
 
     deadline_ms: int
 
 
-class ReturnedAt(NamedTuple):
-    """A message whose claim has ended; it is visible from this instant on, 0 for at once."""
+class ReleasedAt(NamedTuple):
+    """A message whose claim has ended; it is visible from this time on, or now if it is 0."""
 
     visible_at_ms: int
 
@@ -43,13 +43,13 @@ class ReturnedAt(NamedTuple):
 class QueueBatch:
     """What happened to the messages of one queue."""
 
-    __slots__ = ("ended", "lent", "pushed", "returned")
+    __slots__ = ("claimed", "ended", "pushed", "released")
 
     def __init__(self) -> None:
         self.pushed: list[Pushed] = []
-        # By message, in order; each message is in one of them at most.
-        self.lent: dict[int, LentUntil] = {}
-        self.returned: dict[int, ReturnedAt] = {}
+        # By message number, in order; a message is in at most one of the three.
+        self.claimed: dict[int, ClaimedUntil] = {}
+        self.released: dict[int, ReleasedAt] = {}
         self.ended: dict[int, None] = {}
 
     def add(self, event: AnyEvent) -> None:
@@ -60,15 +60,15 @@ class QueueBatch:
             return
         number: int = event.number  # type: ignore[union-attr]
         if kind in _ENDS:
-            self.lent.pop(number, None)
-            self.returned.pop(number, None)
+            self.claimed.pop(number, None)
+            self.released.pop(number, None)
             self.ended[number] = None
         elif kind is Claimed or kind is Extended:
-            self.returned.pop(number, None)
-            self.lent[number] = LentUntil(event.deadline_ms)  # type: ignore[union-attr]
-        elif kind in _RETURNS:
-            self.lent.pop(number, None)
-            self.returned[number] = ReturnedAt(getattr(event, "visible_at_ms", 0))
+            self.released.pop(number, None)
+            self.claimed[number] = ClaimedUntil(event.deadline_ms)  # type: ignore[union-attr]
+        elif kind in _RELEASES:
+            self.claimed.pop(number, None)
+            self.released[number] = ReleasedAt(getattr(event, "visible_at_ms", 0))
 
 
 class EventBatch:
@@ -81,7 +81,7 @@ class EventBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be done before more is added."""
+        """Whether it should be applied before more events are added."""
         return self.events >= BATCH_EVENTS_MAX or self._bytes >= BATCH_BYTES_MAX
 
     def add(self, event: AnyEvent) -> None:

@@ -1,8 +1,8 @@
-"""Commands to the service that mirrors, repeated until it can be reached.
+"""Sends commands to the mirror's service, and repeats them until it can be reached.
 
-A command that fails because the service is away is tried again, for as long as it takes. `losses`
-counts the connections that were lost: claims made before the last one may have ended, and what was
-answered before it may be undone if the service does not wait for its disk.
+A command that fails because the service cannot be reached is tried again, without a limit.
+`losses` counts lost connections. Claims made before the last loss may have ended. Commands that
+were answered before it may be undone, if the service answers before its disk has the data.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,22 +20,22 @@ _RETRY_S_MAX: Final = 5.0
 
 
 class MirrorCounts:
-    """What a mirror has done since it started."""
+    """How many changes a mirror has made since it started."""
 
     def __init__(self) -> None:
         self.pushed = 0
         self.deleted = 0
-        # Pushes that the mirror refuses for good, and deletes of messages that it has not.
+        # Pushes that the mirror refused, and deletes of messages that it does not have.
         self.refused = 0
         self.unmatched = 0
         self.last_error: PenstockError | None = None
 
 
 class MirrorCalls:
-    """The service of a mirror. Not thread-safe."""
+    """The mirror's service. Not thread-safe."""
 
     def __init__(self, service: QueueService, pause: Callable[[float], None]) -> None:
-        """`pause` is called between tries; it may raise to end the mirror."""
+        """`pause` is called between two attempts; it may raise to end the mirror."""
         self.counts = MirrorCounts()
         self.losses = 0
         self._service = service
@@ -48,7 +48,7 @@ class MirrorCalls:
             try:
                 reply = self._service.execute(command)
             except UnavailableError as error:
-                self.note_away(error)
+                self.note_unreachable(error)
                 self._pause(pause_s)
                 if isinstance(error, BackendLost) and not retry_lost:
                     raise
@@ -58,43 +58,43 @@ class MirrorCalls:
                 return reply
 
     def batch(self, items: Sequence[Any]) -> list[Any]:
-        """The reply to each item, or its error; a lost connection may leave errors amid replies."""
+        """The reply to each item, or its error; a lost connection may fail some items only."""
         replies: list[Any] = []
         for some in slices(items, ITEMS_MAX):
             found = self.execute(Batch([*some]))
             for reply in found:
                 if isinstance(reply, UnavailableError):
-                    self.note_away(reply)
+                    self.note_unreachable(reply)
             replies += found
         return replies
 
     def pull(self, name: str, limit: int, hidden_ms: int) -> list[Claim]:
-        """Claims messages from the head of a queue; none if it does not exist."""
+        """Claims messages from the head of a queue; returns none if it does not exist."""
         try:
             return self.execute(Pull(name, min(limit, ITEMS_MAX), hidden_ms, 0))
         except QueueNotFound:
             return []
 
     def release(self, claims: Iterable[Claim]) -> None:
-        """Ends claims; those that are refused have ended already."""
+        """Ends claims; a refusal means that the claim has ended already."""
         self.batch([Release(claim.queue, claim.proof) for claim in claims])
 
     def delete(self, claims: Iterable[Claim]) -> None:
-        """Deletes what was pulled, as far as its claims have not ended."""
+        """Deletes messages whose claims have not ended."""
         self.batch([Delete(claim.queue, claim.proof) for claim in claims])
 
-    def note_away(self, error: PenstockError) -> None:
+    def note_unreachable(self, error: PenstockError) -> None:
         """Notes that the service could not be reached."""
         self.counts.last_error = error
         self.losses += isinstance(error, BackendLost)
 
     def note_refused(self, error: PenstockError) -> None:
-        """Counts what the service refuses for good."""
+        """Counts a command that the service refused; it is not repeated."""
         self.counts.refused += 1
         self.counts.last_error = error
 
     def wait(self) -> None:
-        """Lets some time pass before something is tried again."""
+        """Pauses before the next attempt."""
         self._pause(_RETRY_S)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class MirrorCalls:
 
 
 def slices(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of up to so many."""
+    """The items in lists of at most `size`."""
     iterator = iter(items)
     while some := list(islice(iterator, size)):
         yield some

@@ -1,20 +1,19 @@
-"""Follows the journal of a store, and does on a mirror what it says.
+"""Follows the journal of a store and repeats its events on a mirror.
 
-The first time, the messages that are in the store are copied: its state is restored from a snapshot
-and the journal, beside the process that holds the store. From there on events are read as they
-become durable. The store is not locked, asked or slowed: only its files are read. A named reader
-keeps them from being dropped before they were read.
+At the first start the messages in the store are copied: its state is restored from a snapshot and
+the journal, in this process. From there on, events are read as they become durable. Only files are
+read: the store is not locked, and the process that holds it receives no requests. A named reader
+keeps journal files from being dropped before they were read.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.backends.mirror.batches import MESSAGE_EVENTS, EventBatch
 from penstock.backends.mirror.calls import ITEMS_MAX, slices
-from penstock.backends.mirror.state import MirrorFile, MirrorState, wall_clock_ms
+from penstock.backends.mirror.state import MirrorFile, require_store, wall_clock_ms
 from penstock.backends.mirror.target import MirrorTarget
 from penstock.core.delivery import IN_FLIGHT, Delivery
 from penstock.core.events import (
@@ -33,22 +32,22 @@ from penstock.journal.entry import StoredEntry
 from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery, newest_snapshot
-from penstock.journal.store import open_reader, store_of
+from penstock.journal.store import open_reader
 from penstock.service import QueueService
 
 _GATHER_S: Final = 0.02
 _SAVE_S: Final = 1.0
-_SEEK_S: Final = 10.0
-# How often messages that were not found are looked for.
-_SEEKS_MAX: Final = 30
+_SEARCH_S: Final = 10.0
+# How often messages that were not found are searched again.
+_SEARCHES_MAX: Final = 30
 
 
 class MirrorProgress(NamedTuple):
-    """How far a mirror has come.
+    """The position of a mirror in the primary's journal, and what it has done.
 
-    `behind_bytes` is what was durable in the journal and not done when it was last read;
-    `behind_ms` is how old the oldest of it is, and `late_ms` how old the last events that were done
-    were at that moment.
+    `behind_bytes` is the size of the durable events that are not mirrored yet, as of the last read;
+    `behind_ms` is the age of the oldest of them. `late_ms` is how old the last mirrored events were
+    when they were mirrored.
     """
 
     position: int
@@ -72,47 +71,47 @@ class MirrorFollower:
         name: str = "mirror",
         pause: Callable[[float], None] = time.sleep,
         now_ms: Callable[[], int] = wall_clock_ms,
+        target: str = "",
+        *,
+        has_moved: bool = False,
     ) -> None:
         """Raises StoreUnusable, StoreInUse or InvalidField; then the service is closed.
 
         `pause` is called while there is nothing to do; it may raise to end the mirror. `now_ms` is
-        the primary's clock.
+        the primary's clock. `target` and `has_moved` are as in `MirrorFile.read`.
         """
         with ExitStack() as undo:
             undo.callback(service.close)
-            store = store_of(path)
-            if store is None:
-                raise StoreUnusable(f"{path}: is not a Penstock store")
-            self._store: Path = store
-            self._file = MirrorFile(store, name)
+            self._store = require_store(path)
+            self._file = MirrorFile(self._store, name)
             undo.callback(self._file.close)
             self._reader: JournalReader = open_reader(path)
             undo.callback(self._reader.close)
             journal = self._reader.identity.hex()
-            self._state = self._file.read(journal) or MirrorState(journal, 0)
+            self._state = self._file.read(journal, target, has_moved=has_moved)
             undo.pop_all()
         self._pause = pause
         self._now_ms = now_ms
         self._target = MirrorTarget(service, self._state, pause, now_ms)
-        # Pushes up to here may have been done by a process that was killed.
+        # Pushes up to this offset may have been made by an earlier process that was killed.
         self._uncertain_end = 0
-        # Where the next step begins to read, if not where the last one ended.
+        # The offset at which the next step begins to read; None: where the last one ended.
         self._start_offset: int | None = None
         self._is_amid_step = False
         # Whether the last step ended because its batch was full.
         self._has_more = False
-        # When the oldest event of the step under way happened, 0 between steps.
+        # The time of the oldest event of the current step; 0 between steps.
         self._step_event_ms = 0
         self._late_ms = 0
         self._saved_s = 0.0
-        self._seek_at_s = time.monotonic() + _SEEK_S
-        self._seeks = 0
+        self._search_at_s = time.monotonic() + _SEARCH_S
+        self._searches = 0
         self.is_started = False
 
-    # Beginning.
+    # Starting.
 
     def start(self) -> None:
-        """Copies what is there, the first time; later resumes. Raises PenstockError."""
+        """Copies the store at the first start; later resumes. Raises PenstockError."""
         state = self._state
         if state.is_complete:
             self._resume()
@@ -126,21 +125,21 @@ class MirrorFollower:
         position = self._state.position
         if not self._reader.first_offset <= position <= self._reader.durable_offset:
             raise StoreUnusable(
-                f"{self._store}: its journal no longer has what follows {position}, where the "
-                "mirror stopped; the reader was removed. Remove the mirror's queues and "
-                f"mirrors/{self._file.name}.json to begin anew"
+                f"{self._store}: the mirror stopped at offset {position}, which the journal no "
+                "longer has; the mirror's reader was removed. To start again, remove the "
+                f"mirror's queues and the file mirrors/{self._file.name}.json"
             )
         if not self._state.is_clean:
             self._uncertain_end = self._reader.durable_offset
         self._start_offset = position
 
     def _copy_all(self) -> None:
-        """Makes the primary's queues on the mirror, with the messages that they have now."""
+        """Creates the primary's queues on the mirror, with their current messages."""
         target, state, file = self._target, self._state, self._file
-        # Before the state is restored: nothing that it needs may be dropped meanwhile.
+        # Before the state is restored, so that no file that it needs is dropped meanwhile.
         readers.register(self._store, file.name, self._reader.first_offset, wall_clock_ms())
         for name in state.queues.values():
-            # A copy that was interrupted begins again.
+            # A copy that was interrupted starts again.
             target.remove(name)
         shard = self._restore()
         state.queues = {}
@@ -148,7 +147,7 @@ class MirrorFollower:
             if not target.is_empty(queue.name):
                 raise InvalidField(
                     f"mirror: its queue {queue.name!r} has messages already; purge or remove it "
-                    "there, or mirror to another place"
+                    "there, or mirror to another service"
                 )
         state.queues = {queue.number: queue.name for queue in shard.queues.values()}
         file.save(state)
@@ -157,15 +156,15 @@ class MirrorFollower:
             ordered = sorted(queue.deliveries.values(), key=lambda each: each.rank)
             for some in slices(ordered, ITEMS_MAX):
                 target.push(queue.name, list(self._contents(some)))
-            lent = [each for each in ordered if each.state == IN_FLIGHT]
-            for some in slices(lent, ITEMS_MAX):
+            in_flight = [each for each in ordered if each.state == IN_FLIGHT]
+            for some in slices(in_flight, ITEMS_MAX):
                 target.hide(queue.name, {each.number: each.due_at_ms for each in some})
         state.position = self._reader.position
         state.is_complete = True
         state.is_clean = True
 
     def _restore(self) -> ShardState:
-        """The state of the store at the watermark, where the reader then stands."""
+        """The state of the store at the watermark, which is then the reader's position."""
         reader = self._reader
         reader.refresh()
         taken = newest_snapshot(self._store, reader.first_offset, reader.durable_offset)
@@ -193,7 +192,7 @@ class MirrorFollower:
                 delivery.priority,
                 delivery.group,
                 None,
-                # A message that waits for its delay, and not for the end of a claim.
+                # The end of its delay; the end of a claim is not one.
                 delivery.due_at_ms if delivery.due_at_ms and delivery.state != IN_FLIGHT else 0,
                 0,
                 content.context,
@@ -210,7 +209,7 @@ class MirrorFollower:
     # Following.
 
     def step(self) -> bool:
-        """Does the next events that are durable; returns False if there are none."""
+        """Mirrors the next durable events; returns False if there are none."""
         reader = self._reader
         reader.refresh()
         self._is_amid_step = True
@@ -228,7 +227,7 @@ class MirrorFollower:
         self._apply(batch)
         if reader.position >= self._uncertain_end:
             self._uncertain_end = 0
-            self._target.trust()
+            self._target.end_uncertainty()
         self._target.recover()
         self._state.position = reader.position
         self._state.done_events = 0
@@ -236,14 +235,14 @@ class MirrorFollower:
         if self._step_event_ms:
             self._late_ms = max(0, self._now_ms() - self._step_event_ms)
             self._step_event_ms = 0
-        self._keep_house()
+        self._save_and_search()
         return any_entry
 
     def _add_entry(self, batch: EventBatch, entry: StoredEntry, done_events: int) -> EventBatch:
-        """Adds an entry's events to a batch, without the first ones that were done.
+        """Adds an entry's events to a batch, except the first `done_events`.
 
-        A batch is done before an event that is about a queue or moves messages; after such an event
-        the state is saved. Returns the batch that has not been done yet.
+        An event about a queue, or a move of messages, is applied alone: after the batch before it,
+        and then the state is saved. Returns the batch that is not applied yet.
         """
         events = [event for event, _ in self._reader.plain(entry)]
         place = done_events
@@ -265,7 +264,7 @@ class MirrorFollower:
         return batch
 
     def _apply(self, batch: EventBatch) -> EventBatch:
-        """Does what a batch says; returns the next batch."""
+        """Repeats the events of a batch on the mirror; returns an empty batch."""
         for number, queue in batch.queues.items():
             name = self._state.queues.get(number)
             if name is not None:
@@ -273,7 +272,7 @@ class MirrorFollower:
         return batch if not batch.queues else EventBatch()
 
     def _apply_queue_event(self, event: AnyEvent) -> bool:
-        """Does what happened to a queue; False if it does nothing here."""
+        """Repeats an event about a queue; returns whether the state must be saved."""
         queues, target = self._state.queues, self._target
         if isinstance(event, QueueCreated):
             queues[event.queue] = event.name
@@ -292,7 +291,7 @@ class MirrorFollower:
         return isinstance(event, QueuePurged | QueueRemoved)
 
     def _move(self, events: list[AnyEvent], place: int) -> int:
-        """Does the moves between the same two queues from `place` on; returns where they end."""
+        """Repeats the moves between the same two queues from `place` on; returns their end."""
         first = events[place]
         assert isinstance(first, Moved)
         ranks: dict[int, int] = {}
@@ -307,19 +306,19 @@ class MirrorFollower:
             self._target.move(names[first.queue], names[first.to], ranks)
         return place
 
-    def _keep_house(self) -> None:
-        """Saves the state, and looks for messages that were not found, each from time to time."""
+    def _save_and_search(self) -> None:
+        """Saves the state and searches for missing messages, if it is time for either."""
         now_s = time.monotonic()
         if now_s - self._saved_s > _SAVE_S:
             self._save()
-        if now_s > self._seek_at_s:
-            self._seeks = self._seeks + 1 if self._target.is_seeking else 0
-            self._target.seek_missing(forget=self._seeks >= _SEEKS_MAX)
-            self._target.drop_recent()
-            self._seek_at_s = now_s + _SEEK_S
+        if now_s > self._search_at_s:
+            self._searches = self._searches + 1 if self._target.has_missing else 0
+            self._target.search_missing(forget=self._searches >= _SEARCHES_MAX)
+            self._target.forget_old_deletes()
+            self._search_at_s = now_s + _SEARCH_S
 
     def catch_up(self) -> None:
-        """Does everything that is durable now."""
+        """Mirrors all events that are durable now."""
         while self.step():
             pass
 
@@ -327,14 +326,14 @@ class MirrorFollower:
         """Follows the journal until `pause` raises."""
         while True:
             self.step()
-            # Otherwise events gather meanwhile: a batch costs little more than a single one.
+            # The pause lets events gather: a batch costs little more than a single event.
             self._pause(0 if self._has_more else _GATHER_S)
 
-    # Watching, and the end.
+    # Progress and closing.
 
     @property
     def progress(self) -> MirrorProgress:
-        """How far the mirror has come."""
+        """The mirror's position and counts; safe to read from another thread."""
         counts = self._target.counts
         position = self._state.position
         behind = max(0, self._reader.durable_offset - position)

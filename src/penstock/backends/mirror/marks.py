@@ -1,7 +1,7 @@
-"""How a message of the primary is pushed to the mirror, and recognised there by its mark.
+"""Makes the push of a primary's message to the mirror, with the mark that identifies it there.
 
-The mark is the message's number on the primary, in its context. What the service of the mirror
-lacks, such as priorities or dedup ids, is left out.
+The mark is the message's number on the primary, stored in its context. Fields that the mirror's
+service does not support, such as priorities or dedup ids, are left out.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ MARK: Final = "mirror"
 
 
 class MarkedPushes:
-    """Makes the pushes of a mirror; `identity` tells the dedup ids of its primary from others'."""
+    """Makes the pushes of a mirror; `identity` makes its dedup ids differ from other mirrors'."""
 
     def __init__(self, lacks: Mapping[str, str], identity: str) -> None:
         self.has_fifo = "fifo" not in lacks
@@ -24,7 +24,7 @@ class MarkedPushes:
         self._identity = identity
 
     def push(self, name: str, is_fifo: bool, pushed: Pushed, now_ms: int) -> Push:
-        """The push of a message, visible when it is on the primary."""
+        """The push of a message, with the rest of the delay that it has on the primary."""
         delay_ms = max(0, pushed.visible_at_ms - now_ms) if pushed.visible_at_ms else 0
         return Push(
             name,
@@ -39,8 +39,8 @@ class MarkedPushes:
         )
 
     def move(self, to: str, is_fifo: bool, claim: Claim, rank: int) -> Push:
-        """The push of a message of the mirror to another of its queues."""
-        # With the rank: a message may come back to a queue that knows its first dedup id.
+        """The push of a message on the mirror from one of its queues to another."""
+        # With the rank: a message may return to a queue that has seen its first dedup id.
         dedup_id = f"{self._identity}-{(claim.context or {})[MARK]}-{rank:x}"
         return Push(
             to,
@@ -56,7 +56,7 @@ class MarkedPushes:
 
 
 def mark_of(claim: Claim) -> int | None:
-    """The number on the primary of a message of the mirror; None if it is none of ours."""
+    """A message's number on the primary; None if the mirror did not push it."""
     text = (claim.context or {}).get(MARK)
     try:
         return None if text is None else int(text, 16)

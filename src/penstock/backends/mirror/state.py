@@ -1,13 +1,13 @@
-"""What a mirror remembers: how far it has come, and what it holds on the other side.
+"""The saved state of a mirror: its position in the journal, and its claims on the mirror.
 
     PATH/mirrors/NAME.json    the state, replaced whole
     PATH/mirrors/NAME.lock    locked by the process that mirrors
 
-`position` is the offset in the primary's journal up to which everything was done on the mirror. It
-is saved about once a second, so after a kill some steps are repeated; and after each purge, removal
-and move, because these may not be repeated once later pushes were done. `is_clean` says that the
-mirror stopped in order: then nothing is repeated. The reader of the same name keeps the journal's
-files from `position` on.
+`position` is the offset in the primary's journal up to which all events were mirrored. It is saved
+about once a second, so after a kill some events are repeated. It is also saved after each purge,
+removal and move, because these must not be repeated after later pushes. `is_clean` says that the
+mirror was stopped normally; then nothing is repeated. The reader of the same name keeps the
+journal's files from `position` on.
 """
 
 import fcntl
@@ -21,10 +21,11 @@ import msgspec
 from penstock.errors import InvalidField, StoreInUse, StoreUnusable
 from penstock.journal import readers
 from penstock.journal.storage import open_regular
-from penstock.journal.store import write_once
+from penstock.journal.store import store_of, write_once
+from penstock.url import BackendUrl, without_password
 
-# Receipts are saved so that a claim can be ended by the next process; while the mirror runs, more
-# than these are not worth it.
+# Receipts are saved so that the next process can end the claims. With more claims than this they
+# are saved only at a normal stop, because each save would be slow.
 HELD_SAVED_MAX: Final = 1_000
 
 
@@ -32,11 +33,12 @@ class MirrorState(msgspec.Struct):
     """The state of a mirror.
 
     `queues` are the primary's queues by number. `held` has, by message number, the queue and the
-    receipt of a claim on the mirror. `missing` are messages that the primary has deleted and that
-    could not be found on the mirror, by queue; `unmoved` are such that the primary has moved to
-    another queue: which one, and their rank there. `fifo` has the names of the mirror's FIFO
-    queues. `done_events` are the first events of the entry at `position`, if these were done, too.
-    `is_complete` is false until the messages that were there at the start have been copied.
+    receipt of a claim on the mirror. `missing` has, by queue, messages that the primary deleted and
+    that were not found on the mirror. `unmoved` has messages that the primary moved and that were
+    not found: to which queue, and their rank there. `fifo` has the names of the mirror's FIFO
+    queues. `done_events` is how many events of the entry at `position` were mirrored already.
+    `is_complete` is false until the first copy is finished. `target` is the service that has the
+    copy (`target_of`), empty in files of older versions.
     """
 
     journal: str
@@ -49,6 +51,7 @@ class MirrorState(msgspec.Struct):
     unmoved: dict[str, dict[int, tuple[str, int]]] = {}
     fifo: dict[str, None] = {}
     done_events: int = 0
+    target: str = ""
 
 
 class MirrorFile:
@@ -71,22 +74,29 @@ class MirrorFile:
         except OSError:
             os.close(self._lock)
             raise StoreInUse(
-                f"{store}: another process mirrors it as {name!r} already; stop that, or give this "
-                "mirror another --name"
+                f"{store}: another process mirrors it as {name!r} already; stop that process, or "
+                "give this mirror another --name"
             ) from None
 
-    def read(self, journal: str) -> MirrorState | None:
-        """The state, None if there is none yet. Raises StoreUnusable if it is not to be used."""
-        state = read_state(self.store, self.name)
-        if state is not None and state.journal != journal:
+    def read(self, journal: str, target: str = "", *, has_moved: bool = False) -> MirrorState:
+        """The saved state, or a new one.
+
+        Raises StoreUnusable if it belongs to another journal, InvalidField if to another target:
+        that one does not have the messages from before `position`. With `has_moved`, the target is
+        the same service at another address.
+        """
+        state = read_state(self.store, self.name) or MirrorState(journal, 0)
+        if state.journal != journal:
             raise StoreUnusable(
-                f"{self._directory}: {self.name}.json is of another journal; remove it, and what "
-                "it left on the mirror, to begin anew"
+                f"{self._directory}: {self.name}.json belongs to another journal; to start again, "
+                "remove it, and its queues on the mirror"
             )
+        _check_target(self.name, state, target, has_moved)
+        state.target = target or state.target
         return state
 
     def save(self, state: MirrorState, *, is_clean: bool = False, is_floor: bool = True) -> None:
-        """Writes the state durably, and then, with `is_floor`, lets the journal before it go."""
+        """Writes the state durably; with `is_floor`, the journal before it may then be dropped."""
         saved = msgspec.structs.replace(state, is_clean=is_clean)
         path = self._directory / f"{self.name}.json"
         try:
@@ -97,12 +107,12 @@ class MirrorFile:
             readers.register(self.store, self.name, state.position, wall_clock_ms())
 
     def close(self) -> None:
-        """Lets another process mirror under this name."""
+        """Unlocks the name for other processes."""
         os.close(self._lock)
 
 
 def read_state(store: Path, name: str) -> MirrorState | None:
-    """The state of a mirror as it was last saved; None if there is none. Raises StoreUnusable."""
+    """The state that a mirror saved last; None if there is none. Raises StoreUnusable."""
     path = store / "mirrors" / f"{name}.json"
     try:
         with open_regular(path) as file:
@@ -110,7 +120,45 @@ def read_state(store: Path, name: str) -> MirrorState | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise StoreUnusable(f"{path}: cannot be read as a mirror's state: {error}") from None
+        raise StoreUnusable(
+            f"{path}: cannot be read as a mirror's state: {error}; to start again, remove it, and "
+            "the mirror's queues"
+        ) from None
+
+
+def require_store(path: str) -> Path:
+    """The directory of the store at a path. Raises StoreUnusable if there is none."""
+    store = store_of(path)
+    if store is None:
+        raise StoreUnusable(f"{path}: is not a Penstock store")
+    return store
+
+
+def check_start(path: str, name: str, target: str, *, has_moved: bool) -> None:
+    """Checks what can be checked before the target is opened, which may create it.
+
+    Raises StoreUnusable or InvalidField.
+    """
+    readers.check_reader_name(name)
+    state = read_state(require_store(path), name)
+    if state is not None:
+        _check_target(name, state, target, has_moved)
+
+
+def _check_target(name: str, state: MirrorState, target: str, has_moved: bool) -> None:
+    if target and state.target not in ("", target) and not has_moved:
+        raise InvalidField(
+            f"mirror: {name!r} mirrors to {state.target}, and {target} does not have its earlier "
+            "messages; give another --name to mirror there, too, or pass --moved if it is the "
+            "same service at another address"
+        )
+
+
+def target_of(mirror: BackendUrl) -> str:
+    """The mirror's URL without user, password and options."""
+    if mirror.scheme == "file":
+        return f"file:{os.path.abspath(mirror.path)}"
+    return without_password(f"{mirror.scheme}:{mirror.rest}").replace("…@", "").rstrip("/")
 
 
 def wall_clock_ms() -> int:
@@ -119,8 +167,9 @@ def wall_clock_ms() -> int:
 
 
 def check_primary(text: str) -> None:
-    """Refuses a primary that has no journal to follow. Raises InvalidField."""
+    """Checks that the primary is a store with a journal. Raises InvalidField."""
     if not text.startswith("file:"):
         raise InvalidField(
-            f"primary: {text!r} has no journal that can be followed; a mirror needs file:PATH"
+            f"primary: {without_password(text)!r} has no journal that can be followed; a mirror "
+            "needs file:PATH"
         )

@@ -1,20 +1,22 @@
-"""The mirror's side: batches of events, done to the queues of any service.
+"""Repeats batches of events on the queues of the mirror's service.
 
-Every message that the mirror pushes carries a mark, its number on the primary, in its context. A
-claim on the primary is a claim here: pulled messages are recognised by their marks, others that a
-pull brings are released to their places. So a message is hidden here while it is in flight there,
-and a delete there is a delete here with the receipt that is held. A message that is not found, as
-when somebody consumed it here, is looked for again a few times and then forgotten.
+Every message that the mirror pushes has a mark in its context: its number on the primary. While a
+message is claimed on the primary it is claimed on the mirror, too: the mirror pulls, identifies
+messages by their marks, and releases those that it did not look for. So a message that is in flight
+on the primary is hidden on the mirror, and its delete is repeated with the receipt of that claim. A
+message that is not found, because a consumer of the mirror has taken it, is searched for a few
+times and then given up.
 
-What a lost connection or a kill leaves uncertain, and how it becomes certain again:
+After a lost connection or a kill it is unknown what the mirror's service has executed:
 
-    pushes without an answer     the queue's marks are read, and what is missing is pushed in order;
-                                 later the queue is read once more, and second copies are deleted
-    claims                       one is tried; if it has ended, those of its queue are made again
-    deletes that were answered   the last of them are looked for: a broker that was killed may have
-                                 forgotten them
+    pushes without an answer     the marks in the queue are read, and missing messages are pushed in
+                                 order; later the queue is read again, and duplicates are deleted
+    claims                       one of each queue is extended; if it has ended, all claims of this
+                                 queue are made again
+    deletes that were answered   the latest are checked: a broker that was killed may have undone
+                                 them
     purges, removals, moves      the state is saved after each, so that none is repeated after later
-                                 pushes were done
+                                 pushes
 """
 
 import time
@@ -56,26 +58,28 @@ from penstock.service import (
     Stats,
 )
 
-# How much longer a message is hidden here than there, so that the primary's own event ends it.
+# How much longer a claim lasts on the mirror than on the primary, so that the primary's event ends
+# it before its deadline does.
 _SLACK_MS: Final = 60_000
 _HIDDEN_MS_MAX: Final = 20 * 60_000
-# Messages that a search may take aside before it gives up.
+# Other messages that a search may claim before it ends.
 _ASIDE_MAX: Final = 2_000
 _LOOK_MAX: Final = 100_000
 _MISSING_MAX: Final = 10_000
-# Deletes that a killed broker may have forgotten.
+# Deletes that are checked after a lost connection.
 _RECENT_MAX: Final = 10_000
 _RECENT_S: Final = 60.0
-# If a connection is lost again and again while it is recovered, the next step goes on.
+# Attempts to recover if the connection is lost again meanwhile; the next step continues then.
 _ROUNDS_MAX: Final = 3
-# After pushes that were repeated: until then a connection that was lost has ended at the broker.
-_DOUBLES_S: Final = 10.0
-# Settings that mean the same to a consumer here as there; the others would act on their own.
+# How long after a repeated push duplicates are searched for: the broker has noticed the end of the
+# lost connection by then.
+_DUPLICATES_S: Final = 10.0
+# Settings that are copied. The others, such as dead letters, would change the mirror by themselves.
 _COPIED: Final = ("visibility_ms", "wait_ms", "body_bytes_max")
 
 
 class HiddenClaim(NamedTuple):
-    """A claim on the mirror: its queue, its receipt, and until when its message is to be hidden."""
+    """A claim on the mirror: its queue, its receipt, and when the message may be visible again."""
 
     queue: str
     receipt: Any
@@ -83,7 +87,7 @@ class HiddenClaim(NamedTuple):
 
 
 class MirrorTarget:
-    """The queues of the service that mirrors. Not thread-safe."""
+    """The queues of the mirror's service. Not thread-safe."""
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class MirrorTarget:
         pause: Callable[[float], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`pause` is called between tries while the mirror cannot be reached; it may raise.
+        """`pause` is called between attempts while the mirror cannot be reached; it may raise.
 
         `now_ms` is the primary's clock.
         """
@@ -105,24 +109,24 @@ class MirrorTarget:
             for number, (queue, receipt) in state.held.items()
         }
         self._pushes = MarkedPushes(service.LACKS, state.journal[:12])
-        # Queues whose marks must be read before the next pushes, which may have been done.
+        # Queues whose marks must be read before the next pushes, which may have been made already.
         self.uncertain: set[str] = set()
-        # What was found there, by queue.
+        # The messages that were found in them, by queue.
         self._known: dict[str, set[int]] = {}
-        # The losses of connections after which everything was found again.
+        # The number of lost connections up to the last one that `recover` has handled.
         self._recovered = 0
-        # Messages that were deleted lately, with their queue and when.
+        # Messages that were deleted recently: their queue and the time.
         self._recent: OrderedDict[int, tuple[str, float]] = OrderedDict()
-        # When to look for second copies, by queue.
-        self._doubles_at_s: dict[str, float] = {}
+        # When to search for duplicates, by queue.
+        self._duplicates_at_s: dict[str, float] = {}
 
-    def trust(self) -> None:
-        """Says that no push from here on can have been done before."""
+    def end_uncertainty(self) -> None:
+        """Later pushes cannot have been made already: queues need not be read before them."""
         self.uncertain.clear()
         self._known.clear()
 
     def held(self, *, is_last: bool) -> dict[int, tuple[str, str]]:
-        """The claims on the mirror, to be saved; none if they are many, unless it `is_last`."""
+        """The claims on the mirror, to be saved; if they are many, only with `is_last`."""
         if not is_last and len(self._held) > HELD_SAVED_MAX:
             return {}
         return {number: (claim.queue, str(claim.receipt)) for number, claim in self._held.items()}
@@ -130,7 +134,7 @@ class MirrorTarget:
     # Queues.
 
     def create(self, name: str, settings: QueueSettings) -> None:
-        """Makes a queue that keeps messages until the primary says otherwise."""
+        """Creates a queue whose messages do not expire: the primary's events remove them."""
         default = QueueSettings()
         copied = {
             field: getattr(settings, field)
@@ -153,7 +157,7 @@ class MirrorTarget:
                     self._calls.note_refused(error)
 
     def configure(self, name: str, settings: QueueSettings) -> None:
-        """Changes the settings that are the same on both sides, as far as they are allowed here."""
+        """Changes the copied settings, as far as the mirror's service allows them."""
         for field in _COPIED:
             with suppress(RequestError):
                 change = {field: getattr(settings, field)}
@@ -167,7 +171,7 @@ class MirrorTarget:
             return True
 
     def remove(self, name: str) -> None:
-        """Removes a queue, with what is held of it."""
+        """Removes a queue and its claims."""
         self._forget(name)
         self._state.fifo.pop(name, None)
         try:
@@ -178,7 +182,7 @@ class MirrorTarget:
 
     def purge(self, name: str) -> None:
         """Removes every message of a queue."""
-        # What is held is not purged everywhere: some services leave what is in flight.
+        # Held messages are deleted first: some services do not purge messages in flight.
         self._delete_held([n for n, each in self._held.items() if each.queue == name])
         self._forget(name)
         try:
@@ -189,12 +193,12 @@ class MirrorTarget:
             self._calls.note_refused(error)
 
     def _forget(self, name: str) -> None:
-        """Drops what is known of the messages of a queue that are about to go."""
-        # Those that were to move away, and were not found yet, must not go with the others; those
-        # that were to come end where they are.
+        """Drops what is known about the messages of a queue that is purged or removed."""
+        # Messages that should move to another queue are moved first. Messages that should move to
+        # this queue are deleted where they are.
         self._move_later(name)
         coming = [n for moves in self._state.unmoved.values() for n in moves]
-        self._end_unmoved(name, coming)
+        self._cancel_moves(name, coming)
         for number in [n for n, each in self._held.items() if each.queue == name]:
             del self._held[number]
         for number in [n for n, each in self._recent.items() if each[0] == name]:
@@ -203,111 +207,111 @@ class MirrorTarget:
         self._state.unmoved.pop(name, None)
         self._known.pop(name, None)
         self.uncertain.discard(name)
-        self._doubles_at_s.pop(name, None)
+        self._duplicates_at_s.pop(name, None)
 
     # Messages.
 
     def apply(self, name: str, batch: QueueBatch) -> None:
-        """Does what happened to the messages of a queue.
+        """Repeats the events of a queue's messages.
 
-        What is held ends first: in a FIFO queue it stands before the others of its group.
+        Held claims end first: in a FIFO queue they block the other messages of their group.
         """
         self.push(name, batch.pushed)
         self._release(batch)
-        self._extend([n for n in batch.lent if n in self._held], batch)
+        self._extend([n for n in batch.claimed if n in self._held], batch)
         self._delete_held([n for n in batch.ended if n in self._held])
         if self._state.unmoved:
-            self._end_unmoved(name, batch.ended)
-        # What was deleted is among the recent ones now; what is left had no claim, or a lost one.
+            self._cancel_moves(name, batch.ended)
+        # Deleted messages are in `_recent` now; the others had no claim, or lost it.
         left = [n for n in batch.ended if n not in self._recent]
-        wanted = [n for n in batch.lent if n not in self._held]
+        wanted = [n for n in batch.claimed if n not in self._held]
         if wanted or left:
             self._hide_batch(name, wanted, left, batch)
             self._delete_held([n for n in left if n in self._held])
-            self._miss(name, [n for n in left if n not in self._recent])
+            self._add_missing(name, [n for n in left if n not in self._recent])
 
     def _hide_batch(
         self, name: str, wanted: Sequence[int], ended: Sequence[int], batch: QueueBatch
     ) -> None:
-        """Claims messages that are to be hidden, and others that are to be deleted."""
-        longest_ms = max((each.deadline_ms for each in batch.lent.values()), default=0)
+        """Claims messages that should be hidden or deleted."""
+        longest_ms = max((each.deadline_ms for each in batch.claimed.values()), default=0)
         found = self._find(name, (*wanted, *ended), self._hidden_ms(longest_ms))
         for number, claim in found.items():
-            lent = batch.lent.get(number)
-            until_ms = lent.deadline_ms if lent else self._now_ms()
+            claimed = batch.claimed.get(number)
+            until_ms = claimed.deadline_ms if claimed else self._now_ms()
             self._held[number] = HiddenClaim(name, claim.proof, until_ms + _SLACK_MS)
 
     def _hidden_ms(self, deadline_ms: int) -> int:
-        """How long a message is hidden at first that is in flight until then."""
+        """The visibility timeout for a message that is in flight until the deadline."""
         left_ms = max(0, deadline_ms - self._now_ms())
         return min(_HIDDEN_MS_MAX, left_ms + _SLACK_MS)
 
     def push(self, name: str, pushed: Sequence[Pushed]) -> None:
-        """Pushes messages in order, without those that are there already."""
+        """Pushes messages in order, except those that are there already."""
         make, is_fifo, now_ms = self._pushes.push, name in self._state.fifo, self._now_ms()
         for some in slices(pushed, ITEMS_MAX):
             pushes = {each.number: make(name, is_fifo, each, now_ms) for each in some}
             self._push_commands(name, pushes)
 
     def _push_commands(self, name: str, pushes: dict[int, Push]) -> None:
-        """Pushes to one queue, by the numbers of the messages, until each is done or refused."""
+        """Pushes messages, by number, to one queue until each is accepted or refused."""
         left = dict(pushes)
         while left:
             if name in self.uncertain:
-                self._known[name] = self._look_through(name)
+                self._known[name] = self._reconcile(name)
                 self.uncertain.discard(name)
-                self._watch_doubles(name, left.values())
+                self._plan_duplicate_search(name, left.values())
             known = self._known.get(name, ())
             left = {number: push for number, push in left.items() if number not in known}
             if left:
                 left = self._push_once(name, left)
 
     def _push_once(self, name: str, pushes: dict[int, Push]) -> dict[int, Push]:
-        """Pushes once; returns what is to be tried again."""
+        """Pushes once; returns the pushes to try again."""
         calls = self._calls
         try:
             replies = calls.execute(Batch([*pushes.values()]), retry_lost=False)
         except BackendLost:
-            # Whether the pushes were done is unknown: the next turn looks.
+            # Unknown whether the pushes were made: the queue is read before the next attempt.
             self.uncertain.add(name)
             return pushes
         again: dict[int, Push] = {}
-        is_missing = is_away = False
+        is_missing = is_unreachable = False
         for (number, push), reply in zip(pushes.items(), replies, strict=True):
             if not isinstance(reply, PenstockError):
                 calls.counts.pushed += 1
             elif isinstance(reply, QueueNotFound | UnavailableError):
-                # A connection that is lost amid a batch leaves some items done, some not, and some
-                # of which that is unknown.
+                # If the connection is lost during a batch, some items were executed, some were not,
+                # and for others it is unknown.
                 again[number] = push
                 is_missing |= isinstance(reply, QueueNotFound)
-                is_away |= isinstance(reply, UnavailableError)
+                is_unreachable |= isinstance(reply, UnavailableError)
                 if isinstance(reply, BackendLost):
                     self.uncertain.add(name)
                 if isinstance(reply, UnavailableError):
-                    calls.note_away(reply)
+                    calls.note_unreachable(reply)
             else:
                 calls.note_refused(reply)
         if is_missing:
-            # Somebody removed the queue here.
+            # Another client has removed the queue on the mirror.
             self.create(name, QueueSettings(fifo=name in self._state.fifo))
-        if is_away:
+        if is_unreachable:
             calls.wait()
         return again
 
     def hide(self, name: str, wanted: dict[int, int]) -> None:
-        """Claims messages, each until its deadline, as far as they are found near the head."""
+        """Claims messages, each until its deadline, if they are found near the head."""
         hidden_ms = self._hidden_ms(max(wanted.values(), default=0))
         for number, claim in self._find(name, wanted, hidden_ms).items():
             self._held[number] = HiddenClaim(name, claim.proof, wanted[number] + _SLACK_MS)
 
     def _find(self, name: str, wanted: Iterable[int], hidden_ms: int) -> dict[int, Claim]:
-        """The claims on messages of these numbers; others that a pull brings are released."""
+        """Claims on the messages with these numbers; other messages it pulls are released."""
         left = set(wanted)
         found: dict[int, Claim] = {}
         aside: list[Claim] = []
         while left and len(aside) < _ASIDE_MAX:
-            # At first as many as should be there, then more and more.
+            # At first as many as are wanted, then more with each pull.
             claims = self._calls.pull(name, max(len(left), len(aside)), hidden_ms)
             if not claims:
                 break
@@ -324,7 +328,7 @@ class MirrorTarget:
     def _extend(self, numbers: Iterable[int], batch: QueueBatch) -> None:
         items = []
         for number in numbers:
-            deadline_ms = batch.lent[number].deadline_ms
+            deadline_ms = batch.claimed[number].deadline_ms
             claim = self._held[number]._replace(until_ms=deadline_ms + _SLACK_MS)
             self._held[number] = claim
             items.append(Extend(claim.queue, claim.receipt, self._hidden_ms(deadline_ms)))
@@ -333,15 +337,15 @@ class MirrorTarget:
     def _release(self, batch: QueueBatch) -> None:
         now_ms = self._now_ms()
         items = []
-        for number, returned in batch.returned.items():
+        for number, released in batch.released.items():
             claim = self._held.pop(number, None)
             if claim is not None:
-                delay_ms = max(0, returned.visible_at_ms - now_ms) if returned.visible_at_ms else 0
+                delay_ms = max(0, released.visible_at_ms - now_ms) if released.visible_at_ms else 0
                 items.append(Release(claim.queue, claim.receipt, delay_ms))
         self._calls.batch(items)
 
-    def _miss(self, name: str, numbers: Iterable[int]) -> None:
-        """Has messages that are to be deleted looked for later."""
+    def _add_missing(self, name: str, numbers: Iterable[int]) -> None:
+        """Notes messages that should be deleted and were not found."""
         missing = self._state.missing.setdefault(name, [])
         known = set(missing)
         missing += [number for number in numbers if number not in known]
@@ -352,7 +356,7 @@ class MirrorTarget:
             del self._state.missing[name]
 
     def _delete_held(self, numbers: Iterable[int]) -> list[int]:
-        """Deletes messages that are held; returns those whose claims had ended."""
+        """Deletes held messages; returns those whose claims had ended."""
         lost = []
         now_s = time.monotonic()
         for some in slices(numbers, ITEMS_MAX):
@@ -368,15 +372,15 @@ class MirrorTarget:
 
     # Moves.
 
-    def _end_unmoved(self, name: str, ended: Iterable[int]) -> None:
-        """Has messages deleted where they still are, instead of moved to where they have ended."""
+    def _cancel_moves(self, name: str, ended: Iterable[int]) -> None:
+        """Cancels moves of messages that have ended in their target queue; deletes them instead."""
         for number in ended:
-            source = self._take_unmoved(name, number)
+            source = self._cancel_move(name, number)
             if source is not None:
-                self._miss(source, [number])
+                self._add_missing(source, [number])
 
-    def _take_unmoved(self, to: str, number: int) -> str | None:
-        """Cancels a move that was not done; returns the queue the message is in, None if none."""
+    def _cancel_move(self, to: str, number: int) -> str | None:
+        """Cancels an open move; returns the queue that the message is in, None if there is none."""
         for source, moves in self._state.unmoved.items():
             if number in moves and moves[number][0] == to:
                 del moves[number]
@@ -386,8 +390,8 @@ class MirrorTarget:
     def move(self, source: str, to: str, ranks: dict[int, int]) -> None:
         """Moves messages to the end of another queue: pushed there, then deleted here.
 
-        `ranks` has their places in the queue they go to, by number, in order. Those that are not
-        found are moved when they are.
+        `ranks` has their ranks in the target queue, by number, in order. Messages that are not
+        found are moved when they are found.
         """
         held = [self._held.pop(number) for number in ranks if number in self._held]
         self._calls.batch([Release(each.queue, each.receipt) for each in held])
@@ -400,49 +404,49 @@ class MirrorTarget:
             self._push_commands(to, {n: make(to, is_fifo, found[n], ranks[n]) for n in some})
         replies = self._calls.batch([Delete(source, found[number].proof) for number in moved])
         lost = zip(moved, replies, strict=True)
-        self._miss(source, [n for n, reply in lost if isinstance(reply, PenstockError)])
+        self._add_missing(source, [n for n, reply in lost if isinstance(reply, PenstockError)])
         for number, rank in ranks.items():
-            # It may be on its way to this queue itself; then what is found here was its first copy.
-            before = self._take_unmoved(source, number)
+            # An earlier move to this queue may be open; then the message is still where it was.
+            before = self._cancel_move(source, number)
             if number not in found:
                 self._state.unmoved.setdefault(before or source, {})[number] = to, rank
             elif before is not None:
-                self._miss(before, [number])
+                self._add_missing(before, [number])
 
     def _delete_stale(self, name: str, coming: Set[int]) -> None:
-        """Deletes copies that stayed in a queue of messages that come there again.
+        """Deletes old copies of messages that return to a queue.
 
-        Later they could not be told from these.
+        Later they could not be distinguished from the new ones.
         """
         if coming & set(self._state.missing.get(name, ())):
-            self._look_through(name, _ASIDE_MAX)
+            self._reconcile(name, _ASIDE_MAX)
             left = [n for n in self._state.missing.pop(name, ()) if n not in coming]
-            self._miss(name, left)
+            self._add_missing(name, left)
 
     def _move_later(self, source: str) -> None:
-        """Moves what was not found when it was to be moved."""
+        """Moves the messages of a queue that could not be moved before."""
         by_queue: dict[str, dict[int, int]] = {}
         for number, (to, rank) in self._state.unmoved.pop(source, {}).items():
             by_queue.setdefault(to, {})[number] = rank
         for to, ranks in by_queue.items():
-            # The push may have been done before the process was killed.
+            # An earlier process may have pushed them before it was killed.
             self.uncertain.add(to)
             self.move(source, to, ranks)
 
-    # What is looked for.
+    # Searching.
 
-    def seek_missing(self, forget: bool) -> None:
-        """Looks again for messages to delete or move; with `forget`, those not found are given up.
+    def search_missing(self, forget: bool) -> None:
+        """Searches again for messages to delete or move; with `forget`, gives up the others.
 
-        Also reads the queues whose last pushes were repeated, and tries whether claims live and
-        deletes have held: a service that went away and came back meanwhile has told nobody.
+        Also searches for duplicates of repeated pushes, and checks claims and recent deletes: a
+        restart of the mirror's service may not have been noticed.
         """
         self._check_claims()
         self._check_deletes()
         now_s = time.monotonic()
-        for name in [n for n, at_s in self._doubles_at_s.items() if at_s <= now_s]:
-            self._look_through(name)
-            self._doubles_at_s.pop(name, None)
+        for name in [n for n, at_s in self._duplicates_at_s.items() if at_s <= now_s]:
+            self._reconcile(name)
+            self._duplicates_at_s.pop(name, None)
         for name in list(self._state.unmoved):
             self._move_later(name)
         for name in list(self._state.missing):
@@ -451,7 +455,7 @@ class MirrorTarget:
             left = [number for number in numbers if number not in self._held]
             left += self._delete_held([number for number in numbers if number in self._held])
             if not forget:
-                self._miss(name, left)
+                self._add_missing(name, left)
             else:
                 self.counts.unmatched += len(left)
         if forget:
@@ -459,14 +463,14 @@ class MirrorTarget:
             self._state.unmoved.clear()
 
     @property
-    def is_seeking(self) -> bool:
-        """Whether there is something to look for."""
+    def has_missing(self) -> bool:
+        """Whether there are messages to search for."""
         return bool(self._state.missing or self._state.unmoved)
 
     def recover(self) -> None:
-        """After a connection was lost: makes the claims again that ended with it.
+        """After a lost connection: makes the claims again that ended with it.
 
-        Looks also for what was deleted shortly before.
+        Also deletes messages again whose deletes were undone.
         """
         for _ in range(_ROUNDS_MAX):
             if self._recovered == self._calls.losses:
@@ -476,12 +480,12 @@ class MirrorTarget:
             lately = {queue for queue, at_s in self._recent.values() if at_s >= since_s}
             checked = self._check_claims()
             for name in (lately | self._state.missing.keys()) - checked:
-                self._look_through(name, _ASIDE_MAX)
+                self._reconcile(name, _ASIDE_MAX)
 
     def _check_claims(self) -> set[str]:
-        """Tries the oldest claim of each queue; if it has ended, makes all of them again.
+        """Extends the oldest claim of each queue; if it has ended, makes all of the queue again.
 
-        Returns the queues of which that was so.
+        Returns the queues whose claims had ended.
         """
         oldest: dict[str, HiddenClaim] = {}
         for claim in self._held.values():
@@ -493,29 +497,29 @@ class MirrorTarget:
             if isinstance(reply, InvalidReceipt | UnavailableError)
         }
         for name in ended:
-            self._look_through(name, _ASIDE_MAX)
+            self._reconcile(name, _ASIDE_MAX)
         return ended
 
     def _check_deletes(self) -> None:
-        """Looks at the first message of each queue of which some were deleted lately.
+        """Checks the first message of each queue with recent deletes.
 
-        A delete that was forgotten brings its message back to the head.
+        A message whose delete was undone is at the head of its queue.
         """
         for name in {queue for queue, _ in self._recent.values()}:
             first = self._calls.pull(name, 1, _SLACK_MS)
             self._calls.release(first)
             if any(mark_of(claim) in self._recent for claim in first):
-                self._look_through(name, _ASIDE_MAX)
+                self._reconcile(name, _ASIDE_MAX)
 
     def _renewal(self, claim: HiddenClaim) -> Extend:
         return Extend(claim.queue, claim.receipt, self._hidden_ms(claim.until_ms - _SLACK_MS))
 
-    def _look_through(self, name: str, at_least: int | None = None) -> set[int]:
-        """Reads a queue and sets right what is found: the numbers of its messages.
+    def _reconcile(self, name: str, at_least: int | None = None) -> set[int]:
+        """Reads a queue and corrects it; returns the numbers of its messages.
 
-        Messages that are to be deleted are, and so are second copies; claims that have ended are
-        made again. With `at_least` reading ends after so many messages, or a limit if some of these
-        were not found.
+        Missing messages and duplicates that are found are deleted; claims that have ended are made
+        again. With `at_least`, reading ends after that many messages; if a wanted message was not
+        among them, after `_LOOK_MAX`.
         """
         held = {n: each for n, each in self._held.items() if each.queue == name}
         replies = self._calls.batch([self._renewal(each) for each in held.values()])
@@ -539,7 +543,7 @@ class MirrorTarget:
                 elif number in ended or number in recent:
                     dropped.append(claim)
                 elif copies.setdefault(number, claim.id) != claim.id:
-                    # Pushed twice. The same id again is one that a lost connection gave back.
+                    # A duplicate. The same id twice is one message that was released meanwhile.
                     dropped.append(claim)
                 elif number in lost:
                     found[number] = claim
@@ -560,17 +564,17 @@ class MirrorTarget:
         for number, claim in found.items():
             self._held[number] = lost[number]._replace(receipt=claim.proof)
         self._calls.batch([self._renewal(self._held[number]) for number in found])
-        self._miss(name, wanted & ended)
+        self._add_missing(name, wanted & ended)
         return copies.keys() | {n for n, each in self._held.items() if each.queue == name}
 
-    def _watch_doubles(self, name: str, pushes: Iterable[Push]) -> None:
-        """Has a queue read again when pushes that may have been done twice are visible."""
+    def _plan_duplicate_search(self, name: str, pushes: Iterable[Push]) -> None:
+        """Plans to read a queue again when possible duplicates of these pushes are visible."""
         longest_ms = max((push.delay_ms or 0 for push in pushes), default=0)
-        at_s = time.monotonic() + _DOUBLES_S + longest_ms / 1_000
-        self._doubles_at_s[name] = max(at_s, self._doubles_at_s.get(name, 0))
+        at_s = time.monotonic() + _DUPLICATES_S + longest_ms / 1_000
+        self._duplicates_at_s[name] = max(at_s, self._duplicates_at_s.get(name, 0))
 
-    def drop_recent(self) -> None:
-        """Forgets deletes that no broker can still forget."""
+    def forget_old_deletes(self) -> None:
+        """Drops deletes that are too old to be undone by a crash of the broker."""
         since_s = time.monotonic() - _RECENT_S
         recent = self._recent
         while recent:

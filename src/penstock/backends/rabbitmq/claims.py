@@ -1,8 +1,8 @@
-"""The live claims of a connection: receipts, deadlines, and what became of those that ended.
+"""The live claims of a connection: their receipts, their deadlines, and how they ended.
 
-A claim is a delivery that this process has not acknowledged. It is named by its number, which its
-receipt carries, signed with a key that only this connection has. Deadlines stand in one heap with
-one timer. A claim ends exactly once: whoever takes it out of the table decides its message's fate.
+A claim is a delivery that this process has not acknowledged. Its receipt contains its number,
+signed with a key that only this connection has. One heap and one timer serve all deadlines. A claim
+ends exactly once: the caller that removes it from the table acknowledges or returns its message.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from penstock.service import Claim
 if TYPE_CHECKING:
     from penstock.backends.rabbitmq.line import PullLine
 
-# How many deleted claims are remembered, to tell "gone already" from "ended".
+# How many deleted claims are remembered, so that a second delete is not an error.
 _DELETED_MAX: Final = 100_000
 
 
 class LiveClaim(msgspec.Struct, eq=False):
     """A message that this connection holds.
 
-    `channel` and `tag` name the delivery; the tag is worth nothing on another channel.
+    `channel` and `tag` identify the delivery; a tag is valid on its own channel only.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Claims:
     def add(
         self, line: "PullLine", delivery: Any, content: Content, receives: int, visibility_ms: int
     ) -> LiveClaim:
-        """Makes a claim of a delivery."""
+        """Adds the claim of a delivery."""
         now_ms = self._clock.now_ms()
         number = self._next_number
         self._next_number += 1
@@ -80,7 +80,7 @@ class Claims:
         self._live[number] = claim
         line.claims[number] = claim
         if visibility_ms:
-            # Without, it is ended by the pull itself.
+            # A claim without a visibility timeout is ended by its pull (`return_all`).
             self._note(claim)
         return claim
 
@@ -90,8 +90,8 @@ class Claims:
             ticket = self._receipts.read(receipt)
         except InvalidReceipt:
             raise InvalidReceipt(
-                "receipt: not one of this connection: a message of RabbitMQ is held by the "
-                "connection that pulled it, and only that one can use its receipt"
+                "receipt: not one of this connection: RabbitMQ binds a message to the connection "
+                "that pulled it, so only that connection can use its receipt"
             ) from None
         if ticket.queue != line.queue.number:
             raise InvalidReceipt(f"receipt: it is of another queue than {line.queue.name!r}")
@@ -105,7 +105,7 @@ class Claims:
         )
 
     def get(self, shown: Claim) -> LiveClaim | None:
-        """What is behind a claim that was given to a holder, unless it has ended."""
+        """The live claim of a claim that a pull returned; None if it has ended."""
         return self._live.get(shown.proof.number)
 
     def is_live(self, claim: LiveClaim | None) -> bool:
@@ -113,13 +113,13 @@ class Claims:
         return claim is not None and claim.deadline_ms > self._clock.now_ms()
 
     def extend(self, claim: LiveClaim, visibility_ms: int) -> int:
-        """Moves a deadline to so long from now, and returns it."""
+        """Sets a claim's deadline to `visibility_ms` from now, and returns it."""
         claim.deadline_ms = self._clock.now_ms() + visibility_ms
         self._note(claim)
         return claim.deadline_ms
 
     def end(self, claim: LiveClaim, *, deleted: bool = False) -> bool:
-        """Takes a claim out of the table; False if it was not in it any more."""
+        """Removes a claim from the table; False if it was not there."""
         if self._live.pop(claim.number, None) is None:
             return False
         claim.line.claims.pop(claim.number, None)
@@ -130,12 +130,12 @@ class Claims:
         return True
 
     def forget_delete(self, claim: LiveClaim) -> None:
-        """Takes back that a claim ended by a delete."""
+        """Notes that a claim that has ended was not deleted after all."""
         self._deleted.pop(claim.number, None)
 
     def _note(self, claim: LiveClaim) -> None:
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._live):
-            # Most are of claims that ended before their time.
+            # Most entries are of claims that ended before their deadlines.
             self._deadlines = [(live.deadline_ms, live.number) for live in self._live.values()]
             heapify(self._deadlines)
         heappush(self._deadlines, (claim.deadline_ms, claim.number))

@@ -1,8 +1,8 @@
 """Translates messages between Penstock's form and that of AMQP.
 
 A body is the AMQP body, and attributes are AMQP headers, so that other clients of the broker see
-what was pushed. `message_id` is a UUID of version 7, whose first 48 bits are the milliseconds of
-the push. What AMQP has no place for is JSON in the header `x-penstock`, if there is any of it.
+what was pushed. `message_id` is a UUID of version 7, whose first 48 bits are the time of the push
+in milliseconds. Fields that AMQP does not have are JSON in the header `x-penstock`.
 """
 
 import secrets
@@ -27,12 +27,12 @@ from penstock.service import (
 )
 
 MORE: Final = "x-penstock"
-# The broker refuses a longer expiration or TTL; what outlives it is ended when it is pulled.
+# The broker refuses a longer expiration or TTL; a longer time to live is checked at each pull.
 EXPIRATION_MS_MAX: Final = 2**32 - 1
 # Headers must fit into one AMQP frame, of which RabbitMQ's default is 128 KiB.
 HEADERS_BYTES_MAX: Final = 65_536
 _NAME_BYTES_MAX: Final = 200
-# Headers that RabbitMQ or this module gives a meaning.
+# Headers with a meaning to RabbitMQ or to this module: they are not attributes.
 _RESERVED: Final = frozenset(
     {
         MORE,
@@ -52,7 +52,7 @@ class MoreHeader(msgspec.Struct, omit_defaults=True):
     """The content of the header `x-penstock`.
 
     `receives` is how often the message was pulled before it was last published; `expires_at_ms` is
-    the end of a time to live of its own.
+    the end of its own time to live.
     """
 
     text: dict[str, str] = {}
@@ -70,7 +70,7 @@ _decode_more = msgspec.json.Decoder(MoreHeader).decode
 
 
 class Content(msgspec.Struct, gc=False):
-    """A message as it is published: all that does not change when it moves to another queue."""
+    """A message without its queue: the fields that stay when it moves to another queue."""
 
     id: str
     body: bytes
@@ -91,7 +91,7 @@ def new_id(now_ms: int) -> str:
 
 
 def pushed_at_ms(message_id: str) -> int | None:
-    """When a message of this id was pushed; None if the id does not tell."""
+    """When the message with this id was pushed; None if the id does not contain the time."""
     if len(message_id) == 36 and message_id[14] == "7":
         try:
             return UUID(message_id).int >> 80
@@ -114,7 +114,7 @@ def check_push(command: Push) -> int:
         check_number("delay_ms", command.delay_ms, 0, DELAY_MS_MAX)
         if command.delay_ms > EXPIRATION_MS_MAX:
             raise InvalidField(
-                f"delay: RabbitMQ holds a message back for at most {EXPIRATION_MS_MAX // 1_000} s; "
+                f"delay: RabbitMQ delays a message for at most {EXPIRATION_MS_MAX // 1_000} s; "
                 f"got {command.delay_ms // 1_000} s"
             )
     if command.ttl_ms is not None:
@@ -134,7 +134,7 @@ def check_push(command: Push) -> int:
 
 
 def encode(content: Content, ttl_ms: int) -> Basic.Properties:
-    """The AMQP properties of a message that ends after so long."""
+    """The AMQP properties of a message with this time to live."""
     return Basic.Properties(
         message_id=content.id,
         delivery_mode=2,
@@ -166,7 +166,7 @@ def _headers(content: Content) -> dict[str, Any] | None:
 
 
 def decode(body: bytes, properties: Any, unnamed: str) -> Content:
-    """A delivered message; `unnamed` is its id if whoever published it gave it none."""
+    """A delivered message; `unnamed` is its id if its publisher gave it none."""
     headers = properties.headers
     message_id = str(properties.message_id or unnamed)
     priority = min(properties.priority or 0, PRIORITY_MAX)
@@ -194,7 +194,7 @@ def decode(body: bytes, properties: Any, unnamed: str) -> Content:
 
 
 def earlier_deliveries(properties: Any) -> int | None:
-    """How often a quorum queue delivered the message before; None on a classic queue."""
+    """How often a quorum queue has delivered the message before; None on a classic queue."""
     headers: Mapping[str, Any] = properties.headers or {}
     counts = [headers.get(name) for name in ("x-delivery-count", "x-acquired-count")]
     return max((count for count in counts if isinstance(count, int)), default=None)

@@ -1,8 +1,8 @@
-"""Delays, kept by the broker: a message hops through queues whose TTLs add up to its delay.
+"""Delays by the broker: a message passes through queues whose TTLs add up to its delay.
 
-A delay is a number of milliseconds, and bit i of it stands for 2**i of them. A queue has a delay
-queue for each bit that was used; in the queue of bit i a message stays for exactly 2**i ms, so that
-none waits for another that came before it. What leaves goes to the exchange of the next lower bit:
+A delay is a number of milliseconds; its bit i stands for 2**i ms. A queue has a delay queue for
+each bit that was used. All messages in the delay queue of bit i wait for the same 2**i ms, so no
+message waits for an earlier one. Then the broker sends it to the exchange of the next lower bit:
 
     exchange i ──bit is 1──> queue NAME/delay/i (TTL 2**i ms) ──expired──┐
         │                                                                v
@@ -36,7 +36,7 @@ def level_names(queue: RabbitQueue) -> list[str]:
 
 
 def routing_key(queue: str, delay_ms: int) -> str:
-    """The key by which a message finds its way through the exchanges."""
+    """The routing key that leads a message through the exchanges."""
     bits = ".".join(str(delay_ms >> level & 1) for level in range(LEVELS))
     return f"{bits}.{_word(queue)}"
 
@@ -47,7 +47,7 @@ def _word(queue: str) -> str:
 
 
 def level_arguments(queue: RabbitQueue, level: int) -> dict[str, Any]:
-    """What the delay queue is declared with."""
+    """The arguments with which the delay queue is declared."""
     arguments: dict[str, Any] = {
         "x-message-ttl": 1 << level,
         "x-dead-letter-exchange": exchange_name(level - 1),
@@ -123,5 +123,5 @@ class Delays:
         self._bound.add((queue.number, level))
 
     def forget(self, queue: RabbitQueue) -> None:
-        """Drops what is known of a removed queue."""
+        """Drops what is known about a removed queue."""
         self._bound = {each for each in self._bound if each[0] != queue.number}

@@ -1,4 +1,4 @@
-"""What RabbitMQ cannot do, and what it does less exactly than the contract says.
+"""Behaviours that RabbitMQ cannot have, and those it has with reservations.
 
 docs/rabbitmq.md prints these tables; a test compares them.
 """
@@ -21,15 +21,19 @@ _SHOWN_BY_DELIVERY: Final = (
     "counted by a quorum queue, and hidden from others meanwhile"
 )
 _READY_ONLY: Final = "RabbitMQ limits what is ready, and does not count what is in flight"
-_UNTOLD: Final = "AMQP does not tell it; RabbitMQ's management plugin does"
+_NOT_IN_AMQP: Final = "AMQP does not report it; RabbitMQ's management plugin does"
+_LATE_LIMIT: Final = (
+    "a limit of a quorum queue is set at the broker and kept roughly: it refuses only after it was "
+    "exceeded, and accepts again only when a fifth of it is free"
+)
 
-# Behaviours of the contract, by the names the conformance suite has for them.
+# Behaviours of the contract that are missing, by their names in the conformance suite.
 COMMON: Final[Mapping[str, str]] = {
     "fair groups": _NO_GROUPS,
     "peek": _SHOWN_BY_DELIVERY,
     "peek states": _SHOWN_BY_DELIVERY,
     "delay place": "a message arrives in its queue when its delay ends, and takes its place then",
-    "in-flight limit": "AMQP does not tell how many messages of a queue others hold",
+    "in-flight limit": "AMQP does not report how many messages of a queue other connections hold",
     "dedup": _NO_DEDUP,
     "dedup window": _NO_DEDUP,
     "dedup by content": _NO_DEDUP,
@@ -39,13 +43,15 @@ COMMON: Final[Mapping[str, str]] = {
     "fifo attempts": _NO_GROUPS,
     "fifo delay": _NO_GROUPS,
     "capacity in flight": _READY_ONLY,
-    "stored bytes": _UNTOLD,
-    "oldest age": _UNTOLD,
+    "stored bytes": _NOT_IN_AMQP,
+    "oldest age": _NOT_IN_AMQP,
     "history": "RabbitMQ does not keep what happened to its messages",
 }
 QUORUM_ONLY: Final[Mapping[str, str]] = {
     "priority order": "a quorum queue has no priorities; make classic queues, or a queue for each",
     "head": "a quorum queue puts a message that comes back behind those that are ready",
+    "capacity by messages": _LATE_LIMIT,
+    "capacity by bytes": _LATE_LIMIT,
 }
 LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
     "classic": COMMON,
@@ -57,7 +63,7 @@ WEAKER: Final[Mapping[str, str]] = {
     "receipts": "a claim belongs to the connection that pulled: another process cannot use its "
     "receipt, and if the connection or the process ends, the message is visible at once",
     "timeout": "kept by the process that pulled; no claim can be held for longer than hold "
-    "(1,500 s), because RabbitMQ takes back what is held beyond its consumer_timeout",
+    "(1,500 s), because RabbitMQ requeues a message after its consumer_timeout",
     "attempts": "known to the connection that pulled, and to no other",
     "dead letters": "moved by the process that held the message last, or by the next one that "
     "pulls it: published, confirmed, then removed, so that a crash between the two leaves it in "
@@ -72,8 +78,8 @@ WEAKER: Final[Mapping[str, str]] = {
     "capacity by messages": "set when the queue is made, and not changed later; a queue with a "
     "limit takes no delays, because a message whose delay ends would be dropped if it is full",
     "capacity by bytes": "the same; the bytes of bodies are counted, without attributes",
-    "depth": "in flight are the claims of this connection only; a quorum queue counts what it "
-    "takes back a moment later",
+    "depth": "in flight are the claims of this connection only; a quorum queue counts returned "
+    "messages a moment later",
     "purge": "what other connections hold in flight stays",
     "receipts after a crash of the broker": "a delete is answered when the broker has it; RabbitMQ "
     "does not wait for its disk, so that a message may come back if the broker is killed",

@@ -1,13 +1,13 @@
-"""The pulls of one queue, in the order they came, and the channel on which they are served.
+"""The pulls of one queue in order of arrival, and the channel that serves them.
 
     one message is wanted      basic.get
-    several are wanted         basic.consume with a prefetch of as many, then basic.cancel
-    every pull waits           the same, cancelled only when a message comes, another pull arrives
-                               or a wait ends
+    several are wanted         basic.consume with that number as prefetch, then basic.cancel
+    every pull waits           the same, cancelled only when a message or another pull arrives, or
+                               a wait ends
 
-The prefetch is what the waiting pulls want in all, so that no message is delivered here that nobody
-asked for; what is delivered while a wait ends is its answer. The channel belongs to this queue
-alone: if the broker closes it, because the queue is gone, no claim of another queue is lost.
+The prefetch is the number of messages that the waiting pulls want in all, so the broker delivers no
+others; a message that is delivered while a wait ends answers that pull. Each queue has its own
+channel: if the broker closes it, because the queue was removed, other queues lose no claims.
 """
 
 import asyncio
@@ -24,9 +24,10 @@ from penstock.clock import Clock
 from penstock.errors import BackendLost, PenstockError, QueueDeleted, QueueNotFound
 from penstock.service import Claim, Pull
 
-# After so many messages a classic queue pauses, and a consumer cancelled then got only those.
+# A classic queue delivers this many messages before it pauses; a consumer that is cancelled then
+# gets no more of them.
 _PREFETCH_MAX: Final = 200
-# How many messages that came back a process remembers the pulls of.
+# For how many returned messages a process remembers how often they were pulled.
 _RETURNED_MAX: Final = 100_000
 
 
@@ -40,7 +41,7 @@ class AmqpDelivery(Protocol):
     redelivered: bool | None
 
 
-class Waiting:
+class UnansweredPull:
     """A pull that is not answered yet."""
 
     __slots__ = ("answer", "bytes", "claims", "command", "is_full", "until_s", "visibility_ms")
@@ -56,7 +57,7 @@ class Waiting:
 
     @property
     def wanted(self) -> int:
-        """How many more messages it takes."""
+        """How many more messages it can take."""
         if self.is_full or self.answer.done():
             return 0
         return self.command.limit - len(self.claims)
@@ -76,8 +77,8 @@ class Waiting:
 class PullLine:
     """One queue's pulls, its channel, and the claims made on it.
 
-    `is_buried` says whether a message was pulled too often; `bury` moves such a message. `start`
-    runs something that nobody waits for.
+    `is_dead_letter` says whether a message was pulled too often; `move_dead_letter` moves such a
+    message. `start` runs a coroutine in the background.
     """
 
     def __init__(
@@ -86,20 +87,20 @@ class PullLine:
         puller: Link,
         claims: Claims,
         clock: Clock,
-        bury: Callable[["PullLine", Content, AmqpDelivery], Coroutine[Any, Any, None]],
-        is_buried: Callable[[RabbitQueue, int], bool],
+        move_dead_letter: Callable[["PullLine", Content, AmqpDelivery], Coroutine[Any, Any, None]],
+        is_dead_letter: Callable[[RabbitQueue, int], bool],
         start: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self.queue = queue
         self.claims: dict[int, LiveClaim] = {}
         # Messages that were released with a delay, by the numbers of their claims.
         self.held_back: dict[int, LiveClaim] = {}
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[UnansweredPull] = deque()
         self._puller = puller
         self._all_claims = claims
         self._clock = clock
-        self._bury = bury
-        self._is_buried = is_buried
+        self._move_dead_letter = move_dead_letter
+        self._is_dead_letter = is_dead_letter
         self._start = start
         self._pump: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
@@ -107,12 +108,12 @@ class PullLine:
         self._session: AmqpSession | None = None
         self._prefetch = 0
         self._lock = asyncio.Lock()
-        # Requests on the channel: how many have begun, how many are under way, and who waits for
-        # the answer to one of at least this number.
+        # Requests on the channel: how many were sent, how many are unanswered, and the flushes that
+        # wait for the answer to a request with at least this number.
         self._begun = 0
         self._running = 0
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
-        # Pulls so far and the time of the first, of messages that were given back.
+        # Of returned messages: how often they were pulled, and when for the first time.
         self._returned: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     @property
@@ -122,13 +123,13 @@ class PullLine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether closing its channel would end nothing."""
+        """Whether its channel can be closed without ending a claim or a pull."""
         return not (self.claims or self.held_back or self.waiting or self._lock.locked())
 
     async def pull(self, command: Pull, visibility_ms: int, wait_ms: int) -> list[Claim]:
         """Claims messages, after a wait if there are none. Raises PenstockError."""
         until_s = asyncio.get_running_loop().time() + wait_ms / 1_000 if wait_ms else 0
-        waiting = Waiting(command, visibility_ms, until_s)
+        waiting = UnansweredPull(command, visibility_ms, until_s)
         self.waiting.append(waiting)
         self._arrived.set()
         if self._pump is None:
@@ -140,7 +141,7 @@ class PullLine:
             for claim in waiting.claims:
                 live = self._all_claims.get(claim)
                 if live is not None and self._all_claims.end(live):
-                    self._start(self.give_back(live))
+                    self._start(self.requeue(live))
             raise
 
     async def _serve(self) -> None:
@@ -167,35 +168,35 @@ class PullLine:
             self.waiting = deque(each for each in self.waiting if not each.answer.done())
         return bool(self.waiting)
 
-    def _wanted(self, asked: Iterable[Waiting]) -> int:
+    def _wanted(self, asked: Iterable[UnansweredPull]) -> int:
         return min(_PREFETCH_MAX, sum(each.wanted for each in asked))
 
     async def _fetch_round(self) -> None:
-        """Answers with what is ready; pulls that do not wait are answered in any case."""
+        """Answers with messages that are ready; pulls without a wait get an answer in any case."""
         asked = list(self.waiting)
         while wanted := self._wanted(asked):
             found = await self.fetch(wanted)
             await self._hand_out(found)
             if len(found) < wanted:
                 break
-            # It was as many as are fetched at once, or some had ended: there may be more.
+            # There may be more: one fetch is limited, and expired messages do not count.
         self._answer(asked, at_once=True)
 
     async def _wait_round(self) -> None:
-        """Waits until a message comes, another pull arrives, or the first wait ends."""
+        """Waits until a message or another pull arrives, or the first wait ends."""
         asked = list(self.waiting)
-        # Before the count: whoever arrives from here on ends the wait.
+        # Cleared before the count, so that a pull that arrives from here on ends the wait.
         self._arrived.clear()
         wanted = self._wanted(asked)
         if wanted:
             await self._hand_out(await self._wait(wanted))
         more = self._wanted(each for each in asked if each.claims)
         if more:
-            # Messages that were pushed together come one after another.
+            # Messages that were pushed together are delivered one after another.
             await self._hand_out(await self.fetch(more))
         self._answer(asked, at_once=False)
 
-    def _answer(self, asked: list[Waiting], *, at_once: bool) -> None:
+    def _answer(self, asked: list[UnansweredPull], *, at_once: bool) -> None:
         now_s = asyncio.get_running_loop().time()
         for each in asked:
             is_over = now_s >= each.until_s if each.until_s else at_once
@@ -205,7 +206,7 @@ class PullLine:
     # The channel.
 
     async def channel(self) -> Any:
-        """The channel of this queue, opened anew if it was closed. Raises PenstockError."""
+        """The channel of this queue, opened again if it was closed. Raises PenstockError."""
         session = await self._puller.ready()
         if self._session is not session or self._channel is None or self._channel.is_closed:
             self.forget_claims()
@@ -244,7 +245,7 @@ class PullLine:
         return answer
 
     async def fetch(self, wanted: int) -> list[AmqpDelivery]:
-        """Up to so many messages that are ready now. Raises PenstockError."""
+        """At most `wanted` messages that are ready now. Raises PenstockError."""
         async with self._lock:
             channel = await self.channel()
             if wanted == 1:
@@ -254,8 +255,8 @@ class PullLine:
             await self.call(channel.basic_cancel(tag))
             return found
 
-    async def fetch_beside(self, wanted: int) -> list[AmqpDelivery]:
-        """The same for somebody who is not among the waiting pulls: their wait is interrupted."""
+    async def fetch_directly(self, wanted: int) -> list[AmqpDelivery]:
+        """The same for a caller other than the waiting pulls; interrupts their wait."""
         self._arrived.set()
         return await self.fetch(wanted)
 
@@ -279,7 +280,7 @@ class PullLine:
         self, channel: Any, prefetch: int, arrived: asyncio.Event | None
     ) -> tuple[list[AmqpDelivery], str]:
         if self._prefetch != prefetch:
-            # Set first: a flush repeats the newest value.
+            # Set before the call: a flush sends the newest value again.
             self._prefetch = prefetch
             await self.call(channel.basic_qos(prefetch_count=prefetch))
         found: list[AmqpDelivery] = []
@@ -298,10 +299,10 @@ class PullLine:
         return BackendLost(f"queue: RabbitMQ closed the channel of {self.queue.name!r}")
 
     async def flush(self) -> None:
-        """Waits until the broker has taken what was acknowledged or returned before this call.
+        """Waits until the broker has processed all earlier acknowledgements and returns.
 
-        A channel is served in order: the answer to any request that begins after this call says so.
-        If none begins by itself, one is sent for all who wait. Raises BackendLost.
+        The broker processes a channel in order, so the answer to any later request proves it. If no
+        other request is sent, one is sent for all flushes that wait. Raises BackendLost.
         """
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flushes.append((self._begun + 1, taken))
@@ -309,7 +310,7 @@ class PullLine:
         await taken
 
     def _flush_soon(self) -> None:
-        # Later in this turn of the loop: whoever has been answered may go on with a request.
+        # Later in this turn of the loop: a caller that was just answered may send a request.
         asyncio.get_running_loop().call_soon(self._flush_if_idle)
 
     def _flush_if_idle(self) -> None:
@@ -319,11 +320,11 @@ class PullLine:
         if channel is None or channel.is_closed:
             self._end_flushes(self._begun + 1, self._end_of())
         else:
-            # Any request serves; this one changes nothing.
+            # Any request would do; this one changes nothing.
             self._start(self.call(channel.basic_qos(prefetch_count=self._prefetch)))
 
     def _end_flushes(self, number: int, error: PenstockError | None) -> None:
-        """Answers those who wait for a request of up to this number."""
+        """Ends the flushes that wait for a request with at most this number."""
         waiting, self._flushes = self._flushes, []
         for wanted, taken in waiting:
             if wanted > number:
@@ -337,19 +338,19 @@ class PullLine:
         if self._flushes:
             self._flush_soon()
 
-    # What is delivered.
+    # Deliveries.
 
     async def _hand_out(self, found: list[AmqpDelivery]) -> None:
-        """Makes claims of deliveries for the waiting pulls."""
+        """Gives deliveries to the waiting pulls, as claims."""
         for delivery in found:
             content = self.read(delivery)
             receives = self._receives(content, delivery)
             if self._has_ended(content):
                 await self.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
-            elif self._is_buried(self.queue, receives - 1):
-                # If it cannot be moved now, it must not be delivered as if it had no past.
+            elif self._is_dead_letter(self.queue, receives - 1):
+                # If it cannot be moved now, it must not be delivered as a fresh message.
                 content.receives = receives - 1
-                await self._bury(self, content, delivery)
+                await self._move_dead_letter(self, content, delivery)
             else:
                 await self._claim(content, delivery, receives)
 
@@ -374,7 +375,7 @@ class PullLine:
         return decode(delivery.body, delivery.header.properties, unnamed)
 
     def _receives(self, content: Content, delivery: AmqpDelivery) -> int:
-        """Which pull of its message this delivery is; adds what is remembered of the earlier."""
+        """How often the message was pulled, this time included; sets the time of the first."""
         before, first_ms = self._returned.pop(content.id, (0, None))
         if content.first_pulled_at_ms is None:
             content.first_pulled_at_ms = first_ms
@@ -382,7 +383,7 @@ class PullLine:
         if counted is not None:
             return content.receives + counted + 1
         if first_ms is None and delivery.redelivered:
-            # Another connection had it; a classic queue does not tell how often.
+            # Another connection pulled it; a classic queue does not say how often.
             before = content.receives + 1
         return max(before, content.receives) + 1
 
@@ -392,12 +393,12 @@ class PullLine:
             return content.expires_at_ms <= now_ms
         at_ms = pushed_at(content.id)
         if at_ms is None or content.source is not None or content.receives:
-            # When it came into this queue is not known; the broker ends it.
+            # The time of its arrival is unknown; the broker's own TTL ends it.
             return False
         return at_ms + self.queue.settings.retention_ms <= now_ms
 
     def shown(self, claim: LiveClaim) -> Claim:
-        """A claim as its holder sees it."""
+        """A claim as a pull returns it."""
         content = claim.content
         return Claim(
             content.id,
@@ -418,20 +419,20 @@ class PullLine:
             claim.deadline_ms,
         )
 
-    # What is given back.
+    # Acknowledging and returning.
 
     async def acknowledge(self, claim: LiveClaim) -> None:
-        """Removes the message of a claim that has ended."""
+        """Removes the message of an ended claim from the broker."""
         await self.settle(claim.channel.basic_ack(claim.tag, wait=False))
 
-    async def give_back(self, claim: LiveClaim) -> None:
-        """Returns the message of a claim that has ended to its place."""
-        self.keep_count(claim.content, claim.receives)
+    async def requeue(self, claim: LiveClaim) -> None:
+        """Returns the message of an ended claim to its place in the queue."""
+        self.remember_count(claim.content, claim.receives)
         await self.settle(claim.channel.basic_nack(claim.tag, wait=False))
 
     async def return_delivery(self, content: Content, delivery: AmqpDelivery) -> None:
-        """Returns a message that nobody has claimed."""
-        self.keep_count(content, content.receives)
+        """Returns a message for which no claim was made."""
+        self.remember_count(content, content.receives)
         await self.settle(delivery.channel.basic_nack(delivery.delivery_tag, wait=False))
 
     async def settle(self, request: Coroutine[Any, Any, None]) -> None:
@@ -443,7 +444,7 @@ class PullLine:
         except Exception:
             raise self._end_of() from None
 
-    def keep_count(self, content: Content, receives: int) -> None:
+    def remember_count(self, content: Content, receives: int) -> None:
         """Remembers how often a message was pulled: a classic queue does not count."""
         first_ms = content.first_pulled_at_ms or self._clock.now_ms()
         self._returned[content.id] = (receives, first_ms)
@@ -454,18 +455,18 @@ class PullLine:
         """Ends every claim: the channel is closed, and the broker has returned the messages."""
         for claim in list(self.claims.values()):
             self._all_claims.end(claim)
-            self.keep_count(claim.content, claim.receives)
+            self.remember_count(claim.content, claim.receives)
         self.claims.clear()
         self.held_back.clear()
         self._channel = None
 
     def lost(self, error: PenstockError) -> None:
-        """The connection is gone: every claim has ended, and every pull fails."""
+        """Ends every claim and fails every pull, because the connection was lost."""
         self.forget_claims()
         self.fail(error)
 
     def dropped(self) -> None:
-        """The queue was removed."""
+        """Ends every claim and fails every pull, because the queue was removed."""
         channel = self._channel
         self.forget_claims()
         self.fail(QueueDeleted(f"queue: {self.queue.name!r} was deleted"))

@@ -1,17 +1,19 @@
-"""The connections to a broker: opened when they are needed, given up when they do not answer.
+"""The connections to a broker: opened when needed, closed when the broker does not answer.
 
 With several nodes in the URL, a link that cannot connect to one tries the next.
 
-There are two `Link`s, as RabbitMQ recommends: one pushes and one does everything else. A broker
-that runs out of memory or disk stops reading from connections that push; pulls and deletes go on.
+There are two `Link`s, as RabbitMQ recommends: one for pushes, one for everything else. A broker
+that is short of memory or disk stops reading from connections that push; the other still works.
 
-A `AmqpSession` is one connection from its opening to its loss. A claim belongs to a channel of one
-session. A link that has lost its session opens the next one when it is asked for: nothing is
+An `AmqpSession` is one connection from its opening to its loss. A claim belongs to a channel of one
+session. A link that has lost its session opens the next one at the next command: nothing is
 retried in the background. Every exception of the AMQP client becomes a PenstockError here.
 """
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -25,7 +27,7 @@ from penstock.backends.rabbitmq.target import RabbitTarget
 from penstock.errors import BackendLost, EngineClosed, Overloaded, PenstockError, RequestError
 
 T = TypeVar("T")
-# The client library logs what it also raises; without a handler that would go to stderr.
+# The client library logs errors that it also raises; without a handler they would go to stderr.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
 CLOSE_S: Final = 3.0
 CONNECT_S: Final = 10.0
@@ -52,7 +54,7 @@ class Unroutable(RequestError):
     """A published message reached no queue, and the broker returned it."""
 
 
-class _KeptTransport(TransportFactory):
+class _AbortableTransport(TransportFactory):
     """Opens the socket, and keeps it so that it can be aborted."""
 
     def __init__(self, target: RabbitTarget) -> None:
@@ -79,7 +81,7 @@ class AmqpSession:
         self,
         target: RabbitTarget,
         connection: Any,
-        transport: _KeptTransport,
+        transport: _AbortableTransport,
         on_lost: Callable[[PenstockError], None],
     ) -> None:
         self.loss: PenstockError | None = None
@@ -106,10 +108,10 @@ class AmqpSession:
             return await self.call(request(self._control))
 
     async def call(self, request: Coroutine[Any, Any, T]) -> T:
-        """Awaits a request and its answer. Raises BackendLost or RefusedByBroker.
+        """Sends a request and waits for its answer. Raises BackendLost or RefusedByBroker.
 
-        The request goes on if its caller is cancelled: the client library closes a channel, with
-        all its claims, of which a request is cancelled.
+        If the caller is cancelled, the request continues: the client library would otherwise close
+        the channel, and all claims on it would end.
         """
         if self.loss is not None:
             request.close()
@@ -123,13 +125,13 @@ class AmqpSession:
             raise self._lost("the connection was closed")
         error = task.exception()
         if error is not None:
-            raise self._our_error(error) from None
+            raise self._as_penstock_error(error) from None
         return task.result()
 
     async def publish(
         self, exchange: str, key: str, body: bytes, properties: Basic.Properties
     ) -> None:
-        """Publishes a message and waits until the broker confirms that it has it.
+        """Publishes a message and waits for the broker's confirm.
 
         Raises Unroutable, Overloaded if the broker refused it, or BackendLost.
         """
@@ -154,45 +156,45 @@ class AmqpSession:
             raise Unroutable(f"queue: RabbitMQ has no queue for {key!r}") from None
         except faults.DeliveryError:
             raise Overloaded(
-                f"{self._target.shown}: RabbitMQ did not take the message: the queue is full there "
-                "or failed; nothing was kept"
+                f"{self._target.shown}: RabbitMQ refused the message, because the queue is full or "
+                "has failed; it was not stored"
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The client library cancels what waits on a connection that it closes.
+            # The client library cancels the requests of a connection that it closes.
             raise self._lost("the connection was closed") from None
         except Exception as error:
-            raise self._our_error(error) from None
+            raise self._as_penstock_error(error) from None
 
-    def _our_error(self, error: BaseException) -> PenstockError:
+    def _as_penstock_error(self, error: BaseException) -> PenstockError:
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, faults.AMQPChannelError):
             text = " ".join(str(part) for part in error.args if part)
             return RefusedByBroker(f"RabbitMQ refuses this: {text}", _CODES.get(type(error), 0))
-        # What else the client raises comes of a connection that is closing or closed.
+        # All other errors of the client library mean that the connection is closed or closing.
         return self._lost(" ".join(str(error).split()) or "the connection was closed")
 
     def _lost(self, why: str) -> PenstockError:
         return self.loss or BackendLost(f"{self._target.shown}: {why}")
 
     def drop(self, why: str) -> PenstockError:
-        """Gives the connection up, at once: the error for whoever waited for it."""
+        """Closes the connection at once; returns the error for the callers that use it."""
         error = self.lose(BackendLost(f"{self._target.shown}: {why}"))
         self._transport.abort()
         return error
 
     def lose(self, error: PenstockError) -> PenstockError:
-        """Notes the loss, with its first reason, and tells of it once: before another is open."""
+        """Notes why the connection was lost, and calls `on_lost`; later calls change nothing."""
         if self.loss is None:
             self.loss = error
             self._on_lost(error)
         return self.loss
 
     async def close(self) -> None:
-        """Ends the connection; what was written is sent before."""
+        """Closes the connection after sending what was written."""
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await self._connection.close()
@@ -202,8 +204,8 @@ class AmqpSession:
 class Link:
     """Opens one session after another to the same broker.
 
-    `on_open` is awaited with each new session before anybody else has it; `on_lost` is called with
-    the reason when it is lost.
+    `on_open` is awaited with each new session before it is used; `on_lost` is called with the error
+    when it is lost.
     """
 
     def __init__(self, target: RabbitTarget, name: str) -> None:
@@ -240,7 +242,7 @@ class Link:
         _retrieve(task)
 
     async def _open(self) -> AmqpSession:
-        """Opens a session at the first node that can be reached, the last one's node first."""
+        """Opens a session at the first node that can be reached, beginning with the last used."""
         for place in range(len(self._nodes)):
             node = self._nodes[0]
             try:
@@ -252,7 +254,7 @@ class Link:
         raise AssertionError("a target has one node at least")
 
     async def _open_at(self, node: RabbitTarget) -> AmqpSession:
-        transport = _KeptTransport(node)
+        transport = _AbortableTransport(node)
         connection = aiormq.Connection(
             node.url(f"penstock-{self._name}"), transport_factory=transport
         )
@@ -294,16 +296,16 @@ class Link:
         text = " ".join(str(error).split())
         if isinstance(error, faults.ConnectionClosed) or "OpenOk" in text:
             if self._opened:
-                # It was open before: the broker is starting, and the vhost not yet there.
+                # There was a session before: the broker is starting, without the vhost as yet.
                 return BackendLost(f"{target.shown}: the vhost {target.vhost!r} is not available")
             return RequestError(
                 f"url: RabbitMQ at {target.shown} has no vhost {target.vhost!r}, or the user "
                 f"{target.user!r} may not use it"
             )
         if isinstance(error, faults.AMQPError) and not isinstance(error, OSError):
-            return BackendLost(f"{target.shown}: what listens there does not speak AMQP 0-9-1")
-        if isinstance(error, OSError) and error.args and isinstance(error.args[-1], str):
-            text = error.args[-1]
+            return BackendLost(f"{target.shown}: the server there does not speak AMQP 0-9-1")
+        if isinstance(error, OSError):
+            text = _why(error)
         return BackendLost(f"{target.shown}: cannot connect: {text}")
 
     def _closed(self, session: AmqpSession, closing: "asyncio.Future[Any]") -> None:
@@ -317,12 +319,22 @@ class Link:
         )
 
     async def close(self) -> None:
-        """Ends the session; there will be no other."""
+        """Closes the session; no other is opened."""
         self.closed = True
         if self._opening is not None:
             await asyncio.wait({self._opening}, timeout=CLOSE_S)
         if self._session is not None:
             await self._session.close()
+
+
+def _why(error: OSError) -> str:
+    """Why a socket was not connected; asyncio's text has the address instead of the reason."""
+    text = error.args[-1] if error.args and isinstance(error.args[-1], str) else str(error)
+    if "Connect call failed" not in text:
+        return text
+    # A host with several addresses: "Multiple exceptions: [Errno 111] Connect call failed …".
+    number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), 0)
+    return os.strerror(number) if number else text
 
 
 def _ignore(_: PenstockError) -> None:

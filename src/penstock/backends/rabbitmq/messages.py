@@ -1,8 +1,8 @@
-"""Push, delete, extend and release, alone or in batches; and what happens to a claim at its end.
+"""Push, delete, extend and release, alone or in batches; and the end of a claim.
 
-A message that goes to another place, the dead-letter queue or a delay that outlasts what may be
-held here, is published there and confirmed before it is acknowledged here: a crash in between
-leaves it in both places, and never in none.
+A message that moves, to the dead-letter queue or into a delay that is too long to hold it here, is
+published and confirmed there before it is acknowledged here. A crash between the two leaves it in
+both places, never in none.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _NO_ATTRIBUTES: Final[dict[str, str | bytes]] = {}
 
 
 class RabbitMessages:
-    """The commands that carry a message or a receipt."""
+    """The commands with a message or a receipt."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RabbitMessages:
         }
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs something that nobody waits for; if the connection is lost, it has no effect."""
+        """Runs a coroutine in the background; its errors, as of a lost connection, are dropped."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -94,7 +94,7 @@ class RabbitMessages:
             task.exception()
 
     async def push(self, command: Push) -> PushReply:
-        """Publishes a message; the broker has confirmed it when this returns."""
+        """Publishes a message and waits for the broker's confirm."""
         queue = await self._find(command.queue)
         size_bytes = check_push(command)
         settings = queue.settings
@@ -120,12 +120,12 @@ class RabbitMessages:
         return PushReply(content.id, 0, False)
 
     async def _publish(self, queue: RabbitQueue, content: Content, delay_ms: int = 0) -> None:
-        """Has the broker keep a message, visible after a delay. Raises PenstockError."""
+        """Publishes a message that is visible after a delay. Raises PenstockError."""
         ttl_ms = queue.settings.retention_ms
         if content.expires_at_ms is not None:
             ttl_ms = content.expires_at_ms - self._clock.now_ms()
             if ttl_ms <= delay_ms:
-                # It ends before anybody could pull it.
+                # Its time to live ends before its delay: it could never be pulled.
                 return
         exchange, key = "", queue.name
         properties = encode(content, ttl_ms)
@@ -134,7 +134,7 @@ class RabbitMessages:
             raise UnsupportedOperation(f"delay: {LIMITED_DELAY}")
         if delay_ms:
             exchange, key = await self._delays.route(queue, delay_ms)
-            # A message that expires leaves a delay queue early, and loses this on the way.
+            # In a delay queue, an expiration would end the delay early, and be removed.
             properties.expiration = None
         session = self._pusher.session or await self._pusher.ready()
         try:
@@ -154,7 +154,7 @@ class RabbitMessages:
         return self.claims.find(await self._line_of(queue), command.receipt)
 
     async def delete(self, command: Delete) -> bool:
-        """Acknowledges a message; false if it was deleted already."""
+        """Acknowledges a message; returns False if it was deleted already."""
         try:
             claim = await self._claim_of(command)
         except MessageGone:
@@ -164,7 +164,7 @@ class RabbitMessages:
             await claim.line.acknowledge(claim)
             await claim.line.flush()
         except PenstockError:
-            # Whether the broker has it is not known; the claim is over in any case.
+            # Unknown whether the broker got it; the claim has ended in any case.
             self.claims.forget_delete(claim)
             raise
         return True
@@ -184,13 +184,13 @@ class RabbitMessages:
         return self.claims.extend(claim, command.visibility_ms)
 
     def check_hold(self, field: str, held_ms: int) -> None:
-        """Refuses to hold a message for longer than the broker permits. Raises InvalidField."""
+        """Checks that the broker allows to hold a message so long. Raises InvalidField."""
         hold_ms = self._pusher.target.hold_ms
         if held_ms > hold_ms:
             raise InvalidField(
-                f"{field}: RabbitMQ takes back a message that is held for longer than its "
-                f"consumer_timeout; ask for at most {hold_ms // 1_000} s, or raise that and hold "
-                "in the URL"
+                f"{field}: RabbitMQ requeues a message that is held for longer than its "
+                f"consumer_timeout; use at most {hold_ms // 1_000} s, or raise consumer_timeout "
+                "there and hold= in the URL"
             )
 
     async def release(self, command: Release) -> None:
@@ -198,7 +198,7 @@ class RabbitMessages:
         check_number("delay_ms", command.delay_ms, 0, DELAY_MS_MAX)
         if command.delay_ms > EXPIRATION_MS_MAX:
             raise InvalidField(
-                f"delay: RabbitMQ holds a message back for at most {EXPIRATION_MS_MAX // 1_000} s"
+                f"delay: RabbitMQ delays a message for at most {EXPIRATION_MS_MAX // 1_000} s"
             )
         claim = await self._claim_of(command)
         self.claims.end(claim)
@@ -206,7 +206,7 @@ class RabbitMessages:
         await claim.line.flush()
 
     async def return_all(self, line: PullLine, claims: list[Claim]) -> None:
-        """Ends claims that were made for no time at all."""
+        """Ends claims whose visibility timeout is 0."""
         for shown in claims:
             claim = self.claims.get(shown)
             if claim is not None and self.claims.end(claim):
@@ -219,8 +219,8 @@ class RabbitMessages:
 
     # The end of a claim.
 
-    def is_buried(self, queue: RabbitQueue, receives: int) -> bool:
-        """Whether a message that was pulled so often belongs into the dead-letter queue."""
+    def is_dead_letter(self, queue: RabbitQueue, receives: int) -> bool:
+        """Whether a message that was pulled `receives` times belongs in the dead-letter queue."""
         settings = queue.settings
         return (
             settings.max_receives is not None
@@ -231,11 +231,11 @@ class RabbitMessages:
     async def _return(self, claim: LiveClaim, delay_ms: int) -> None:
         line = claim.line
         try:
-            if self.is_buried(line.queue, claim.receives):
+            if self.is_dead_letter(line.queue, claim.receives):
                 await self._publish(*self._dead_letter(line.queue, claim.content))
                 await line.acknowledge(claim)
             elif not delay_ms:
-                await line.give_back(claim)
+                await line.requeue(claim)
             elif self._clock.now_ms() + delay_ms - claim.pulled_at_ms <= self._hold_ms:
                 line.held_back[claim.number] = claim
                 loop = asyncio.get_running_loop()
@@ -244,8 +244,8 @@ class RabbitMessages:
                 await self._publish(line.queue, claim.content, delay_ms)
                 await line.acknowledge(claim)
         except PenstockError:
-            # The message must not stay with a process that has no claim on it.
-            self.start(line.give_back(claim))
+            # The claim has ended, so this process must not keep the message.
+            self.start(line.requeue(claim))
             raise
 
     @property
@@ -254,7 +254,7 @@ class RabbitMessages:
 
     def _held_long_enough(self, claim: LiveClaim) -> None:
         if claim.line.held_back.pop(claim.number, None) is not None:
-            self.start(claim.line.give_back(claim))
+            self.start(claim.line.requeue(claim))
 
     def _dead_letter(self, queue: RabbitQueue, content: Content) -> tuple[RabbitQueue, Content]:
         moved = msgspec.structs.replace(
@@ -262,8 +262,10 @@ class RabbitMessages:
         )
         return self._registry.queues[str(queue.settings.dead_letter)], moved
 
-    async def bury(self, line: PullLine, content: Content, delivery: AmqpDelivery) -> None:
-        """Moves a delivery that was pulled too often already. Raises PenstockError."""
+    async def move_dead_letter(
+        self, line: PullLine, content: Content, delivery: AmqpDelivery
+    ) -> None:
+        """Moves a delivery to the dead-letter queue. Raises PenstockError."""
         try:
             await self._publish(*self._dead_letter(line.queue, content))
         except PenstockError:
@@ -274,7 +276,7 @@ class RabbitMessages:
     async def move(
         self, to: RabbitQueue, line: PullLine, content: Content, delivery: AmqpDelivery
     ) -> None:
-        """Moves a delivery to another queue, as if it had been pushed there. Raises PenstockError.
+        """Moves a delivery to another queue as a new message. Raises PenstockError.
 
         It keeps its id.
         """
@@ -285,7 +287,7 @@ class RabbitMessages:
         await line.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
 
     async def purge_claims(self, line: PullLine) -> int:
-        """Removes the messages that this connection holds of a queue; returns how many."""
+        """Removes the messages of a queue that this connection holds; returns how many."""
         held = [*line.held_back.values()]
         line.held_back.clear()
         for claim in list(line.claims.values()):
@@ -300,9 +302,9 @@ class RabbitMessages:
     # Batches.
 
     async def batch(self, command: Batch) -> list[Any]:
-        """Each item's reply, or the error that refused it; the items are done side by side.
+        """The reply or the error of each item; the items are executed concurrently.
 
-        Raises UnavailableError if nothing could be done.
+        Raises UnavailableError if no item was executed.
         """
         items = command.items
         if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
@@ -325,7 +327,7 @@ class RabbitMessages:
         return await verb(item)
 
     async def close(self) -> None:
-        """Ends what runs by itself."""
+        """Cancels the coroutines in the background."""
         self.claims.close()
         for task in list(self._tasks):
             task.cancel()

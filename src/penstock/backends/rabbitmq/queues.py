@@ -1,7 +1,8 @@
-"""Queues made, changed, removed, counted and emptied at the broker, with the registry beside.
+"""Creates, changes, removes, counts and purges queues at the broker, and keeps the registry.
 
-A queue is declared at the broker before its entry is in the registry, and removed there before its
-entry is: whatever happens in between, doing the same again completes it.
+A queue is declared at the broker before it is added to the registry, and removed at the broker
+before it is removed from the registry: after a crash between the two, the same command again
+completes it.
 """
 
 from typing import Any, Final
@@ -39,13 +40,13 @@ from penstock.service import (
 )
 
 LIMITED_DELAY: Final = (
-    "a queue with a limit takes none at RabbitMQ: a message whose delay ends would be dropped if "
-    "the queue is full then"
+    "a queue with a limit cannot have one at RabbitMQ: a message whose delay ends would be dropped "
+    "if the queue is full then"
 )
 _LIMITED_DEAD: Final = (
     "has a limit: a dead letter that it has no room for would stay at the head of its queue"
 )
-# Settings of what RabbitMQ cannot do, and the behaviour that a queue would need for each.
+# Settings that RabbitMQ does not support, and the missing behaviour of each.
 _UNSUPPORTED: Final = {
     "in_flight_max": "in-flight limit",
     "fifo": "fifo",
@@ -55,7 +56,7 @@ _UNSUPPORTED: Final = {
 
 
 def queue_arguments(kind: Kind, settings: QueueSettings) -> dict[str, Any]:
-    """What a queue is declared with."""
+    """The arguments with which a queue is declared."""
     arguments: dict[str, Any] = {"x-max-priority": PRIORITY_MAX}
     if kind == "quorum":
         arguments = {"x-queue-type": "quorum"}
@@ -89,15 +90,15 @@ class RabbitQueues:
             return self._registry.queues[name]
         except (KeyError, TypeError):
             check_name(name)
-        # Another process may have made it just now, and then the broker has it.
+        # Another process may have created it just now; then the broker has it.
         if await self._is_declared(name):
             await self._registry.catch_up()
             known = self._registry.queues.get(name)
             if known is not None:
                 return known
             raise QueueNotFound(
-                f"queue: there is no queue {name!r} here, only one of RabbitMQ's that was made "
-                "otherwise; create it to use it"
+                f"queue: {name!r} exists at RabbitMQ, but was not created with Penstock; create it "
+                "with Penstock to use it"
             )
         raise QueueNotFound(f"queue: there is no queue {name!r}; create it first")
 
@@ -115,14 +116,14 @@ class RabbitQueues:
         return answer.message_count or 0
 
     async def count(self, name: str) -> int:
-        """How many messages are ready in a queue of the broker. Raises QueueNotFound."""
+        """How many messages of a queue are ready at the broker. Raises QueueNotFound."""
         try:
             return await self._declare(name, passive=True)
         except RefusedByBroker as refused:
             raise self._missing(name, refused) from None
 
     async def purge(self, name: str) -> int:
-        """Empties a queue of the broker. Raises QueueNotFound."""
+        """Purges a queue at the broker; returns how many messages. Raises QueueNotFound."""
         session = await self._puller.ready()
         try:
             answer = await session.control(lambda channel: channel.queue_purge(name))
@@ -137,16 +138,16 @@ class RabbitQueues:
 
     def _check(self, name: str, settings: QueueSettings) -> None:
         if name.startswith("amq."):
-            raise InvalidField(f"queue: {name!r} begins with amq., which RabbitMQ keeps for itself")
+            raise InvalidField(f"queue: {name!r} begins with amq., which RabbitMQ reserves")
         for field, lacking in _UNSUPPORTED.items():
             if getattr(settings, field):
                 raise UnsupportedOperation(f"{field}: {COMMON[lacking]}")
         hold_ms = self._puller.target.hold_ms
         if settings.visibility_ms > hold_ms:
             raise InvalidField(
-                f"visibility_timeout: RabbitMQ takes back a message that is held for longer than "
-                f"its consumer_timeout; ask for at most {hold_ms // 1_000} s, or raise that and "
-                "hold in the URL"
+                f"visibility_timeout: RabbitMQ requeues a message that is held for longer than its "
+                f"consumer_timeout; use at most {hold_ms // 1_000} s, or raise consumer_timeout "
+                "there and hold= in the URL"
             )
         if is_limited(settings) and settings.delay_ms:
             raise UnsupportedOperation(f"delay: {LIMITED_DELAY}")
@@ -162,7 +163,7 @@ class RabbitQueues:
             )
 
     async def create(self, command: CreateQueue) -> QueueInfo:
-        """Makes a queue, and its dead-letter queue if there is none."""
+        """Creates a queue, and its dead-letter queue if that does not exist."""
         name = check_name(command.queue)
         await self._puller.ready()
         known = self._registry.queues.get(name)
@@ -175,7 +176,7 @@ class RabbitQueues:
         await self._declare_as(name, kind, settings if known is None else known.settings)
         if known is None:
             entry = QueueAdded(new_token(), self._clock.now_ms(), name, kind, settings)
-            # Another process may have been faster.
+            # Another process may have created it meanwhile.
             known = await self._registry.add(entry)
             self._check_same(known, command.settings)
         info = known.info
@@ -187,7 +188,7 @@ class RabbitQueues:
         except RefusedByBroker as refused:
             reason = str(refused).rpartition(" - ")[2]
             raise QueueExists(
-                f"queue: RabbitMQ has a queue {name!r} that was made with other arguments "
+                f"queue: RabbitMQ has a queue {name!r} with other arguments "
                 f"({reason}); use another name, or delete it there"
             ) from None
 
@@ -221,8 +222,8 @@ class RabbitQueues:
         for field in ("messages_max", "bytes_max"):
             if getattr(settings, field) != getattr(queue.settings, field):
                 raise UnsupportedOperation(
-                    f"{field}: RabbitMQ fixes the limits of a queue when it is made; make another "
-                    "queue, or set a policy there"
+                    f"{field}: RabbitMQ cannot change the limits of a queue that exists; create "
+                    "another queue, or set a policy there"
                 )
         made = await self._create_dead_letter(settings)
         if settings != queue.settings:

@@ -1,12 +1,13 @@
-"""Which queues there are and how they are set: a stream at the broker that every process follows.
+"""The queues and their settings: a stream at the broker that every process follows.
 
-AMQP can neither list queues nor keep settings with them. So each change is an entry in the stream
-`penstock/registry`: the broker gives the entries one order, every process folds them by the same
-rules, and a change is answered once its own entry was read back. Reading settings costs nothing.
+AMQP can neither list queues nor store settings with them. So each change is an entry in the stream
+`penstock/registry`. The broker orders the entries, every process folds them by the same rules, and
+a change is answered when its own entry was read back. Reading settings needs no request.
 
-A stream is never rewritten. So that opening stays quick, a process that has read a thousand entries
-since the last snapshot publishes one: the one message of the queue `penstock/registry/snapshot`.
-If that message is missing, or in another reader's hands, the stream is read from its beginning.
+A stream is never rewritten. To keep the start fast, a process that has read a thousand entries
+since the last snapshot publishes a new one, as the only message of the queue
+`penstock/registry/snapshot`. If that message is missing, or another process has it just then, the
+stream is read from its beginning.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ STREAM: Final = "penstock/registry"
 SNAPSHOT: Final = "penstock/registry/snapshot"
 SNAPSHOT_AFTER: Final = 1_000
 _PREFETCH: Final = 500
-# A broker that has just started may need a while until a stream can be read.
+# A broker that has just started may take some time until a stream can be read.
 _RETRY_S: Final = 0.1
 _STREAM_ARGUMENTS: Final = {"x-queue-type": "stream"}
 _SNAPSHOT_ARGUMENTS: Final = {"x-max-length": 1}
@@ -54,7 +55,7 @@ class _Entry(msgspec.Struct, frozen=True, tag_field="entry"):
 
 
 class QueueAdded(_Entry, frozen=True, tag="added"):
-    """A queue was made, unless there is one of this name."""
+    """A queue was created, unless one of this name exists."""
 
     at_ms: int
     queue: str
@@ -87,26 +88,26 @@ class QueueDropped(_Entry, frozen=True, tag="dropped"):
 
 
 class Mark(_Entry, frozen=True, tag="mark"):
-    """Nothing: whoever appended it has read the stream so far once it comes back."""
+    """No change: the process that appended it has read the stream up to here when it returns."""
 
 
 Entry = QueueAdded | SettingsChanged | LevelsAdded | QueueDropped | Mark
 
 
 class RegistrySnapshot(msgspec.Struct):
-    """All queues after the entry of this offset."""
+    """All queues after the entry at this offset."""
 
     offset: int
     queues: list[RabbitQueue]
 
 
 def new_token() -> str:
-    """The name of an entry, by which its writer knows it again."""
+    """A random token by which the writer of an entry recognises it."""
     return secrets.token_hex(8)
 
 
 def fold(queues: dict[str, RabbitQueue], entry: Entry, offset: int) -> RabbitQueue | None:
-    """Makes an entry true; returns the queue that it is about, as it is then or was last."""
+    """Applies an entry; returns its queue, as it is then, or was before its removal."""
     if isinstance(entry, Mark):
         return None
     known = queues.get(entry.queue)
@@ -117,7 +118,7 @@ def fold(queues: dict[str, RabbitQueue], entry: Entry, offset: int) -> RabbitQue
             queues[entry.queue] = known
         return known
     if known is None or known.number != entry.number:
-        # Of a queue that was removed, and perhaps made again.
+        # The entry is of a queue that was removed, and perhaps created again.
         return None
     if isinstance(entry, QueueDropped):
         del queues[entry.queue]
@@ -142,7 +143,7 @@ _decode_snapshot: Final = msgspec.json.Decoder(RegistrySnapshot).decode
 
 
 class Registry:
-    """The queues of a vhost, as far as the stream was read."""
+    """The queues of a vhost, up to the last entry that was read."""
 
     def __init__(self, puller: Link, pusher: Link) -> None:
         self.queues: dict[str, RabbitQueue] = {}
@@ -155,9 +156,9 @@ class Registry:
         self._writes: set[asyncio.Task[None]] = set()
 
     async def follow(self, session: AmqpSession) -> None:
-        """Reads the stream to its end, and goes on reading it. Raises PenstockError.
+        """Reads the stream to its end, and then every new entry. Raises PenstockError.
 
-        A broker that has just started refuses a stream for a moment.
+        A broker that has just started refuses to read a stream for a moment: it is tried again.
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._puller.target.timeout_s
@@ -177,7 +178,7 @@ class Registry:
         await self.append(Mark(new_token()), session)
 
     async def _load(self, session: AmqpSession) -> None:
-        """Declares the stream, and begins with the snapshot if there is one."""
+        """Declares the stream, and loads the snapshot if there is one."""
         await self._declare(session, STREAM, _STREAM_ARGUMENTS)
         offset = -1
         try:
@@ -186,7 +187,7 @@ class Registry:
         except RefusedByBroker as refused:
             if refused.code != NOT_FOUND:
                 raise
-            # It is on one node of a cluster, which is down; the stream has everything.
+            # The snapshot is on a node of the cluster that is down; the stream is complete.
             shown = None
         if shown is not None and shown.delivery_tag:
             await session.control(
@@ -195,7 +196,7 @@ class Registry:
             try:
                 snapshot = _decode_snapshot(shown.body)
             except (msgspec.MsgspecError, ValueError):
-                # Of a newer version: the stream has everything.
+                # Written by a newer version; the stream is complete.
                 snapshot = RegistrySnapshot(-1, [])
             self.queues = {queue.name: queue for queue in snapshot.queues}
             offset = snapshot.offset
@@ -208,7 +209,7 @@ class Registry:
         )
 
     async def _consume(self, session: AmqpSession) -> None:
-        """Has every further entry delivered."""
+        """Subscribes to all further entries."""
         channel = await session.channel()
         await session.call(channel.basic_qos(prefetch_count=_PREFETCH))
 
@@ -222,7 +223,7 @@ class Registry:
     def _deliver(self, message: Any) -> None:
         offset = message.header.properties.headers["x-stream-offset"]
         if offset < self._next_offset:
-            # A stream is delivered in chunks, from the beginning of one.
+            # The broker delivers from the beginning of a chunk, which may be earlier.
             return
         self._next_offset = offset + 1
         try:
@@ -240,7 +241,7 @@ class Registry:
     async def append(
         self, entry: Entry, following: AmqpSession | None = None
     ) -> RabbitQueue | None:
-        """Appends an entry; returns the queue it is about, once it was folded here.
+        """Appends an entry; returns its queue when the entry was folded here.
 
         `following` is the session that reads the stream. Raises PenstockError.
         """
@@ -272,11 +273,11 @@ class Registry:
         try:
             await session.publish("", SNAPSHOT, _encode(snapshot), properties)
         except PenstockError:
-            # The next one who appends tries again after another thousand entries.
+            # The next attempt is after another thousand entries.
             return
 
     def lost(self, error: PenstockError) -> None:
-        """Fails everyone who waits for an entry to come back."""
+        """Fails the appends that wait for their entries to return."""
         pending, self._pending = self._pending, {}
         for folded in pending.values():
             if not folded.done():

@@ -2,9 +2,9 @@
 
     amqp://USER:PASSWORD@HOST:PORT/VHOST       `target` lists the options
 
-A queue is an AMQP queue of the same name; `registry` has its settings. A pull is a delivery that is
-not acknowledged (`line`), a claim is what this process knows of it (`claims`), a delete is the
-acknowledgement (`messages`), a delay is a way through other queues (`delays`).
+A queue is an AMQP queue of the same name; `registry` has its settings. A pull gets a delivery
+without acknowledging it (`line`), a claim is this process's entry about it (`claims`), a delete
+acknowledges it (`messages`), a delay leads it through other queues (`delays`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -134,7 +134,7 @@ class AsyncRabbit:
         }
 
     async def open(self) -> None:
-        """Connects, and reads which queues there are. Raises RequestError or BackendLost."""
+        """Connects and reads the registry. Raises RequestError or BackendLost."""
         try:
             await self._puller.ready()
         except BaseException:
@@ -142,7 +142,7 @@ class AsyncRabbit:
             raise
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says. Raises a PenstockError."""
+        """Executes a command. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
             name = type(command).__name__
@@ -152,7 +152,7 @@ class AsyncRabbit:
         return cast(R, await handler(command))
 
     async def close(self) -> None:
-        """Ends the connections; pulls that wait fail with EngineClosed, claims are returned."""
+        """Closes the connections; waiting pulls fail with EngineClosed, and claims end."""
         self._puller.closed = self._pusher.closed = True
         for line in self._lines.values():
             line.fail(EngineClosed("this service was closed while this waited"))
@@ -177,8 +177,8 @@ class AsyncRabbit:
                 self._puller,
                 self._messages.claims,
                 self._clock,
-                self._messages.bury,
-                self._messages.is_buried,
+                self._messages.move_dead_letter,
+                self._messages.is_dead_letter,
                 self._messages.start,
             )
         return line
@@ -229,8 +229,8 @@ class AsyncRabbit:
         live = [claims.get(claim) for claim in given]
         if not all(map(claims.is_live, live)):
             raise AttemptLapsed(
-                f"attempt_id: {command.attempt_id!r} was answered before, and its claims no longer "
-                "all live; pull with a new id"
+                f"attempt_id: {command.attempt_id!r} was answered before, and some of its claims "
+                "have ended; pull with a new id"
             )
         if command.renew:
             for each in live:
@@ -288,7 +288,7 @@ class AsyncRabbit:
     async def _purge(self, command: Purge) -> int:
         queue = await self._queues.find(command.queue)
         line = await self._line(queue)
-        # What this connection holds first: it would return in the meantime.
+        # First the messages that this connection holds: they could return meanwhile.
         purged = await self._messages.purge_claims(line)
         for name in (queue.name, *level_names(queue)):
             purged += await self._queues.purge(name)
@@ -306,7 +306,7 @@ class AsyncRabbit:
         has_no_source = False
         staying: list[tuple[Content, AmqpDelivery]] = []
         try:
-            while left and (found := await line.fetch_beside(left)):
+            while left and (found := await line.fetch_directly(left)):
                 for delivery in found:
                     content = line.read(delivery)
                     target = to or self._registry.queues.get(content.source or "")
@@ -326,7 +326,7 @@ class AsyncRabbit:
                 await line.flush()
         if not moved and has_no_source:
             raise InvalidField(
-                f"to: the messages of {queue.name!r} did not come from another queue; name one"
+                f"to: the messages of {queue.name!r} have no source queue; name a target queue"
             )
         return moved
 

@@ -1,10 +1,10 @@
-"""An `amqp:` or `amqps:` URL taken apart.
+"""Reads an `amqp:` or `amqps:` URL.
 
     amqp://USER:PASSWORD@HOST:PORT/VHOST
     amqps://HOST/VHOST?ca_file=FILE     TLS; the certificates to trust, if not the system's
-      ?nodes=HOST:PORT,HOST:PORT        other nodes of the cluster, if the first one is away
-      ?queues=quorum                    what kind of queue is made: classic (default) or quorum
-      ?timeout=SECONDS                  how long the broker may take for an answer (30)
+      ?nodes=HOST:PORT,HOST:PORT        other nodes of the cluster, if the first cannot be reached
+      ?queues=quorum                    the kind of new queues: classic (default) or quorum
+      ?timeout=SECONDS                  how long to wait for an answer of the broker (30)
       ?hold=SECONDS                     how long a message may be held at most (1,500)
 
 Errors never show the password.
@@ -19,7 +19,7 @@ from penstock.url import BackendUrl
 
 TIMEOUT_S: Final = 30
 # RabbitMQ closes a channel that holds a message for longer than its consumer_timeout, which is
-# 30 minutes unless set; it looks once a minute.
+# 30 minutes by default; it checks once a minute.
 HOLD_S: Final = 1_500
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
 Kind = Literal["classic", "quorum"]
@@ -27,7 +27,7 @@ KINDS: Final[tuple[Kind, ...]] = ("classic", "quorum")
 
 
 class RabbitTarget(NamedTuple):
-    """Where the broker is, who asks, and the options of the URL."""
+    """The broker's address, the user and the options of the URL."""
 
     scheme: str
     host: str
@@ -48,17 +48,17 @@ class RabbitTarget(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The address as errors name it: without the password."""
+        """The address for error messages, without user and password."""
         return f"{self.scheme}://{_joined(self.host, self.port)}"
 
     def url(self, name: str) -> str:
-        """The URL for the AMQP client, of a connection of this name."""
+        """The URL for the AMQP client library, for a connection with this name."""
         who = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         where = f"{_joined(self.host, self.port)}/{quote(self.vhost, safe='')}"
         return f"{self.scheme}://{who}@{where}?heartbeat=30&name={name}"
 
     def tls(self) -> ssl.SSLContext | None:
-        """What an `amqps:` connection is encrypted with. Raises InvalidField."""
+        """The TLS settings of an `amqps:` connection; None for `amqp:`. Raises InvalidField."""
         if self.scheme != "amqps":
             return None
         try:
@@ -73,11 +73,17 @@ def read_target(url: BackendUrl) -> RabbitTarget:
     try:
         parts = urlsplit(f"{url.scheme}:{url.rest}")
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidField(f"url: {error}; use {form}") from None
+    except ValueError:
+        # The error of urlsplit would quote what may be a part of the password.
+        raise InvalidField(
+            f"url: the host or port cannot be read; use {form}, with special characters in the "
+            "password as %XX"
+        ) from None
+    if parts.fragment:
+        raise InvalidField(f"url: has a '#'; use {form}, with %23 for a # in the password")
     if not url.rest.startswith("//") or not host or port == 0:
-        raise InvalidField(f"url: it names no host and port; use {form}")
-    # From here on the URL is quoted in errors, and must be so without the password.
+        raise InvalidField(f"url: the host or port is missing; use {form}")
+    # Errors quote the URL from here on: it must not contain the password.
     shown = url._replace(text=f"{url.scheme}://{host}:{port or PORTS[url.scheme]}")
     shown.check_options({"queues", "timeout", "hold", "ca_file", "nodes"})
     kind = url.options.get("queues", KINDS[0])

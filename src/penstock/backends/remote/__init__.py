@@ -1,1 +1,1 @@
-"""Queues of another process, reached over our own wire."""
+"""A client of the queues of another process, over Penstock's own wire protocol."""

@@ -1,10 +1,10 @@
 """A queue service at the other end of a socket, for asyncio callers.
 
-The frames that callers send in one turn of the event loop leave in one write. When the caller of a
-waiting pull is cancelled, a CANCEL is sent to the server, and claims that arrive for it all the
-same are released.
+The frames that callers send in one turn of the event loop are sent with one write. When the caller
+of a waiting pull is cancelled, a CANCEL is sent to the server; claims that still arrive for this
+pull are released.
 
-`retry` says what is sent again when the connection breaks.
+`retry` has the rules for what is sent again when the connection breaks.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 from penstock.backends.remote.endpoints import ServerEndpoint
 from penstock.backends.remote.pulls import rest_of
 from penstock.backends.remote.retry import (
-    PATIENCE_S,
+    RECONNECT_S,
     REOPEN_PAUSE_S,
     SOFTWARE,
     TIMEOUT_S,
@@ -104,7 +104,7 @@ class _Link(asyncio.Protocol):
         return cast(R, decode_answer(kind, body, DECODE_REPLY[type(command)]))
 
     async def status(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """The server's own figures."""
         request = self._next_request()
         kind, body = await self.request(request, pack(STATUS, request))
         status: dict[str, Any] = decode_answer(kind, body, decode_status)
@@ -117,7 +117,7 @@ class _Link(asyncio.Protocol):
         return request
 
     async def request(self, request: int, frame: bytes, *, is_pull: bool = False) -> Answer:
-        """Sends a frame and waits for the answer to it."""
+        """Sends a frame and waits for its answer."""
         if not self._may_write.is_set():
             await self._may_write.wait()
         started_s = time.monotonic()
@@ -137,7 +137,7 @@ class _Link(asyncio.Protocol):
                     self._abandoned.add(request)
                     self._send(pack(CANCEL, request))
             elif is_pull and answer.done() and not answer.cancelled() and not answer.exception():
-                self._give_back(*answer.result())
+                self._release_claims(*answer.result())
             raise
         except _GoneError as gone:
             if self.refused is not None:
@@ -156,13 +156,13 @@ class _Link(asyncio.Protocol):
         if self.lost is None and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
-    def _give_back(self, kind: int, body: Body) -> None:
-        """Releases claims whose caller was cancelled."""
+    def _release_claims(self, kind: int, body: Body) -> None:
+        """Releases the claims in an answer whose caller was cancelled."""
         if kind == REPLY:
             self.release(DECODE_REPLY[Pull](body))
 
     def release(self, claims: list[Claim]) -> None:
-        """Releases claims that nobody wants, without waiting for the answers."""
+        """Releases claims without waiting for the answers."""
         if self.lost is not None:
             return
         for claim in claims:
@@ -184,12 +184,12 @@ class _Link(asyncio.Protocol):
                 if not answer.done():
                     answer.set_result((kind, body))
                 elif is_pull:
-                    # Its caller was cancelled, and has not run since.
-                    self._give_back(kind, body)
+                    # Its caller was cancelled, and has not noticed it yet.
+                    self._release_claims(kind, body)
             elif request in self._abandoned:
                 self._abandoned.discard(request)
                 self._pulls.discard(request)
-                self._give_back(kind, body)
+                self._release_claims(kind, body)
             elif not request:
                 self._take_connection_frame(kind, body)
         if self._decoder.error is not None:
@@ -209,7 +209,7 @@ class _Link(asyncio.Protocol):
             self.welcomed.set_result(None)
 
     def _take_connection_frame(self, kind: int, body: Body) -> None:
-        """Notes what the server says of the connection itself."""
+        """Takes a frame about the connection: a goodbye, or an error that ends it."""
         if kind == GOODBYE:
             self._goodbye_received = True
         elif kind == ERROR:
@@ -233,7 +233,7 @@ class _Link(asyncio.Protocol):
             self.ended.set_result(None)
 
     def _check_silence(self) -> None:
-        """After a tick without bytes sends a STATUS; after three gives the connection up."""
+        """Sends a STATUS after a tick without bytes; drops the connection after three."""
         self._watch = self._loop.call_later(self._tick_s, self._check_silence)
         if self._bytes_received or (not self._pending and self.welcomed.done()):
             self._bytes_received = False
@@ -246,7 +246,7 @@ class _Link(asyncio.Protocol):
             self._send(pack(STATUS, self._next_request()))
 
     def drop(self, reason: str) -> None:
-        """Gives the connection up, for every caller that waits on it."""
+        """Closes the connection, and fails every caller that waits for an answer."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -267,7 +267,7 @@ class _Link(asyncio.Protocol):
 
 
 class _GoneError(Exception):
-    """The connection was given up; `sent` if the request may have left this process."""
+    """The connection was dropped; `sent` if the request may have left this process."""
 
     def __init__(self, sent: bool) -> None:
         super().__init__(sent)
@@ -285,11 +285,11 @@ class AsyncRemote:
         endpoint: ServerEndpoint,
         *,
         timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self._patience_s = patience_s
+        self._reconnect_s = reconnect_s
         self._opening = asyncio.Lock()
         self._closed = False
         self._link: _Link | None = None
@@ -300,15 +300,15 @@ class AsyncRemote:
         endpoint: ServerEndpoint,
         *,
         timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        reconnect_s: float = RECONNECT_S,
     ) -> "AsyncRemote":
         """Connects. Raises BackendLost, or why the server refuses."""
-        remote = cls(endpoint, timeout_s=timeout_s, patience_s=patience_s)
+        remote = cls(endpoint, timeout_s=timeout_s, reconnect_s=reconnect_s)
         remote._link = await remote._open_link(0)
         return remote
 
     async def execute(self, command: Command[R]) -> R:
-        """Does what the command says, on a new connection if need be."""
+        """Executes a command, on a new connection if the last one was lost."""
         link = self._link
         if link is None or link.lost is not None:
             link = await self._reopen(link)
@@ -321,7 +321,7 @@ class AsyncRemote:
         return reply
 
     async def _pull_rest(self, link: _Link, pull: Pull, claims: list[Claim]) -> None:
-        """Adds what one answer could not hold to the claims (`pulls`)."""
+        """Adds the claims that did not fit into one answer (`pulls`)."""
         answer = claims
         while (rest := rest_of(pull, answer, len(claims))) is not None:
             try:
@@ -334,7 +334,7 @@ class AsyncRemote:
             claims += answer
 
     async def status(self) -> dict[str, Any]:
-        """What the server says of itself. Raises BackendLost."""
+        """The server's own figures. Raises BackendLost."""
         link = self._link or await self._reopen(None)
         try:
             return await link.status()
@@ -342,8 +342,8 @@ class AsyncRemote:
             return cast("dict[str, Any]", await self._repeat(STATUS, lost))
 
     async def _repeat(self, command: Any, lost: ConnectionLost) -> Any:
-        """Sends on a new connection what the old one lost, if `retry` allows it."""
-        repetition = Repetition(self._endpoint, command, self._patience_s)
+        """Sends a request again on a new connection, if `retry` allows it."""
+        repetition = Repetition(self._endpoint, command, self._reconnect_s)
         while True:
             self._check_open()
             to_send = repetition.after(lost)
@@ -367,23 +367,23 @@ class AsyncRemote:
             self._check_open()
             link = self._link
             if link is None or link is lost or link.lost is not None:
-                self._link = link = await self._open_link(self._patience_s)
+                self._link = link = await self._open_link(self._reconnect_s)
             return link
 
-    async def _open_link(self, patience_s: float) -> _Link:
-        deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
+    async def _open_link(self, reconnect_s: float) -> _Link:
+        deadline_s = time.monotonic() + max(reconnect_s, self._endpoint.reconnect_s_min)
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
-                return await self._connect(min(left_s, patience_s))
+                return await self._connect(min(left_s, reconnect_s))
             except BackendLost:
                 if time.monotonic() + REOPEN_PAUSE_S > deadline_s:
                     raise
             await asyncio.sleep(REOPEN_PAUSE_S)
 
-    async def _connect(self, patience_s: float) -> _Link:
+    async def _connect(self, connect_s: float) -> _Link:
         loop = asyncio.get_running_loop()
-        raw = await loop.run_in_executor(None, self._endpoint.open, patience_s)
+        raw = await loop.run_in_executor(None, self._endpoint.open, connect_s)
         raw.setblocking(False)
         link = _Link(self._endpoint, self._timeout_s)
         try:
@@ -405,5 +405,5 @@ class AsyncRemote:
         self._closed = True
         link, self._link = self._link, None
         if link is not None:
-            link.drop("it was closed here")
+            link.drop("the client closed it")
             await link.ended

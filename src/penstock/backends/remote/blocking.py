@@ -1,6 +1,7 @@
-"""A queue service at the other end of a socket, for callers who may block.
+"""A queue service at the other end of a socket, for blocking callers.
 
-It opens a `Channel`, and another one when that is lost; `retry` says what is sent again then.
+It uses one `Channel`, and opens another one when that is lost; `retry` has the rules for what is
+sent again then.
 """
 
 import threading
@@ -12,7 +13,7 @@ from penstock.backends.remote.channel import Channel
 from penstock.backends.remote.endpoints import ServerEndpoint
 from penstock.backends.remote.pulls import rest_of
 from penstock.backends.remote.retry import (
-    PATIENCE_S,
+    RECONNECT_S,
     REOPEN_PAUSE_S,
     TIMEOUT_S,
     ConnectionLost,
@@ -37,12 +38,12 @@ class Remote:
         endpoint: ServerEndpoint,
         *,
         timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """Connects. Raises BackendLost, or why the server refuses."""
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self._patience_s = patience_s
+        self._reconnect_s = reconnect_s
         self._opening = threading.Lock()
         self._closed = False
         self._channel: Channel | None = self._open(0)
@@ -54,19 +55,19 @@ class Remote:
         channel = self._channel or self._reopen(None)
         return channel.welcome.options
 
-    def _open(self, patience_s: float) -> Channel:
-        deadline_s = time.monotonic() + max(patience_s, self._endpoint.patience_s_min)
+    def _open(self, reconnect_s: float) -> Channel:
+        deadline_s = time.monotonic() + max(reconnect_s, self._endpoint.reconnect_s_min)
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
-                return Channel(self._endpoint, self._timeout_s, min(left_s, patience_s))
+                return Channel(self._endpoint, self._timeout_s, min(left_s, reconnect_s))
             except BackendLost:
                 if time.monotonic() + REOPEN_PAUSE_S > deadline_s:
                     raise
             time.sleep(REOPEN_PAUSE_S)
 
     def execute(self, command: Command[R]) -> R:
-        """Does what the command says, on a new connection if need be."""
+        """Executes a command, on a new connection if the last one was lost."""
         channel = self._channel
         if channel is None:
             channel = self._reopen(None)
@@ -79,7 +80,7 @@ class Remote:
         return reply
 
     def _pull_rest(self, channel: Channel, pull: Pull, claims: list[Claim]) -> None:
-        """Adds what one answer could not hold to the claims (`pulls`)."""
+        """Adds the claims that did not fit into one answer (`pulls`)."""
         answer = claims
         while (rest := rest_of(pull, answer, len(claims))) is not None:
             try:
@@ -89,7 +90,7 @@ class Remote:
             claims += answer
 
     def status(self) -> dict[str, Any]:
-        """What the server says of itself. Raises BackendLost."""
+        """The server's own figures. Raises BackendLost."""
         channel = self._channel or self._reopen(None)
         try:
             return channel.status()
@@ -97,8 +98,8 @@ class Remote:
             return cast("dict[str, Any]", self._repeat(STATUS, lost))
 
     def _repeat(self, command: Any, lost: ConnectionLost) -> Any:
-        """Sends on a new connection what the old one lost, if `retry` allows it."""
-        repetition = Repetition(self._endpoint, command, self._patience_s)
+        """Sends a request again on a new connection, if `retry` allows it."""
+        repetition = Repetition(self._endpoint, command, self._reconnect_s)
         while True:
             self._check_open()
             to_send = repetition.after(lost)
@@ -118,13 +119,13 @@ class Remote:
             raise EngineClosed(f"{self._endpoint.shown}: was closed")
 
     def _reopen(self, lost: object) -> Channel:
-        """The channel that took the place of the lost one; the first caller opens it."""
+        """The channel that replaces the lost one; the first caller opens it."""
         with self._opening:
             self._check_open()
             channel = self._channel
             if channel is not None and channel is not lost and channel.lost is None:
                 return channel
-            self._channel = self._open(self._patience_s)
+            self._channel = self._open(self._reconnect_s)
             return self._channel
 
     def close(self) -> None:
@@ -133,10 +134,10 @@ class Remote:
         with self._opening:
             channel, self._channel = self._channel, None
         if channel is not None:
-            channel.close("it was closed here")
+            channel.close("the client closed it")
 
     def start_over(self) -> None:
-        """In the child of a fork: the connection is the parent's, as the locks' holders were."""
+        """In the child of a fork: drops the parent's connection, and makes new locks."""
         self._opening = threading.Lock()
         channel, self._channel = self._channel, None
         if channel is not None:

@@ -1,13 +1,13 @@
-"""One connection that blocking callers share, without a thread or an event loop behind it.
+"""One connection that blocking callers share, without a thread or an event loop of its own.
 
-Each caller writes its own frame. Of the callers that wait for answers one reads the socket for all
-of them, and lets another one read when its own answer has come:
+Each caller writes its own frame. One of the callers that wait for answers reads the socket for all
+of them. When it has its own answer, it wakes another one to read:
 
     caller A   write · read: B's answer, A's answer · wake C
     caller B   write · sleep ······ decode
     caller C   write · sleep ······················ read: C's answer
 
-So one caller alone pays for two system calls and nothing else, and many share one connection.
+So a single caller needs two system calls for each request, and many callers share one connection.
 """
 
 import socket
@@ -48,10 +48,10 @@ from penstock.wire.frames.frames import (
 )
 
 R = TypeVar("R")
-# Less than what the C library takes from the system, and gives back, each time.
+# Small enough that the C library serves it from its heap, without a system call for each read.
 _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_MAX: Final = 1024 * 1024
-# After so long without use it is worth a system call to see whether the server has gone.
+# After this time without use, one more system call checks whether the server has closed it.
 _FRESH_S: Final = 1.0
 _NO_ANSWER: Final = 0
 _TIMEVAL: Final = struct.Struct("ll")
@@ -69,17 +69,17 @@ class _Call:
         self.signal: threading.Lock | None = None
 
     def wake(self) -> None:
-        """Ends the sleep of the thread that made the call."""
+        """Wakes the thread that made the call."""
         if self.signal is not None:
-            # It may have been woken already, to read, and not have run yet.
+            # It may have been woken already, in order to read, and not have run yet.
             with suppress(RuntimeError):
                 self.signal.release()
 
 
 class _SocketOwner:
-    """Closes a socket once it is shut and no call uses it any more.
+    """Closes a socket when it is shut and no call uses it any more.
 
-    Closing it under a call would let that call read from whatever socket gets the number next.
+    If it were closed earlier, a call could read from the next socket that gets the same number.
     There is no lock: a call enters before it looks whether the socket is shut, and `shut` marks it
     before it looks for calls, so at least one of the two sees the other. Closing twice is harmless.
     """
@@ -103,7 +103,7 @@ class _SocketOwner:
             self._link.close()
 
     def shut(self) -> None:
-        """Ends the connection: calls that read or write get an error or the end at once."""
+        """Ends the connection: calls that read or write get an error or the end of the stream."""
         self.is_shut = True
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
@@ -119,16 +119,16 @@ class _SocketOwner:
 class Channel:
     """One connection, shared by any number of threads; once lost it stays lost."""
 
-    def __init__(self, endpoint: ServerEndpoint, timeout_s: float, patience_s: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, timeout_s: float, connect_s: float) -> None:
         self.lost: str | None = None
         self.refused: PenstockError | None = None
         self._endpoint = endpoint
-        self._link = endpoint.open(patience_s)
+        self._link = endpoint.open(connect_s)
         self._owner = _SocketOwner(self._link)
         self._decoder = FrameDecoder("server", server_limits())
         self._requests = count(1)
         self._pending: dict[int, _Call] = {}
-        self._followers: dict[int, _Call] = {}
+        self._sleeping: dict[int, _Call] = {}
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._goodbye_received = False
@@ -138,20 +138,20 @@ class Channel:
         self._used_s = time.monotonic()
         try:
             self._link.settimeout(timeout_s)
-            self.welcome = self._shake_hands()
+            self.welcome = self._handshake()
             self._unknown_commands = unknown_commands(self.welcome)
             self._link.settimeout(None)
             # The system's own timeouts: those of Python would cost a system call each time.
             tick_s = timeout_s / 3
             tick = _TIMEVAL.pack(int(tick_s), int(tick_s % 1 * 1_000_000) or 1)
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-            patience = _TIMEVAL.pack(int(timeout_s) or 1, 0)
-            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+            send_timeout = _TIMEVAL.pack(int(timeout_s) or 1, 0)
+            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         except BaseException:
             self._link.close()
             raise
 
-    def _shake_hands(self) -> Welcome:
+    def _handshake(self) -> Welcome:
         shown = self._endpoint.shown
         try:
             self._link.sendall(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
@@ -186,13 +186,13 @@ class Channel:
         return cast(R, self.request(request, frame, DECODE_REPLY[type(command)]))
 
     def status(self) -> dict[str, Any]:
-        """What the server says of itself. Raises ConnectionLost."""
+        """The server's own figures. Raises ConnectionLost."""
         request = next(self._requests) & REQUEST_MAX
         status: dict[str, Any] = self.request(request, pack(STATUS, request), decode_status)
         return status
 
     def request(self, request: int, frame: bytes, decode: Callable[[Body], Any]) -> Any:
-        """Sends a frame and waits for the answer to it."""
+        """Sends a frame and waits for its answer."""
         started_s = time.monotonic()
         call = _Call()
         try:
@@ -200,9 +200,9 @@ class Channel:
                 raise ConnectionLost(self, False, cast(str, self.lost), started_s)
             # Nearly always no other thread is reading.
             if self._reading.acquire(False):
-                self._lead(call)
+                self._read_until_answered(call)
             else:
-                self._follow(request, call)
+                self._sleep_until_answered(request, call)
         except ConnectionLost:
             raise
         except BaseException:
@@ -218,12 +218,12 @@ class Channel:
         return decode_answer(call.kind, call.body, decode)
 
     def _send(self, request: int, call: _Call, frame: bytes, now_s: float) -> bool:
-        """Whether the whole frame has left; if not, the server did not obey it."""
+        """Whether the whole frame was sent; if not, the server did not execute it."""
         self._pending[request] = call
         with self._sending:
             try:
                 if now_s - self._used_s > _FRESH_S:
-                    self._look_for_end()
+                    self._check_closed()
                 self._used_s = now_s
                 if self.lost is None:
                     self._link.sendall(frame)
@@ -238,7 +238,7 @@ class Channel:
         self._pending.pop(request, None)
         return False
 
-    def _lead(self, call: _Call) -> None:
+    def _read_until_answered(self, call: _Call) -> None:
         """Reads the socket for all callers until this call's answer has come."""
         try:
             while not call.done:
@@ -249,31 +249,31 @@ class Channel:
             raise
         finally:
             self._reading.release()
-            if self._followers:
-                self._promote()
+            if self._sleeping:
+                self._wake_next_reader()
 
-    def _follow(self, request: int, call: _Call) -> None:
-        """Sleeps until the answer has come, or until this thread has to read."""
+    def _sleep_until_answered(self, request: int, call: _Call) -> None:
+        """Sleeps until the answer has come; reads for all callers if it is woken for that."""
         call.signal = threading.Lock()
         call.signal.acquire()
         try:
             while not call.done:
-                # In this order: a thread that stops reading after this finds the call.
-                self._followers[request] = call
+                # Before the check: a thread that stops reading after it finds this call.
+                self._sleeping[request] = call
                 if self._reading.acquire(False):
-                    self._lead(call)
+                    self._read_until_answered(call)
                 elif not call.done:
                     call.signal.acquire()
         finally:
-            self._followers.pop(request, None)
-            if call.done and self._followers and not self._reading.locked():
-                self._promote()
+            self._sleeping.pop(request, None)
+            if call.done and self._sleeping and not self._reading.locked():
+                self._wake_next_reader()
 
-    def _promote(self) -> None:
-        """Wakes one of the callers that sleep, so that one of them reads."""
+    def _wake_next_reader(self) -> None:
+        """Wakes one of the sleeping callers, which then reads."""
         while True:
             try:
-                _, call = self._followers.popitem()
+                _, call = self._sleeping.popitem()
             except KeyError:
                 return
             if not call.done:
@@ -297,7 +297,7 @@ class Channel:
         self._take(data)
 
     def _take(self, data: bytes) -> None:
-        """Gives each answer to the call that waits for it."""
+        """Passes each answer to the call that waits for it."""
         self._chunks_received += 1
         pending = self._pending
         for kind, request, body in self._decoder.feed(data):
@@ -315,7 +315,7 @@ class Channel:
             self._drop(str(self.refused))
 
     def _take_connection_frame(self, kind: int, body: Body) -> None:
-        """Notes what the server says of the connection itself."""
+        """Takes a frame about the connection: a goodbye, or an error that ends it."""
         if kind == GOODBYE:
             self._goodbye_received = True
         elif kind == ERROR:
@@ -325,7 +325,7 @@ class Channel:
                 self.refused = error
 
     def _check_silence(self) -> None:
-        """After a tick without bytes sends a STATUS; after three gives the connection up."""
+        """Sends a STATUS after a tick without bytes; drops the connection after three."""
         if self._chunks_received != self._chunks_at_last_tick:
             self._chunks_at_last_tick = self._chunks_received
             self._silent_ticks = 0
@@ -340,8 +340,8 @@ class Channel:
             finally:
                 self._sending.release()
 
-    def _look_for_end(self) -> None:
-        """Notices a server that went away while no call was reading, before anything is sent."""
+    def _check_closed(self) -> None:
+        """Checks whether the server closed the connection while no call was reading."""
         if not self._reading.acquire(False):
             return
         try:
@@ -359,7 +359,7 @@ class Channel:
             self._reading.release()
 
     def _drop(self, reason: str) -> None:
-        """Gives the connection up for every caller, and wakes those that wait."""
+        """Drops the connection for every caller, and wakes those that wait."""
         if self.lost is None:
             self.lost = reason
         self._owner.shut()
@@ -374,6 +374,6 @@ class Channel:
         self._drop(reason)
 
     def abandon(self) -> None:
-        """In the child of a fork: closes the socket, which the parent goes on using."""
+        """In the child of a fork: closes its copy of the socket; the parent's stays connected."""
         self.lost = "this process was forked"
         self._owner.close()

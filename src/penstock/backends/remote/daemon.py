@@ -1,10 +1,10 @@
-"""The process that holds a data directory: where it listens, who it is, and how to stop it.
+"""The process that holds a data directory: its socket, its process number, and how to stop it.
 
     PATH/daemon/           0700, made by the process that holds the store
-    PATH/daemon/pid        its process number; locked by it for as long as it lives
+    PATH/daemon/pid        its process number; locked by it while it runs
     PATH/daemon/socket     where it listens, 0600
-    PATH/daemon/elsewhere  holds the path of the socket, if PATH is too long for one
-    PATH/daemon/output     what a daemon writes when something is wrong with itself
+    PATH/daemon/elsewhere  the path of the socket, if PATH is too long for a socket's address
+    PATH/daemon/output     the stderr of a daemon
     PATH/daemon/port       the TCP port of a daemon that has one
     PATH/daemon/http       the port of a daemon's /health and /metrics, if it has one
 
@@ -28,20 +28,20 @@ from typing import Final
 
 from penstock.errors import StoreUnusable, UnavailableError
 
-# How a process is started that holds a store; its WELCOME says so under `holder`.
+# How the process that holds a store was started; `holder` in the options of its WELCOME.
 AUTO_DAEMON: Final = "daemon"
 DAEMON_RUN: Final = "daemon run"
 SERVE: Final = "serve"
 
 POLL_S: Final = 0.01
 _PID_S_MAX: Final = 5.0
-# What fits into a socket's address, its closing zero included: 108 on Linux, 104 on a Mac.
+# The longest path of a socket, with its closing zero: 108 bytes on Linux, 104 on macOS.
 _SOCKET_BYTES_MAX: Final = 108 if sys.platform == "linux" else 104
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def daemon_directory(store: str | os.PathLike[str]) -> Path:
-    """Where the process that holds a store keeps its own files."""
+    """The directory with the files of the process that holds a store."""
     return Path(store) / "daemon"
 
 
@@ -65,7 +65,7 @@ def running_pid(store: str | os.PathLike[str]) -> int | None:
     """The number of the process that holds the store, also while it starts or ends; or None."""
     deadline_s = time.monotonic() + _PID_S_MAX
     while (pid := _locked_pid(store)) is not None:
-        # Between taking the lock and writing its number a process shows that of the one before.
+        # A process that has taken the lock and not written its number yet shows an old number.
         if pid and _is_alive(pid):
             return pid
         if time.monotonic() > deadline_s:
@@ -82,7 +82,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # of another user, and so there
+        pass  # it exists, and belongs to another user
     return True
 
 
@@ -93,7 +93,7 @@ def _locked_pid(store: str | os.PathLike[str]) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StoreUnusable(f"{store}: cannot be looked into: {error.strerror}") from None
+        raise StoreUnusable(f"{store}: cannot be read: {error.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,7 +137,7 @@ def _reachable_socket(store: str | os.PathLike[str]) -> Iterator[Path]:
     if fits or sys.platform != "linux" or not place.exists():
         yield socket_path(store)
         return
-    # The store was opened by a shorter path than this one.
+    # The holder opened the store by a shorter path than this one.
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{fd}/socket")
@@ -155,19 +155,19 @@ def peer_credentials(link: socket.socket) -> tuple[int, int] | None:
 
 
 def _check_peer(link: socket.socket, store: str | os.PathLike[str]) -> None:
-    """Refuses a listener of another user, which may have put its own socket there."""
+    """Refuses a listener of another user, who may have put a socket of its own there."""
     peer = peer_credentials(link)
     if peer is not None and peer[1] != os.geteuid():
         raise StoreUnusable(f"{store}: its daemon belongs to user {peer[1]}, not to this one")
 
 
-def stop_daemon(store: str | os.PathLike[str], patience_s: float = 30.0) -> int | None:
+def stop_daemon(store: str | os.PathLike[str], timeout_s: float = 30.0) -> int | None:
     """Stops the process that holds the store, and waits for its end; its number, or None.
 
-    It answers what it has taken, says GOODBYE to its clients and closes the journal. Raises
-    UnavailableError if it has not ended when the patience is over.
+    It answers the requests that it has read, sends GOODBYE to its clients and closes the journal.
+    Raises UnavailableError if it has not ended after `timeout_s`.
     """
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     first = locked = _locked_pid(store)
     stopped: int | None = None
     while locked is not None and (stopped is None or locked == first):
@@ -178,7 +178,7 @@ def stop_daemon(store: str | os.PathLike[str], patience_s: float = 30.0) -> int 
         if time.monotonic() > deadline_s:
             raise UnavailableError(
                 f"file:{store}: its daemon, process {stopped or locked}, has not ended within "
-                f"{patience_s:g} s"
+                f"{timeout_s:g} s"
             )
         time.sleep(POLL_S)
         locked = _locked_pid(store)
@@ -186,10 +186,10 @@ def stop_daemon(store: str | os.PathLike[str], patience_s: float = 30.0) -> int 
 
 
 def _listening_pid(store: str | os.PathLike[str], written: int) -> int | None:
-    """The process that listens for the store, by the number it has here; None if none does yet.
+    """The number of the process that listens for the store; None if none does yet.
 
-    The number it has `written` itself may mean another process outside its container. Raises
-    UnavailableError if it has no number here.
+    The number that it has `written` is that of its own container, where it may mean another process
+    than here. Raises UnavailableError if it has no number here.
     """
     link = connect_socket(store)
     if link is None:

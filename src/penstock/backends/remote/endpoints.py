@@ -1,4 +1,4 @@
-"""Where a server is, and how to get a socket to it."""
+"""Addresses of servers: each one opens a connected socket."""
 
 import socket
 import time
@@ -16,19 +16,19 @@ _PAUSE_S_MAX: Final = 1.0
 
 
 class ServerEndpoint(Protocol):
-    """Where a server is, and how to get a socket to it."""
+    """The address of a server, which opens a connected socket."""
 
     shown: str
     token: str | None
     tls: "ssl.SSLContext | None"
     server_name: str | None
-    # What the server's store must be running with, as far as the caller has said.
+    # The options that the server's store must run with; those the caller did not name are absent.
     options: Mapping[str, str]
-    # A server that closes each connection at once is tried again for at least this long.
-    patience_s_min: float
+    # If the server closes each connection at once, connecting is repeated for at least this long.
+    reconnect_s_min: float
 
-    def open(self, patience_s: float) -> socket.socket:
-        """A connected socket. Raises BackendLost, or why the server cannot be started."""
+    def open(self, connect_s: float) -> socket.socket:
+        """A connected socket. Raises BackendLost, or the error of a server that cannot start."""
         ...
 
 
@@ -48,17 +48,17 @@ class TcpEndpoint:
         self.tls = tls
         self.server_name = host if tls is not None else None
         self.options: Mapping[str, str] = {}
-        self.patience_s_min = 0.0
+        self.reconnect_s_min = 0.0
         self._address = (host, port)
 
-    def open(self, patience_s: float) -> socket.socket:
-        """A connected socket; tries again until the patience is over. Raises BackendLost."""
-        deadline_s = time.monotonic() + patience_s
+    def open(self, connect_s: float) -> socket.socket:
+        """A connected socket; tries again for `connect_s`. Raises BackendLost."""
+        deadline_s = time.monotonic() + connect_s
         pause_s = _PAUSE_S
         while True:
             try:
                 link = socket.create_connection(
-                    self._address, timeout=max(patience_s, _CONNECT_S_MIN)
+                    self._address, timeout=max(connect_s, _CONNECT_S_MIN)
                 )
             except (OSError, UnicodeError) as error:
                 if time.monotonic() + pause_s > deadline_s:

@@ -1,4 +1,4 @@
-"""From a URL to a connection: `penstock://HOST:PORT`, and `file:PATH` through its daemon."""
+"""Opens `penstock://HOST:PORT`, and `file:PATH` through its daemon."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ _STORE_OPTIONS: Final[tuple[str, ...]] = ("durability", "interval_ms", "archive"
 
 
 def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
-    """A blocking connection. Raises InvalidField, BackendLost, or why a daemon cannot start."""
+    """A blocking connection. Raises InvalidField, BackendLost, or a daemon's error at its start."""
     endpoint = read_endpoint(url, clock)
     timeout_s = _timeout_s(url)
     if endpoint.tls is None:
@@ -31,19 +31,19 @@ def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
     from penstock.backends.portal import Portal
     from penstock.backends.remote.asynchronous import AsyncRemote
 
-    # Two threads may not use one TLS connection at once, and in a Channel they do.
+    # Two threads must not use one TLS connection at once, as they would in a Channel.
     return Portal(lambda: AsyncRemote.open(endpoint, timeout_s=timeout_s))
 
 
 async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueueService:
-    """A connection for asyncio. Raises InvalidField, BackendLost, or why a daemon cannot start."""
+    """A connection for asyncio. Raises what `open_service` raises."""
     from penstock.backends.remote.asynchronous import AsyncRemote
 
     return await AsyncRemote.open(read_endpoint(url, clock), timeout_s=_timeout_s(url))
 
 
 def read_endpoint(url: BackendUrl, clock: Clock | None = None) -> ServerEndpoint:
-    """Where the URL says the server is. Raises InvalidField."""
+    """The address in the URL. Raises InvalidField."""
     if clock is not None:
         raise InvalidField(
             f"clock: {url.scheme}: keeps its own time in another process; "

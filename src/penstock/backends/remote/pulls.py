@@ -1,10 +1,9 @@
-"""A pull of more messages than one answer of a server holds: the client asks for the rest.
+"""A pull of more messages than fit into one answer: the client pulls the rest.
 
-A server bounds each answer to a pull, so that no client holds up the others. What was asked for may
-be more. The client repeats the pull on the same connection, without waiting, for as long as the
-last answer may have been cut and the limit is not reached. An error then ends the pull with what it
-has: those claims are made. A pull with an attempt id is not repeated: the same id gives the same
-claims again.
+A server limits each answer to a pull, so that no client delays the others. If the last answer may
+have been limited, and the pull's own limit is not reached, the client pulls again on the same
+connection, without waiting. If that fails, the pull returns the claims that it has. A pull with an
+attempt id is not repeated: the same id gives the same claims again.
 """
 
 from typing import Final
@@ -14,12 +13,12 @@ import msgspec
 from penstock.service import Claim, Pull
 from penstock.wire.frames.frames import PULL_MESSAGES_MAX
 
-# An answer of fewer bytes was not cut, unless the next message is very large.
+# An answer of fewer bytes was not limited, unless the next message is very large.
 _LARGE_BYTES: Final = 512 * 1024
 
 
 def rest_of(pull: Pull, answer: list[Claim], taken: int) -> Pull | None:
-    """The pull that asks for the rest, of which so many were taken; None if this answer was all."""
+    """The pull of the rest, if `taken` messages were pulled; None if this answer was the last."""
     if taken >= pull.limit or pull.attempt_id is not None or pull.bytes_max is not None:
         return None
     is_short = len(answer) < PULL_MESSAGES_MAX

@@ -1,9 +1,9 @@
-"""What a client may ask of a server, and what it repeats after a lost connection.
+"""Which commands a server knows, and which requests are repeated after a lost connection.
 
 These rules are shared by `blocking` and `asynchronous`. When a connection breaks, a request that
-was never sent whole is sent on the next connection, and so is one that may be done twice without
-harm (`is_repeatable`). For the rest it is unknown whether the server did it: `BackendLost`.
-docs/daemon.md has the table.
+was not sent completely is sent on the next connection, and so is one that has the same effect if it
+is executed twice (`is_repeatable`). For any other request it is unknown whether the server executed
+it: it fails with BackendLost. docs/daemon.md has the table.
 """
 
 import time
@@ -33,8 +33,8 @@ from penstock.service import (
 from penstock.wire.frames.frames import COMMANDS_KNOWN_MIN, KIND_OF, STATUS, Welcome
 
 TIMEOUT_S: Final = 30.0
-# How long a broken connection may take to come back before its callers get an error.
-PATIENCE_S: Final = 10.0
+# How long a client tries to reconnect before its callers get an error.
+RECONNECT_S: Final = 10.0
 REOPEN_PAUSE_S: Final = 0.02
 REPEAT_PAUSE_S_MAX: Final = 1.0
 SOFTWARE: Final = "penstock python"
@@ -46,7 +46,7 @@ _ALWAYS_REPEATABLE: Final = frozenset(
 
 
 class ConnectionLost(Exception):
-    """The connection broke under a request; `may_be_done` if the server may have seen all of it."""
+    """The connection broke during a request; `may_be_done` if the server may have all of it."""
 
     def __init__(self, channel: object, may_be_done: bool, reason: str, started_s: float) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class ConnectionLost(Exception):
 
 
 def check_welcome(endpoint: ServerEndpoint, welcome: Welcome) -> None:
-    """Refuses a server whose store runs otherwise than the caller asked. Raises InvalidField."""
+    """Checks that the store runs with the options that the caller named. Raises InvalidField."""
     for name, wanted in endpoint.options.items():
         actual = welcome.options.get(name)
         if actual is not None and actual != wanted:
@@ -76,7 +76,7 @@ def unknown_commands(welcome: Welcome) -> frozenset[type]:
 
 
 def too_new(endpoint: ServerEndpoint, welcome: Welcome, command: object) -> UnsupportedOperation:
-    """The error of a command that the server is too old for."""
+    """The error for a command that an older server does not know."""
     return UnsupportedOperation(
         f"{endpoint.shown}: the server ({welcome.software}) is older than this client and does "
         f"not know {type(command).__name__}; restart it with this version of Penstock"
@@ -84,10 +84,10 @@ def too_new(endpoint: ServerEndpoint, welcome: Welcome, command: object) -> Unsu
 
 
 def is_repeatable(command: object) -> bool:
-    """Whether doing it twice comes to the same as doing it once.
+    """Whether executing it twice has the same effect as once.
 
-    A pull whose answer was lost may hold messages until their claims run out; nothing else is
-    harmed by another one, and with an attempt id it finds those very claims.
+    A pull whose answer was lost may leave messages claimed until their deadlines; a repeated pull
+    has no other effect, and with an attempt id it returns the same claims.
     """
     if type(command) in _ALWAYS_REPEATABLE or command is STATUS:
         return True
@@ -100,8 +100,8 @@ def is_repeatable(command: object) -> bool:
     return False
 
 
-def unknown_fate(endpoint: ServerEndpoint, command: object, lost: ConnectionLost) -> BackendLost:
-    """The error of a request that may or may not have been done."""
+def unknown_outcome(endpoint: ServerEndpoint, command: object, lost: ConnectionLost) -> BackendLost:
+    """The error for a request that the server may or may not have executed."""
     hint = "; give a push a dedup_id and it is sent again safely"
     return BackendLost(
         f"{endpoint.shown}: {lost.reason}; whether this {type(command).__name__} was done is "
@@ -109,65 +109,65 @@ def unknown_fate(endpoint: ServerEndpoint, command: object, lost: ConnectionLost
     )
 
 
-def still_to_wait(command: Any, started_s: float) -> Any:
-    """A pull that is sent again waits only for what is left of its time."""
+def with_remaining_wait(command: Any, started_s: float) -> Any:
+    """A command to send again: a pull waits only for the rest of its wait time."""
     if type(command) is not Pull or not command.wait_ms:
         return command
     elapsed_ms = round((time.monotonic() - started_s) * 1_000)
     return msgspec.structs.replace(command, wait_ms=max(0, command.wait_ms - elapsed_ms))
 
 
-def settle_repeated(command: object, outcome: Any) -> Any:
-    """What a repeated request came to: a release that finds its claim ended has been done."""
+def outcome_of_repeat(command: object, outcome: Any) -> Any:
+    """The outcome of a repeated request: a release whose claim has ended was executed before."""
     if isinstance(outcome, StaleReceipt) and type(command) is Release:
         return None
     if isinstance(command, Batch) and isinstance(outcome, list):
         return [
-            settle_repeated(item, each) for item, each in zip(command.items, outcome, strict=True)
+            outcome_of_repeat(item, each) for item, each in zip(command.items, outcome, strict=True)
         ]
     return outcome
 
 
 class Repetition:
-    """One request that lost its connection, on its way to an answer on another connection."""
+    """A request whose connection was lost, while it is repeated on other connections."""
 
-    def __init__(self, endpoint: ServerEndpoint, command: Any, patience_s: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, command: Any, reconnect_s: float) -> None:
         self._endpoint = endpoint
         self._command = command
-        self._deadline_s = time.monotonic() + patience_s
+        self._deadline_s = time.monotonic() + reconnect_s
         self._may_be_done = False
         self._started_s: float | None = None
         self._pause_s = 0.0
 
     def pause_s(self) -> float:
-        """How long to wait before the next connection: nothing at first, then longer and longer.
+        """How long to wait before the next connection: 0 at first, then longer each time.
 
-        A server that accepts connections and drops each at its first request would otherwise be
-        asked thousands of times a second.
+        Without the pause, a server that accepts connections and closes each at its first request
+        would get thousands of them a second.
         """
         pause_s = self._pause_s
         self._pause_s = min(max(2 * pause_s, REOPEN_PAUSE_S), REPEAT_PAUSE_S_MAX)
         return pause_s
 
     def after(self, lost: ConnectionLost) -> Any:
-        """What to send on the next connection.
+        """The command to send on the next connection.
 
-        Raises BackendLost if it must not be sent again, or if that was tried for long enough.
+        Raises BackendLost if it must not be sent again, or after `reconnect_s`.
         """
         if self._started_s is None:
             self._started_s = lost.started_s
         if lost.may_be_done:
             if not is_repeatable(self._command):
-                raise unknown_fate(self._endpoint, self._command, lost)
+                raise unknown_outcome(self._endpoint, self._command, lost)
             self._may_be_done = True
         if time.monotonic() > self._deadline_s:
-            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, again and again")
-        return still_to_wait(self._command, self._started_s)
+            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, at every attempt")
+        return with_remaining_wait(self._command, self._started_s)
 
     def settle(self, outcome: Any) -> Any:
-        """The reply for the caller. Raises StaleReceipt if that is the outcome."""
+        """The reply for the caller. Raises StaleReceipt if the server refused the receipt."""
         if self._may_be_done:
-            outcome = settle_repeated(self._command, outcome)
+            outcome = outcome_of_repeat(self._command, outcome)
         if isinstance(outcome, StaleReceipt):
             raise outcome
         return outcome

@@ -1,8 +1,8 @@
-"""The process that holds a data directory, as an endpoint: reached, and started if there is none.
+"""The endpoint of the process that holds a data directory; starts a daemon if there is none.
 
-A client that finds no listener takes a lock on PATH itself, looks again, and starts a daemon: of
-any number of starters one starts it and the others find it. The daemon is a process of its own; it
-sends its starter through a pipe that it is ready, or in one sentence why it is not.
+A client that finds no listener locks PATH, looks again, and starts a daemon. Of several clients
+that start at the same time, one starts the daemon and the others find it. The daemon is a separate
+process; through a pipe it reports to the client that it is ready, or an error in one sentence.
 """
 
 import fcntl
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 IDLE_S: Final = 60
 READY: Final = b"ready"
-# A start replays what the last snapshot does not hold, which may take a while.
+# A start replays the journal after the last snapshot, which may take some time.
 START_S_MAX: Final = 300.0
-_PATIENCE_S_MIN: Final = 10.0
+_RECONNECT_S_MIN: Final = 10.0
 
 
 class DaemonEndpoint:
@@ -50,22 +50,22 @@ class DaemonEndpoint:
         flags: Mapping[str, str] | None = None,
         starts: bool = True,
     ) -> None:
-        """`options` must be those the store runs with; `flags` are for a start here alone."""
+        """`options` must equal those of the running store; `flags` are used only to start one."""
         self.store = os.path.abspath(store)
         self.shown = f"file:{self.store}"
         self.options: Mapping[str, str] = dict(options or {})
         self.token: str | None = None
         self.tls: ssl.SSLContext | None = None
         self.server_name: str | None = None
-        # A daemon that is stopping closes each connection; the next one is there soon.
-        self.patience_s_min = _PATIENCE_S_MIN if starts else 0.0
+        # A daemon that is stopping closes each connection; another one is started soon.
+        self.reconnect_s_min = _RECONNECT_S_MIN if starts else 0.0
         self._flags: Mapping[str, str] = dict(flags or {})
         self._starts = starts
 
-    def open(self, patience_s: float) -> socket.socket:
-        """A connected socket; starts a daemon if need be.
+    def open(self, connect_s: float) -> socket.socket:
+        """A connected socket; starts a daemon if there is none.
 
-        Raises StoreUnusable or what else keeps it from starting.
+        Raises StoreUnusable, or the error of a daemon that cannot start.
         """
         deadline_s = time.monotonic() + START_S_MAX
         while True:
@@ -80,7 +80,7 @@ class DaemonEndpoint:
                     return link
                 self._start(deadline_s)
             if time.monotonic() > deadline_s:
-                raise BackendLost(f"{self.shown}: its daemon starts and ends again and again")
+                raise BackendLost(f"{self.shown}: its daemon ends each time after it was started")
 
     def _start(self, deadline_s: float) -> None:
         words = [sys.executable, "-P", "-m", "penstock.server.daemon", self.store]
@@ -105,7 +105,7 @@ class DaemonEndpoint:
             finally:
                 os.close(to_starter)
             report = _read_all(from_daemon, deadline_s)
-            # The process started here only forks the daemon, and ends.
+            # This process only forks the daemon, and ends.
             errors = process.communicate()[1].decode(errors="replace").strip()
         finally:
             os.close(from_daemon)
@@ -121,9 +121,9 @@ class DaemonEndpoint:
 
 @contextmanager
 def only_starter(store: str, deadline_s: float) -> Iterator[None]:
-    """Holds the lock on the directory under which the store gets a process that holds it.
+    """Holds the lock on the directory that a process needs to become the holder of the store.
 
-    The directory is made if it is missing, and nothing else. Raises StoreUnusable, or
+    Creates the directory if it is missing, and nothing else. Raises StoreUnusable, or
     UnavailableError if another process has the lock until the deadline.
     """
     try:
@@ -156,7 +156,7 @@ def _lock(fd: int) -> bool:
 
 
 def _read_all(fd: int, deadline_s: float) -> bytes | None:
-    """What comes through a pipe until its other end is closed; None if that takes too long."""
+    """Reads a pipe until its other end is closed; None if that is after the deadline."""
     received = b""
     while True:
         left_s = deadline_s - time.monotonic()
@@ -170,14 +170,14 @@ def _read_all(fd: int, deadline_s: float) -> bytes | None:
 
 
 def daemon_status(store: str | os.PathLike[str], timeout_s: float = 5.0) -> dict[str, Any] | None:
-    """What the process that holds a store says of itself, None if there is none; starts none.
+    """The figures of the process that holds a store; None if there is none. It starts none.
 
-    Raises BackendLost if there is one and it does not answer.
+    Raises BackendLost if it does not answer.
     """
     if running_pid(store) is None:
         return None
     endpoint = DaemonEndpoint(store, starts=False)
-    remote = Remote(endpoint, timeout_s=timeout_s, patience_s=0)
+    remote = Remote(endpoint, timeout_s=timeout_s, reconnect_s=0)
     try:
         options = remote.server_options
         status = {**remote.status(), "socket": str(socket_path(endpoint.store))}

@@ -1,4 +1,4 @@
-"""The Carrot broker of a serving process: its settings, its listener, and its end."""
+"""The Carrot broker of a serving process: its settings, its listener, and how it stops."""
 
 import asyncio
 import ssl
@@ -14,7 +14,7 @@ from penstock.settings import ServerSettings
 
 
 class CarrotListening(NamedTuple):
-    """Where a broker listens, and what it wants from its clients."""
+    """A broker's address, and the token and TLS that its clients need."""
 
     address: TcpAddress
     token: str | None
@@ -52,12 +52,12 @@ class CarrotBroker:
         self._listener: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Lets clients in. Raises AddressInUse or InvalidField."""
+        """Starts to accept clients. Raises AddressInUse or InvalidField."""
         self._listener = await listen_carrot(self.server, self.address, self._tls)
         self.address = TcpAddress(self.address.host, self._listener.sockets[0].getsockname()[1])
 
     async def stop(self, reason: str) -> None:
-        """Answers what was taken, and ends the connections."""
+        """Answers the requests that were read, and closes the connections."""
         if self._listener is not None:
             self._listener.close()
         await self.server.stop(reason)

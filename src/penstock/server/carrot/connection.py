@@ -7,8 +7,8 @@
       │  PUT … REMOVE of the extension
       └────────────→ SESSION: any number of requests ─ hang-up ─────────────────────────→ ended
 
-Whatever the end, claims that the client has not acknowledged are released, and their messages
-return to the front of their queues.
+However a connection ends, claims that the client has not acknowledged are released, and their
+messages return to the front of their queues.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from penstock.wire.carrot.single import (
     read_token,
 )
 
-# Requests of one connection that are taken in one turn of the event loop.
+# Requests of one connection that are executed in one turn of the event loop.
 _TURN_MAX: Final = 256
 # The tag of the claim of a single read.
 _SINGLE: Final = 0
@@ -70,7 +70,7 @@ class CarrotConnection(StreamConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._session: SessionDecoder | None = None
         self._backlog: deque[SessionRequest] = deque()
-        # A request of many items is executed in parts: the requests behind it wait in the backlog.
+        # A request of many items is executed in parts: later requests wait in the backlog.
         self._is_held = False
         self._last_key = 0
 
@@ -83,14 +83,14 @@ class CarrotConnection(StreamConnection):
             self.end()
 
     def next_key(self) -> int:
-        """A key for something that is pending."""
+        """A new key for a pending answer."""
         self._last_key += 1
         return self._last_key
 
     # Bytes.
 
     def data_received(self, data: bytes) -> None:
-        if self.ending or self.is_deaf:
+        if self.ending or self.ignores_requests:
             return
         session = self._session
         if session is not None:
@@ -111,7 +111,7 @@ class CarrotConnection(StreamConnection):
             self.count_backlog(len(data))
 
     def _take_start(self) -> None:
-        """Takes the token, and the first request or the part of it that is there."""
+        """Takes the token, and the first request when it is complete."""
         buffer = self._buffer
         if not self._is_admitted:
             if buffer[0] == TOKEN:
@@ -124,7 +124,7 @@ class CarrotConnection(StreamConnection):
                 token = b""
             wanted = self._server.token
             if wanted is not None and not compare_digest(token, wanted):
-                reason = "the broker wants a token, and the client's was missing or wrong"
+                reason = "the broker requires a token, and the client's is missing or wrong"
                 self._end_single(ERROR, self._server.refusal(DENIED, reason))
                 return
             self._is_admitted = True
@@ -170,7 +170,7 @@ class CarrotConnection(StreamConnection):
         text = reply.id.encode() if opcode == WRITE else b""
         self._end_single(SUCCESS, text)
         if opcode not in (WRITE, ADD):
-            self._server.removed(queue)
+            self._server.cancel_reads(queue)
 
     def _refuse_single(self, error: PenstockError) -> None:
         self._end_single(ERROR, self._server.reason(error))
@@ -213,19 +213,19 @@ class CarrotConnection(StreamConnection):
         self._server.flush()
 
     def cancel_read(self) -> None:
-        """Ends a read whose queue was removed before the verdict on its message came."""
+        """Ends a single read whose queue was removed before the verdict on its message."""
         reason = "the queue was removed before the message was acknowledged"
         self._end_single(ERROR, self._server.refusal(REMOVED, reason))
         self._server.plan_flush()
 
     def _take_verdict(self, verdict: int) -> None:
-        """Deletes the message or puts it back. Before it is sent, the verdict is kept for it."""
+        """Deletes or releases the message; an early verdict is kept until the message is sent."""
         self._verdict = verdict
         held = self.held.get(_SINGLE)
         if held is None:
             return
         if verdict not in (ACK, NACK):
-            error = ProtocolError(f"{verdict:#04x} is neither ACK nor NACK; the message is back")
+            error = ProtocolError(f"{verdict:#04x} is neither ACK nor NACK; it counts as NACK")
             self._end_single(ERROR, self._server.reason(error))
             return
         del self.held[_SINGLE]
@@ -268,7 +268,7 @@ class CarrotConnection(StreamConnection):
     def _take_requests(self, session: SessionDecoder, requests: list[SessionRequest]) -> None:
         self._server.requests_seen += len(requests)
         if self._backlog or self._is_held:
-            # Its next turn is planned already.
+            # The turn that takes the backlog is planned already.
             self._backlog.extend(requests)
         elif len(requests) > _TURN_MAX:
             self._backlog.extend(requests)
@@ -294,16 +294,16 @@ class CarrotConnection(StreamConnection):
                 return
 
     def hold_requests(self) -> None:
-        """Leaves the requests that follow in the backlog: they take effect in their order."""
+        """Leaves later requests in the backlog, so that they are executed in order."""
         self._is_held = True
 
     def resume_requests(self) -> None:
-        """Takes the requests that were held, in the next turn of the event loop."""
+        """Takes the backlog in the next turn of the event loop."""
         self._is_held = False
         self.plan_backlog()
 
     def _has_to_wait(self) -> bool:
-        """Whether no request is taken now."""
+        """Whether no request may be executed now."""
         return self.ending or self._is_held
 
     @property
@@ -311,6 +311,7 @@ class CarrotConnection(StreamConnection):
         return self._is_held or super().must_wait
 
     def take_backlog(self) -> None:
+        """Executes some requests, and the rest in later turns, so that others are served too."""
         backlog = self._backlog
         if self._has_to_wait():
             return
@@ -330,7 +331,10 @@ class CarrotConnection(StreamConnection):
 
     def _check_room(self, frame_bytes: int) -> None:
         if not self.reserve(frame_bytes) and not self.ending:
-            reason = f"no room for {frame_bytes} bytes: others are being received; try again"
+            reason = (
+                f"no memory for a request of {frame_bytes} bytes while others are received; "
+                "try again"
+            )
             self._refuse_session(Overloaded(reason))
 
     def _refuse_session(self, error: PenstockError) -> None:
@@ -340,7 +344,7 @@ class CarrotConnection(StreamConnection):
             self.end()
 
     def refuse(self, number: int, error: PenstockError) -> None:
-        """Queues the ERROR by which a request of a session is answered."""
+        """Queues an ERROR as the answer to a request of a session."""
         self.send(encode_session_answer(ERROR, number, self._server.reason(error)))
 
     # The end.
@@ -382,7 +386,7 @@ class CarrotConnection(StreamConnection):
         """Closes the connection if its first request is overdue, or answers are not read."""
         session = self._session
         if session is not None:
-            # A large message on a slow line goes on moving; a mebibyte in the time is enough.
+            # A large message on a slow network makes progress if a mebibyte arrives in this time.
             seen = (session.requests_seen, session.missing_bytes >> 20)
             self.check_standstill(now_s, session.is_amid_frame, seen)
         elif self._single is not None:

@@ -2,11 +2,11 @@
 
     bytes → SessionDecoder, or read_request → LoopService.submit → the answer, at once or later
 
-An answer that can be shown at once is made within the call that brought the request's bytes. Any
+An answer that is durable at once is made within the call that brought the request's bytes. Any
 other is a `Pending` of the service: it waits for the disk, or for a message. Waiting reads are the
-service's own waiting pulls, so the first that waits is the first that is served.
+service's own waiting pulls, so they are served first come, first served.
 
-`connection` has the life of one connection, `sessions` the requests of the extension.
+`connection` has the states of one connection, `sessions` the requests of the extension.
 """
 
 from collections import Counter, defaultdict, deque
@@ -31,7 +31,7 @@ HELD_MAX: Final = 10_000
 # Claims of a lost connection that are released in one turn of the event loop.
 _RELEASED_MAX: Final = 200
 _NAMES_MAX: Final = 10_000
-# A message written to a FIFO queue is in this group: the protocol has no word for one.
+# All messages written to a FIFO queue are in this group: the protocol has no groups.
 GROUP: Final = "carrot"
 _FIFO: Final = ".fifo"
 
@@ -40,7 +40,7 @@ Refuse = Callable[[PenstockError], None]
 
 
 class HeldClaim(NamedTuple):
-    """A claim whose message was sent, and that the client has not answered yet."""
+    """A claim whose message was sent, and is not acknowledged yet."""
 
     queue: str
     proof: Any
@@ -48,7 +48,7 @@ class HeldClaim(NamedTuple):
 
 
 class CarrotServer(StreamServer):
-    """The broker: who is connected, and which claims they hold."""
+    """The broker: its connections and their claims."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class CarrotServer(StreamServer):
         # Requests by opcode, and refusals by the first word of their reasons.
         self.requests = [0] * 256
         self.refused: Counter[str] = Counter()
-        # The name and the group of a queue by the bytes a session names it by.
+        # The name and the group of a queue, by the bytes of its name in a request.
         self._names: dict[bytes, tuple[str, str | None]] = {}
-        # Single reads whose message was sent and not answered, by queue.
+        # Single reads whose message was sent and not acknowledged, by queue.
         self._unanswered: defaultdict[str, set[CarrotConnection]] = defaultdict(set)
         self._released: deque[HeldClaim] = deque()
 
     # Commands.
 
     def name_of(self, raw: bytes) -> tuple[str, str | None]:
-        """The name of a queue, and the group of what is written to it."""
+        """The name of a queue, and the group of messages written to it."""
         found = self._names.get(raw)
         if found is None:
             name = raw.decode("latin-1")
@@ -93,7 +93,7 @@ class CarrotServer(StreamServer):
     ) -> None:
         """Submits a command, and calls `finish` with the reply or `refuse` with the error.
 
-        They are called at once or later; later only if the connection is still there.
+        They are called at once or later; later only if the connection is still open.
         """
         try:
             reply = self.submit(command)
@@ -137,7 +137,7 @@ class CarrotServer(StreamServer):
         refuse: Refuse,
         is_pull: bool = False,
     ) -> None:
-        """Answers when the reply is there, or the wait for a message has ended."""
+        """Answers when the reply has come, or the wait for a message has ended."""
         waits, size = pending.waits, 0
         key = connection.next_key() if is_pull else 0
         if waits:
@@ -145,7 +145,7 @@ class CarrotServer(StreamServer):
         else:
             size = bodies_bytes(pending.claims)
             connection.count_deferred(1, size)
-            # Only what may give claims is cancelled if the connection breaks.
+            # If the connection breaks, only requests that may make claims are cancelled.
             if is_pull:
                 connection.claiming[key] = pending
         pending.then(partial(self._finish_later, connection, key, waits, size, finish, refuse))
@@ -169,16 +169,16 @@ class CarrotServer(StreamServer):
         if error is None:
             finish(reply)
         elif self.broken is None:
-            # A service that failed has said so to everyone already, and the connection ends.
+            # If the service has failed, `fail` has answered every connection already.
             refuse(self.shown_error(error))
         self.plan_flush()
 
     def reason(self, error: PenstockError) -> bytes:
-        """The reason for a refusal, which is counted."""
+        """The reason for an error; counts the refusal."""
         return self._counted(reason_of(error))
 
     def settle_reason(self, error: PenstockError) -> bytes:
-        """The same for a claim: a queue that is not found was there when the message was read."""
+        """The same for the error of a claim: a queue that is not found was removed since."""
         if isinstance(error, QueueNotFound) or (
             isinstance(error, InvalidReceipt) and not isinstance(error, StaleReceipt)
         ):
@@ -187,7 +187,7 @@ class CarrotServer(StreamServer):
         return self.reason(error)
 
     def refusal(self, word: str, text: str) -> bytes:
-        """A reason of the broker's own, which is counted."""
+        """A reason from its word and text; counts the refusal."""
         return self._counted(make_reason(word, text))
 
     def _counted(self, reason: bytes) -> bytes:
@@ -208,16 +208,16 @@ class CarrotServer(StreamServer):
             if not waiting:
                 del self._unanswered[queue]
 
-    def removed(self, queue: str) -> None:
-        """Ends the single reads that wait for a verdict on a message of this queue."""
+    def cancel_reads(self, queue: str) -> None:
+        """Ends the single reads that wait for a verdict on a message of a removed queue."""
         for connection in list(self._unanswered.get(queue, ())):
             connection.cancel_read()
 
     def release(self, claims: Sequence[HeldClaim]) -> None:
-        """Puts the messages of a lost connection back, some in each turn of the event loop."""
+        """Releases the messages of a lost connection, some in each turn of the event loop."""
         was_idle = not self._released
         self._released.extend(claims)
-        if was_idle:
+        if was_idle and claims:
             self._release_some()
 
     def _release_some(self) -> None:
@@ -228,16 +228,16 @@ class CarrotServer(StreamServer):
         if released:
             self.loop.call_soon(self._release_some)
 
-    async def stop(self, reason: str, patience_s: float = 10.0) -> None:
-        """Answers what was taken, ends the connections, and puts back what they held."""
-        await super().stop(reason, patience_s)
+    async def stop(self, reason: str, timeout_s: float = 10.0) -> None:
+        """Answers the requests that were read, closes the connections, releases their claims."""
+        await super().stop(reason, timeout_s)
         while self._released:
             self._release_some()
 
     # Figures.
 
     def families(self) -> Iterator[MetricFamily]:
-        """The broker's figures for the page of metrics."""
+        """The broker's metrics."""
         connections = MetricFamily(
             "penstock_carrot_connections", "gauge", "Connections to the broker."
         )

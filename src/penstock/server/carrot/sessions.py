@@ -1,7 +1,7 @@
-"""The requests of the Carrot extension, each one function from its bytes to its answer.
+"""The requests of the Carrot extension: one function for each opcode.
 
-Every function here has the same parameters: the server, the connection, and the parts of the
-request. What it sends leaves in the connection's next write.
+The functions in `TAKE` have the same parameters: the server, the connection, and the fields of the
+request. Their answers are sent with the connection's next write.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,17 +120,27 @@ def _put_many(
         server.execute(connection, PushMany(name, first, group=group), finish, refuse)
         return
     pushes = (PushMany(name, part, group=group) for part in chain([first], parts))
-    server.execute_steps(connection, _in_parts(connection, pushes), finish, refuse)
+    server.execute_steps(connection, _in_parts(server, connection, pushes), finish, refuse)
 
 
 def _in_parts(
-    connection: "CarrotConnection", parts: Iterable[Batch | PushMany]
+    server: CarrotServer,
+    connection: "CarrotConnection",
+    parts: Iterable[Batch | PushMany],
+    taken: Sequence[HeldClaim] = (),
 ) -> Steps[list[Any]]:
-    """Executes a request of many items; the connection's later requests wait until it is done."""
+    """Executes a request of many items; the connection's later requests wait until it is done.
+
+    If the connection breaks between two parts, those of the `taken` claims are released whose
+    items were not executed.
+    """
     replies: list[Any] = []
     connection.hold_requests()
     try:
         yield from execute_parts(parts, lambda _, some: replies.extend(some))
+    except GeneratorExit:
+        server.release(taken[len(replies) :])
+        raise
     finally:
         connection.resume_requests()
     return replies
@@ -216,7 +226,7 @@ def _wait(
 def _give(connection: "CarrotConnection", number: int, claims: list[Claim]) -> None:
     """Sends the messages, and holds their claims until they are acknowledged."""
     if len(claims) == 1:
-        # The same as below, for the usual read.
+        # A fast path for the most common read; it equals the code below.
         (claim,) = claims
         tag = connection.last_tag + 1
         if tag > _TAG_MAX:
@@ -234,7 +244,7 @@ def _give(connection: "CarrotConnection", number: int, claims: list[Claim]) -> N
 
 
 def _first_free(connection: "CarrotConnection") -> int:
-    """The next tag that no claim has; 0 is never one."""
+    """The next tag that no claim has; tags begin with 1."""
     tag = connection.last_tag
     while True:
         tag = tag % _TAG_MAX + 1
@@ -243,7 +253,7 @@ def _first_free(connection: "CarrotConnection") -> int:
 
 
 def _has_room(server: CarrotServer, connection: "CarrotConnection", count: int) -> bool:
-    """Forgets the claims that have run out; whether there is room for so many more then."""
+    """Drops the claims that have run out; returns whether `count` more are allowed then."""
     now_ms = server.service.now_ms()
     held = connection.held
     for tag in [tag for tag, claim in held.items() if claim.deadline_ms <= now_ms]:
@@ -259,7 +269,7 @@ def _ack_and_get(
     queue: bytes,
     body: bytes,
 ) -> None:
-    """A GET that acknowledges first; what it acknowledged is durable when it is answered."""
+    """A GET that acknowledges first; its acknowledgements are durable when it is answered."""
     try:
         wait_ms, *tags = read_tags(body)
     except (InvalidField, ValueError):
@@ -284,22 +294,12 @@ def _ack_and_get(
 def _acked_then_pulled(
     server: CarrotServer, connection: "CarrotConnection", taken: list[HeldClaim], pull: Pull
 ) -> Steps[tuple[Sequence[Any], Any]]:
+    deletes = [*map(_delete, taken)]
     replies: Sequence[Any]
     if len(taken) <= PART_ITEMS_MAX:
-        replies = yield Batch([*map(_delete, taken)])
+        replies = yield Batch(deletes)
     else:
-        done: list[Any] = []
-        connection.hold_requests()
-        try:
-            parts = _batches([*map(_delete, taken)])
-            yield from execute_parts(parts, lambda _, some: done.extend(some))
-        except GeneratorExit:
-            # The connection broke between two parts: what is not acknowledged goes back.
-            server.release(taken[len(done) :])
-            raise
-        finally:
-            connection.resume_requests()
-        replies = done
+        replies = yield from _in_parts(server, connection, _batches(deletes), taken)
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
     return replies, (yield pull)
@@ -330,7 +330,7 @@ def _take_held(
     if unknown is not None:
         return InvalidField(f"tag {unknown}: no message of this connection waits for an answer")
     if len(set(tags)) != len(tags):
-        return InvalidField("tags: one of them is there twice")
+        return InvalidField("tags: one of them is given twice")
     return [held.pop(tag) for tag in tags]
 
 
@@ -341,7 +341,7 @@ def _refuse_settled(
     taken: dict[int, HeldClaim],
     error: PenstockError,
 ) -> None:
-    """Refuses all of several; they may be answered again unless their claims have ended."""
+    """Refuses a whole request; its tags may be used again, unless their claims have ended."""
     if not isinstance(error, RequestError):
         connection.held.update(taken)
     connection.send(encode_session_answer(ERROR, number, server.settle_reason(error)))
@@ -367,7 +367,7 @@ def _settle(
     elif len(taken) <= PART_ITEMS_MAX:
         server.execute(connection, Batch(list(map(command, taken))), many, refuse)
     else:
-        steps = _in_parts(connection, _batches([*map(command, taken)]))
+        steps = _in_parts(server, connection, _batches([*map(command, taken)]))
         finish = partial(_finish_settled, server, connection, number, by_tag)
         server.execute_steps(connection, steps, finish, refuse)
 
@@ -379,7 +379,7 @@ def _finish_settled(
     taken: dict[int, HeldClaim],
     replies: Sequence[Any],
 ) -> None:
-    """As `_finish_many`; what a part could not do may be asked for again (`_refuse_settled`)."""
+    """As `_finish_many`; tags of a part that was refused as a whole may be used again."""
     for (tag, claim), reply in zip(taken.items(), replies, strict=True):
         if isinstance(reply, PenstockError) and not isinstance(reply, RequestError):
             connection.held[tag] = claim
@@ -422,7 +422,7 @@ def _ack(
     queue: bytes,
     body: bytes,
 ) -> None:
-    """An ACK; one of a single tag that is held is done without what `_settle` does for several."""
+    """An ACK, with a fast path for a single tag; it equals `_settle`."""
     if count != 1 or len(body) != 4:
         _ack_or_nack(_delete, server, connection, count, number, queue, body)
         return
@@ -471,7 +471,9 @@ def _extend(
     if len(items) <= PART_ITEMS_MAX:
         server.execute(connection, Batch([*items]), finish, refuse)
     else:
-        server.execute_steps(connection, _in_parts(connection, _batches(items)), finish, refuse)
+        server.execute_steps(
+            connection, _in_parts(server, connection, _batches(items)), finish, refuse
+        )
 
 
 def _finish_extend(
@@ -532,7 +534,7 @@ def _remove(
 
     def finish(reply: Any) -> None:
         _finish_one(connection, number, reply)
-        server.removed(name)
+        server.cancel_reads(name)
 
     server.execute(connection, DeleteQueue(name), finish, partial(connection.refuse, number))
 

@@ -1,4 +1,4 @@
-"""One connection of the frame server: it decodes frames and admits the client by its hello."""
+"""One connection of the frame server: decodes frames, and checks the client's hello."""
 
 import asyncio
 from collections import deque
@@ -11,8 +11,8 @@ from penstock.server.frames.server import FrameServer
 from penstock.server.stream import StreamConnection
 from penstock.wire.frames.frames import (
     HELLO,
+    HELLO_LIMITS,
     SMALL_BYTES,
-    STRANGER_LIMITS,
     Frame,
     FrameDecoder,
     decode_hello,
@@ -38,9 +38,9 @@ class FrameConnection(StreamConnection):
         super().__init__(server)
         self._server = server
         self._token = token
-        # Gives the reason why the peer is refused, or None.
+        # Returns the error if the peer must be refused, or None.
         self._refuse = refuse
-        self._decoder = FrameDecoder("client", STRANGER_LIMITS)
+        self._decoder = FrameDecoder("client", HELLO_LIMITS)
         self._is_welcome = False
         self._backlog: deque[Frame] = deque()
 
@@ -54,14 +54,14 @@ class FrameConnection(StreamConnection):
             self.end()
 
     def data_received(self, data: bytes) -> None:
-        if self.ending or self.is_deaf:
+        if self.ending or self.ignores_requests:
             return
         server = self._server
         decoder = self._decoder
         frames = decoder.feed(data)
         if not self._is_welcome:
             if frames:
-                frames = self._greet(frames[0])
+                frames = self._take_hello(frames[0])
             elif decoder.error is not None:
                 self._out.append(refusal(data, decoder.error))
                 self.end()
@@ -112,16 +112,16 @@ class FrameConnection(StreamConnection):
             self.end()
 
     def _reserve(self, frame_bytes: int) -> None:
-        """Refuses the frame if all connections together hold too much of incomplete ones."""
+        """Refuses the frame if the incomplete frames of all connections take too much memory."""
         if not self.reserve(frame_bytes) and not self.ending:
             reason = (
-                f"no room for a frame of {frame_bytes} bytes: others are being received; try again"
+                f"no memory for a frame of {frame_bytes} bytes while others are received; try again"
             )
             self.send(encode_error(0, Overloaded(reason)))
             self.end()
 
-    def _greet(self, frame: Frame) -> list[Frame]:
-        """Admits or refuses the client; returns the frames that came along with its hello."""
+    def _take_hello(self, frame: Frame) -> list[Frame]:
+        """Accepts or refuses the client; returns the frames that arrived with its hello."""
         kind, _, body = frame
         try:
             token = decode_hello(body).token if kind == HELLO else None
@@ -131,7 +131,7 @@ class FrameConnection(StreamConnection):
             return []
         wanted = self._token
         if wanted is not None and not compare_digest((token or "").encode(), wanted.encode()):
-            reason = "the server wants a token, and the client's was missing or wrong"
+            reason = "the server requires a token, and the client's is missing or wrong"
             self._out.append(refusal(b"", ProtocolError(reason)))
             self.end()
             return []
@@ -153,6 +153,6 @@ class FrameConnection(StreamConnection):
                 self.abort()
             return
         decoder = self._decoder
-        # A large frame on a slow line goes on moving; a mebibyte in the time given is enough.
+        # A large frame on a slow network makes progress if a mebibyte arrives in this time.
         seen = (decoder.frames_seen, decoder.missing_bytes >> 20)
         self.check_standstill(now_s, decoder.is_amid_frame, seen)

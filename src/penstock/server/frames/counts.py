@@ -1,6 +1,6 @@
 """How often frame servers answered each kind of command, and with which result.
 
-Counting what went well is one addition to a list, because it is part of every request.
+Counting a reply is one addition in a list, because it is part of every request.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.wire.frames.frames import BULK_PUSH, CANCEL, KIND_OF, STATUS
 
-# A request that is refused before its kind matters, such as one without a number.
+# A request that is refused before its kind is known, such as one without a number.
 NO_KIND: Final = 0
 OK: Final = "ok"
 _NAMES: Final[dict[int, str]] = {

@@ -45,7 +45,7 @@ def _bind_unix(path: Path) -> socket.socket:
 def _check_peer(transport: asyncio.BaseTransport) -> PenstockError | None:
     """The error for a process of another user at the other end of a Unix socket, or None."""
     peer = peer_credentials(transport.get_extra_info("socket"))
-    # Where the system does not tell, only the 0700 directory protects the socket.
+    # If the system does not report the peer's user, only the 0700 directory protects the socket.
     if peer is None or peer[1] == os.geteuid():
         return None
     uid = peer[1]

@@ -3,8 +3,8 @@
     bytes → FrameDecoder → LoopService.submit → the reply's frame, at once or when it is durable
 
 A request whose reply can be shown at once is answered within the call that brought its bytes, and
-all answers of that call leave in one write. Any other is a `Pending` of the service: it waits for
-the disk, or for a message, and its callback sends the answer.
+all answers of that call are sent with one write. Any other is a `Pending` of the service: it waits
+for the disk, or for a message, and its callback sends the answer.
 
 `server.stream` has what connections of any protocol have in common. `FrameServer` does not know
 where a connection came from; `ipc` and `tcp` accept them.
@@ -57,7 +57,8 @@ _ROW_BYTES: Final = 1_024
 class FrameServer(StreamServer):
     """Takes the requests of every connection, submits them to one service, and sends the answers.
 
-    When it stops, what is unanswered at the goodbye was not done: the client may send it elsewhere.
+    When it stops, requests without an answer before the goodbye were not executed: the client may
+    send them to another server.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class FrameServer(StreamServer):
     # Requests.
 
     def take(self, connection: "FrameConnection", frame: Frame) -> None:
-        """Does what one frame of a welcome client asks."""
+        """Executes the request in one frame of an accepted client."""
         kind, request, body = frame
         if not request:
             reason = "a request needs a number of 1 or more"
@@ -141,9 +142,9 @@ class FrameServer(StreamServer):
             connection.send(encode_reply(request, self.status()))
 
     def _submit_within_frame(self, command: Pull | Peek) -> Any:
-        """Bounds a pull or peek of many, so that it is short and its answer fits into a frame.
+        """Limits a pull or peek, so that it is short and its answer fits into a frame.
 
-        It gives fewer messages than were asked for.
+        It may return fewer messages than the command allows.
         """
         limit = command.limit
         if type(limit) is not int or not 1 < limit <= PULL_LIMIT_MAX:
@@ -169,7 +170,7 @@ class FrameServer(StreamServer):
     def _answer(
         self, connection: "FrameConnection", kind: int, request: int, command: Any, reply: Any
     ) -> None:
-        """Sends a reply that may be shown."""
+        """Sends a reply that is durable."""
         if kind == PULL:
             self._send_claims(connection, request, reply)
             return
@@ -191,7 +192,7 @@ class FrameServer(StreamServer):
         if len(answer) <= self.limits.frame_bytes_max:
             self._answered[PULL] += 1
         else:
-            # The first message is given whatever its size, and its row may be large.
+            # The first message is returned whatever its size, so its row may be too large.
             self.service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
@@ -209,7 +210,7 @@ class FrameServer(StreamServer):
         command: Any,
         pending: Pending,
     ) -> None:
-        """Answers later: the reply is not durable yet, or comes from elsewhere."""
+        """Answers later: the reply is not durable yet, or comes from another service."""
         size = 0
         if kind == PULL:
             connection.claiming[request] = pending

@@ -1,7 +1,8 @@
-"""The frame server on TCP: on loopback for every user of this host, elsewhere with token and TLS.
+"""The frame server on TCP: every user of this host may connect; other addresses need token and TLS.
 
-A host name counts as loopback only if all its addresses are. Beyond loopback, plain TCP or a
-missing token needs the flag --insecure-open-to-the-network, for networks that are closed anyway.
+A host name counts as loopback only if all its addresses are loopback addresses. On any other
+address, plain TCP or a missing token needs the flag --insecure-open-to-the-network, for networks
+that are protected by other means.
 """
 
 import asyncio
@@ -48,11 +49,12 @@ def read_address(text: str) -> TcpAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all addresses of the host are this machine's. Raises InvalidField if it has none."""
+    """Whether all addresses of the host are loopback. Raises InvalidField if it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise InvalidField(f"address: the host {host[:100]!r} cannot be found: {error}") from None
+        reason = getattr(error, "strerror", None) or "it is not a host name"
+        raise InvalidField(f"address: the host {host[:100]!r} cannot be found: {reason}") from None
     return all(ip_address(entry[4][0]).is_loopback for entry in found)
 
 
@@ -64,9 +66,9 @@ def check_exposure(
     insecure: bool = False,
     override: str = "--insecure-open-to-the-network",
 ) -> None:
-    """Refuses an address beyond loopback without token and TLS. Raises InvalidField.
+    """Refuses an address other than loopback without token and TLS. Raises InvalidField.
 
-    `override` names the flag by which the caller's user allows it all the same.
+    `override` is the flag by which the user allows it.
     """
     if insecure or (has_token and has_tls) or is_loopback(address.host):
         return
@@ -76,8 +78,8 @@ def check_exposure(
         if not given
     )
     raise InvalidField(
-        f"address: {address} can be reached from elsewhere: give {missing}, listen on 127.0.0.1, "
-        f"or say {override}"
+        f"address: {address} can be reached from other machines: give {missing}, listen on "
+        f"127.0.0.1, or pass {override}"
     )
 
 
@@ -155,7 +157,7 @@ class _TcpConnection(FrameConnection):
 
 
 def prepare_tcp(transport: asyncio.BaseTransport) -> None:
-    """Sends answers without delay, and has TCP notice that the other machine is gone."""
+    """Turns off Nagle's delay, and turns on TCP keep-alive, which ends dead connections."""
     link = transport.get_extra_info("socket")
     if link is None:
         return

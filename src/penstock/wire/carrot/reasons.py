@@ -32,7 +32,7 @@ TIMEOUT: Final = "TIMEOUT"
 STOPPING: Final = "STOPPING"
 DENIED: Final = "DENIED"
 
-# The first class that an error is of gives its word.
+# The first class of which an error is an instance determines its word.
 _WORD_OF: Final[tuple[tuple[type[PenstockError], str], ...]] = (
     (QueueDeleted, REMOVED),
     (QueueNotFound, "NOT_FOUND"),
@@ -49,7 +49,7 @@ _WORD_OF: Final[tuple[tuple[type[PenstockError], str], ...]] = (
     (UnavailableError, "UNAVAILABLE"),
     (PenstockError, "FAILED"),
 )
-# A word that this release does not know is an error of the request.
+# A word that this release does not know becomes a RequestError.
 _ERROR_OF: Final[dict[str, type[PenstockError]]] = {
     REMOVED: QueueDeleted,
     "NOT_FOUND": QueueNotFound,

@@ -3,8 +3,8 @@
     request   opcode (1) · queue length (1) · count (2) · number (4) · body size (4) · queue · body
     answer    status (1) · 00 · count (2) · number (4) · body size (4) · body
 
-Integers are little-endian. The client chooses a request's number; its answer has the same one.
-Answers come in the order in which they can be given. The bodies:
+Integers are little-endian. The client chooses a request's number; its answer has the same number.
+Answers are sent as soon as they are ready, in any order. The bodies:
 
     PUT        C0   the message                        → the message's id
     PUT_MANY   C1   count × size (4) · the messages    → nothing, or what was refused
@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, cast
 
 from penstock.errors import InvalidField, ProtocolError
 from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX
-from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS
+from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS, encode_text
 from penstock.wire.frames.parts import part_ranges
 
 PUT: Final = 0xC0
@@ -66,9 +66,9 @@ REQUEST_LIMITS: Final[dict[int, tuple[int, int]]] = {
     SESSION_REMOVE: (0, 0),
 }
 _NAMES: Final = ("PUT", "PUT_MANY", "GET", "ACK", "NACK", "EXTEND", "ADD", "REMOVE")
-# What the broker accepts; messages of one answer are limited so that it fits.
+# The largest body that the broker accepts or sends; an answer has only as many messages as fit.
 FRAME_BYTES_MAX: Final = HEAD_BYTES + QUEUE_BYTES_MAX + MANY_BYTES_MAX
-# What one answer to a GET may take of the broker's time: so many messages, so many bytes of them.
+# Limits for the answer to a GET, so that it takes little of the broker's time.
 READ_ITEMS_MAX: Final = 2_000
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 # A request of more bytes than this is not copied as a whole.
@@ -79,10 +79,10 @@ SessionRequest = tuple[int, int, int, bytes, bytes]
 
 
 class SessionDecoder:
-    """Cuts the bytes a client sent, in any chunks, into requests.
+    """Splits the bytes of a client, in any chunks, into requests.
 
-    It buffers at most one incomplete request. After a fault, which is then in `error`, it gives no
-    more requests; those before the fault have been given.
+    It buffers at most one incomplete request. After a fault, which is then in `error`, it returns
+    no more requests; those before the fault were returned.
     """
 
     __slots__ = ("_buffer", "_need", "error", "requests_seen")
@@ -95,7 +95,7 @@ class SessionDecoder:
 
     @property
     def missing_bytes(self) -> int:
-        """How much more must come before there is a next request, as far as is known."""
+        """How many more bytes the next request needs, as far as is known."""
         return self._need - len(self._buffer)
 
     @property
@@ -123,7 +123,7 @@ class SessionDecoder:
         return self._cut(data)
 
     def _cut_large(self, whole: bytearray) -> list[SessionRequest]:
-        """The same as `_cut`, but a PUT_MANY is left where it is; its messages are copied later."""
+        """The same as `_cut`, but a PUT_MANY is not copied; its messages are copied later."""
         requests = self._cut(cast(bytes, memoryview(whole)))
         return [
             (opcode, count, number, bytes(queue), body if opcode == PUT_MANY else bytes(body))
@@ -175,7 +175,7 @@ def encode_session_request(
     opcode: int, number: int, queue: str, body: bytes = b"", count: int = 0
 ) -> bytes:
     """The bytes of a request. Raises InvalidField."""
-    name = queue.encode()
+    name = encode_text("queue", queue)
     if len(name) > QUEUE_BYTES_MAX:
         raise InvalidField(f"queue: {len(name)} bytes; at most {QUEUE_BYTES_MAX} are allowed")
     size_max, count_max = REQUEST_LIMITS[opcode]
@@ -196,7 +196,7 @@ def encode_messages(messages: Sequence[bytes]) -> bytes:
 def read_messages(
     count: int, body: bytes | memoryview, items_max: int = BATCH_ITEMS_MAX
 ) -> Iterator[list[bytes]]:
-    """The messages of a PUT_MANY, in parts of at most so many. Raises InvalidField at once."""
+    """The messages of a PUT_MANY, in parts of at most `items_max`. Raises InvalidField at once."""
     start = 4 * count
     if not count or len(body) < start:
         raise InvalidField(f"PUT_MANY: {count} sizes in a body of {len(body)} bytes")
@@ -309,7 +309,7 @@ def read_session_answer(data: bytes | bytearray) -> SessionAnswer | None:
         return None
     status, zero, count, number, size = HEAD.unpack_from(data)
     if status not in (SUCCESS, ERROR) or zero:
-        raise ProtocolError(f"the broker sent status {status:#04x} {zero:#04x}; it is 00 or 01, 00")
+        raise ProtocolError(f"the server does not speak Carrot: it began with {bytes(data[:20])!r}")
     if size > FRAME_BYTES_MAX:
         raise ProtocolError(f"the broker sent an answer of {size} bytes")
     if len(data) < HEAD_BYTES + size:

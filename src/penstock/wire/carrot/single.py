@@ -1,4 +1,4 @@
-"""The Carrot protocol as it was first written down: one request a connection.
+"""The original Carrot protocol: one request for each connection.
 
     WRITE     00 · length (1) · queue · 00 · message (length)
     READ      0F · queue · 00
@@ -8,9 +8,9 @@
     message   00 · length (1) · message (length)          the answer to a READ that found one
     verdict   00 ACK · 01 NACK                            the client's answer to that message
 
-A verdict is answered like a request. TOKEN, `A0 · token · 00`, may stand before the request, and
-must where the broker wants one. docs/formats/carrot.md is the whole protocol. Nothing here does
-I/O; every `read_…` takes the bytes there are and returns None if they are not all there yet.
+A verdict is answered like a request. TOKEN, `A0 · token · 00`, may precede the request, and must
+if the broker requires a token. docs/formats/carrot.md is the specification. Nothing here does I/O;
+each `read_…` function takes the bytes received so far and returns None if they are incomplete.
 """
 
 from typing import Final, NamedTuple
@@ -68,24 +68,34 @@ def encode_request(request: SingleRequest) -> bytes:
 
 
 def encode_token(token: str) -> bytes:
-    """What a client sends first if the broker wants a token. Raises InvalidField."""
+    """The bytes of a token, which a client sends before its request. Raises InvalidField."""
     return bytes((TOKEN,)) + _with_nul("token", token, TOKEN_BYTES_MAX)
 
 
+def encode_text(field: str, text: object) -> bytes:
+    """The bytes of a name or token. Raises InvalidField.
+
+    A lone surrogate is sent as it is, and the broker refuses it.
+    """
+    if not isinstance(text, str):
+        raise InvalidField(f"{field}: expected text, got {type(text).__name__}")
+    return text.encode(errors="surrogatepass")
+
+
 def _with_nul(field: str, text: str, most: int) -> bytes:
-    data = text.encode(errors="surrogatepass")
+    data = encode_text(field, text)
     if b"\0" in data or not 1 <= len(data) <= most:
         raise InvalidField(f"{field}: expected 1 to {most} bytes without NUL, got {len(data)}")
     return data + b"\0"
 
 
 def read_request(data: bytes | bytearray) -> SingleRequest | None:
-    """The request that has arrived. Raises ProtocolError as soon as it cannot be one."""
+    """The request that has arrived. Raises ProtocolError as soon as the bytes are invalid."""
     if not data:
         return None
     opcode = data[0]
     if opcode not in SINGLE_OPCODES:
-        raise ProtocolError(f"opcode {opcode:#04x} is unknown; docs/formats/carrot.md has them all")
+        raise ProtocolError(f"opcode {opcode:#04x} is unknown; see docs/formats/carrot.md")
     start = 2 if opcode == WRITE else 1
     end = data.find(b"\0", start, start + QUEUE_BYTES_MAX + 1)
     if end < 0:
@@ -103,7 +113,7 @@ def read_request(data: bytes | bytearray) -> SingleRequest | None:
 
 
 def read_token(data: bytes | bytearray) -> tuple[bytes, int] | None:
-    """The token that has arrived, and where the request behind it begins. Raises ProtocolError."""
+    """The token that has arrived, and where the request after it begins. Raises ProtocolError."""
     end = data.find(b"\0", 1, TOKEN_BYTES_MAX + 2)
     if end >= 0:
         return bytes(data[1:end]), end + 1
@@ -125,7 +135,7 @@ def encode_message(message: bytes) -> bytes:
 def read_answer(data: bytes | bytearray) -> SingleAnswer | None:
     """The answer that has arrived. Raises ProtocolError."""
     if data and data[0] not in (SUCCESS, ERROR):
-        raise ProtocolError(f"the broker sent status {data[0]:#04x}; it is 00 or 01")
+        raise ProtocolError(f"the server does not speak Carrot: it began with {bytes(data[:20])!r}")
     end = data.find(b"\0", 1, TEXT_BYTES_MAX + 2)
     if end >= 0:
         return SingleAnswer(data[0], bytes(data[1:end]).decode(errors="replace"))

@@ -130,7 +130,7 @@ _Items = msgspec.Meta(max_length=BATCH_ITEMS_MAX)
 
 
 class _WireBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
-    # Commands that are not allowed in a batch are refused by the engine, one by one.
+    # The engine refuses each command that is not allowed in a batch.
     items: Annotated[list[Push | _NotPush], _Items]
 
 
@@ -291,7 +291,7 @@ def encode_command(
 
 def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
     if kind in _BY_RECEIPT:
-        raise InvalidReceipt("receipt: no store has made it: it is far too long")
+        raise InvalidReceipt("receipt: too long; use the one that the pull returned")
     if kind not in (PUSH, BATCH):
         raise InvalidField(
             f"command: {size} bytes in all; at most {SMALL_BYTES} are allowed in one "

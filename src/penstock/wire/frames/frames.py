@@ -61,7 +61,7 @@ FRAME_BYTES_MAX: Final = 65 * 1024 * 1024
 SMALL_BYTES: Final = 64 * 1024
 HELLO_BYTES_MAX: Final = 4 * 1024
 REQUEST_MAX: Final = 2**32 - 1
-# What one answer to a pull may take of a server's time: so many messages, so many bytes of them.
+# Limits for the answer to a pull, so that it takes little of the server's time.
 PULL_MESSAGES_MAX: Final = 2_000
 PULL_BYTES_MAX: Final = 8 * 1024 * 1024
 _MESSAGE_CHARS_MAX: Final = 2_000
@@ -143,8 +143,8 @@ def server_limits(frame_bytes_max: int = FRAME_BYTES_MAX) -> dict[int, int]:
     }
 
 
-# The frames that a client may send before its hello is accepted.
-STRANGER_LIMITS: Final[Mapping[int, int]] = {HELLO: HELLO_BYTES_MAX}
+# The frames that a client may send before its hello is accepted: only the hello.
+HELLO_LIMITS: Final[Mapping[int, int]] = {HELLO: HELLO_BYTES_MAX}
 
 
 class FrameDecoder:
@@ -154,19 +154,19 @@ class FrameDecoder:
     more frames; those before the fault were returned.
     """
 
-    __slots__ = ("_buffer", "_greeted", "_limits", "_need", "_peer", "error", "frames_seen")
+    __slots__ = ("_buffer", "_has_prelude", "_limits", "_need", "_peer", "error", "frames_seen")
 
     def __init__(self, peer: str, limits: Mapping[int, int]) -> None:
         self._peer = peer
         self._limits = limits
         self._buffer = bytearray()
-        self._greeted = False
+        self._has_prelude = False
         self._need = PRELUDE_BYTES
         self.error: ProtocolError | None = None
         self.frames_seen = 0
 
     def admit(self, limits: Mapping[int, int]) -> None:
-        """Changes the limits for the peer from the next frame on."""
+        """Sets the limits for the peer's next frames."""
         self._limits = limits
 
     @property
@@ -191,7 +191,7 @@ class FrameDecoder:
         chunk: Body = data
         if self._buffer:
             self._buffer += data
-            if len(self._buffer) < self._need and self._greeted:
+            if len(self._buffer) < self._need and self._has_prelude:
                 return []
             # Bodies are views into a large buffer, which must stay unchanged: a new one is begun.
             chunk = memoryview(self._buffer)
@@ -199,8 +199,8 @@ class FrameDecoder:
                 chunk = bytes(chunk)
             self._buffer = bytearray()
         at = 0
-        if not self._greeted:
-            if not self._greet(bytes(chunk[:PRELUDE_BYTES])):
+        if not self._has_prelude:
+            if not self._take_prelude(bytes(chunk[:PRELUDE_BYTES])):
                 return []
             at = PRELUDE_BYTES
         return self._cut(chunk, at)
@@ -232,7 +232,7 @@ class FrameDecoder:
         self.frames_seen += len(frames)
         return frames
 
-    def _greet(self, start: bytes) -> bool:
+    def _take_prelude(self, start: bytes) -> bool:
         """Whether the prelude is complete; buffers an incomplete one, or sets `error`."""
         if not MAGIC.startswith(start[: len(MAGIC)]):
             self.error = ProtocolError(
@@ -243,7 +243,7 @@ class FrameDecoder:
         else:
             version = int.from_bytes(start[len(MAGIC) :], "little")
             if version == VERSION:
-                self._greeted = True
+                self._has_prelude = True
                 return True
             self.error = ProtocolError(
                 f"the {self._peer} speaks version {version} of the frames, and this side "
@@ -263,7 +263,7 @@ class FrameDecoder:
                 f"at most {limit} are allowed"
             )
         if kind > 0xFF:
-            return ProtocolError(f"the {self._peer} set flags {kind >> 8:#04x} that mean nothing")
+            return ProtocolError(f"the {self._peer} set unknown flags {kind >> 8:#04x}")
         return ProtocolError(f"the {self._peer} sent a frame of kind {kind:#04x}, not allowed here")
 
 
