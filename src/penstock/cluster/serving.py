@@ -25,6 +25,7 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
 from penstock.cluster.archive import PART_BYTES, ShardArchive
+from penstock.cluster.between import Carrier, carry_departures
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogSteps, Pause
@@ -40,7 +41,7 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, Pull, Push, Release
+from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, Pull, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
@@ -51,9 +52,6 @@ _HINT_S: Final = 0.1
 _OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # Who asked: the subject to which the reply goes, and the token of the command.
 Caller = tuple[str, int]
-# How many departures are carried at once, and how long a refused one is left alone.
-_CARRIED_MAX: Final = 100
-_CARRY_AGAIN_S: Final = 1.0
 # How long the reply to a release waits for the dead letter to arrive.
 _HELD_BACK_S: Final = 1.0
 # For how long a proof of ownership is good: so old may an answer be that changed nothing.
@@ -61,22 +59,6 @@ _CONFIRMED_S: Final = 0.1
 _FLUSH_S: Final = 10.0
 _FLUSHED_MS: Final = 2
 _UNSUBSCRIBE_S: Final = 1.0
-
-
-class Carrier(Protocol):
-    """Brings a message to another shard: `router.Router` does."""
-
-    async def push_to(self, push: Push, source: str | None) -> None:
-        """Returns once the message is durable there. Raises PenstockError."""
-        ...
-
-    async def tend(self, queue: str) -> None:
-        """Brings the shards of a spread queue to what its home shard says. Raises PenstockError."""
-        ...
-
-    async def tend_copy(self, queue: str, shard: int) -> None:
-        """Removes a spread queue from a shard that it is not in. Raises PenstockError."""
-        ...
 
 
 class AnswerSender(Protocol):
@@ -385,7 +367,8 @@ class OwnedShard:
 
     async def start(self, carrier: Carrier) -> None:
         """Begins to serve."""
-        for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
+        carrying = carry_departures(self._answers, carrier)
+        for work in (self._append(), self._take_snapshots(), carrying):
             self._tasks.append(self._loop.create_task(work))
         if self._archive is not None:
             self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
@@ -466,32 +449,6 @@ class OwnedShard:
                 self.archive_error = str(error)
             await asyncio.sleep(_ARCHIVE_S)
 
-    async def _carry(self, carrier: Carrier) -> None:
-        """Brings what departed to the other shards, and ends it here once it is durable there."""
-        while True:
-            await self._answers.has_departures.wait()
-            self._answers.has_departures.clear()
-            try:
-                owed = self.engine.departures(_CARRIED_MAX)
-                await self._until_durable(self.engine.answer_sequence)
-                for each, push in owed:
-                    queue = self.engine.shard.queues.get(each.source)
-                    source = None if queue is None else queue.name
-                    await carrier.push_to(push, source)
-                    self.engine.arrived(each.delivery.number, each.delivery.epoch)
-                self._answers.answer_held_back()
-            except PenstockError:
-                # The other shard moves, or refuses it: it stays owed.
-                await asyncio.sleep(_CARRY_AGAIN_S)
-            if self.engine.shard.departed.deliveries:
-                self._answers.has_departures.set()
-
-    async def _until_durable(self, sequence: int) -> None:
-        done = asyncio.Event()
-        self.journal.notify(sequence, done.set)
-        await done.wait()
-        self.journal.wait(sequence)
-
     # Ending.
 
     def replaced_by(self, term: int) -> None:
@@ -529,8 +486,9 @@ class OwnedShard:
 async def end_tasks(tasks: Iterable["asyncio.Task[Any]"]) -> None:
     """Cancels tasks until they have ended: a library may take one cancellation for a timeout."""
     own = asyncio.current_task()
-    left = {task for task in tasks if task is not own and not task.done()}
+    left = [task for task in tasks if task is not own and not task.done()]
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=0.1)
+        await asyncio.wait(left, timeout=0.1)
+        left = [task for task in left if not task.done()]

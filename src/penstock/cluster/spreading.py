@@ -7,12 +7,12 @@ the rest   in all shards at once; the replies are put together
 """
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.known import KnownQueues, every
 from penstock.cluster.pulling import ShardPuller
@@ -51,16 +51,16 @@ from penstock.service import (
 class SpreadQueues:
     """Queues of a cluster, wherever they are."""
 
-    def __init__(self, asker: ShardAsker, shards: int) -> None:
+    def __init__(self, asker: ShardAsker, shards: int, now_ms: Callable[[], int]) -> None:
         self.known = known = KnownQueues(asker, shards)
-        self.changes = changes = Respreading(known)
+        self.changes = changes = Respreading(known, now_ms)
         self.pull = ShardPuller(known).pull
         self.spread, self.status = changes.spread, changes.status
         self.tend, self.tend_copy = changes.tend, changes.tend_copy
         self.home, self.places, self.describe = known.home, known.places, known.describe
         self._ask = known.ask
         self._shards = shards
-        self._now_ms = SystemClock().now_ms
+        self._now_ms = now_ms
         self._turns = itertools.count()
 
     # Pushing.
