@@ -9,6 +9,7 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
+from penstock.cluster.between import carry_departures
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import (
@@ -24,11 +25,14 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
+from penstock.cluster.router import Router, _pushed_back
 from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
+from penstock.cluster.spread import SpreadGuard
+from penstock.cluster.spreading import SpreadQueues
 from penstock.core.events import Claimed
-from penstock.errors import Fenced
+from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
-from penstock.service import Pull
+from penstock.service import Delete, Pull
 from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
 
 
@@ -87,7 +91,7 @@ class TwoAppendsInFlight(SimulatedNode):
         done = lambda found: process.resume(found, None)  # noqa: E731
         for index, each in enumerate(request.requests):
             waiting: Any = OneOfSeveral(outcomes, index, done)
-            self.cluster.request(self, waiting, each)
+            self.cluster.network.request(self, waiting, each)
 
 
 def next_entry(journal):
@@ -292,7 +296,7 @@ class WaitsEndUnconfirmed(WatchedAnswers):
 
 
 class WaitsEndWithoutAProof(SimulatedNode):
-    """Ends a pull that waited in vain without a proof that it is still the owner."""
+    """Ends a pull that found nothing while it waited without a proof of ownership."""
 
     answers_class = WaitsEndUnconfirmed
 
@@ -333,3 +337,107 @@ class ReadsOverGaps(SimulatedNode):
         replica = super()._replica(shard)
         replica.__class__ = GapBlindReplica
         return replica
+
+
+# Routers, dead letters and spread queues.
+
+
+class UnawaitedCarrier:
+    def __init__(self, node, router):
+        self._node = node
+        self._router = router
+
+    async def push_to(self, push, source):
+        self._node.begin(self._router.push_to(push, source), lambda reply, error: None)
+
+
+class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
+    """Ends a dead letter at its source as soon as its push to the target was sent."""
+
+    async def carry(self, part):
+        carrier: Any = UnawaitedCarrier(self, await self.opened_router())
+        await carry_departures(part.answers, carrier)
+
+
+class ForgetfulCarrier:
+    def __init__(self, router, sent):
+        self._router = router
+        self._sent = sent
+
+    async def push_to(self, push, source):
+        if push.dedup_id in self._sent:
+            push = msgspec.structs.replace(push, dedup_id=None)
+        else:
+            self._sent[push.dedup_id] = None
+        await self._router.push_to(push, source)
+
+
+class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
+    """Leaves the dedup id out when a dead letter is pushed to its target again."""
+
+    async def carry(self, part):
+        sent = vars(self.cluster).setdefault("sent", {})
+        carrier: Any = ForgetfulCarrier(await self.opened_router(), sent)
+        await carry_departures(part.answers, carrier)
+
+
+class ImpatientQueues(SpreadQueues):
+    async def _push_to_places(self, command, places):
+        spread = msgspec.structs.replace(places.spread, before=())
+        return await super()._push_to_places(command, places._replace(spread=spread))
+
+
+class ImpatientRouter(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = ImpatientQueues
+
+
+class GroupsMoveBeforeTheyAreEmpty(SimulatedNode):
+    """After a change of k, pushes to the new shard while the old one has messages of the group."""
+
+    router_class = ImpatientRouter
+
+
+class VersionBlindGuard(SpreadGuard):
+    def _check_version(self, name, version):
+        return self._shard.names.get(name)
+
+
+class TakesPushesByAnOldMap(SimulatedNode):
+    """Does not compare the version of the spread that a request goes by."""
+
+    def make_answers(self, part):
+        part.guard.__class__ = VersionBlindGuard
+        return super().make_answers(part)
+
+
+class DeletingFirst(Router):
+    async def _carry_back(self, command, limit):
+        claims = await self._pull(Pull(command.queue, min(limit, 10), wait_ms=0))
+        for claim in claims:
+            to = command.to or claim.source
+            if to is not None:
+                with suppress(StaleReceipt):
+                    await self._by_receipt(Delete(command.queue, claim.receipt))
+                    await self._push(_pushed_back(claim, to))
+        return len(claims)
+
+
+class RedriveDeletesBeforeItPushes(SimulatedNode):
+    """Deletes a message from its dead-letter queue before it is in the other queue."""
+
+    router_class = DeletingFirst
+
+
+class PushingWithoutDedupIds(Router):
+    async def _push(self, command):
+        if (command.dedup_id or "").startswith("redriven-"):
+            command = msgspec.structs.replace(command, dedup_id=None)
+        return await super()._push(command)
+
+
+class RedriveWithoutDedupIds(SimulatedNode):
+    """Pushes a redriven message without the dedup id of its dead letter."""
+
+    router_class = PushingWithoutDedupIds
