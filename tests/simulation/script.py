@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from penstock.service import CreateQueue
 from penstock.testing.simulation.cluster import Profile, SimulatedCluster
@@ -34,7 +35,7 @@ class Script:
         self.client, self.late = self.cluster.clients
         self.slots = self.cluster.streams.shards[0].messages
         self.truths = self.cluster.truths
-        self.replies = []
+        self.replies: list[Any] = []
         for shard in range(shards):
             self.serve(self.other if shard else self.node, shard)
         for queue in queues:
@@ -67,7 +68,7 @@ class Script:
 
     def begin(self, command, client=None):
         client = client or self.client
-        self.run(client.execute(command), client)
+        self.run(client.ask(command), client)
 
     def until_replied(self, count):
         self.until(lambda: len(self.replies) >= count)

@@ -8,7 +8,7 @@ import pytest
 from penstock.cluster.placement import shard_for
 from penstock.service import Delete, Pull, Push, Redrive, Stats
 from penstock.testing.simulate import run_seed
-from penstock.testing.simulation.lineage import DEPARTED, GONE
+from penstock.testing.simulation.lineage import DEPARTED, GONE, IN_FLIGHT
 from penstock.testing.simulation.nodes import SimulatedNode
 from penstock.testing.simulation.queues import SimulatedQueue, name_in
 from tests.simulation import planted
@@ -121,6 +121,28 @@ def a_redrive_is_broken_off_and_repeated(script):
         assert script.ask(Stats(QUEUE)).messages == 1
 
 
+def a_redrive_ends_with_its_process(script):
+    """The process that redrives is stopped before it has done anything but its claim."""
+    make_dead_letter(script, b"once")
+    script.until(lambda: lives(script, 0)[0].state == GONE)
+    script.begin(Redrive(DEAD), script.late)
+    script.until(lambda: lives(script, 1)[0].state == IN_FLIGHT)
+    script.node.is_deaf = True
+    script.wait(1_000)
+    script.late.stop()
+    script.node.is_deaf = False
+    script.wait(1_000)
+    assert script.ask(Stats(DEAD)).messages == 1
+
+
+def test_a_redrive_that_is_broken_off_before_its_push_loses_nothing(quick_path):
+    """Row 9: a redrive deletes a dead letter only after its push is answered."""
+    play = a_redrive_ends_with_its_process
+    assert found(play, quick_path / "real", SimulatedNode, 2, DEAD_LETTERS) is None
+    with pytest.raises(AssertionError, match="0 == 1"):
+        found(play, quick_path / "planted", planted.RedriveDeletesBeforeItPushes, 2, DEAD_LETTERS)
+
+
 def test_a_redrive_that_is_broken_off_and_repeated_brings_a_message_once(quick_path):
     """Row 9: the push of a redrive has the dedup id of the dead letter."""
     play = a_redrive_is_broken_off_and_repeated
@@ -183,6 +205,61 @@ def test_a_group_is_in_one_shard_while_k_changes(play, planted_fault, quick_path
     """Row 9: groups stay whole and in order."""
     assert found(play, quick_path / "real", SimulatedNode, 2, GROUPS) is None
     assert found(play, quick_path / "planted", planted_fault, 2, GROUPS) is not None
+
+
+def test_a_shard_refuses_a_group_only_once_its_deletes_are_kept(quick_path):
+    """The owner had deleted the last message of a group in memory alone, and sent pushes on to the
+    new shard; had it crashed then, the group would have been in two shards."""
+    script = Script(quick_path, SimulatedNode, 2, GROUPS)
+    push(script, 1)
+    script.spread(FIFO, 2)
+    (claim,) = script.ask(Pull(FIFO))
+    for client in (script.client, script.late):
+        # It has proved that it is the owner, and both know the map.
+        script.ask(Stats(FIFO), client)
+    script.cluster.streams.shards[0].change_leader(election_ms=1_000)
+    script.begin(Delete(FIFO, claim.receipt))
+    script.wait(10)
+    script.begin(Push(FIFO, b"2", group=GROUP, dedup_id="2"), script.late)
+    script.wait(100)
+    assert not lives(script, 1)
+    script.node.stop()
+    script.serve(script.third)
+    script.until(lambda: len(lives(script, 0)) + len(lives(script, 1)) == 2)
+    script.close()
+    assert script.violation is None
+
+
+DEAD_FIFO = name_in("f-dead", 0, 2)
+DEAD_GROUPS = (
+    SimulatedQueue(DEAD_FIFO, {"fifo": True}, FIFO),
+    SimulatedQueue(FIFO, {**GROUPS[0].settings, "dead_letter": DEAD_FIFO, "max_receives": 1}),
+)
+
+
+def test_a_redrive_goes_by_the_map_of_its_target(quick_path):
+    """A redrive within a shard put messages of a group there, which had moved to another shard
+    since the router had looked."""
+    script = Script(quick_path, SimulatedNode, 2, DEAD_GROUPS)
+    push(script, 1)
+    script.ask(Pull(FIFO, visibility_ms=50))
+    script.until(lambda: lives(script, 0)[0].queue.name == DEAD_FIFO)
+    script.begin(Redrive(DEAD_FIFO, FIFO), script.late)
+    router = script.late.router
+    assert router is not None
+    asked = router._asker._calls.values
+    script.until(lambda: any(getattr(each.command, "queue", "") == FIFO for each in asked()))
+    script.late.pause()
+    script.wait(20)
+    script.spread(FIFO, 2)
+    push(script, 2)
+    assert len(lives(script, 1)) == 1
+    count = len(script.replies)
+    script.late.resume()
+    script.until_replied(count + 1)
+    script.close()
+    assert script.violation is None
+    assert script.replies[-1] == 1
 
 
 # Seeds.

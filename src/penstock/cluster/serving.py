@@ -107,6 +107,8 @@ class ShardAnswers:
         self._confirmed_s = -math.inf
         self._confirming: deque[tuple[float, int]] = deque()
         self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
+        # Answers that show what is not kept yet.
+        self._unkept: dict[Caller, list[bytes]] = {}
         # Replies that wait until what departed has arrived: since when, where to, and what.
         self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
         self._ended = False
@@ -139,7 +141,7 @@ class ShardAnswers:
         except SpreadChanged:
             self._send_confirmed(caller, [calls.SPREAD_OTHERWISE])
         except NotPlaced:
-            self._send_confirmed(caller, [calls.NOT_PLACED_HERE])
+            self._send_kept(caller, [calls.NOT_PLACED_HERE])
         except JournalError:
             # It was refused before anything of it was appended.
             self._sender.send(*caller, calls.NOT_OWNER)
@@ -152,8 +154,10 @@ class ShardAnswers:
             if isinstance(result, Pending):
                 self._pending[caller] = result
                 result.then(partial(self._answer_later, caller, command))
-            else:
+            elif type(command) is Pull:
                 self._send_confirmed(caller, calls.write_reply(command, result))
+            else:
+                self._send_kept(caller, calls.write_reply(command, result))
             if isinstance(command, _OF_SETTINGS):
                 self._note_settings(command.queue)
         if self.engine.shard.departed.deliveries:
@@ -188,6 +192,26 @@ class ShardAnswers:
             del self._pending[caller]
             pending.cancel()
             self._send_confirmed(caller, [answer])
+
+    def _send_kept(self, caller: Caller, parts: list[bytes]) -> None:
+        """Sends an answer that shows the state, once everything that led to it is kept.
+
+        Whoever acts on it in another shard must not see it undone by a crash: a group that is
+        empty because of a delete which is not kept, a note which the next owner does not know.
+        """
+        sequence = self.journal.last_sequence
+        if sequence <= self.journal.durable_sequence:
+            self._send_confirmed(caller, parts)
+        else:
+            self._unkept[caller] = parts
+            self.journal.notify(sequence, partial(self._kept, caller))
+
+    def _kept(self, caller: Caller) -> None:
+        """All that an answer shows is kept, which proves the ownership, or the journal failed."""
+        for part in self._unkept.pop(caller, ()):
+            if self.journal.failure is not None:
+                part = calls.NOT_OWNER
+            self._sender.send(*caller, part)
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
@@ -269,7 +293,8 @@ class ShardAnswers:
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
         self.answer_held_back()
-        for caller in (*self._pending, *(caller for _, caller, _ in self._unconfirmed)):
+        unconfirmed = (caller for _, caller, _ in self._unconfirmed)
+        for caller in (*self._pending, *self._unkept, *unconfirmed):
             self._sender.send(*caller, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
@@ -289,7 +314,7 @@ class ShardAnswers:
 
     @property
     def _has_work(self) -> bool:
-        waiting = self._pending or self._held_back or self._unconfirmed
+        waiting = self._pending or self._held_back or self._unconfirmed or self._unkept
         return bool(self.journal.has_unsent or waiting)
 
     def hand_over(self) -> LogSteps[None]:

@@ -213,6 +213,9 @@ class SpreadGuard:
             queue = self._check_version(command.queue, version)
             if queue is not None and version and type(command) is Push:
                 self._check_push(queue, command, now_ms)
+            elif type(command) is Redrive and command.to is not None:
+                # It was sent because both queues are in this shard alone.
+                self._check_version(command.to, 0)
         elif type(command) is Batch:
             for name in {each.queue for each in command.items if type(each) is Push}:
                 self._check_version(name, version)

@@ -52,7 +52,7 @@ class SimulatedClient(RoutingHost):
 
     # Asking.
 
-    async def execute(self, command: Command[R]) -> R:
+    async def ask(self, command: Command[R]) -> R:
         """Executes a command: by the client's own router, or by that of any node."""
         if self._asks_nodes:
             return await self._ask_nodes(command)
@@ -112,7 +112,7 @@ class SimulatedClient(RoutingHost):
         # After a pause these ids may have been forgotten.
         self._old_dedups.clear()
         for queue in cluster.profile.queues:
-            await self._try("create", self.execute(CreateQueue(queue.name, queue.settings)))
+            await self._try("create", self.ask(CreateQueue(queue.name, queue.settings)))
         actions: list[Callable[[], ClientWork[None]]] = [self._push, self._push]
         actions += [self._pull, self._pull, self._delete, self._delete]
         actions += [self._extend, self._release, self._peek]
@@ -152,7 +152,7 @@ class SimulatedClient(RoutingHost):
         is_delayed = not queue.is_fifo and self.schedule.chance() < 0.1
         delay_ms = self.schedule.below(300) if is_delayed else None
         push = Push(name, body.encode(), delay_ms, dedup_id=dedup_id, group=group)
-        self.cluster.ledger.note_pushed(push, await self.execute(push))
+        self.cluster.ledger.note_pushed(push, await self.ask(push))
 
     async def _pull(self) -> None:
         name = self._queue().name
@@ -166,7 +166,7 @@ class SimulatedClient(RoutingHost):
             wait_ms=self.schedule.below(400) if chance < 0.3 else 0,
             attempt_id=who if chance > 0.7 else None,
         )
-        for claim in await self.execute(command):
+        for claim in await self.ask(command):
             self.held.append(self.cluster.ledger.note_claimed(name, who, claim))
 
     def _some_claim(self) -> AnsweredClaim | None:
@@ -186,7 +186,7 @@ class SimulatedClient(RoutingHost):
         ledger = self.cluster.ledger
         ledger.note_delete_sent(held)
         try:
-            was_there = await self.execute(Delete(held.queue, held.claim.receipt))
+            was_there = await self.ask(Delete(held.queue, held.claim.receipt))
         except StaleReceipt:
             ledger.note_delete_refused(held)
         else:
@@ -199,7 +199,7 @@ class SimulatedClient(RoutingHost):
             visibility_ms = self.schedule.between(50, 1_500)
             try:
                 command = Extend(held.queue, held.claim.receipt, visibility_ms)
-                deadline_ms = await self.execute(command)
+                deadline_ms = await self.ask(command)
             except StaleReceipt:
                 self.cluster.ledger.note_refused(held)
             else:
@@ -210,7 +210,7 @@ class SimulatedClient(RoutingHost):
         if held is not None:
             delay_ms = self.schedule.below(200) if self.schedule.chance() < 0.3 else 0
             try:
-                await self.execute(Release(held.queue, held.claim.receipt, delay_ms))
+                await self.ask(Release(held.queue, held.claim.receipt, delay_ms))
             except StaleReceipt:
                 self.cluster.ledger.note_refused(held)
             else:
@@ -218,14 +218,14 @@ class SimulatedClient(RoutingHost):
 
     async def _peek(self) -> None:
         asked_ms = self.schedule.now_ms
-        for message in await self.execute(Peek(self._queue().name, 20)):
+        for message in await self.ask(Peek(self._queue().name, 20)):
             self.cluster.ledger.note_shown(message.id, asked_ms)
 
     async def _redrive(self) -> None:
         dead = [queue for queue in self.cluster.profile.queues if queue.source is not None]
         queue: SimulatedQueue = self.schedule.pick(dead)
         to = queue.source if self.schedule.chance() < 0.5 else None
-        moved = await self.execute(Redrive(queue.name, to, self.schedule.between(1, 10)))
+        moved = await self.ask(Redrive(queue.name, to, self.schedule.between(1, 10)))
         self.schedule.note(self.name, "redrives", queue.name, moved)
 
     async def _spread(self) -> None:
@@ -245,7 +245,7 @@ class SimulatedClient(RoutingHost):
             who = f"{self.name}-{self._count}"
             try:
                 pull = Pull(queue, 10, visibility_ms=2_000, wait_ms=500)
-                for claim in await self.execute(pull):
+                for claim in await self.ask(pull):
                     held = self.cluster.ledger.note_claimed(queue, who, claim)
                     await self._delete_held(held)
             except PenstockError as error:

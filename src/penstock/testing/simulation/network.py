@@ -41,7 +41,7 @@ class SimulatedMessage(NamedTuple):
 Take = Callable[[Any], Awaitable[None]]
 
 
-class LogCaller(Protocol):
+class RequestCaller(Protocol):
     """Whatever waits for the reply to a request."""
 
     def resume(self, reply: Any, error: Exception | None) -> None:
@@ -107,7 +107,7 @@ class SimulatedNetwork:
             return self._schedule.below(self._schedule.pick([60, 800, 3_000]))
         return self._schedule.below(4)
 
-    def request(self, host: Host, caller: LogCaller, request: LogRequest[Any]) -> None:
+    def request(self, host: Host, caller: RequestCaller, request: LogRequest[Any]) -> None:
         """Sends a request to the servers and the reply back; or Unanswered, after a time."""
         exchange = _Exchange(self, host, caller)
         limit_ms = _APPEND_MS if type(request) is Append else _REQUEST_MS
@@ -228,10 +228,10 @@ class _Exchange:
 
     __slots__ = ("_caller", "_host", "_network", "timer")
 
-    def __init__(self, network: SimulatedNetwork, host: Host, caller: LogCaller) -> None:
+    def __init__(self, network: SimulatedNetwork, host: Host, caller: RequestCaller) -> None:
         self._network = network
         self._host = host
-        self._caller: LogCaller | None = caller
+        self._caller: RequestCaller | None = caller
         self.timer: Any = None
 
     def answer(self, reply: Any, error: Exception | None) -> None:
