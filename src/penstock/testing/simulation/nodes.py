@@ -80,6 +80,10 @@ class WatchedAnswers(ShardAnswers):
     made_ms: dict[Caller, int]
     now_ms: Callable[[], int]
 
+    def _send_kept(self, caller: Caller, parts: list[bytes]) -> None:
+        self.made_ms[caller] = self.now_ms()
+        super()._send_kept(caller, parts)
+
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         self.made_ms[caller] = self.now_ms()
         super()._send_confirmed(caller, parts)
