@@ -32,7 +32,7 @@ from penstock.cluster.spreading import SpreadQueues
 from penstock.core.events import Claimed
 from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
-from penstock.service import Delete, Pull
+from penstock.service import Delete, Pull, Redrive
 from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
 
 
@@ -121,7 +121,7 @@ def append_with(journal, on_mismatch):
 
 
 class RefusalIsAFence(SimulatedNode):
-    """Takes error 10071 for the proof that another owner has come."""
+    """Treats error 10071 as the proof that there is another owner."""
 
     def append(self, journal):
         def stop(journal, after):
@@ -133,7 +133,7 @@ class RefusalIsAFence(SimulatedNode):
 
 
 class RefusalIsIgnored(SimulatedNode):
-    """Takes error 10071 for the answer to its own earlier attempt."""
+    """Treats error 10071 as the answer to its own earlier attempt."""
 
     def append(self, journal):
         def take_for_kept(journal, after):
@@ -144,7 +144,7 @@ class RefusalIsIgnored(SimulatedNode):
 
 
 class RefusalMeansTheNextSlot(SimulatedNode):
-    """After error 10071, appends behind whatever is there by now."""
+    """After error 10071, appends after the last slot that is there by then."""
 
     def append(self, journal):
         def go_on_behind(journal, after):
@@ -178,7 +178,7 @@ class ServesBeforeItHasReplayed(SimulatedNode):
 
 
 class TakesOverWithoutOpeningATerm(SimulatedNode):
-    """Reads the log to its end, and begins: nothing keeps the owner before from appending."""
+    """Reads the log to its end and serves: the owner before it can still append."""
 
     def take_over(self, replica, claim_id, revision, seen_slot):
         value = msgspec.json.encode(Ownership(self.name, claim_id))
@@ -193,19 +193,19 @@ class TakesOverWithoutOpeningATerm(SimulatedNode):
         )
 
 
-class ForgetfulUpkeep(Upkeep):
+class UpkeepWithoutDedups(Upkeep):
     def _take_dedups(self, number, first, end, outline):
         return pack_dedups(number, [])
 
 
-class SnapshotsForgetDedupIds(SimulatedNode):
+class SnapshotsOmitDedupIds(SimulatedNode):
     """Leaves the dedup window out of snapshots."""
 
     def make_upkeep(self, engine, journal, directory):
-        return ForgetfulUpkeep(engine, journal, directory, None)
+        return UpkeepWithoutDedups(engine, journal, directory, None)
 
 
-class ClaimlessJournal(ReplicatedJournal):
+class JournalWithoutClaims(ReplicatedJournal):
     def append(self, events):
         return super().append([each for each in events if type(each) is not Claimed])
 
@@ -215,11 +215,11 @@ class ClaimsAreNotReplicated(SimulatedNode):
 
     def take_over(self, replica, claim_id, revision, seen_slot):
         journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
-        journal.__class__ = ClaimlessJournal
+        journal.__class__ = JournalWithoutClaims
         return journal
 
 
-class HastyService:
+class ServiceAnsweringPullsAtOnce:
     def __init__(self, service):
         self._service = service
 
@@ -233,10 +233,10 @@ class HastyService:
         return getattr(self._service, name)
 
 
-class HastyAnswers(WatchedAnswers):
+class AnswersSentBeforeTheyAreKept(WatchedAnswers):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        hasty: Any = HastyService(self.service)
+        hasty: Any = ServiceAnsweringPullsAtOnce(self.service)
         self.service = hasty
 
 
@@ -255,7 +255,7 @@ class UnconfirmedAnswers(WatchedAnswers):
 class AnswersClaimsBeforeTheyAreKept(SimulatedNode):
     """Sends claims at once, and appends them at the same time."""
 
-    answers_class = HastyAnswers
+    answers_class = AnswersSentBeforeTheyAreKept
 
 
 class AnswersAreNotConfirmed(SimulatedNode):
@@ -273,7 +273,7 @@ class ConfirmedAtOnce(WatchedAnswers):
 
 
 class OneProofServesAllWhoWait(SimulatedNode):
-    """Takes an entry for the proof of answers that were made long after it was appended."""
+    """Uses an entry as the proof of answers that were made long after it was appended."""
 
     answers_class = ConfirmedAtOnce
 
@@ -285,7 +285,7 @@ class ConfirmedFromTheStart(WatchedAnswers):
 
 
 class ATakeoverIsAProof(SimulatedNode):
-    """Takes the end of its takeover for the instant at which it was the owner."""
+    """Uses the end of its takeover as the instant at which it was the owner."""
 
     answers_class = ConfirmedFromTheStart
 
@@ -323,7 +323,7 @@ class ListsSnapshotsOfWhatIsNotKept(SimulatedNode):
         return (yield from _list_snapshot(journal, kept)) is not None
 
 
-class GapBlindReplica(ShardReplica):
+class ReplicaIgnoringGaps(ShardReplica):
     def _take(self, chain, number, extent):
         chain.slot = number
         with suppress(BrokenChain):
@@ -335,7 +335,7 @@ class ReadsOverGaps(SimulatedNode):
 
     def _replica(self, shard):
         replica = super()._replica(shard)
-        replica.__class__ = GapBlindReplica
+        replica.__class__ = ReplicaIgnoringGaps
         return replica
 
 
@@ -359,7 +359,7 @@ class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
         await carry_departures(part.answers, carrier)
 
 
-class ForgetfulCarrier:
+class CarrierOmittingRepeatedDedupIds:
     def __init__(self, router, sent):
         self._router = router
         self._sent = sent
@@ -377,29 +377,29 @@ class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
 
     async def carry(self, part):
         sent = vars(self.cluster).setdefault("sent", {})
-        carrier: Any = ForgetfulCarrier(await self.opened_router(), sent)
+        carrier: Any = CarrierOmittingRepeatedDedupIds(await self.opened_router(), sent)
         await carry_departures(part.answers, carrier)
 
 
-class ImpatientQueues(SpreadQueues):
+class QueuesIgnoringEarlierPlaces(SpreadQueues):
     async def _push_to_places(self, command, places):
         spread = msgspec.structs.replace(places.spread, before=())
         return await super()._push_to_places(command, places._replace(spread=spread))
 
 
-class ImpatientRouter(Router):
+class RouterIgnoringEarlierPlaces(Router):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.spread.__class__ = ImpatientQueues
+        self.spread.__class__ = QueuesIgnoringEarlierPlaces
 
 
 class GroupsMoveBeforeTheyAreEmpty(SimulatedNode):
     """After a change of k, pushes to the new shard while the old one has messages of the group."""
 
-    router_class = ImpatientRouter
+    router_class = RouterIgnoringEarlierPlaces
 
 
-class VersionBlindGuard(SpreadGuard):
+class GuardIgnoringVersions(SpreadGuard):
     def _check_version(self, name, version):
         return self._shard.names.get(name)
 
@@ -408,11 +408,11 @@ class TakesPushesByAnOldMap(SimulatedNode):
     """Does not compare the version of the spread that a request goes by."""
 
     def make_answers(self, part):
-        part.guard.__class__ = VersionBlindGuard
+        part.guard.__class__ = GuardIgnoringVersions
         return super().make_answers(part)
 
 
-class DeletingFirst(Router):
+class RouterDeletingFirst(Router):
     async def _carry_back(self, command, limit):
         claims = await self._pull(Pull(command.queue, min(limit, 10), wait_ms=0))
         for claim in claims:
@@ -427,10 +427,10 @@ class DeletingFirst(Router):
 class RedriveDeletesBeforeItPushes(SimulatedNode):
     """Deletes a message from its dead-letter queue before it is in the other queue."""
 
-    router_class = DeletingFirst
+    router_class = RouterDeletingFirst
 
 
-class PushingWithoutDedupIds(Router):
+class RouterOmittingRedriveDedupIds(Router):
     async def _push(self, command):
         if (command.dedup_id or "").startswith("redriven-"):
             command = msgspec.structs.replace(command, dedup_id=None)
@@ -440,4 +440,47 @@ class PushingWithoutDedupIds(Router):
 class RedriveWithoutDedupIds(SimulatedNode):
     """Pushes a redriven message without the dedup id of its dead letter."""
 
-    router_class = PushingWithoutDedupIds
+    router_class = RouterOmittingRedriveDedupIds
+
+
+class AnswersShowingUnkeptState(WatchedAnswers):
+    def _send_kept(self, caller, parts):
+        self._send_confirmed(caller, parts)
+
+
+class ShowsStateThatIsNotKept(SimulatedNode):
+    """Says that it has no messages of a group before their deletes are kept."""
+
+    answers_class = AnswersShowingUnkeptState
+
+
+class GuardIgnoringRedriveTargets(SpreadGuard):
+    def check(self, command, version, now_ms):
+        if type(command) is Redrive:
+            command = msgspec.structs.replace(command, to=None)
+        super().check(command, version, now_ms)
+
+
+class RedriveIgnoresTheMapOfItsTarget(SimulatedNode):
+    """Redrives within a shard without comparing how the target is spread."""
+
+    def make_answers(self, part):
+        part.guard.__class__ = GuardIgnoringRedriveTargets
+        return super().make_answers(part)
+
+
+class QueuesOfferingAtOnce(SpreadQueues):
+    async def _find_push(self, command, shards, version):
+        return None
+
+
+class RouterOfferingAtOnce(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = QueuesOfferingAtOnce
+
+
+class OffersAPushBeforeItLooks(SimulatedNode):
+    """Pushes to the shard of a group without asking the others whether they know the dedup id."""
+
+    router_class = RouterOfferingAtOnce

@@ -35,7 +35,7 @@ PLANTED = [
     planted.RefusalMeansTheNextSlot,
     planted.ServesBeforeItHasReplayed,
     planted.TakesOverWithoutOpeningATerm,
-    planted.SnapshotsForgetDedupIds,
+    planted.SnapshotsOmitDedupIds,
     planted.ClaimsAreNotReplicated,
     planted.AnswersClaimsBeforeTheyAreKept,
     planted.PurgesBeforeItLists,
@@ -188,7 +188,7 @@ def test_what_is_accepted_may_vanish_when_the_leader_changes():
 
 
 def test_two_appends_at_once_are_no_fence():
-    """The first is refused, and the second taken behind the other writer's back."""
+    """The first is refused, and the second is accepted after the other writer's message."""
     schedule, old, new = RunSchedule(1), Answers(), Answers()
     stream = ModelStream(schedule, lambda *message: None)
     stream.publish("", b"new", new.done, after=0)
@@ -223,7 +223,7 @@ def script(quick_path):
 
 
 def test_a_command_whose_answer_was_lost_is_asked_again_of_the_same_owner(script):
-    """The owner is well and says nothing more: such a command was waited for for ever."""
+    """The owner serves, and sends nothing more: the client waited without a limit."""
     script.until_kept(Push("q0", b"once", dedup_id="once"))
     script.client.is_deaf = True
     script.wait(1_000)
@@ -244,7 +244,7 @@ def test_a_push_without_a_dedup_id_whose_answer_was_lost_is_not_repeated(script)
 
 
 def test_an_owner_that_was_paused_answers_nothing_from_before(script):
-    """It resumes with a question in its backlog, after another has served."""
+    """It is resumed with a command in its backlog, after another owner has served."""
     script.ask(Push("q0", b"1", dedup_id="1"))
     script.node.pause()
     script.client.is_deaf = True
@@ -259,7 +259,7 @@ def test_an_owner_that_was_paused_answers_nothing_from_before(script):
 
 
 def answer_long_after_the_proof(script):
-    """A question comes while the answer of the log to the proof of an earlier one is missing."""
+    """A command comes while the log has not confirmed the proof for an earlier one."""
     script.wait(300)
     script.begin(Stats("q0"))
     script.until(lambda: script.node.owned[0].journal.has_unsent)
@@ -276,7 +276,7 @@ def answer_long_after_the_proof(script):
 
 
 def answer_after_a_slow_takeover(script):
-    """A new owner is replaced while it replays, and is asked by one that has not heard of it."""
+    """A new owner is replaced while it replays, and a client that does not know that asks it."""
     script.client.is_deaf = True
     script.other.run(partial(script.other.take, 0))
     script.until(lambda: script.cluster.truths[0].term == 2)
@@ -303,7 +303,7 @@ class SlowToServe(SimulatedNode):
 
 
 class SlowToServeAsItWas(planted.ATakeoverIsAProof, SlowToServe):
-    """Takes a second to replay, and then takes that for a proof."""
+    """Takes a second to replay, and uses the end of the replay as a proof."""
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from penstock.cluster.log import LogSteps, Pause
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
-from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard
+from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard, knows_push
 from penstock.errors import (
     Fenced,
     InvalidField,
@@ -41,7 +41,7 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, Pull, Release
+from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, Pull, Push, Release
 
 _SNAPSHOT_LOOK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
@@ -166,11 +166,15 @@ class ShardAnswers:
     def _look(self, command: Any) -> Any:
         """Does a pull whose attempt is known here; others only wait for a message, or not at all.
 
-        Raises RequestError.
+        A push is answered if its dedup id is known here. Raises RequestError or NotPlaced.
         """
-        if type(command) is not Pull:
+        if type(command) not in (Pull, Push):
             raise InvalidField(f"command: {type(command).__name__} cannot only look")
         queue = self.engine.shard.queue(command.queue)
+        if type(command) is Push:
+            if not knows_push(queue, command, self.service.now_ms()):
+                raise NotPlaced
+            return self.service.submit(command)
         attempt_id = command.attempt_id
         if attempt_id is not None and queue.attempt(attempt_id, self.service.now_ms()) is not None:
             return self.service.submit(command)
@@ -207,11 +211,16 @@ class ShardAnswers:
             self.journal.notify(sequence, partial(self._kept, caller))
 
     def _kept(self, caller: Caller) -> None:
-        """All that an answer shows is kept, which proves the ownership, or the journal failed."""
-        for part in self._unkept.pop(caller, ()):
-            if self.journal.failure is not None:
-                part = calls.NOT_OWNER
-            self._sender.send(*caller, part)
+        """All that an answer shows is kept, or the journal failed.
+
+        That is no proof of ownership: it may have been kept before another owner came, and the
+        answer made after that.
+        """
+        parts = self._unkept.pop(caller)
+        if self.journal.failure is None:
+            self._send_confirmed(caller, parts)
+        else:
+            self._sender.send(*caller, calls.NOT_OWNER)
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
