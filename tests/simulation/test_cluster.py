@@ -25,7 +25,7 @@ from tests.simulation import planted
 from tests.simulation.script import Script
 
 BLOCKS = 4
-SEEDS = 100_000 if FULL else 400
+SEEDS = 100_000 if FULL else 240
 # Within how many seeds, from 0 on, each planted fault is found. The real code passes them all.
 WITHIN = 500
 PLANTED = [

@@ -309,7 +309,9 @@ def test_a_fault_that_was_found_is_mended(play, queues, as_it_was, rule, quick_p
 def test_seeds_reach_routing_spread_queues_and_dead_letters():
     """Row 9: each of these happens in a few seeds; a run in which none does would pass, too."""
     counts = dict.fromkeys(("Departed", "Arrived", "Moved", "spreads", "redrives", "idle"), 0)
-    for seed in range(60):
+    for seed in range(100):
+        if min(counts.values()):
+            break
         run = run_seed(seed)
         assert run.violation is None, run.report()
         for _, what, *rest in run.trace:
