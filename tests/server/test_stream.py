@@ -29,7 +29,7 @@ class FramePeer:
     def __init__(self, directory, limits):
         self._running = ServerInThread(directory, limits=limits)
         self.call, self.stop = self._running.call, self._running.stop
-        self.server = self._running.desk
+        self.server = self._running.frames
         with Wire(self._running) as wire:
             wire.ask(1, CreateQueue("orders"))
             wire.ask(2, Push("orders", bytes(BODY_BYTES)))
@@ -229,22 +229,22 @@ def test_requests_wait_while_the_messages_before_them_are_not_durable(serve):
     with Wire(server) as wire:
         pushes = [(n, Push("orders", bytes(BODY_BYTES))) for n in range(2, count + 2)]
         wire.send((1, CreateQueue("orders")), *pushes)
-        until(lambda: server.desk.deferred == count + 1)
+        until(lambda: server.frames.deferred == count + 1)
         server.call(journal.sync)
         assert [wire.next()[1] for _ in range(count + 1)] == list(range(1, count + 2))
         numbers = list(range(1, count + 1))
         wire.send(*((n, Pull("orders")) for n in numbers))
-        until(lambda: server.desk.held.total_bytes > MIB)
-        assert server.call(lambda: server.desk.deferred) == 11
-        assert server.call(lambda: server.desk.held.total_bytes) < MIB + 2 * BODY_BYTES
+        until(lambda: server.frames.held.total_bytes > MIB)
+        assert server.call(lambda: server.frames.deferred) == 11
+        assert server.call(lambda: server.frames.held.total_bytes) < MIB + 2 * BODY_BYTES
         answered: list[int] = []
         while len(answered) < count:
             executed = min(11, count - len(answered))
-            until(lambda executed=executed: server.desk.deferred == executed)
+            until(lambda executed=executed: server.frames.deferred == executed)
             server.call(journal.sync)
             answered += [wire.next()[1] for _ in range(executed)]
         assert answered == numbers
-        until(lambda: server.desk.held.total_bytes == 0)
+        until(lambda: server.frames.held.total_bytes == 0)
 
 
 def test_answers_of_frames_that_are_not_read_are_limited_over_all_connections(

@@ -106,10 +106,10 @@ def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(
             context.wrap_socket(plain, server_hostname="localhost") as link,
         ):
             link.sendall(encode_hello(Hello("test")) + encode_command(1, Peek("orders", 8)))
-            until(lambda: server.desk.held.total_bytes > 2 * MIB)
+            until(lambda: server.frames.held.total_bytes > 2 * MIB)
             # Some of it: the rest does not leave the server's sight.
             for _ in range(20):
                 assert link.recv(65_536)
-            assert server.desk.held.total_bytes > 2 * MIB
-            until(lambda: len(server.desk.connections) == 1)
-            assert server.desk.held.total_bytes == 0
+            assert server.frames.held.total_bytes > 2 * MIB
+            until(lambda: len(server.frames.connections) == 1)
+            assert server.frames.held.total_bytes == 0

@@ -9,6 +9,7 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
+from penstock.cluster.between import carry_departures
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import (
@@ -24,11 +25,14 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
+from penstock.cluster.router import Router, _pushed_back
 from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
+from penstock.cluster.spread import SpreadGuard
+from penstock.cluster.spreading import SpreadQueues
 from penstock.core.events import Claimed
-from penstock.errors import Fenced
+from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
-from penstock.service import Pull
+from penstock.service import Delete, Pull, Redrive
 from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
 
 
@@ -87,7 +91,7 @@ class TwoAppendsInFlight(SimulatedNode):
         done = lambda found: process.resume(found, None)  # noqa: E731
         for index, each in enumerate(request.requests):
             waiting: Any = OneOfSeveral(outcomes, index, done)
-            self.cluster.request(self, waiting, each)
+            self.cluster.network.request(self, waiting, each)
 
 
 def next_entry(journal):
@@ -117,7 +121,7 @@ def append_with(journal, on_mismatch):
 
 
 class RefusalIsAFence(SimulatedNode):
-    """Takes error 10071 for the proof that another owner has come."""
+    """Treats error 10071 as the proof that there is another owner."""
 
     def append(self, journal):
         def stop(journal, after):
@@ -129,7 +133,7 @@ class RefusalIsAFence(SimulatedNode):
 
 
 class RefusalIsIgnored(SimulatedNode):
-    """Takes error 10071 for the answer to its own earlier attempt."""
+    """Treats error 10071 as the answer to its own earlier attempt."""
 
     def append(self, journal):
         def take_for_kept(journal, after):
@@ -140,7 +144,7 @@ class RefusalIsIgnored(SimulatedNode):
 
 
 class RefusalMeansTheNextSlot(SimulatedNode):
-    """After error 10071, appends behind whatever is there by now."""
+    """After error 10071, appends after the last slot that is there by then."""
 
     def append(self, journal):
         def go_on_behind(journal, after):
@@ -174,7 +178,7 @@ class ServesBeforeItHasReplayed(SimulatedNode):
 
 
 class TakesOverWithoutOpeningATerm(SimulatedNode):
-    """Reads the log to its end, and begins: nothing keeps the owner before from appending."""
+    """Reads the log to its end and serves: the owner before it can still append."""
 
     def take_over(self, replica, claim_id, revision, seen_slot):
         value = msgspec.json.encode(Ownership(self.name, claim_id))
@@ -189,19 +193,19 @@ class TakesOverWithoutOpeningATerm(SimulatedNode):
         )
 
 
-class ForgetfulUpkeep(Upkeep):
+class UpkeepWithoutDedups(Upkeep):
     def _take_dedups(self, number, first, end, outline):
         return pack_dedups(number, [])
 
 
-class SnapshotsForgetDedupIds(SimulatedNode):
+class SnapshotsOmitDedupIds(SimulatedNode):
     """Leaves the dedup window out of snapshots."""
 
     def make_upkeep(self, engine, journal, directory):
-        return ForgetfulUpkeep(engine, journal, directory, None)
+        return UpkeepWithoutDedups(engine, journal, directory, None)
 
 
-class ClaimlessJournal(ReplicatedJournal):
+class JournalWithoutClaims(ReplicatedJournal):
     def append(self, events):
         return super().append([each for each in events if type(each) is not Claimed])
 
@@ -211,11 +215,11 @@ class ClaimsAreNotReplicated(SimulatedNode):
 
     def take_over(self, replica, claim_id, revision, seen_slot):
         journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
-        journal.__class__ = ClaimlessJournal
+        journal.__class__ = JournalWithoutClaims
         return journal
 
 
-class HastyService:
+class ServiceAnsweringPullsAtOnce:
     def __init__(self, service):
         self._service = service
 
@@ -229,10 +233,10 @@ class HastyService:
         return getattr(self._service, name)
 
 
-class HastyAnswers(WatchedAnswers):
+class AnswersSentBeforeTheyAreKept(WatchedAnswers):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        hasty: Any = HastyService(self.service)
+        hasty: Any = ServiceAnsweringPullsAtOnce(self.service)
         self.service = hasty
 
 
@@ -251,7 +255,7 @@ class UnconfirmedAnswers(WatchedAnswers):
 class AnswersClaimsBeforeTheyAreKept(SimulatedNode):
     """Sends claims at once, and appends them at the same time."""
 
-    answers_class = HastyAnswers
+    answers_class = AnswersSentBeforeTheyAreKept
 
 
 class AnswersAreNotConfirmed(SimulatedNode):
@@ -269,7 +273,7 @@ class ConfirmedAtOnce(WatchedAnswers):
 
 
 class OneProofServesAllWhoWait(SimulatedNode):
-    """Takes an entry for the proof of answers that were made long after it was appended."""
+    """Uses an entry as the proof of answers that were made long after it was appended."""
 
     answers_class = ConfirmedAtOnce
 
@@ -281,7 +285,7 @@ class ConfirmedFromTheStart(WatchedAnswers):
 
 
 class ATakeoverIsAProof(SimulatedNode):
-    """Takes the end of its takeover for the instant at which it was the owner."""
+    """Uses the end of its takeover as the instant at which it was the owner."""
 
     answers_class = ConfirmedFromTheStart
 
@@ -292,7 +296,7 @@ class WaitsEndUnconfirmed(WatchedAnswers):
 
 
 class WaitsEndWithoutAProof(SimulatedNode):
-    """Ends a pull that waited in vain without a proof that it is still the owner."""
+    """Ends a pull that found nothing while it waited without a proof of ownership."""
 
     answers_class = WaitsEndUnconfirmed
 
@@ -319,7 +323,7 @@ class ListsSnapshotsOfWhatIsNotKept(SimulatedNode):
         return (yield from _list_snapshot(journal, kept)) is not None
 
 
-class GapBlindReplica(ShardReplica):
+class ReplicaIgnoringGaps(ShardReplica):
     def _take(self, chain, number, extent):
         chain.slot = number
         with suppress(BrokenChain):
@@ -331,5 +335,152 @@ class ReadsOverGaps(SimulatedNode):
 
     def _replica(self, shard):
         replica = super()._replica(shard)
-        replica.__class__ = GapBlindReplica
+        replica.__class__ = ReplicaIgnoringGaps
         return replica
+
+
+# Routers, dead letters and spread queues.
+
+
+class UnawaitedCarrier:
+    def __init__(self, node, router):
+        self._node = node
+        self._router = router
+
+    async def push_to(self, push, source):
+        self._node.begin(self._router.push_to(push, source), lambda reply, error: None)
+
+
+class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
+    """Ends a dead letter at its source as soon as its push to the target was sent."""
+
+    async def carry(self, part):
+        carrier: Any = UnawaitedCarrier(self, await self.opened_router())
+        await carry_departures(part.answers, carrier)
+
+
+class CarrierOmittingRepeatedDedupIds:
+    def __init__(self, router, sent):
+        self._router = router
+        self._sent = sent
+
+    async def push_to(self, push, source):
+        if push.dedup_id in self._sent:
+            push = msgspec.structs.replace(push, dedup_id=None)
+        else:
+            self._sent[push.dedup_id] = None
+        await self._router.push_to(push, source)
+
+
+class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
+    """Leaves the dedup id out when a dead letter is pushed to its target again."""
+
+    async def carry(self, part):
+        sent = vars(self.cluster).setdefault("sent", {})
+        carrier: Any = CarrierOmittingRepeatedDedupIds(await self.opened_router(), sent)
+        await carry_departures(part.answers, carrier)
+
+
+class QueuesIgnoringEarlierPlaces(SpreadQueues):
+    async def _push_to_places(self, command, places):
+        spread = msgspec.structs.replace(places.spread, before=())
+        return await super()._push_to_places(command, places._replace(spread=spread))
+
+
+class RouterIgnoringEarlierPlaces(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = QueuesIgnoringEarlierPlaces
+
+
+class GroupsMoveBeforeTheyAreEmpty(SimulatedNode):
+    """After a change of k, pushes to the new shard while the old one has messages of the group."""
+
+    router_class = RouterIgnoringEarlierPlaces
+
+
+class GuardIgnoringVersions(SpreadGuard):
+    def _check_version(self, name, version):
+        return self._shard.names.get(name)
+
+
+class TakesPushesByAnOldMap(SimulatedNode):
+    """Does not compare the version of the spread that a request goes by."""
+
+    def make_answers(self, part):
+        part.guard.__class__ = GuardIgnoringVersions
+        return super().make_answers(part)
+
+
+class RouterDeletingFirst(Router):
+    async def _carry_back(self, command, limit):
+        claims = await self._pull(Pull(command.queue, min(limit, 10), wait_ms=0))
+        for claim in claims:
+            to = command.to or claim.source
+            if to is not None:
+                with suppress(StaleReceipt):
+                    await self._by_receipt(Delete(command.queue, claim.receipt))
+                    await self._push(_pushed_back(claim, to))
+        return len(claims)
+
+
+class RedriveDeletesBeforeItPushes(SimulatedNode):
+    """Deletes a message from its dead-letter queue before it is in the other queue."""
+
+    router_class = RouterDeletingFirst
+
+
+class RouterOmittingRedriveDedupIds(Router):
+    async def _push(self, command):
+        if (command.dedup_id or "").startswith("redriven-"):
+            command = msgspec.structs.replace(command, dedup_id=None)
+        return await super()._push(command)
+
+
+class RedriveWithoutDedupIds(SimulatedNode):
+    """Pushes a redriven message without the dedup id of its dead letter."""
+
+    router_class = RouterOmittingRedriveDedupIds
+
+
+class AnswersShowingUnkeptState(WatchedAnswers):
+    def _send_kept(self, caller, parts):
+        self._send_confirmed(caller, parts)
+
+
+class ShowsStateThatIsNotKept(SimulatedNode):
+    """Says that it has no messages of a group before their deletes are kept."""
+
+    answers_class = AnswersShowingUnkeptState
+
+
+class GuardIgnoringRedriveTargets(SpreadGuard):
+    def check(self, command, version, now_ms):
+        if type(command) is Redrive:
+            command = msgspec.structs.replace(command, to=None)
+        super().check(command, version, now_ms)
+
+
+class RedriveIgnoresTheMapOfItsTarget(SimulatedNode):
+    """Redrives within a shard without comparing how the target is spread."""
+
+    def make_answers(self, part):
+        part.guard.__class__ = GuardIgnoringRedriveTargets
+        return super().make_answers(part)
+
+
+class QueuesOfferingAtOnce(SpreadQueues):
+    async def _find_push(self, command, shards, version):
+        return None
+
+
+class RouterOfferingAtOnce(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = QueuesOfferingAtOnce
+
+
+class OffersAPushBeforeItLooks(SimulatedNode):
+    """Pushes to the shard of a group without asking the others whether they know the dedup id."""
+
+    router_class = RouterOfferingAtOnce

@@ -10,7 +10,6 @@ costs its owner one entry and one reply. Each of them is answered, refused and r
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -156,7 +155,7 @@ class ShardAsker:
                 pause_s = attempts.pause_s(error, self._loop.time())
             if not await self._has_news(shard, known, pause_s):
                 await self._look(shard)
-            left = with_remaining_wait(command, time.monotonic() - (self._loop.time() - began_s))
+            left = with_remaining_wait(command, self._loop.time() - began_s)
             if wait is not None and wait.is_over:
                 left = msgspec.structs.replace(left, wait_ms=0)
             if left is not command:

@@ -12,7 +12,8 @@ requests say they should, with the same tokens. Of a request the byte is
     c  a part of a command that is too large for one message; more follow
     C  a command, or its last part: a frame of our own wire
     V  a pull that only looks: answered without claims once it may find a message, or in vain; with
-       an attempt id that is known there, with the claims of that attempt
+       an attempt id that is known there, with the claims of that attempt. Or a push that only
+       looks: answered as one that was sent again if its dedup id is known there, else with P
     Q  the wait of the pull of this token ends: it is answered with what it has
     X  the command of this token is cancelled
 

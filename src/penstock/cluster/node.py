@@ -12,7 +12,6 @@ A node that is stopped hands its shards over first; one that drains takes none.
 """
 
 import asyncio
-import itertools
 import secrets
 import shutil
 from collections.abc import Callable, Coroutine
@@ -28,6 +27,7 @@ from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, shard_directory
+from penstock.cluster.between import Carrier, tend_spread_queues
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import Look, LookAll, Register, Unanswered
@@ -44,15 +44,9 @@ from penstock.cluster.membership import (
     set_register,
 )
 from penstock.cluster.owner import read_ownership, take_over
-from penstock.cluster.placement import (
-    Elsewhere,
-    first_shard,
-    ranked,
-    shard_identity,
-    shard_key,
-)
+from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
-from penstock.cluster.serving import Carrier, OwnedShard, end_tasks
+from penstock.cluster.serving import OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import PenstockError, StoreInUse
 
@@ -67,9 +61,6 @@ _REGISTERS_S: Final = 1.0
 # Without a change of membership for so long, shards are moved to the nodes they belong to.
 _SETTLED_S: Final = 2.0
 _TAIL_S: Final = 5.0
-_TEND_S: Final = 1.0
-# Of so many turns one looks for what a change of a queue's spread has left in a shard.
-_TEND_COPIES: Final = 10
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
 _YIELD_S: Final = 15.0
@@ -167,7 +158,7 @@ class ClusterNode:
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         await self._announce("up")
         self._run(self._keep_looking())
-        self._run(self._tend_spread_queues(carrier))
+        self._run(tend_spread_queues(self.owned, self._settings.shards, carrier))
 
     async def announce(self, endpoint: str) -> None:
         """Says where this process answers, for `penstock cluster status`."""
@@ -184,21 +175,6 @@ class ClusterNode:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _tend_spread_queues(self, carrier: Carrier) -> None:
-        """Keeps the shards of each spread queue whose home shard is here as they should be."""
-        for turn in itertools.count(1):
-            await asyncio.sleep(_TEND_S)
-            spread = [
-                (name, shard) for shard, each in self.owned.items() for name in each.guard.names
-            ]
-            for name, shard in spread:
-                # Another shard moves, or the queue was changed or removed: the next time decides.
-                with suppress(PenstockError):
-                    if first_shard(name, self._settings.shards) == shard:
-                        await carrier.tend(name)
-                    elif turn % _TEND_COPIES == 0:
-                        await carrier.tend_copy(name, shard)
 
     # What this node hears.
 

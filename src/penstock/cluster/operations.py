@@ -8,6 +8,7 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
+from penstock.clock import SystemClock
 from penstock.cluster.address import ClusterAddress
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.jetstream import JetStream, open_client
@@ -190,7 +191,7 @@ class Operator:
         asker = ShardAsker(self._replicated, self._client, self._name)
         await asker.open()
         try:
-            queues = Respreading(KnownQueues(asker, self._settings.shards))
+            queues = Respreading(KnownQueues(asker, self._settings.shards), SystemClock().now_ms)
             if shards is None:
                 return await queues.status(queue)
             return await queues.spread(queue, shards)

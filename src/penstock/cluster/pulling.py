@@ -149,17 +149,18 @@ class ShardPuller:
                 return claims, first
             line = self._loop.create_task(self._ask(first, pull, version, wait=open_wait))
             done, _ = await asyncio.wait({line, *watches}, return_when=asyncio.FIRST_COMPLETED)
-            woken = next((watches[each] for each in done if each is not line), None)
+            # In the order in which they were sent: a set has none.
+            woken = next((place for each, place in watches.items() if each in done), None)
             if line not in done:
                 open_wait.end()
             found = [(first, claim) for claim in await line]
             line = None
-            for each in done & watches.keys():
-                if not found:
+            for each in watches:
+                if each in done and not found:
                     each.result()
             return found, woken
         finally:
-            await self._end(watches.keys() | ({line} if line is not None else set()))
+            await self._end([*watches, *([line] if line is not None else [])])
 
     async def _end(self, tasks: Any) -> None:
         for task in tasks:

@@ -5,11 +5,11 @@ it and of the settings. If whoever changes it dies between, the owner of the hom
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
-from penstock.clock import SystemClock
 from penstock.cluster.known import KnownQueues, every
 from penstock.cluster.spread import (
     NotPlaced,
@@ -48,11 +48,11 @@ class SpreadStatus(msgspec.Struct, frozen=True):
 class Respreading:
     """Changes of how queues are spread."""
 
-    def __init__(self, known: KnownQueues) -> None:
+    def __init__(self, known: KnownQueues, now_ms: Callable[[], int]) -> None:
         self._known = known
         self._ask = known.ask
         self._shards = known.shards
-        self._now_ms = SystemClock().now_ms
+        self._now_ms = now_ms
         # Which shards of a queue were seen empty under a version of its spread.
         self._emptied: dict[tuple[str, int], set[int]] = {}
 

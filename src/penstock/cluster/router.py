@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
+from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.attempts import PATIENCE_S
 from penstock.cluster.jetstream import JetStream
@@ -81,10 +82,16 @@ class Router:
     }
     redrive_max: int = REDRIVE_MAX
 
-    def __init__(self, asker: ShardAsker, settings: ClusterSettings, connection: JetStream) -> None:
-        """The router ends the connection when it is closed."""
+    def __init__(
+        self,
+        asker: ShardAsker,
+        settings: ClusterSettings,
+        connection: JetStream,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """The router ends the connection when it is closed; `now_ms` replaces the system clock."""
         self.ask = asker.ask
-        self.spread = SpreadQueues(asker, settings.shards)
+        self.spread = SpreadQueues(asker, settings.shards, now_ms or SystemClock().now_ms)
         self.tend = self.spread.tend
         self.tend_copy = self.spread.tend_copy
         self._asker = asker
@@ -97,12 +104,21 @@ class Router:
 
     @classmethod
     async def open(
-        cls, replicated: JetStream, client: Client, name: str, settings: ClusterSettings
+        cls,
+        replicated: JetStream,
+        client: Client,
+        name: str,
+        settings: ClusterSettings,
+        now_ms: Callable[[], int] | None = None,
     ) -> "Router":
-        """A router on a connection, which it ends when it is closed."""
+        """A router on a connection, which it ends when it is closed. Raises Unanswered."""
         asker = ShardAsker(replicated, client, name)
-        await asker.open()
-        return cls(asker, settings, replicated)
+        try:
+            await asker.open()
+        except BaseException:
+            await asker.close()
+            raise
+        return cls(asker, settings, replicated, now_ms)
 
     async def close(self) -> None:
         """Ends all commands under way with EngineClosed, and the connection."""
@@ -196,7 +212,7 @@ class Router:
                     "items: their queues are being spread over other shards, and not all of them "
                     "answer; try again later"
                 )
-            for queue in {items[place].queue for place in left}:
+            for queue in dict.fromkeys(items[place].queue for place in left):
                 with suppress(QueueNotFound):
                     await self.spread.describe(queue)
             if left:
@@ -399,8 +415,8 @@ class Router:
     async def _check_sources(self, queue: str) -> None:
         """Raises InvalidField if no message came from another queue that still exists."""
         ahead = await self._peek(Peek(queue, PEEK_LIMIT_MAX))
-        sources = {message.source for message in ahead} - {None}
-        if ahead and not any([await self._exists(cast(str, source)) for source in sources]):
+        sources = dict.fromkeys(each.source for each in ahead if each.source is not None)
+        if ahead and not any([await self._exists(source) for source in sources]):
             raise InvalidField(
                 f"queue: no message of {queue!r} is known to come from a queue that still exists; "
                 "name the queue they are to go to"

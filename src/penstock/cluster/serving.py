@@ -25,13 +25,14 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
 from penstock.cluster.archive import PART_BYTES, ShardArchive
+from penstock.cluster.between import Carrier, carry_departures
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogSteps, Pause
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
-from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard
+from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard, knows_push
 from penstock.errors import (
     Fenced,
     InvalidField,
@@ -51,9 +52,6 @@ _HINT_S: Final = 0.1
 _OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # Who asked: the subject to which the reply goes, and the token of the command.
 Caller = tuple[str, int]
-# How many departures are carried at once, and how long a refused one is left alone.
-_CARRIED_MAX: Final = 100
-_CARRY_AGAIN_S: Final = 1.0
 # How long the reply to a release waits for the dead letter to arrive.
 _HELD_BACK_S: Final = 1.0
 # For how long a proof of ownership is good: so old may an answer be that changed nothing.
@@ -61,22 +59,6 @@ _CONFIRMED_S: Final = 0.1
 _FLUSH_S: Final = 10.0
 _FLUSHED_MS: Final = 2
 _UNSUBSCRIBE_S: Final = 1.0
-
-
-class Carrier(Protocol):
-    """Brings a message to another shard: `router.Router` does."""
-
-    async def push_to(self, push: Push, source: str | None) -> None:
-        """Returns once the message is durable there. Raises PenstockError."""
-        ...
-
-    async def tend(self, queue: str) -> None:
-        """Brings the shards of a spread queue to what its home shard says. Raises PenstockError."""
-        ...
-
-    async def tend_copy(self, queue: str, shard: int) -> None:
-        """Removes a spread queue from a shard that it is not in. Raises PenstockError."""
-        ...
 
 
 class AnswerSender(Protocol):
@@ -125,6 +107,8 @@ class ShardAnswers:
         self._confirmed_s = -math.inf
         self._confirming: deque[tuple[float, int]] = deque()
         self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
+        # Answers that show what is not kept yet.
+        self._unkept: dict[Caller, list[bytes]] = {}
         # Replies that wait until what departed has arrived: since when, where to, and what.
         self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
         self._ended = False
@@ -157,7 +141,7 @@ class ShardAnswers:
         except SpreadChanged:
             self._send_confirmed(caller, [calls.SPREAD_OTHERWISE])
         except NotPlaced:
-            self._send_confirmed(caller, [calls.NOT_PLACED_HERE])
+            self._send_kept(caller, [calls.NOT_PLACED_HERE])
         except JournalError:
             # It was refused before anything of it was appended.
             self._sender.send(*caller, calls.NOT_OWNER)
@@ -170,8 +154,10 @@ class ShardAnswers:
             if isinstance(result, Pending):
                 self._pending[caller] = result
                 result.then(partial(self._answer_later, caller, command))
-            else:
+            elif type(command) is Pull:
                 self._send_confirmed(caller, calls.write_reply(command, result))
+            else:
+                self._send_kept(caller, calls.write_reply(command, result))
             if isinstance(command, _OF_SETTINGS):
                 self._note_settings(command.queue)
         if self.engine.shard.departed.deliveries:
@@ -180,11 +166,15 @@ class ShardAnswers:
     def _look(self, command: Any) -> Any:
         """Does a pull whose attempt is known here; others only wait for a message, or not at all.
 
-        Raises RequestError.
+        A push is answered if its dedup id is known here. Raises RequestError or NotPlaced.
         """
-        if type(command) is not Pull:
+        if type(command) not in (Pull, Push):
             raise InvalidField(f"command: {type(command).__name__} cannot only look")
         queue = self.engine.shard.queue(command.queue)
+        if type(command) is Push:
+            if not knows_push(queue, command, self.service.now_ms()):
+                raise NotPlaced
+            return self.service.submit(command)
         attempt_id = command.attempt_id
         if attempt_id is not None and queue.attempt(attempt_id, self.service.now_ms()) is not None:
             return self.service.submit(command)
@@ -206,6 +196,31 @@ class ShardAnswers:
             del self._pending[caller]
             pending.cancel()
             self._send_confirmed(caller, [answer])
+
+    def _send_kept(self, caller: Caller, parts: list[bytes]) -> None:
+        """Sends an answer that shows the state, once everything that led to it is kept.
+
+        Whoever acts on it in another shard must not see it undone by a crash: a group that is
+        empty because of a delete which is not kept, a note which the next owner does not know.
+        """
+        sequence = self.journal.last_sequence
+        if sequence <= self.journal.durable_sequence:
+            self._send_confirmed(caller, parts)
+        else:
+            self._unkept[caller] = parts
+            self.journal.notify(sequence, partial(self._kept, caller))
+
+    def _kept(self, caller: Caller) -> None:
+        """All that an answer shows is kept, or the journal failed.
+
+        That is no proof of ownership: it may have been kept before another owner came, and the
+        answer made after that.
+        """
+        parts = self._unkept.pop(caller)
+        if self.journal.failure is None:
+            self._send_confirmed(caller, parts)
+        else:
+            self._sender.send(*caller, calls.NOT_OWNER)
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         """Sends an answer that changed nothing, once it is sure that this is still the owner.
@@ -287,7 +302,8 @@ class ShardAnswers:
     def _announce(self) -> None:
         """Tells everybody who has waited for a while that this owner is still at it."""
         self.answer_held_back()
-        for caller in (*self._pending, *(caller for _, caller, _ in self._unconfirmed)):
+        unconfirmed = (caller for _, caller, _ in self._unconfirmed)
+        for caller in (*self._pending, *self._unkept, *unconfirmed):
             self._sender.send(*caller, calls.AT_IT)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
@@ -307,7 +323,7 @@ class ShardAnswers:
 
     @property
     def _has_work(self) -> bool:
-        waiting = self._pending or self._held_back or self._unconfirmed
+        waiting = self._pending or self._held_back or self._unconfirmed or self._unkept
         return bool(self.journal.has_unsent or waiting)
 
     def hand_over(self) -> LogSteps[None]:
@@ -387,7 +403,8 @@ class OwnedShard:
 
     async def start(self, carrier: Carrier) -> None:
         """Begins to serve."""
-        for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
+        carrying = carry_departures(self._answers, carrier)
+        for work in (self._append(), self._take_snapshots(), carrying):
             self._tasks.append(self._loop.create_task(work))
         if self._archive is not None:
             self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
@@ -468,32 +485,6 @@ class OwnedShard:
                 self.archive_error = str(error)
             await asyncio.sleep(_ARCHIVE_S)
 
-    async def _carry(self, carrier: Carrier) -> None:
-        """Brings what departed to the other shards, and ends it here once it is durable there."""
-        while True:
-            await self._answers.has_departures.wait()
-            self._answers.has_departures.clear()
-            try:
-                owed = self.engine.departures(_CARRIED_MAX)
-                await self._until_durable(self.engine.answer_sequence)
-                for each, push in owed:
-                    queue = self.engine.shard.queues.get(each.source)
-                    source = None if queue is None else queue.name
-                    await carrier.push_to(push, source)
-                    self.engine.arrived(each.delivery.number, each.delivery.epoch)
-                self._answers.answer_held_back()
-            except PenstockError:
-                # The other shard moves, or refuses it: it stays owed.
-                await asyncio.sleep(_CARRY_AGAIN_S)
-            if self.engine.shard.departed.deliveries:
-                self._answers.has_departures.set()
-
-    async def _until_durable(self, sequence: int) -> None:
-        done = asyncio.Event()
-        self.journal.notify(sequence, done.set)
-        await done.wait()
-        self.journal.wait(sequence)
-
     # Ending.
 
     def replaced_by(self, term: int) -> None:
@@ -531,8 +522,9 @@ class OwnedShard:
 async def end_tasks(tasks: Iterable["asyncio.Task[Any]"]) -> None:
     """Cancels tasks until they have ended: a library may take one cancellation for a timeout."""
     own = asyncio.current_task()
-    left = {task for task in tasks if task is not own and not task.done()}
+    left = [task for task in tasks if task is not own and not task.done()]
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=0.1)
+        await asyncio.wait(left, timeout=0.1)
+        left = [task for task in left if not task.done()]

@@ -11,8 +11,10 @@ A push is placed by its key: the group in a FIFO queue, else the dedup id; one w
 any of the shards. While the note says how the queue was spread before, a push with a key is first
 offered to the shards that had that key then. Such a shard takes it only if it still has messages of
 the group, or knows the dedup id. Once it has not, it never has again, because it takes no other
-push of that key. So a group is whole in one shard at every instant, and a push that is sent again
-meets the shard that knows it. Nothing here does I/O.
+push of that key. So a group is whole in one shard at every instant. A group's messages and a dedup
+id of it may be in different shards: before a push of a FIFO queue is offered to one of several, the
+others are asked whether they know its dedup id. So a push that is sent again meets the shard that
+knows it. Nothing here does I/O.
 """
 
 import hashlib
@@ -213,6 +215,9 @@ class SpreadGuard:
             queue = self._check_version(command.queue, version)
             if queue is not None and version and type(command) is Push:
                 self._check_push(queue, command, now_ms)
+            elif type(command) is Redrive and command.to is not None:
+                # It was sent because both queues are in this shard alone.
+                self._check_version(command.to, 0)
         elif type(command) is Batch:
             for name in {each.queue for each in command.items if type(each) is Push}:
                 self._check_version(name, version)
@@ -257,10 +262,17 @@ class SpreadGuard:
 
 def _holds(queue: QueueState, push: Push, now_ms: int) -> bool:
     """Whether messages of the push's group, or its dedup id, are known here."""
-    settings, order = queue.settings, queue.order
+    order = queue.order
     group = push.group if type(push.group) is str else None
     if isinstance(order, FifoOrder) and order.has_group(group or ""):
         return True
+    return knows_push(queue, push, now_ms)
+
+
+def knows_push(queue: QueueState, push: Push, now_ms: int) -> bool:
+    """Whether the dedup id of a push is known here."""
+    settings = queue.settings
+    group = push.group if type(push.group) is str else None
     dedup_id = push.dedup_id
     if dedup_id is None and settings.dedup_by_content and type(push.body) is bytes:
         dedup_id = hashlib.sha256(push.body).hexdigest()

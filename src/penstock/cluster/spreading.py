@@ -7,12 +7,12 @@ the rest   in all shards at once; the replies are put together
 """
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.known import KnownQueues, every
 from penstock.cluster.pulling import ShardPuller
@@ -30,7 +30,7 @@ from penstock.cluster.spread import (
     spread_of,
     without_note,
 )
-from penstock.errors import QueueExists
+from penstock.errors import QueueExists, RequestError
 from penstock.service import (
     BATCH_ITEMS_MAX,
     ConfigureQueue,
@@ -51,16 +51,16 @@ from penstock.service import (
 class SpreadQueues:
     """Queues of a cluster, wherever they are."""
 
-    def __init__(self, asker: ShardAsker, shards: int) -> None:
+    def __init__(self, asker: ShardAsker, shards: int, now_ms: Callable[[], int]) -> None:
         self.known = known = KnownQueues(asker, shards)
-        self.changes = changes = Respreading(known)
+        self.changes = changes = Respreading(known, now_ms)
         self.pull = ShardPuller(known).pull
         self.spread, self.status = changes.spread, changes.status
         self.tend, self.tend_copy = changes.tend, changes.tend_copy
         self.home, self.places, self.describe = known.home, known.places, known.describe
         self._ask = known.ask
         self._shards = shards
-        self._now_ms = SystemClock().now_ms
+        self._now_ms = now_ms
         self._turns = itertools.count()
 
     # Pushing.
@@ -79,11 +79,32 @@ class SpreadQueues:
     async def _push_to_places(self, command: Push, places: QueuePlaces) -> PushReply:
         key = push_key(places.settings, command)
         offers = [self._turn(places.current)] if key is None else places.places_of(key)
+        if len(offers) > 1 and places.settings.fifo:
+            known = await self._find_push(command, offers[1:], places.version)
+            if known is not None:
+                return known
         for place in offers:
             with suppress(NotPlaced):
                 return await self._ask(place, command, places.version, alone=len(offers) > 1)
         # The last shard takes it by this version; it is about to have another.
         raise SpreadChanged
+
+    async def _find_push(self, command: Push, shards: list[int], version: int) -> PushReply | None:
+        """The reply to a push that is sent again, from the one of these shards that knows it.
+
+        The messages of its group may be in another shard by now, which would take it as new.
+        """
+        if command.dedup_id is None:
+            return None
+
+        async def look(shard: int) -> PushReply | None:
+            # One that cannot be a push is refused by the shard that it is offered to.
+            with suppress(NotPlaced, RequestError):
+                return await self._ask(shard, command, version, looks=True, alone=True)
+            return None
+
+        found = await every([look(each) for each in shards])
+        return next((each for each in found if each is not None), None)
 
     def _turn(self, shards: list[int]) -> int:
         return shards[next(self._turns) % len(shards)]

@@ -109,11 +109,11 @@ def unknown_outcome(endpoint: ServerEndpoint, command: object, lost: ConnectionL
     )
 
 
-def with_remaining_wait(command: Any, started_s: float) -> Any:
+def with_remaining_wait(command: Any, elapsed_s: float) -> Any:
     """A command to send again: a pull waits only for the rest of its wait time."""
     if type(command) is not Pull or not command.wait_ms:
         return command
-    elapsed_ms = round((time.monotonic() - started_s) * 1_000)
+    elapsed_ms = round(elapsed_s * 1_000)
     return msgspec.structs.replace(command, wait_ms=max(0, command.wait_ms - elapsed_ms))
 
 
@@ -162,7 +162,7 @@ class Repetition:
             self._may_be_done = True
         if time.monotonic() > self._deadline_s:
             raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, at every attempt")
-        return with_remaining_wait(self._command, self._started_s)
+        return with_remaining_wait(self._command, time.monotonic() - self._started_s)
 
     def settle(self, outcome: Any) -> Any:
         """The reply for the caller. Raises StaleReceipt if the server refused the receipt."""

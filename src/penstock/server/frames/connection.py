@@ -91,7 +91,7 @@ class FrameConnection(StreamConnection):
                 return
 
     def take_backlog(self) -> None:
-        if self.is_deaf:
+        if self.ignores_requests:
             # The goodbye says that what is not answered was not done.
             self._backlog.clear()
             return

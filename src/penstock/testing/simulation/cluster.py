@@ -2,8 +2,8 @@
 
 A seed decides a profile first: how many of each, how lossy the network is, and which faults this
 run has. Then clients work while faults occur; then all faults end, the clients finish, and every
-queue is drained. A run passes if no rule was broken (`truth`, `clients`, `nodes`), if it comes to
-its end, and if every push that was answered was drained or deleted.
+queue is drained. A run passes if no rule was broken (`truth`, `lineage`, `ledger`, `nodes`), if it
+comes to its end, and if every push that was answered was drained or deleted.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,26 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.cluster import calls
-from penstock.cluster.log import Append, LogRequest, Unanswered
+from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.owner import owner_key, read_ownership
+from penstock.cluster.placement import first_shard
 from penstock.cluster.snapshots import SnapshotManifest, manifest_key
-from penstock.testing.simulation.clients import ClusterLedger, SimulatedClient
-from penstock.testing.simulation.nodes import OwnedPart, SimulatedNode
-from penstock.testing.simulation.schedule import Host, Process, RunSchedule
+from penstock.cluster.spread import places_in, spread_of
+from penstock.service import DEDUP_WINDOW_MS
+from penstock.testing.simulation.clients import SimulatedClient
+from penstock.testing.simulation.ledger import ClusterLedger
+from penstock.testing.simulation.lineage import MessageLineage
+from penstock.testing.simulation.network import SimulatedNetwork
+from penstock.testing.simulation.nodes import SimulatedNode
+from penstock.testing.simulation.queues import SimulatedQueue, make_queues
+from penstock.testing.simulation.schedule import Host, RunSchedule
 from penstock.testing.simulation.streams import REPLICAS, StreamsModel
-from penstock.testing.simulation.truth import GONE, ShardTruth
+from penstock.testing.simulation.truth import ShardTruth
 
-_APPEND_MS: Final = 500
-_REQUEST_MS: Final = 2_000
+IDENTITY: Final = b"simulate"
+KEY: Final = b"k" * 32
 _END_MS_MAX: Final = 240_000
+_IDLE_MS: Final = DEDUP_WINDOW_MS + 20_000
 _decode_manifest = msgspec.json.Decoder(SnapshotManifest).decode
 
 
@@ -44,15 +51,21 @@ class Profile:
     skew_ms_max: int
     fault_every_ms: int
     faults: tuple[str, ...]
+    queues: tuple[SimulatedQueue, ...]
+    # So many of the clients ask nodes, whose routers execute their commands.
+    node_clients: int = 0
+    # How long nothing happens between two parts of the run; if it is 0, there is only one part.
+    idle_ms: int = 0
 
 
 def make_profile(schedule: RunSchedule) -> Profile:
     """The profile of a run."""
     chosen = [name for name in FAULTS if schedule.chance() < 0.6]
+    shards = schedule.pick([1, 1, 2, 3])
     return Profile(
         nodes=schedule.between(2, 4),
         clients=schedule.between(2, 4),
-        shards=1 + (schedule.chance() < 0.25),
+        shards=shards,
         busy_ms=schedule.between(800, 2_500),
         think_ms=schedule.between(5, 50),
         loss=schedule.pick([0.0, 0.0, 0.01, 0.05]),
@@ -60,6 +73,9 @@ def make_profile(schedule: RunSchedule) -> Profile:
         skew_ms_max=schedule.pick([0, 5, 300]),
         fault_every_ms=schedule.between(60, 300),
         faults=tuple(chosen),
+        queues=make_queues(schedule, shards),
+        node_clients=schedule.below(3),
+        idle_ms=_IDLE_MS if shards > 1 and schedule.chance() < 0.08 else 0,
     )
 
 
@@ -78,18 +94,23 @@ class SimulatedCluster:
         self.schedule = schedule = RunSchedule(seed)
         self.profile = profile = profile or make_profile(schedule)
         schedule.note("profile", str(profile))
-        self.truths = [ShardTruth(schedule, shard) for shard in range(profile.shards)]
+        self.settings = ClusterSettings(profile.shards, REPLICAS, KEY, IDENTITY)
+        lineage = MessageLineage(schedule)
+        self.truths = [ShardTruth(schedule, shard, lineage) for shard in range(profile.shards)]
         self.streams = StreamsModel(schedule, profile.shards, self._kept, self._check_purge)
+        self.network = SimulatedNetwork(schedule, profile, self.streams)
+        self.router_class = node_class.router_class
         self.is_ending = False
         # The newest term of each node and shard.
         self.terms_of: dict[tuple[str, int], int] = {}
         self._node_class = node_class
         self._names = 0
-        self._listeners: dict[tuple[int, int], OwnedPart] = {}
         self.nodes: list[SimulatedNode] = [self._new_node(n) for n in range(profile.nodes)]
         self.ledger = ClusterLedger(self)
-        self.clients = [SimulatedClient(self, f"client{n}") for n in range(profile.clients)]
-        self._clients_by_name = {client.name: client for client in self.clients}
+        self.clients = [
+            SimulatedClient(self, f"client{n}", 0 < n <= profile.node_clients)
+            for n in range(profile.clients)
+        ]
         self._is_healthy = False
 
     def _new_node(self, number: int) -> SimulatedNode:
@@ -122,57 +143,6 @@ class SimulatedCluster:
                 f"shard {shard}: slots before {before} are purged, and the snapshots that are "
                 f"listed need those from {start} on"
             )
-
-    # The network.
-
-    def _transit_ms(self) -> int | None:
-        """How long the network takes for a message; None if the message is lost."""
-        chance = self.schedule.chance()
-        if chance < self.profile.loss:
-            return None
-        if chance > 1 - self.profile.late:
-            return self.schedule.below(self.schedule.pick([60, 800, 3_000]))
-        return self.schedule.below(4)
-
-    def request(self, host: Host, process: Process, request: LogRequest[Any]) -> None:
-        """Sends a request to the servers and the reply back; or Unanswered, after a time."""
-        exchange = _SimulatedExchange(self, host, process)
-        limit_ms = _APPEND_MS if type(request) is Append else _REQUEST_MS
-        exchange.timer = host.later(limit_ms, exchange.time_out)
-        transit_ms = self._transit_ms()
-        if transit_ms is not None and not host.is_unheard:
-            arrive = partial(self.streams.arrive, request, exchange.answer)
-            self.schedule.after(transit_ms, arrive)
-
-    def send(self, sender: Host, receiver: Host, action: Any) -> None:
-        """Runs an action on the receiver after a transit time, unless the message is lost."""
-        transit_ms = self._transit_ms()
-        if transit_ms is not None and not sender.is_unheard and not receiver.is_deaf:
-            self.schedule.after(transit_ms, partial(receiver.run, action))
-
-    def call(self, client: SimulatedClient, shard: int, term: int, token: int, data: bytes) -> None:
-        """Sends a command to the owner of this term; if there is none, the servers reply that."""
-        part = self._listeners.get((shard, term))
-        if part is None:
-            self.send(client, client, partial(client.take_answer, token, calls.NOT_OWNER))
-        else:
-            take = partial(part.answers.take, (client.name, token), data)
-            self.send(client, part.node, take)
-
-    def answer(self, node: SimulatedNode, client: str, token: int, data: bytes) -> None:
-        """Sends an answer to a client."""
-        receiver = self._clients_by_name[client]
-        self.send(node, receiver, partial(receiver.take_answer, token, data))
-
-    def serving(self, part: OwnedPart) -> None:
-        """A node begins to listen, and announces that to the clients."""
-        self._listeners[part.shard, part.term] = part
-        for client in self.clients:
-            self.send(part.node, client, partial(client.take_ownership, part.shard, part.term))
-
-    def silent(self, part: OwnedPart) -> None:
-        """A node no longer listens."""
-        self._listeners.pop((part.shard, part.term), None)
 
     # Owners and faults.
 
@@ -276,7 +246,7 @@ class SimulatedCluster:
     def _taken_from(
         self, owner: Host, node: SimulatedNode, shard: int, term: int, slot: int
     ) -> None:
-        self.send(owner, node, partial(node.take, shard, term, slot))
+        self.network.send(owner, node, partial(node.take, shard, term, slot))
 
     def elect(self) -> None:
         """The leader of a stream changes: by request, or because its server was killed."""
@@ -304,8 +274,25 @@ class SimulatedCluster:
 
     def run(self) -> None:
         """Runs to the end, or to the first rule that is broken; `schedule.violation` says which."""
+        self.schedule.after(0, self._direct)
+        try:
+            self._work_and_drain()
+            if self.profile.idle_ms:
+                self._idle()
+                self._work_and_drain()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends all hosts."""
+        for host in (*self.nodes, *self.clients):
+            host.stop()
+
+    def _work_and_drain(self) -> None:
+        """The clients work while faults occur, and drain all queues once they have ended."""
         schedule = self.schedule
-        schedule.after(0, self._direct)
+        self._is_healthy = self.is_ending = False
+        give_up_ms = schedule.now_ms + _END_MS_MAX
         schedule.after(schedule.below(300), self._fault)
         for client in self.clients:
             schedule.after(schedule.below(50), partial(client.run, client.work))
@@ -313,12 +300,34 @@ class SimulatedCluster:
         while schedule.step():
             if self.is_ending and not any(client.is_working for client in self.clients):
                 break
-            if schedule.now_ms > _END_MS_MAX:
+            if schedule.now_ms > give_up_ms:
                 schedule.violate("the clients do not finish after all faults have ended")
         if schedule.violation is None:
-            self._drain()
-        for node in self.nodes:
-            node.stop()
+            self._drain(give_up_ms)
+
+    def _idle(self) -> None:
+        """Nothing happens for longer than dedup ids are kept: changes of spread queues settle."""
+        schedule = self.schedule
+        schedule.note("clients", "idle")
+        until_ms = schedule.now_ms + self.profile.idle_ms
+        while schedule.now_ms < until_ms and schedule.step():
+            pass
+        for queue in self.profile.queues:
+            self._check_settled(queue.name)
+
+    def _check_settled(self, name: str) -> None:
+        """Checks that a queue is where its home shard says, with the same settings, and nowhere
+        else."""
+        found = {truth.shard: truth.settings_of(name) for truth in self.truths}
+        settings = found[first_shard(name, self.profile.shards)]
+        if settings is None:
+            return
+        spread = spread_of(settings)
+        places = places_in(name, spread, self.profile.shards)
+        if spread.before or any(
+            each != (settings if shard in places else None) for shard, each in found.items()
+        ):
+            self.schedule.violate(f"queue {name} is not settled: {spread}, {found}")
 
     def _heal(self) -> None:
         """All faults end; a replica that lost messages stays so."""
@@ -330,54 +339,31 @@ class SimulatedCluster:
         for host in (*self.nodes, *self.clients):
             host.is_unheard = host.is_deaf = False
 
-    def _drain(self) -> None:
-        schedule = self.schedule
-        left = list(range(self.profile.shards))
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message has ended."""
+        return all(truth.is_empty for truth in self.truths)
 
-        def drained(shard: int, _: Any, error: Exception | None) -> None:
-            left.remove(shard)
+    def _drain(self, give_up_ms: int) -> None:
+        schedule = self.schedule
+        left = [queue.name for queue in self.profile.queues]
+
+        def drained(queue: str, _: Any, error: Exception | None) -> None:
+            left.remove(queue)
             if error is not None:
                 schedule.violate(f"draining raised {type(error).__name__}: {error}")
 
+        def drain() -> None:
+            for queue in self.profile.queues:
+                drainer.begin(drainer.drain(queue.name), partial(drained, queue.name))
+
         drainer = self.clients[0]
-        for shard in range(self.profile.shards):
-            drainer.start("drain", drainer.drain(shard), partial(drained, shard))
+        drainer.run(drain)
         while left and schedule.step():
-            if schedule.now_ms > _END_MS_MAX:
-                schedule.violate(f"shards {left} are not drained after all faults have ended")
-        for (shard, number), body in self.ledger.pushed.items():
-            life = self.truths[shard].lives[number]
-            if life.state != GONE:
-                schedule.violate(f"message {number} ({body!r}) was answered, and is {life.state}")
-
-
-class _SimulatedExchange:
-    """A request to the servers, and its reply."""
-
-    __slots__ = ("_cluster", "_host", "_process", "timer")
-
-    def __init__(self, cluster: SimulatedCluster, host: Host, process: Process) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._process: Process | None = process
-        self.timer: Any = None
-
-    def answer(self, reply: Any, error: Exception | None) -> None:
-        """The servers reply."""
-        transit_ms = self._cluster._transit_ms()
-        if transit_ms is not None and not self._host.is_deaf:
-            finish = partial(self._host.run, partial(self._finish, reply, error))
-            self._cluster.schedule.after(transit_ms, finish)
-
-    def time_out(self) -> None:
-        """No reply has come."""
-        self._finish(None, Unanswered("no answer"))
-
-    def _finish(self, reply: Any, error: Exception | None) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            self.timer.cancel()
-            process.resume(reply, error)
+            if schedule.now_ms > give_up_ms:
+                schedule.violate("the queues are not drained after all faults have ended")
+        if schedule.violation is None:
+            self.ledger.check_drained()
 
 
 def _is_usable(node: SimulatedNode) -> bool:

@@ -1,8 +1,10 @@
-"""A node of the simulated cluster: the real takeovers, engines, journals, answers and snapshots.
+"""A node of the simulated cluster: the real takeovers, engines, answers, snapshots and routers.
 
-Only the parts of `cluster.node` and `cluster.serving` that use asyncio and NATS are replaced here:
-steps are run by the schedule, and messages go through the simulated network. Which node takes which
-shard, and when, is random: any node may take over at any time, and no rule may be broken by it.
+Only the parts of `cluster.node` and `cluster.serving` that start tasks and use NATS are replaced
+here: steps are run by the schedule, and messages go through the simulated network. Which node takes
+which shard, and when, is random: any node may take over at any time, and no rule may be broken by
+it. Each node has a router, which carries dead letters to other shards, tends spread queues, and
+executes the commands of clients that ask this node.
 
 The methods of the first part may be overridden to plant a fault, which the simulation must find.
 """
@@ -17,24 +19,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
+from penstock.cluster.between import carry_departures, tend_spread_queues
 from penstock.cluster.contents import MemoryContents
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogRequest, LogSteps, Look, Pause, Register, insist
 from penstock.cluster.owner import append_steps, owner_key, take_over
+from penstock.cluster.placement import Elsewhere, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
+from penstock.cluster.router import Router
 from penstock.cluster.serving import Caller, ShardAnswers
 from penstock.cluster.snapshots import keep_snapshot
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, NotOwner, PenstockError, StoreUnusable
 from penstock.service import Pull
-from penstock.testing.simulation.schedule import Host, Process
+from penstock.testing.simulation.network import EPOCH_MS, NAME, RoutingHost
+from penstock.testing.simulation.schedule import Process
 from penstock.testing.simulation.truth import state_bytes
 
 if TYPE_CHECKING:
     from penstock.testing.simulation.cluster import SimulatedCluster
 
-EPOCH_MS: Final = 1_700_000_000_000
-KEY: Final = b"k" * 32
 # A mark every few messages, so that a short run purges slots.
 MARK_BYTES: Final = 1_500
 # The answer to a pull that found nothing, however long it waited.
@@ -44,9 +48,9 @@ _CONFIRMED_MS: Final = 100
 _REDIRECT_MS: Final = 500
 
 
-def identity_of(shard: int) -> bytes:
-    """The identity in the ids of a shard's messages."""
-    return b"simul" + shard.to_bytes(2, "big")
+def endpoint_of(node: str) -> str:
+    """The subject on which a node takes the commands of clients that ask it."""
+    return f"{NAME}.endpoint.{node}"
 
 
 class NodeClock:
@@ -76,6 +80,10 @@ class WatchedAnswers(ShardAnswers):
     made_ms: dict[Caller, int]
     now_ms: Callable[[], int]
 
+    def _send_kept(self, caller: Caller, parts: list[bytes]) -> None:
+        self.made_ms[caller] = self.now_ms()
+        super()._send_kept(caller, parts)
+
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         self.made_ms[caller] = self.now_ms()
         super()._send_confirmed(caller, parts)
@@ -92,10 +100,17 @@ class OwnedPart:
         self.node = node
         self.journal = journal
         self.directory = replica.directory
+        settings = node.cluster.settings
         self.engine: Engine = replica.engine(
-            journal, partial(NodeClock, node), identity_of(self.shard), KEY
+            journal,
+            partial(NodeClock, node),
+            shard_identity(settings.identity, self.shard),
+            shard_key(settings.key, self.shard),
         )
-        self.guard = SpreadGuard(self.engine.shard, node.cluster.profile.shards)
+        self.guard = SpreadGuard(self.engine.shard, settings.shards)
+        self.engine.shard.elsewhere = Elsewhere(self.shard, settings.shards)
+        self.engine.shard.spread = self.guard.names
+        self._sender = calls.Sender(node.connection)
         self.upkeep = node.make_upkeep(self.engine, journal, self.directory)
         self.made_ms: dict[Caller, int] = {}
         self.appending: Process | None = None
@@ -104,6 +119,23 @@ class OwnedPart:
         self.answers = node.make_answers(self)
         self.answers.made_ms = self.made_ms
         self.answers.now_ms = lambda: node.schedule.now_ms
+        self._carrying = node.begin(node.carry(self), self._carried)
+        subject = f"{NAME}.serve.{self.shard}.{self.term}"
+        self._listening = node.cluster.network.listen(node, subject, self._take)
+        # As `OwnedShard.start` does: whoever hears of it can ask.
+        node.cluster.network.publish(
+            node, f"{NAME}.owned.{self.shard}", str(self.term).encode(), ""
+        )
+
+    async def _take(self, message: Any) -> None:
+        """A message with commands has come, as in `OwnedShard`."""
+        back = message.reply.rpartition(".")[0] + calls.REPLIES
+        async for token, data in calls.in_slices(message.data):
+            self.answers.take((back, token), data)
+
+    def _carried(self, _: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.node.schedule.violate(f"carrying raised {type(error).__name__}: {error}")
 
     @property
     def is_serving(self) -> bool:
@@ -131,6 +163,8 @@ class OwnedPart:
             self.answers.fail(error)
         elif self.journal.has_unsent:
             self._append()
+        if self.engine.shard.departed.deliveries:
+            self.answers.has_departures.set()
 
     def send(self, subject: str, token: int, data: bytes) -> None:
         """Sends an answer; for `ShardAnswers`."""
@@ -140,7 +174,7 @@ class OwnedPart:
             if made_ms is None and (kind == calls.REFUSED or data == _NO_CLAIMS):
                 made_ms = self.node.schedule.now_ms
             self._check_fresh(made_ms)
-        self.node.cluster.answer(self.node, subject, token, data)
+        self._sender.send(subject, token, data)
 
     def _check_fresh(self, made_ms: int | None) -> None:
         replaced_ms = self.node.cluster.truths[self.shard].replaced_ms(self.term)
@@ -156,6 +190,8 @@ class OwnedPart:
 
     def discard(self) -> None:
         """Discards the state, as `OwnedShard.close` does."""
+        self._listening.end()
+        self._carrying.cancel()
         self.answers.stop()
         for process in (self.appending, self.snapshot):
             if process is not None:
@@ -169,15 +205,15 @@ class OwnedPart:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class SimulatedNode(Host):
+class SimulatedNode(RoutingHost):
     """A process that owns shards."""
 
     answers_class: ClassVar[type[WatchedAnswers]] = WatchedAnswers
+    # The routers of nodes and of clients.
+    router_class: ClassVar[type[Router]] = Router
 
     def __init__(self, cluster: "SimulatedCluster", name: str, skew_ms: int) -> None:
-        super().__init__(cluster.schedule, name)
-        self.cluster = cluster
-        self.skew_ms = skew_ms
+        super().__init__(cluster, name, skew_ms)
         self.owned: dict[int, OwnedPart] = {}
         # Shards that were lost or handed over and are not discarded yet.
         self._leaving: list[OwnedPart] = []
@@ -211,13 +247,45 @@ class SimulatedNode(Host):
         """The steps of a snapshot."""
         return keep_snapshot(part.journal, part.upkeep, part.directory, name)
 
+    async def carry(self, part: OwnedPart) -> None:
+        """Brings dead letters of a shard to other shards."""
+        await carry_departures(part.answers, await self.opened_router())
+
+    # Clients that ask this node, and queues that are spread.
+
+    def _opened(self, router: Any, error: Exception | None) -> None:
+        super()._opened(router, error)
+        if error is None:
+            self.cluster.network.listen(self, endpoint_of(self.name), self._take_request)
+            tending = tend_spread_queues(self.owned, self.cluster.settings.shards, router)
+            self.begin(tending, self._tended)
+
+    def _tended(self, _: Any, error: Exception | None) -> None:
+        self.schedule.violate(f"tending spread queues has ended: {type(error).__name__}: {error}")
+
+    async def _take_request(self, message: Any) -> None:
+        self.begin(self._answer_request(message), self._answered_request)
+
+    async def _answer_request(self, message: Any) -> None:
+        command, _ = calls.read_command(message.data[1:])
+        router = await self.opened_router()
+        try:
+            (answer,) = calls.write_reply(command, await router.execute(command))
+        except PenstockError as error:
+            answer = calls.write_error(error)
+        self.cluster.network.publish(self, message.reply, answer, "")
+
+    def _answered_request(self, _: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.schedule.violate(f"a router raised {type(error).__name__}: {error}")
+
     # Requests.
 
     def execute(self, process: Process, request: LogRequest[Any]) -> None:
         if type(request) is Pause:
             super().execute(process, request)
         else:
-            self.cluster.request(self, process, request)
+            self.cluster.network.request(self, process, request)
 
     # Taking over.
 
@@ -296,7 +364,6 @@ class SimulatedNode(Host):
             )
         self.owned[shard] = part
         self.schedule.note(self.name, "serves", shard, f"term {journal.term}")
-        self.cluster.serving(part)
 
     def _check_fenced(self, shard: int, term: int) -> None:
         """Checks that an owner was fenced by another owner, and by nothing else."""
@@ -319,13 +386,13 @@ class SimulatedNode(Host):
     def _leave(self, part: OwnedPart, after_ms: int) -> None:
         if self.owned.get(part.shard) is part:
             del self.owned[part.shard]
-        self._leaving.append(part)
+        if part not in self._leaving:
+            self._leaving.append(part)
         self.later(after_ms, partial(self._discard, part))
 
     def _discard(self, part: OwnedPart) -> None:
         if part in self._leaving:
             self._leaving.remove(part)
-            self.cluster.silent(part)
             part.discard()
 
     # Other work on owned shards.
@@ -375,11 +442,6 @@ class SimulatedNode(Host):
         elif self.owned.get(part.shard) is part:
             self._leave(part, _REDIRECT_MS)
             then(part.term, part.journal.slot)
-
-    def stop(self) -> None:
-        super().stop()
-        for part in (*self.owned.values(), *self._leaving):
-            self.cluster.silent(part)
 
 
 def _nothing() -> None:

@@ -4,13 +4,14 @@ Everything random comes from one generator with the run's seed, and nothing iter
 the same seed gives the same run in every process. A *step* is one action of the heap.
 
 A host is a process of the simulated cluster: while it is paused, its actions wait; after it was
-stopped, they are dropped. Steps that run on a host (`LogSteps`) are resumed by replies, or by
-`Unanswered`, as `jetstream` does it.
+stopped, they are dropped. Two kinds of code run on it: steps (`LogSteps`), which are resumed by
+replies, or by `Unanswered`, as `jetstream` does it; and coroutines, on the host's own event loop,
+whose time is that of the schedule and which does no I/O.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
@@ -21,7 +22,9 @@ from penstock.cluster.log import LogRequest, LogSteps, Pause
 Action = Callable[[], object]
 Done = Callable[[Any, Exception | None], None]
 # A run that has more steps than this counts as one that never ends.
-STEPS_MAX: Final = 60_000
+STEPS_MAX: Final = 200_000
+# How often the tasks of a stopped host are cancelled before one of them counts as endless.
+_CANCELLATIONS_MAX: Final = 20
 
 
 class Timer:
@@ -94,34 +97,88 @@ class RunSchedule:
 
 
 class SimulatedLoop:
-    """The methods of an event loop that the engine and the answers use, for one host."""
+    """The event loop of one host: tasks, futures and timers on the schedule, without any I/O."""
 
     def __init__(self, host: "Host") -> None:
         self._host = host
-        self._ready: deque[Action] = deque()
+        self._ready: deque[Timer] = deque()
+        # In the order in which they were made: a set would have none.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def time(self) -> float:
         """The instant, in seconds."""
         return self._host.schedule.now_ms / 1_000
 
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+    def get_debug(self) -> bool:
+        """No debugging: for futures."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An exception that nobody has asked for: the code that made the task may ignore it."""
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        """A future of this loop."""
+        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
+
+    def create_task(
+        self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
+    ) -> "asyncio.Task[Any]":
+        """A task of this loop; its first step is run when the current action has ended."""
+        task = asyncio.Task(coroutine, loop=cast(asyncio.AbstractEventLoop, self), name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Timer:
         """Calls it when the current action has ended."""
-        self._ready.append(partial(callback, *args) if args else callback)
+        timer = Timer(partial(callback, *args) if args else callback)
+        self._ready.append(timer)
+        return timer
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Timer:
         """The same: there are no threads."""
-        self.call_soon(callback, *args)
+        return self.call_soon(callback, *args)
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer:
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Timer:
         """Calls it so many seconds later."""
         action = partial(callback, *args) if args else callback
         return self._host.later(max(1, round(delay * 1_000)), action)
 
-    def run_ready(self) -> None:
-        """Runs callbacks until none is left."""
-        ready = self._ready
-        while ready:
-            ready.popleft()()
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Timer:
+        """Calls it at this instant."""
+        return self.call_later(when - self.time(), callback, *args)
+
+    def run(self, action: Action) -> None:
+        """Runs an action as the running loop, then callbacks until none is left."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, self))
+        try:
+            action()
+            ready = self._ready
+            while ready:
+                _unless_cancelled(ready.popleft())
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def end_tasks(self) -> None:
+        """Cancels all tasks until they have ended, as a crash does not: so that none is left to
+        the garbage collector, which would end it at any time."""
+        for _ in range(_CANCELLATIONS_MAX):
+            if not self._tasks:
+                return
+            self.run(self._cancel_all)
+        raise AssertionError(f"{self._host.name}: {[*self._tasks]} cannot be cancelled")
+
+    def _cancel_all(self) -> None:
+        for task in [*self._tasks]:
+            task.cancel()
 
 
 class Host:
@@ -151,12 +208,13 @@ class Host:
         if self.is_paused:
             self._backlog.append(action)
             return
-        action()
-        self.loop.run_ready()
+        self.loop.run(action)
 
     def later(self, delay_ms: int, action: Action) -> Timer:
         """Runs an action on the host after a delay."""
         timer = Timer(action)
+        if self.is_stopped:
+            return timer
         self.schedule.after(delay_ms, partial(self.run, partial(_unless_cancelled, timer)))
         return timer
 
@@ -179,6 +237,13 @@ class Host:
         under_way, self._under_way = self._under_way, {}
         for process in under_way:
             process.end()
+        self.loop.end_tasks()
+
+    def begin(self, work: Coroutine[Any, Any, Any], done: Done) -> "asyncio.Task[Any]":
+        """Runs a coroutine on this host; `done` gets what it returns or raises, if it ends."""
+        task = self.loop.create_task(work)
+        task.add_done_callback(partial(_give_outcome, done))
+        return task
 
     def start(self, what: str, steps: LogSteps[Any], done: Done) -> "Process":
         """Runs steps on this host; `done` gets what they return or raise."""
@@ -236,3 +301,10 @@ class Process:
 def _unless_cancelled(timer: Timer) -> None:
     if timer.action is not None:
         timer.action()
+
+
+def _give_outcome(done: Done, task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        error = task.exception()
+        assert error is None or isinstance(error, Exception)
+        done(None if error is not None else task.result(), error)

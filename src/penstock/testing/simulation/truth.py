@@ -3,14 +3,18 @@
 Every slot is checked when it is kept, and every answer against the slots that are kept by then. The
 rules are those of the delivery contract, over the events of one message:
 
-    pushed       a number once; a dedup id once within its window
+    pushed       a number once
     claimed      only if visible; the epoch is the one after the last
-    extended, released, deleted, departed
+    extended, released, deleted
                  only if in flight, with the epoch of the claim
     expired      only if in flight, with the epoch of the claim, and not before its deadline
+    moved, departed
+                 only if visible or delayed, with the epoch of the last claim
+    arrived      only if departed
+    removed      a queue only if it is empty: no client removes any
 
-In addition, the real core applies all events from the first slot on, without any snapshot: a new
-owner must begin with that state.
+`lineage` has the rules that concern several shards. In addition, the real core applies all events
+from the first slot on, without any snapshot: a new owner must begin with that state.
 """
 
 from typing import Final
@@ -26,53 +30,49 @@ from penstock.core.events import (
     DelayEnded,
     Deleted,
     Departed,
+    Expired,
     Extended,
+    Lost,
+    Moved,
     Pushed,
+    QueueConfigured,
     QueueCreated,
+    QueuePurged,
+    QueueRemoved,
     Released,
 )
 from penstock.core.shard import ShardState
 from penstock.journal.codec import decode
 from penstock.journal.restore import Recovery
-from penstock.service import DEDUP_WINDOW_MS
+from penstock.service import QueueSettings
+from penstock.testing.simulation.lineage import (
+    DELAYED,
+    DEPARTED,
+    GONE,
+    IN_FLIGHT,
+    VISIBLE,
+    Life,
+    MessageLineage,
+    TrueQueue,
+)
 from penstock.testing.simulation.schedule import RunSchedule
 
-VISIBLE: Final = "visible"
-DELAYED: Final = "delayed"
-IN_FLIGHT: Final = "in flight"
-GONE: Final = "gone"
-DEPARTED: Final = "departed"
-
-
-class Life:
-    """The state of one message according to the events that were kept."""
-
-    __slots__ = ("body", "deadline_ms", "ended_by", "epoch", "number", "queue", "state")
-
-    def __init__(self, number: int, queue: int, body: bytes, state: str) -> None:
-        self.number = number
-        self.queue = queue
-        self.body = body
-        self.state = state
-        self.epoch = 0
-        self.deadline_ms = 0
-        # The event that ended it, if one has.
-        self.ended_by: AnyEvent | None = None
+_WAITING: Final = (VISIBLE, DELAYED)
 
 
 class ShardTruth:
     """The slots of one shard, as they were kept."""
 
-    def __init__(self, schedule: RunSchedule, shard: int) -> None:
+    def __init__(self, schedule: RunSchedule, shard: int, lineage: MessageLineage) -> None:
         self.shard = shard
         self.lives: dict[int, Life] = {}
-        self.queues: dict[int, str] = {}
+        self.queues: dict[int, TrueQueue] = {}
         # When each term was opened, in the order of the slots; void ones are not here.
         self.opened_ms: list[tuple[int, int]] = []
         self._schedule = schedule
         self._chain = ExtentChain(shard, ChainPoint())
         self._recovery = Recovery(None)
-        self._dedups: dict[tuple[int, str], tuple[int, int]] = {}
+        self._lineage = lineage
 
     @property
     def term(self) -> int:
@@ -111,6 +111,11 @@ class ShardTruth:
         """The state after all slots, as bytes."""
         return state_bytes(self._recovery.finish())
 
+    def settings_of(self, name: str) -> QueueSettings | None:
+        """The settings of a queue in this shard; None if it is not there."""
+        found = [queue.settings for queue in self.queues.values() if queue.name == name]
+        return found[0] if found else None
+
     # The rules.
 
     def _check(self, event: AnyEvent) -> None:
@@ -118,7 +123,13 @@ class ShardTruth:
         if type(event) is Pushed:
             self._check_pushed(event)
         elif type(event) is QueueCreated:
-            self.queues[event.queue] = event.name
+            self.queues[event.queue] = TrueQueue(event.name, event.settings)
+            self._lineage.configured(event.settings)
+        elif type(event) is QueueConfigured:
+            self.queues[event.queue].settings = event.settings
+            self._lineage.configured(event.settings)
+        elif type(event) is QueueRemoved or type(event) is QueuePurged:
+            self._check_removed(event)
         elif (number := getattr(event, "number", None)) is not None:
             life = self.lives.get(number)
             if life is None:
@@ -126,7 +137,23 @@ class ShardTruth:
             elif (problem := _problem(life, event)) is not None:
                 self._wrong(event, problem)
             else:
-                _live(life, event)
+                self._lineage.check(life, event)
+                self._live(life, event)
+
+    def _live(self, life: Life, event: AnyEvent) -> None:
+        was_in = life.queue.name
+        _live(life, event)
+        if type(event) is Moved:
+            life.queue = self.queues[event.to]
+        self._lineage.changed(life, event, was_in)
+
+    def _check_removed(self, event: QueueRemoved | QueuePurged) -> None:
+        queue = self.queues[event.queue]
+        left = [life.number for life in self.lives.values() if life.queue is queue and life.is_live]
+        if left:
+            self._wrong(event, f"removes the messages {left}")
+        if type(event) is QueueRemoved:
+            del self.queues[event.queue]
 
     def _wrong(self, event: AnyEvent, problem: str) -> None:
         self._schedule.violate(f"shard {self.shard}: {event} {problem}")
@@ -135,13 +162,9 @@ class ShardTruth:
         if event.number in self.lives:
             self._wrong(event, "has the number of another message")
         state = DELAYED if event.visible_at_ms > event.at_ms else VISIBLE
-        self.lives[event.number] = Life(event.number, event.queue, event.body, state)
-        if event.dedup_id is not None:
-            key = (event.queue, event.dedup_id)
-            at_ms, number = self._dedups.get(key, (-DEDUP_WINDOW_MS, 0))
-            if event.at_ms < at_ms + DEDUP_WINDOW_MS:
-                self._wrong(event, f"was pushed as message {number} before")
-            self._dedups[key] = (event.at_ms, event.number)
+        life = Life(self.shard, self.queues[event.queue], event, state)
+        self.lives[event.number] = life
+        self._lineage.pushed(life, event)
 
 
 def state_bytes(shard: ShardState) -> bytes:
@@ -176,9 +199,17 @@ def _problem(life: Life, event: AnyEvent) -> str | None:
         case DelayEnded():
             if life.state != DELAYED:
                 return f"of a message that is {life.state}"
+        case Moved():
+            if life.state not in _WAITING:
+                return f"of a message that is {life.state}"
+        case Departed(epoch=epoch):
+            if life.state not in _WAITING or epoch != life.epoch:
+                return f"of a message that is {life.state} under epoch {life.epoch}"
         case Arrived():
             if life.state != DEPARTED:
                 return f"of a message that is {life.state}"
+        case Expired() | Lost():
+            return "of a message that nobody has deleted"
     return None
 
 
@@ -191,9 +222,9 @@ def _live(life: Life, event: AnyEvent) -> None:
             life.deadline_ms = deadline_ms
         case Released(visible_at_ms=visible_at_ms):
             life.state = DELAYED if visible_at_ms > event.at_ms else VISIBLE
-        case ClaimExpired() | DelayEnded():
+        case ClaimExpired() | DelayEnded() | Moved():
             life.state = VISIBLE
         case Deleted() | Arrived():
             life.state, life.ended_by = GONE, event
         case Departed():
-            life.state, life.ended_by = DEPARTED, event
+            life.state = DEPARTED
