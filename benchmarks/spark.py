@@ -295,13 +295,13 @@ def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
 def audit_by_duckdb(path: str, held: Mapping[str, int], expected: int) -> float:
     """The same checks in one process, from the events. Raises Void if it finds anything."""
     from penstock.spark.checks import check_events
-    from penstock.spark.duck import Duck
+    from penstock.spark.duck import DuckConnection
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake
 
     start_s = time.perf_counter()
     files = [each.path for each in events_table(Lake.open(path)).files()]
-    with Duck(CORES, memory_mib=4 << 10) as duck:
+    with DuckConnection(CORES, memory_mib=4 << 10) as duck:
         duck.files("given_events", files, {})
         findings, events = check_events(duck, "given_events", held)
     took_s = time.perf_counter() - start_s

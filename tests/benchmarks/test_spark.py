@@ -13,7 +13,7 @@ from benchmarks import chaos, harness  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
 from penstock.spark.checks import SCHEMA, check_events  # noqa: E402
-from penstock.spark.duck import Duck  # noqa: E402
+from penstock.spark.duck import DuckConnection  # noqa: E402
 from penstock.spark.stream import Stream  # noqa: E402
 
 
@@ -42,7 +42,7 @@ def audited(made, held):
         [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in read]
     )
     stream.close()
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.arrow("given_events", events)
         findings, _ = check_events(duck, "given_events", held)
     return [(finding.check, finding.detail) for finding in findings]

@@ -62,7 +62,7 @@ BAD = {
     "1 = 1) UNION SELECT * FROM events --": ("35", "'--'", "comments"),
     "1 = 1) UNION SELECT * FROM events": ("6", "')'", "expected AND, OR"),
     "1 = 1 /* x */": ("7", "'/*'", "comments"),
-    # Slips.
+    # Mistakes.
     "": ("1", "the end", "expected a column"),
     "queue =": ("8", "the end", "expected a column"),
     "queu = 'a'": ("1", "'queu'", "did you mean queue; there are queue, state"),
@@ -93,12 +93,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_a_good_condition_is_written_anew_in_full(text):
+def test_a_valid_condition_is_translated_to_sql(text):
     assert condition_sql(text, COLUMNS) == GOOD[text]
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_anything_else_is_refused_at_its_place_in_one_sentence(text):
+def test_anything_else_is_refused_with_its_position_in_one_sentence(text):
     at, found, why = BAD[text]
     with pytest.raises(InvalidField) as raised:
         condition_sql(text, COLUMNS)

@@ -75,7 +75,7 @@ def test_a_table_is_opened_again_when_it_has_another_commit(tmp_path):
     assert len(table.files()) == 1
     add()
     assert table.rows() == 6
-    # A table that is removed and made anew has a commit of the same name.
+    # A table that is removed and made again has a commit of the same name.
     shutil.rmtree(table.path)
     assert table.delta() is None
     add()

@@ -89,7 +89,7 @@ def test_only_what_begins_at_the_offset_or_later_is_kept_damage_included(store, 
     assert not list((tmp_path / "none").glob("*"))
 
 
-def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(store, tmp_path):
+def test_a_directory_that_cannot_be_written_is_refused_in_one_sentence(store, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(StoreUnusable, match=r"taken: events cannot be written there: File exists"):
         files_of(store, tmp_path / "taken")

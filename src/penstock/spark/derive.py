@@ -1,9 +1,9 @@
-"""Brings silver and gold level with `events`: parts that changed, then the small tables.
+"""Updates silver and gold from `events`: the parts that changed, then the small tables.
 
 Each table is changed in one commit that carries the version of `events` it was made from: a run
-that finds that version there has nothing to do, and a run that was killed leaves tables that are
-complete but older. Tables in parts and `queue_events` also carry each journal's offset, from which
-the next run knows which events are new.
+that finds the newest version there has nothing to do, and a run that was killed leaves tables that
+are complete but older. Tables in parts and `queue_events` also carry each journal's offset: events
+behind it are new to the table.
 
     new events ─▶ queue_events (appended)
     events of the parts that new events touch ─▶ tables in parts (`spark.fold`, a task a part)
@@ -20,25 +20,25 @@ from deltalake import DeltaTable
 
 from penstock.spark import fold
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
 from penstock.spark.seals import complete_tables, is_sealed, sealed_files
 from penstock.spark.tables import (
-    ADDED_UP,
     FOLDS,
     PART_STATUS,
     PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
+    SUMMED_TABLES,
     TABLES,
     WHOLE_TABLES,
     Derived,
 )
 
 _SOURCE: Final = "events"
-# Raised when a query gives other rows of the same events: tables made by older ones are made anew.
+# Increased when a query changes: tables made by older queries are made again.
 QUERIES_VERSION: Final = 4
 _QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
@@ -59,16 +59,16 @@ def derive(
     *,
     rebuild: bool = False,
 ) -> Made:
-    """Brings every table level with `events`. Raises LakeUnusable or LakeBusy."""
-    with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as room:
+    """Updates every table from `events`. Raises LakeUnusable or LakeBusy."""
+    with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as directory:
         complete_tables(lake)
         delta = events_table(lake).delta()
-        if delta is None or (not rebuild and is_level(lake)):
+        if delta is None or (not rebuild and is_up_to_date(lake)):
             return Made()
-        return _Run(open_spark, lake, delta, room, rebuild).make(progress)
+        return _Run(open_spark, lake, delta, directory, rebuild).make(progress)
 
 
-def is_level(lake: Lake) -> bool:
+def is_up_to_date(lake: Lake) -> bool:
     """Whether every table was made from the newest version of `events`; reads only Delta's log."""
     delta = events_table(lake).delta()
     if delta is None:
@@ -97,7 +97,7 @@ class _Run:
     open_spark: OpenSpark
     lake: Lake
     events: DeltaTable
-    room: Path
+    scratch: Path
     rebuild: bool
 
     def __post_init__(self) -> None:
@@ -106,18 +106,18 @@ class _Run:
         self.stores = self._stores()
 
     def make(self, progress: Progress) -> Made:
-        """Makes what is behind, in order."""
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+        """Makes the tables that are out of date, in order."""
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
-            # As far as they are known before the parts are: nothing else depends on the rest.
+            # Made from what is known before the parts are; only `queues` itself needs the parts.
             self._load(duck, PART_STATUS)
             duck.table("queues", QUEUES.query)
-            queues = self.room / "queues.parquet"
+            queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
             parts = self._touched(duck)
             progress(0.05)
             self._fold(parts, queues, lambda part: progress(0.05 + 0.9 * part))
-            for each in ADDED_UP:
+            for each in SUMMED_TABLES:
                 self._load(duck, each)
             tables = [each.name for each in PART_TABLES] if parts is None or parts else []
             for each in WHOLE_TABLES:
@@ -128,7 +128,7 @@ class _Run:
 
     def _stores(self) -> list[str]:
         """The journals that `events` holds, by the transactions of its commits."""
-        with Duck() as duck:
+        with DuckConnection() as duck:
             return sorted(
                 {str(each.smallest["store"]) for each in self.files if "store" in each.smallest}
                 | {
@@ -141,7 +141,7 @@ class _Run:
             )
 
     def _transactions(self) -> dict[str, int]:
-        """What each commit of a table says of how far it is level."""
+        """The application transactions of a commit: what the table was made from."""
         offsets = {
             f"offset/{store}": at
             for store in self.stores
@@ -150,7 +150,7 @@ class _Run:
         return {_SOURCE: self.version, _QUERIES: QUERIES_VERSION, **offsets}
 
     def _seen(self, tables: Sequence[Derived]) -> dict[str, int]:
-        """How far all of these tables are level with each journal; 0 if not at all."""
+        """The offset of each journal up to which all of these tables are complete, or 0."""
         found = [table_of(self.lake, each).delta() for each in tables]
         return {
             store: min(
@@ -164,12 +164,12 @@ class _Run:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
 
-    def _load(self, duck: Duck, derived: Derived) -> None:
+    def _load(self, duck: DuckConnection, derived: Derived) -> None:
         """Reads a table in parts: queries use it repeatedly, and opening its files takes long."""
         duck.files("of_parts", *self._now(derived))
         duck.table(derived.name, "SELECT * FROM of_parts")
 
-    def _new_events(self, duck: Duck, seen: Mapping[str, int]) -> str:
+    def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""
         files = [
             each.path
@@ -188,7 +188,7 @@ class _Run:
         duck.view("new_events", f"SELECT * FROM some_events WHERE {known or 'false'}")
         return "new_events"
 
-    def _append_queue_events(self, duck: Duck) -> None:
+    def _append_queue_events(self, duck: DuckConnection) -> None:
         """Adds the new events that name no message to their table."""
         table = table_of(self.lake, QUEUE_EVENTS)
         if self.rebuild or not is_current(table, self.events):
@@ -207,7 +207,7 @@ class _Run:
                 table.add(added, self._transactions())
         duck.files("queue_events", *self._now(QUEUE_EVENTS))
 
-    def _touched(self, duck: Duck) -> list[LakePart] | None:
+    def _touched(self, duck: DuckConnection) -> list[LakePart] | None:
         """The parts to be made again, None for all parts."""
         versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
         if self.rebuild or versions != {QUERIES_VERSION}:
@@ -223,14 +223,14 @@ class _Run:
             SELECT DISTINCT store, shard, message // {fold.PART_MESSAGES} FROM {new}
             WHERE message IS NOT NULL""")
         )
-        for name in self._swept_parts(duck):
+        for name in self._parts_changed_by_queues(duck):
             store, shard, nth = name.rsplit("-", 2)
             found.add((store, int(shard), int(nth)))
         return [
             LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in sorted(found)
         ]
 
-    def _swept_parts(self, duck: Duck) -> list[str]:
+    def _parts_changed_by_queues(self, duck: DuckConnection) -> list[str]:
         """Parts with rows that a new event of a queue changes though it names no message.
 
         A purge or removal ends the messages that a queue holds. A queue that had only a number may
@@ -276,9 +276,9 @@ class _Run:
             )
             for part in chosen
         ]
-        made = distribute(self.open_spark, fold_part, work, FoldedPart, self.room, progress)
+        made = distribute(self.open_spark, fold_part, work, FoldedPart, self.scratch, progress)
         names = None if parts is None else [part.name for part in parts]
-        # `part_status` says which parts a purge touches: it must not be level before the others.
+        # `part_status` shows which parts a purge touches: it must be committed last.
         for each in sorted(PART_TABLES, key=lambda each: each is PART_STATUS):
             table = table_of(self.lake, each)
             if names is None or not is_current(table, self.events):
@@ -292,7 +292,7 @@ class _Run:
                 table.replace(added, self._transactions(), replaced)
 
     def _every_part(self) -> list[LakePart]:
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             duck.files("all_events", [each.path for each in self.files], {})
             found = (
                 duck.fetch(f"""
@@ -309,7 +309,7 @@ class _Run:
         """The files that may hold events of the part's messages, by their statistics."""
         return files_of(self.files, part)
 
-    def _make_whole(self, duck: Duck, derived: Derived) -> None:
+    def _make_whole(self, duck: DuckConnection, derived: Derived) -> None:
         """Makes a small table; those after it in the order read it from memory."""
         table = table_of(self.lake, derived)
         duck.table(derived.name, derived.query)

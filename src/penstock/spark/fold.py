@@ -1,4 +1,4 @@
-"""What one task makes of one part: every table that has rows of its messages.
+"""The work of one task of a run: every table in parts, for one part.
 
 A part is a range of a shard's message numbers. Its events are read once; the queries of the tables
 run over them in one process, and each table gets one file.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.spark.blocks import KIND_NAMES
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.lake import AddedFile, Table
 from penstock.spark.tables import FOLDS, PART_TABLES
 
@@ -89,7 +89,7 @@ class FoldedPart:
     added: dict[str, AddedFile]
 
 
-def load_part(duck: Duck, part: LakePart, events: str) -> None:
+def load_part(duck: DuckConnection, part: LakePart, events: str) -> None:
     """Makes the tables `part` and `events` of one part from rows of many."""
     duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
     duck.table(
@@ -99,7 +99,7 @@ def load_part(duck: Duck, part: LakePart, events: str) -> None:
     duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {part.condition()}")
 
 
-def view_unsealed(duck: Duck, name: str, events: str, sealed: Sequence[str]) -> None:
+def view_unsealed(duck: DuckConnection, name: str, events: str, sealed: Sequence[str]) -> None:
     """Makes a view of the events that are not of these sealed parts, given by their `folds`."""
     duck.files("sealed_folds", sealed, FOLDS.types)
     duck.view(
@@ -117,7 +117,7 @@ def view_unsealed(duck: Duck, name: str, events: str, sealed: Sequence[str]) -> 
 def fold_part(work: FoldWork, threads: int) -> FoldedPart:
     """Makes the files of a part."""
     added = {}
-    with Duck(threads) as duck:
+    with DuckConnection(threads) as duck:
         duck.files("all_events", work.files, {})
         view_unsealed(duck, "unsealed_events", "all_events", work.sealed)
         if work.chosen is not None:

@@ -1,10 +1,10 @@
-"""What one task of an audit does: it makes every check that looks at messages, for one part.
+"""The work of one task of an audit: every check that looks at messages, for one part.
 
-Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. The
-row in `folds` says so, and says all that the checks need of them. The events of all other messages
+Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. Their
+row in `folds` shows this, and has all that the checks need of them. The events of all others
 (`life_events`) go through one window pass (`states`), which gives a message's state before each
 event. Two checks look across messages: a dedup id may have been used, and a group may have earlier
-messages, in other parts. A task reads the rows it needs of those beside its own.
+messages, in other parts. A task reads the rows that it needs of those parts too.
 
     folds, periods ─▶ messages ─▶ life_events ─▶ states ─▶ message_findings
     messages, life_events ─▶ dedup_findings, fifo_events ─▶ order_findings
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.service import DEDUP_WINDOW_MS
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.lake import AddedFile, Table, TableFile
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
@@ -87,7 +87,7 @@ class JudgedPart:
 
 @dataclass(frozen=True)
 class PartVerdict:
-    """What was found in a part, and what its events come to."""
+    """What was found in a part, and the counts of its events."""
 
     part: str
     findings: list[FoundRow]
@@ -147,7 +147,7 @@ def _may_share_ids(own: PartFiles, other: PartFiles) -> bool:
 def judge_part(work: JudgeWork, threads: int) -> JudgedPart:
     """Makes the checks of one part."""
     own = work.own
-    with Duck(threads) as duck:
+    with DuckConnection(threads) as duck:
         _load(duck, work)
         verdict = judge(duck, own.part)
         balances = [
@@ -162,7 +162,7 @@ def judge_part(work: JudgeWork, threads: int) -> JudgedPart:
 
 
 def _write(
-    duck: Duck, work: JudgeWork, derived: Derived, rows: Sequence[Sequence[Any]]
+    duck: DuckConnection, work: JudgeWork, derived: Derived, rows: Sequence[Sequence[Any]]
 ) -> AddedFile:
     table = Table(Path(work.lake, derived.name), derived.schema, in_parts=True)
     path = table.new_file(work.own.part)
@@ -171,7 +171,7 @@ def _write(
     return AddedFile.of(table.path, path)
 
 
-def judge(duck: Duck, part: str) -> PartVerdict:
+def judge(duck: DuckConnection, part: str) -> PartVerdict:
     """Makes the checks over `folds`, `irregular_events`, `periods` and `emptyings`."""
     for name in STEPS:
         make = duck.table if name in _KEPT else duck.view
@@ -191,7 +191,7 @@ def judge(duck: Duck, part: str) -> PartVerdict:
     return PartVerdict(part, findings, balances)
 
 
-def _load(duck: Duck, work: JudgeWork) -> None:
+def _load(duck: DuckConnection, work: JudgeWork) -> None:
     """Makes the tables that the steps read, of the part and of what it needs of others."""
     own = work.own
     of_shard = f"store = {quoted(own.store)} AND shard = {own.shard}"
@@ -225,6 +225,8 @@ def _load(duck: Duck, work: JudgeWork) -> None:
     )
 
 
-def load_ended(duck: Duck, messages: str = "SELECT 1::bigint AS message WHERE false") -> None:
+def load_ended(
+    duck: DuckConnection, messages: str = "SELECT 1::bigint AS message WHERE false"
+) -> None:
     """Makes the table `ended_before`: messages of the part that ended in a sealed part."""
     duck.table("ended_before", messages)

@@ -1,11 +1,11 @@
 """The lake: Delta tables in one directory, written by Spark and committed without a jar.
 
-    LAKE/lake.json            says that this is a Penstock lake, of which version, and its own id
+    LAKE/lake.json            marks the directory as a lake; its format version and its id
     LAKE/events/ …            one directory a table: Parquet files and Delta's `_delta_log`
 
 Tasks write Parquet files below the table; the command then commits them in one Delta transaction
 through the `deltalake` package. Until then no reader sees them. Every commit carries application
-transactions that say how far the table has come, from which the next run knows where to go on.
+transactions with the position that the table has reached; the next run continues from there.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
-# The column by which a table in parts tells them apart; only Delta has it, the files do not.
+# The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
 # Tables that were read last, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, tuple[tuple[str, int, int], DeltaTable]]] = {}
@@ -46,7 +46,7 @@ _SNAPSHOTS_MAX: Final = 64
 
 
 class LakeUnusable(JournalError):
-    """The directory is no lake, or one of a version that this Penstock does not know."""
+    """The directory is not a lake, or is a lake of an unknown version."""
 
 
 class LakeBusy(UnavailableError):
@@ -68,7 +68,7 @@ class Lake:
         try:
             if not marker.exists():
                 if not create:
-                    raise LakeUnusable(f"{root}: is no Penstock lake; `pipeline run` makes one")
+                    raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
                 if root.exists() and (not root.is_dir() or any(root.iterdir())):
                     raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
                 _make(root)
@@ -83,7 +83,7 @@ class Lake:
                 f"{root}: is a lake of version {version}; this Penstock reads version {VERSION}: "
                 "make a new lake from the journal"
             )
-        # Executors may stand in other directories than we do.
+        # The working directory of an executor may be another one.
         return cls(root.absolute(), str(found["id"]))
 
     def table(self, name: str, schema: str, *, in_parts: bool = False) -> "Table":
@@ -102,7 +102,7 @@ def _make(root: Path) -> None:
 def locked(lake: Lake, name: str) -> Iterator[None]:
     """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
-    `events`, `tables` and `verdicts` are what can be locked, and are locked in this order.
+    The locks are `events`, `tables` and `verdicts`; a process takes them in this order.
     """
     path = lake.path / f".{name}.lock"
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -120,9 +120,9 @@ def locked(lake: Lake, name: str) -> Iterator[None]:
 
 @contextmanager
 def scratch(lake: Lake, name: str) -> Iterator[Path]:
-    """A directory that executors see too, without what a killed process left there.
+    """An empty directory in the lake, which executors see too; it is removed at the end.
 
-    The caller holds the lock of that work.
+    The caller holds the lock of the work that uses it.
     """
     path = lake.path / f"_{name}"
     shutil.rmtree(path, ignore_errors=True)
@@ -148,7 +148,7 @@ class Table:
     def delta(self) -> DeltaTable | None:
         """The table as it is now, None if it was never written; for reading only.
 
-        The last one is kept: a run asks some hundred times, and opening takes milliseconds.
+        Opened tables are kept: a run reads them some hundred times, and opening takes milliseconds.
         """
         newest = self._newest_commit()
         held = _snapshots.get(self.path)
@@ -202,10 +202,10 @@ class Table:
             return 0
         return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
 
-    def take_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
-        """Moves files that lie elsewhere below the table into a directory of it.
+    def move_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
+        """Moves files from elsewhere below the table into a directory of it.
 
-        What a killed run left in the directory goes.
+        Files that a killed run left in the directory are removed.
         """
         if not files:
             return []
@@ -230,7 +230,7 @@ class Table:
         self._commit([each for each in added if each.rows], "append", transactions)
 
     def new_file(self, part: str | None = None) -> Path:
-        """A path for a new file below the table; it counts for nothing until it is committed."""
+        """A path for a new file below the table; readers see it once it is committed."""
         directory = self.path / "data"
         if part is not None:
             directory /= f"{PART}={part}"
@@ -394,7 +394,7 @@ class AddedFile:
 
 
 def first_line(error: "PySparkException") -> str:
-    """What Spark says is wrong, without the plan and the stack trace that follow it."""
+    """The message of an error of Spark, without the plan and the stack trace that follow it."""
     text = (error.getMessage() or str(error)).strip()
     return text.partition("\n")[0].split(" SQLSTATE")[0]
 
@@ -404,7 +404,7 @@ _OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raises the error of ours that Spark wrapped in an exception of its own."""
+    """Raises the PenstockError that Spark wrapped in an exception of its own."""
     try:
         yield
     except PenstockError:

@@ -22,9 +22,9 @@ from typing import Final
 
 from penstock.spark import fold
 from penstock.spark.audit import audit, is_judged
-from penstock.spark.derive import files_of, is_level, table_of
+from penstock.spark.derive import files_of, is_up_to_date, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import Duck, quoted
+from penstock.spark.duck import DuckConnection, quoted
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part, view_unsealed
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
@@ -69,29 +69,29 @@ def drop_before(
 ) -> Dropped:
     """Drops the events of messages that ended before this instant.
 
-    Brings the tables level and audits what changed first. Raises LakeUnusable, or LakeBusy if
+    Updates the tables and audits what changed first. Raises LakeUnusable, or LakeBusy if
     another process is changing the lake.
     """
     with our_errors():
         audit(open_spark, lake, progress=lambda part: progress(part / 3))
         with locked(lake, "events"):
             done = _drop(open_spark, lake, before_ms, lambda part: progress((1 + part) / 3))
-        # The events are another version now: the tables are level with it without any new row.
+        # The version of `events` has changed: the tables are marked as made from it.
         audit(open_spark, lake, progress=lambda part: progress((2 + part) / 3))
     return done
 
 
 def _drop(open_spark: OpenSpark, lake: Lake, before_ms: int, progress: Progress) -> Dropped:
     # An audit would find the events of a life in one part and its row in `folds` in another.
-    with locked(lake, "tables"), locked(lake, "verdicts"), scratch(lake, "retention") as room:
+    with locked(lake, "tables"), locked(lake, "verdicts"), scratch(lake, "retention") as directory:
         # A plan of an earlier process is completed first, with its own events.
         complete_tables(lake)
         first = _drop_sealed(lake)
         if first.messages:
             return first
-        if not is_level(lake) or not is_judged(lake):
-            raise LakeBusy(f"{lake.path}: grew while it was audited; try again")
-        plan = _Split(open_spark, lake, room).plan(before_ms, progress)
+        if not is_up_to_date(lake) or not is_judged(lake):
+            raise LakeBusy(f"{lake.path}: has new events since its audit; run the command again")
+        plan = _Split(open_spark, lake, directory).plan(before_ms, progress)
         if plan is None:
             return Dropped()
         plan.save(lake)
@@ -105,14 +105,14 @@ class _Split:
 
     open_spark: OpenSpark
     lake: Lake
-    room: Path
+    scratch: Path
 
     def plan(self, before_ms: int, progress: Progress) -> SealPlan | None:
         """Writes the files of the split; None if there is nothing to seal."""
-        chosen = self.room / "chosen.parquet"
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+        chosen = self.scratch / "chosen.parquet"
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             parts = self._choose(duck, before_ms, chosen)
-            queues = self.room / "queues.parquet"
+            queues = self.scratch / "queues.parquet"
             duck.files("queues", [e.path for e in table_of(self.lake, QUEUES).files()], {})
             if parts:
                 duck.write("SELECT * FROM queues", str(queues))
@@ -134,10 +134,10 @@ class _Split:
             )
             for part in parts
         ]
-        made = distribute(self.open_spark, split_part, work, SplitPart, self.room, progress)
+        made = distribute(self.open_spark, split_part, work, SplitPart, self.scratch, progress)
         return _plan_of(made)
 
-    def _choose(self, duck: Duck, before_ms: int, chosen: Path) -> list[LakePart]:
+    def _choose(self, duck: DuckConnection, before_ms: int, chosen: Path) -> list[LakePart]:
         """Writes which messages are to be sealed; the parts that they are of."""
         messages = [
             each.path
@@ -211,7 +211,7 @@ def _drop_sealed(lake: Lake) -> Dropped:
         )
         columns = ", ".join(f'"{name}"' for name in columns_of(SCHEMA))
         # One thread keeps the order of the rows, on which the statistics of files depend.
-        with Duck() as duck:
+        with DuckConnection() as duck:
             duck.files("all_events", [each.path for each in table.files()], {})
             view_unsealed(duck, "kept_events", "all_events", sealed_folds(lake))
             kept = duck.stream(f"SELECT {columns} FROM kept_events WHERE {condition}")

@@ -1,7 +1,7 @@
 """Silver and gold: the tables that follow from the events, each by one query.
 
-A table is a name and a schema; its query is a file below `spark/sql`. `spark.derive` keeps them
-level with `events`.
+A table is a name and a schema; its query is a file below `spark/sql`. `spark.derive` updates them
+when `events` has grown.
 
 Tables with rows of single messages, and what messages add to the small tables, are kept in parts:
 each part is a range of a shard's message numbers, and one task makes it from the events of these
@@ -225,7 +225,7 @@ PART_TABLES: Final = (
     PART_DEAD_LETTERS,
 )
 # What parts add to the small tables.
-ADDED_UP: Final = (
+SUMMED_TABLES: Final = (
     PART_MINUTES,
     PART_STATUS,
     LATENCIES,
