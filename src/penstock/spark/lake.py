@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,8 +41,8 @@ MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
-# Tables that were read last, each with the newest commit that it had then.
-_snapshots: Final[dict[Path, tuple[tuple[str, int, int], DeltaTable]]] = {}
+# Opened tables, each with the name and the digest of the newest commit that it had then.
+_snapshots: Final[dict[Path, tuple[tuple[str, bytes], DeltaTable]]] = {}
 _SNAPSHOTS_MAX: Final = 64
 
 
@@ -162,16 +163,20 @@ class Table:
             _snapshots[self.path] = newest, opened
         return opened
 
-    def _newest_commit(self) -> tuple[str, int, int] | None:
-        """The name of the last file of Delta's log, and which file that is."""
+    def _newest_commit(self) -> tuple[str, bytes] | None:
+        """The name of the last file of Delta's log and a digest of its content.
+
+        Inode and time of the file would not do: a table that is removed and made again may have
+        a commit of the same name with both. The content has random names of files, and the time.
+        """
         commits = self.path / "_delta_log"
         try:
             names = [name for name in os.listdir(commits) if name.endswith(".json")]
             name = max(name for name in names if name[0].isdigit())
-            found = os.stat(commits / name)
+            content = (commits / name).read_bytes()
         except (OSError, ValueError):
             return None
-        return name, found.st_ino, found.st_mtime_ns
+        return name, blake2b(content, digest_size=16).digest()
 
     def _open(self) -> DeltaTable | None:
         """The table, to be changed."""
