@@ -170,7 +170,7 @@ def with_a_file_missing(store):
 
 
 def without_its_beginning(store):
-    """Files were dropped: nobody can say of the messages in them what went before."""
+    """Files were dropped: earlier events of the messages in them are not known."""
     many = [[push(n)] for n in range(1, 600)]
     rest = [[claim(n)] for n in range(1, 600)] + [[Deleted(T, 1, n, 1)] for n in range(1, 600)]
     write_store(store, [QUEUES, *many, *rest])

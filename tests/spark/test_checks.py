@@ -25,7 +25,7 @@ ENDS = ("Deleted", "Released", "ClaimExpired", "Lost", "Expired", "Moved", "Exte
 
 
 def a_life(rng, message):
-    """Mostly what befalls a message, in order; now and then anything at any place."""
+    """The events of a message, mostly valid and in order; some at random places."""
     queue = rng.choice(list(QUEUES))
     life = [
         {"kind": "Pushed", "queue": queue, "group": rng.choice((None, "g", "h")),

@@ -130,7 +130,7 @@ def test_long_chains_do_not_nest_and_texts_have_a_limit():
 
 
 def test_no_function_on_the_list_reads_or_runs_anything():
-    """Those of Spark that do, by their names: a reminder for whoever adds one."""
+    """Functions of Spark that do, by their names."""
     dangerous = "reflect java_method try_reflect input_file_name read_files assert_true raise_error"
     assert not set(dangerous.split()) & set(FUNCTIONS)
 

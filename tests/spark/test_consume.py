@@ -38,7 +38,7 @@ def clock():
 
 @pytest.fixture
 def near(clock):
-    """Queues in this process, whose time stands still."""
+    """Queues in this process, with a manual clock."""
     with penstock.connect("memory:", clock=clock) as near:
         near.create("orders")
         near.push_many("orders", [b"%d" % number for number in range(10)])

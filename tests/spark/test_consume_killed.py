@@ -56,7 +56,7 @@ def test_a_stream_killed_before_or_after_its_sink_loses_and_repeats_nothing(
 ):
     """One process has two streams: one is killed before its sink commits, the other after it.
 
-    The session of these tests goes on from their checkpoints.
+    The session of these tests continues from their checkpoints.
     """
     places = [tmp_path / name for name in QUEUES]
     messages = (2 * KILLS + 1) * BATCH_MESSAGES

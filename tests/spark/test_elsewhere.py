@@ -235,9 +235,9 @@ def children(*parents):
 def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
     place, cluster, tmp_path
 ):
-    """An executor dies without warning in the tables, then a worker in the audit; then a replay.
+    """An executor is killed during the tables, then a worker during the audit; then a replay.
 
-    With larger figures, an executor dies in ingest too. One worker is left at the end.
+    With larger figures, an executor is killed during ingest too. One worker is left at the end.
     """
     messages = 2_000
     with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:

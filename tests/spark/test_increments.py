@@ -41,12 +41,15 @@ from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
     FOLDS,
+    IRREGULAR_EVENTS,
     LATENCIES,
     LATENCY,
     MESSAGES,
+    PART_DEAD_LETTERS,
     QUEUE_EVENTS,
     REDELIVERIES,
     TABLES,
+    WHOLE_TABLES,
 )
 from tests.conftest import FULL
 from tests.spark.journals import write_store
@@ -56,6 +59,10 @@ ARROW = arrow_schema(SCHEMA)
 GOLDEN = Path(__file__).parents[1] / "golden" / "lakes"
 LIVES = 200
 PART = 40
+# Tables whose rows do not depend on how messages are divided into parts.
+WITHOUT_PARTS = (
+    QUEUE_EVENTS, FOLDS, IRREGULAR_EVENTS, MESSAGES, ATTEMPTS, PART_DEAD_LETTERS, *WHOLE_TABLES,
+)  # fmt: skip
 
 
 class NoSpark(Exception):
@@ -126,6 +133,17 @@ def cuts(rng, events, count):
     ]
 
 
+def event(kind, entry, **more):
+    """One event, as a batch of its own."""
+    place = {"entry": entry, "index": 0, "sequence": entry << 20, "offset": entry * 100}
+    row = {"store": "a" * 32, "shard": 0, "term": 9, "kind": kind, "at_ms": T, **place, **more}
+    columns = {
+        name: pa.array([row.get(name)], kind_)
+        for name, kind_ in zip(ARROW.names, ARROW.types, strict=True)
+    }
+    return pa.table(columns)
+
+
 def rows_of(lake, derived):
     """The rows of a table, in an order that does not depend on its files."""
     with DuckConnection() as duck:
@@ -189,11 +207,11 @@ def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
     assert {repr(tuple(finding)) for finding in expected} <= kept
 
     # A rebuild gives the same tables, and an audit of everything the same findings.
-    grown = {each.name: rows_of(lake, each) for each in (QUEUE_EVENTS, *TABLES)}
+    grown = {each.name: rows_of(lake, each) for each in WITHOUT_PARTS}
     found = kept_findings(lake)
     made = derive(no_spark, lake, rebuild=True)
     assert made.parts > 10
-    for each in (QUEUE_EVENTS, *TABLES):
+    for each in WITHOUT_PARTS:
         assert rows_of(lake, each) == grown[each.name], each.name
     again = audit(no_spark, lake, everything=True)
     assert again.judged_parts == again.parts == made.parts
@@ -214,18 +232,8 @@ def test_only_the_parts_that_new_events_touch_are_made_and_judged_again(tmp_path
     add_events(lake, first)
     audit(no_spark, lake)
     last = max(first["entry"].to_pylist())
-
-    def event(kind, entry, **more):
-        place = {"entry": entry, "index": 0, "sequence": entry << 20, "offset": entry * 100}
-        row = {"store": "a" * 32, "shard": 0, "term": 9, "kind": kind, "at_ms": T, **place, **more}
-        columns = {
-            name: pa.array([row.get(name)], kind_)
-            for name, kind_ in zip(ARROW.names, ARROW.types, strict=True)
-        }
-        return pa.table(columns)
-
     add_events(lake, event("Pushed", last + 1, queue=1, message=LIVES - 1))
-    assert derive(no_spark, lake).parts == 1
+    assert 0 < derive(no_spark, lake).parts <= 2
     verdict = audit(no_spark, lake)
     assert 0 < verdict.judged_parts <= 2 < verdict.parts
     # A QueueStated event without new settings touches no part.
@@ -243,6 +251,57 @@ def test_only_the_parts_that_new_events_touch_are_made_and_judged_again(tmp_path
     add_events(lake, changed)
     verdict = audit(no_spark, lake)
     assert verdict.judged_parts == verdict.parts
+
+
+def part_files(lake):
+    """The file of each part in `folds`, by the part's name without the store."""
+    files = table_of(lake, FOLDS).files()
+    return {str(each.part).partition("-")[2]: each.path for each in files}
+
+
+def test_messages_that_have_ended_are_closed_and_made_again_only_if_one_has_an_event(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fold, "PART_MESSAGES", PART)
+    monkeypatch.setattr(distribute, "FEW", 1_000)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    created = event("QueueCreated", 1, queue=1, name="q", extra='{"settings": {}}')
+    rows = [created]
+    for message in range(1, PART):
+        # The last ten messages have not ended.
+        kinds = ("Pushed", "Claimed", "Deleted")[: 3 if message < PART - 10 else 1]
+        for kind in kinds:
+            epoch = None if kind == "Pushed" else 1
+            rows.append(event(kind, len(rows) + 1, queue=1, message=message, epoch=epoch))
+    add_events(lake, pa.concat_tables(rows))
+    assert audit(no_spark, lake).holds
+    before = part_files(lake)
+    assert set(before) == {"0-0", "0-0_1"}
+    # An event of a message that has not ended: the closed part is neither made nor judged again.
+    add_events(lake, event("Claimed", len(rows) + 1, queue=1, message=PART - 1, epoch=1))
+    assert derive(no_spark, lake).parts == 1
+    verdict = audit(no_spark, lake)
+    assert (verdict.holds, verdict.judged_parts, verdict.parts) == (True, 1, 2)
+    after = part_files(lake)
+    assert after["0-0_1"] == before["0-0_1"]
+    assert after["0-0"] != before["0-0"]
+    # New messages end too: they become another closed part.
+    for message in range(PART - 10, PART):
+        for kind in ("Claimed", "Deleted") if message < PART - 1 else ("Deleted",):
+            rows.append(event(kind, len(rows) + 2, queue=1, message=message, epoch=1))
+    add_events(lake, pa.concat_tables(rows[-19:]))
+    assert audit(no_spark, lake).holds
+    assert set(part_files(lake)) == {"0-0_1", "0-0_2"}
+    assert part_files(lake)["0-0_1"] == before["0-0_1"]
+    # An event of a message that had ended: its whole range is made again, and the event is found.
+    add_events(lake, event("Claimed", len(rows) + 2, queue=1, message=3, epoch=2))
+    verdict = audit(no_spark, lake)
+    assert {check: n for check, n in verdict.counts.items() if n} == {"nothing after the end": 1}
+    assert set(part_files(lake)) == {"0-0", "0-0_1"}
+    tables = {each.name: rows_of(lake, each) for each in (QUEUE_EVENTS, *TABLES)}
+    derive(no_spark, lake, rebuild=True)
+    assert {each.name: rows_of(lake, each) for each in (QUEUE_EVENTS, *TABLES)} == tables
+    assert len(rows_of(lake, MESSAGES)) == PART - 1
 
 
 def test_a_regular_life_gives_the_same_rows_when_its_events_are_folded_one_by_one(

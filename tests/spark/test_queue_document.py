@@ -1,4 +1,4 @@
-"""The Python of docs/spark-queues.md is run as it stands, in the session of these tests."""
+"""The Python code of docs/spark-queues.md is run unchanged, in the session of these tests."""
 
 import pytest
 

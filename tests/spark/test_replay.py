@@ -85,7 +85,7 @@ def near(clock):
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing of the run goes on."""
+    """Simulates a kill: nothing of the run continues."""
 
 
 def killed(*_):
@@ -93,7 +93,7 @@ def killed(*_):
 
 
 def bodies(queues, queue):
-    """How often each body stands in a queue."""
+    """How often each body is in a queue."""
     claims = []
     while found := queues.pull_many(queue, 1_000, visibility=60):
         claims += found

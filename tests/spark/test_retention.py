@@ -177,7 +177,7 @@ def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
         next(left)
         patch.setattr(Table, "_commit", stopping(Table._commit))
         patch.setattr(Table, "overwrite", stopping(Table.overwrite))
-        patch.setattr(seals.SealPlan, "save", stopping(seals.SealPlan.save))
+        patch.setattr(seals.PartsPlan, "save", stopping(seals.PartsPlan.save))
         patch.setattr(retention, "forget_plan", stopping(seals.forget_plan))
         with pytest.raises(Stopped):
             drop_before(no_spark, lake, T + 1_000_000)

@@ -24,14 +24,23 @@ from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progre
 from penstock.spark.duck import DuckConnection, read_files
 from penstock.spark.fold import LakePart, view_unsealed
 from penstock.spark.ingest import copy_events, events_table
-from penstock.spark.judge import JudgedPart, JudgeWork, PartFiles, judge_part, near_parts, parts_of
+from penstock.spark.judge import (
+    JudgedPart,
+    JudgeWork,
+    PartFiles,
+    judge_part,
+    parts_of,
+    parts_with_groups,
+    parts_with_ids,
+)
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows, duck_types
 from penstock.spark.seals import (
     count_dropped,
-    is_half_split,
+    is_half_committed,
     is_sealed,
+    range_of,
     sealed_files,
     sealed_folds,
 )
@@ -106,7 +115,7 @@ def audit(
         try:
             derive(open_spark, lake, lambda part: progress(part / 2))
         except LakeBusy:
-            if is_half_split(lake):
+            if is_half_committed(lake):
                 raise
             # A run is making them. The tables that it has committed so far can be judged.
             is_behind = True
@@ -208,8 +217,7 @@ class _Audit:
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
         path = findings.new_file(_STORES)
-        self._view_events()
-        rows = checks.find_in_stores(self._duck)
+        rows = checks.find_in_stores(self._duck, self._view_events)
         self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
         self._duck.write("SELECT * FROM found", str(path))
         # The last of the commits says that all of them are there.
@@ -246,12 +254,13 @@ class _Audit:
         work = [
             JudgeWork(
                 part,
-                near_parts(part, self.parts, fifo),
+                parts_with_groups(part, self.parts, fifo),
+                parts_with_ids(part, self.parts),
                 str(self._scratch),
                 str(self._lake.path),
                 _fold_of(part),
                 contexts[part.part],
-                sealed.get(part.part, ()),
+                () if is_sealed(part.part) else sealed.get(range_of(part.part), ()),
             )
             for part in changed
         ]
@@ -279,8 +288,7 @@ class _Audit:
         if engine:
             self._describe_queues()
             checks.load_engine(self._duck, engine)
-            self._view_events()
-            found += checks.find_in_stores(self._duck)
+            found += checks.find_in_stores(self._duck, self._view_events)
         return checks.known_pushes(self._duck, found)
 
     def events(self) -> int:

@@ -20,7 +20,7 @@ new events, or until the settings known of its queues change, which its context 
 Where entries are missing in the middle of a journal, other findings may follow from that alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -111,10 +111,10 @@ def describe_stores(duck: DuckConnection) -> None:
         duck.table(name, load_query(f"audit/{name}"))
 
 
-def find_in_stores(duck: DuckConnection) -> list[CheckFinding]:
-    """Findings about whole journals, from `events` with all of them and the tables above.
+def find_in_stores(duck: DuckConnection, load_events: Callable[[], None]) -> list[CheckFinding]:
+    """Findings about whole journals, from the tables above.
 
-    Each pass over all events is made only for stores in which a count says that it finds something.
+    If a count shows that a pass over all events finds something, `load_events` makes `events`.
     """
     found = duck.fetch(_columns_of("balance_findings"))
     replaced = duck.fetch("""
@@ -123,9 +123,11 @@ def find_in_stores(duck: DuckConnection) -> list[CheckFinding]:
           UNION ALL
           SELECT store, shard, term, entry FROM queue_events WHERE kind <> 'Damaged') AS late
         USING (store, shard, term) WHERE last_entry > at_entry LIMIT 1""")
+    gaps = duck.fetch("SELECT 1 FROM stores WHERE entries <= last_entry - first_entry LIMIT 1")
+    if replaced or gaps:
+        load_events()
     if replaced:
         found += duck.fetch(_columns_of("term_findings"))
-    gaps = duck.fetch("SELECT 1 FROM stores WHERE entries <= last_entry - first_entry LIMIT 1")
     if gaps:
         found += duck.fetch(_columns_of("gap_findings"))
     return [CheckFinding(*row) for row in found]
@@ -185,10 +187,10 @@ def check_events(
     load_balances(duck, judged)
     load_engine(duck, engine)
     describe_stores(duck)
-    duck.table("events", f"SELECT * FROM {events}")
     found = [finding_of(*shard_of(each.part), row) for each in judged for row in each.findings]
     total = int(duck.fetch("SELECT coalesce(sum(events), 0) FROM stores")[0][0])
-    return known_pushes(duck, found) + find_in_stores(duck), total
+    of_stores = find_in_stores(duck, lambda: duck.table("events", f"SELECT * FROM {events}"))
+    return known_pushes(duck, found) + of_stores, total
 
 
 def finding_of(store: str, shard: int, row: FoundRow) -> CheckFinding:

@@ -14,6 +14,10 @@ import duckdb
 
 # What one task may hold in memory; the rest is written to a temporary directory.
 MEMORY_MIB: Final = 1 << 10
+# How many rows a row group of a file has: as DuckDB does it, and in files of which readers skip
+# row groups by their statistics.
+GROUP_ROWS: Final = 122_880
+SMALL_GROUP_ROWS: Final = 4_096
 
 
 def quoted(text: str) -> str:
@@ -89,11 +93,12 @@ class DuckConnection:
         self.table(name, "SELECT * FROM given")
         self._connection.unregister("given")
 
-    def write(self, query: str, path: str) -> None:
-        """The rows of a query as one Parquet file."""
+    def write(self, query: str, path: str, group_rows: int = GROUP_ROWS) -> None:
+        """The rows of a query as one Parquet file, in row groups of this size."""
         # Without the limit DuckDB builds dictionaries for columns whose values never repeat.
         self._connection.execute(
-            f"COPY ({query}) TO {quoted(path)} (FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000)"
+            f"COPY ({query}) TO {quoted(path)} "
+            f"(FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000, ROW_GROUP_SIZE {group_rows})"
         )
 
     def run(self, statement: str) -> None:

@@ -22,6 +22,8 @@ MESSAGE_ID: Final = (
 # Where the bins of a histogram end: with the rounding to whole milliseconds, the middle of a bin is
 # at most 1% off any value in it.
 BIN_RATIO: Final = 1.01
+# `until` of a message that has not ended, and the end of the journal.
+NO_LIMIT: Final = (1 << 63) - 1
 _CONSTANTS: Final = {
     "BIN_RATIO": BIN_RATIO,
     "BUCKET_MS": BUCKET_MS,
@@ -35,6 +37,7 @@ _CONSTANTS: Final = {
     "ENTRY_SPAN": 1 << INDEX_BITS,
     "INDEX_BITS": INDEX_BITS,
     "MESSAGE_ID": MESSAGE_ID,
+    "NO_LIMIT": NO_LIMIT,
 }
 _DIRECTORY: Final = Path(__file__).with_name("sql")
 _CONSTANT: Final = re.compile(r"\{([A-Z_]+)\}")

@@ -141,7 +141,7 @@ def _chain_heads(
 def _leaves(
     at: int, nexts: np.ndarray, ids: np.ndarray, index: dict[int, int], size: int, end_entry: int
 ) -> bool:
-    """Whether the chain from here goes on to the window's edge, or to the end of the stream."""
+    """Whether the chain from here reaches the window's end, or the end of the stream."""
     while (follower := int(nexts[at])) < size:
         if follower not in index:
             # The rest of the window may be shorter than the next header.

@@ -23,6 +23,8 @@ WITH folded AS MATERIALIZED (
 ), emptied AS (
   SELECT message, epoch, list_filter(ends, lambda one: one.sequence > started)[1] AS emptied
   FROM folded JOIN queues USING (queue_number) WHERE end_kind IS NULL AND ends <> []
+    -- A purge does not end a claim of a message that has ended.
+    AND message NOT IN (SELECT message FROM folds WHERE until < {NO_LIMIT})
 ), placed AS (
   SELECT folded.*, emptied, coalesce(queue, concat('#', folded.queue_number)) AS queue
   FROM folded LEFT JOIN queues USING (queue_number)
