@@ -25,7 +25,7 @@ def made(tmp_path_factory):
         return chaos.make_store(tmp_path_factory.mktemp("chaos") / "store", 3, 12_000)
 
 
-def test_a_chaotic_life_has_everything_that_befalls_messages(made):
+def test_the_journal_has_every_kind_of_event_of_messages_and_queues(made):
     with JournalReader(made.path / "journal") as reader:
         kinds = Counter(type(each.event).__name__ for each in reader.events(reader.first_offset))
     assert {"Pushed", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Expired",
@@ -75,7 +75,7 @@ def test_every_target_is_judged_by_ratios_within_a_round():
         "narrow": [12.0, 6.0],
         "prebuilt": [8.0, 4.0],
     }
-    lake = {"tables_s": 10.0, "tenth_s": 2.0, "news_s": 1.0, "rebuild_s": 20.0}
+    lake = {"tables_s": 10.0, "tenth_s": 2.0, "new_s": 1.0, "rebuild_s": 20.0}
     commands = {"run": 5.0, "audit": 4.0, "run, nothing new": 0.5, "audit, nothing new": 0.6}
     sink = {"sink": [12.0], "client": [2.0]}
     run = spark.Run(*journals, {}, rates, lake, audit, commands, sink)
