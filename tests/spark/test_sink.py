@@ -185,7 +185,7 @@ def test_what_cannot_be_written_is_named_before_anything_is(columns, options, sa
 def test_rows_never_replace_what_a_queue_holds():
     source = PenstockSource(WHERE)
     for writer in (source.writer, source.streamWriter):
-        with pytest.raises(InvalidField, match="never replace what it holds; use 'append'"):
+        with pytest.raises(InvalidField, match="cannot replace its messages; use 'append'"):
             writer(schema_of("body:string"), overwrite=True)
 
 

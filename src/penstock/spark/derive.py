@@ -314,20 +314,18 @@ class _Run:
             self.open_spark, fold_part, work, list[FoldedPart], self.scratch, progress
         )
         made = [each for parts in found for each in parts]
-        replaced: list[str] | None = [each.part.name for each in made]
-        if ranges is not None:
+        replaced = [each.part.name for each in made]
+        if ranges is None:
+            now = {str(file.part) for table in tables for file in table.files()}
+            # Sealed parts cannot be made again: they stay as they are.
+            replaced += [name for name in now if not is_sealed(name)]
+        else:
             replaced += [part.name for part in chosen]
             gone = [closed.get(part.name, ()) for part in chosen if not kept[part]]
             replaced += [part_of(path) for paths in gone for path in paths]
-        elif sealed:
-            # Sealed parts cannot be made again: they stay as they are.
-            now = {str(file.part) for table in tables for file in table.files()}
-            replaced += [name for name in now if not is_sealed(name)]
-        else:
-            replaced = None
         added = {each.name: [one.added[each.name] for one in made] for each in PART_TABLES}
-        unique = None if replaced is None else sorted(set(replaced))
-        PartsPlan(time.time_ns(), unique, added, self._transactions()).save(self.lake)
+        names = sorted(set(replaced)) if ranges is not None or sealed else None
+        PartsPlan(time.time_ns(), names, added, self._transactions()).save(self.lake)
         complete_tables(self.lake)
         return len(made)
 
