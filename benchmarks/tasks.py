@@ -51,7 +51,6 @@ ENQUEUE = 10_000
 MANY = 100_000
 TIMED = 1_000
 TIMED_S = 5.0
-LATE_MS_MAX: Final = 5_000
 PARTS: Final = ("nothing", "doze", "enqueue", "delayed")
 
 
@@ -191,7 +190,7 @@ class Bench:
 
     def lateness_ms(self, peer: Peer, count: int) -> list[int]:
         """How late delayed calls run, sorted."""
-        ledger = self.clear(LATE_MS_MAX)
+        ledger = self.clear(2 * count)
         worker = subprocess.Popen(
             peer.nothing, env=self.environment, start_new_session=True, stderr=subprocess.DEVNULL
         )
@@ -201,13 +200,12 @@ class Bench:
             _wait_for(ledger, 1)
             ledger.clear()
             self.call(peer, "enqueue_timed", count, 2.0, 0.2 if is_quick() else TIMED_S)
-            counts = _wait_for(ledger, count)
+            late_ms = _wait_for(ledger, count)
         finally:
             _end(worker)
-        late = [ms for ms, times in enumerate(counts) for _ in range(times)]
-        if len(late) != count:
-            raise Void(f"{len(late)} of {count} delayed calls ran")
-        return late
+        if len(late_ms) != count:
+            raise Void(f"{len(late_ms)} of {count} delayed calls ran")
+        return late_ms
 
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
@@ -219,12 +217,12 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         worker.wait()
 
 
-def _wait_for(ledger: Ledger, count: int) -> bytes:
-    """The counts when so many calls have run, or when patience runs out."""
+def _wait_for(ledger: Ledger, count: int) -> list[int]:
+    """How late the calls ran, once so many have run or the time is over."""
     end_s = time.monotonic() + PATIENCE_S
-    while sum(ledger.counts()) < count and time.monotonic() < end_s:
+    while len(ledger.late_ms()) < count and time.monotonic() < end_s:
         time.sleep(0.1)
-    return ledger.counts()
+    return ledger.late_ms()
 
 
 def timed_call(module: str, function: str, arguments: Sequence[Any]) -> float:
@@ -358,6 +356,8 @@ def _runs(
         )
         for peer in peers
     }
+    bare = max(50, round(ENQUEUE * scale))
+    runs["penstock's bytes, bare socket"] = _run(bench.enqueue, peers[0], "enqueue_bare", bare)
     many = max(50, round(MANY * scale))
     runs["penstock, push_many"] = _run(bench.enqueue, peers[0], "enqueue_many", many)
     return runs

@@ -1,10 +1,14 @@
 """Penstock: sync tasks run in threads, async ones in a loop."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from benchmarks.task_apps.ledger import opened, redis_url
+from penstock.backends.redis.blocking import BlockingRedis
+from penstock.service import Push
 from penstock.tasks import TaskApp
 
 app = TaskApp(redis_url())
@@ -25,9 +29,9 @@ async def doze(number: int) -> None:
 
 
 @app.task(queue="timed")
-def arrive(due_ms: int) -> None:
-    """Counts in the ledger how many milliseconds after it was due it runs."""
-    ledger.note(min(ledger.size - 1, max(0, time.time_ns() // 1_000_000 - due_ms)))
+def arrive(number: int, due_ms: int) -> None:
+    """Notes in the ledger how many milliseconds after it was due it runs."""
+    ledger.note_late_ms(number, max(0, time.time_ns() // 1_000_000 - due_ms))
 
 
 TASKS = {"nothing": nothing, "doze": doze}
@@ -40,6 +44,22 @@ def enqueue(task: str, numbers: Sequence[int]) -> None:
         push(number)
 
 
+def enqueue_bare(task: str, numbers: Sequence[int]) -> None:
+    """Sends the bytes of one push again and again: what the script and the round trip take."""
+    service = app.service
+    assert isinstance(service, BlockingRedis)
+    TASKS[task].push(0)
+    command = service.plain_command_of(Push("tasks", b'{"task":"nothing","args":{"number":0}}'))
+    assert command is not None
+    address = urlsplit(redis_url())
+    with socket.create_connection((address.hostname or "", address.port or 0)) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in numbers:
+            link.sendall(command)
+            answer = link.recv(64)
+            assert answer.startswith(b":"), answer
+
+
 def enqueue_many(task: str, numbers: Sequence[int]) -> None:
     """Pushes all calls at once."""
     TASKS[task].push_many([(number,) for number in numbers])
@@ -49,4 +69,4 @@ def enqueue_timed(count: int, first_s: float, spread_s: float) -> None:
     """Pushes calls that are due one after the other."""
     for number in range(count):
         delay_s = first_s + spread_s * number / count
-        arrive.push_in(delay_s, time.time_ns() // 1_000_000 + round(delay_s * 1_000))
+        arrive.push_in(delay_s, number, time.time_ns() // 1_000_000 + round(delay_s * 1_000))

@@ -22,6 +22,15 @@ def test_a_ledger_knows_what_is_missing_and_what_ran_twice(tmp_path):
     assert (ledger.missing(1), ledger.repeated(1)) == (0, 0)
 
 
+def test_a_ledger_keeps_how_late_each_call_ran(tmp_path):
+    ledger = ledgers.make_ledger(tmp_path / "ledger", 2 * 1_000)
+    ledger.note_late_ms(999, 100_000)
+    for number in range(600):  # more calls with one lateness than a byte can count
+        ledger.note_late_ms(number, 3)
+    ledger.note_late_ms(600, 0)
+    assert ledger.late_ms() == [0, *[3] * 600, 0xFFFF - 1]
+
+
 @pytest.mark.service("redis-server")
 def test_a_quick_run_prints_every_part():
     done = subprocess.run(

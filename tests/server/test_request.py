@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.server import request as request_module
 from penstock.server.request import HEADERS_MAX, Request, RequestReader, Unacceptable
 
 BODY = b'{"QueueName": "jobs"}'
@@ -109,6 +110,18 @@ def test_a_plain_request_is_read_without_the_parser() -> None:
     assert [each.body for each in reader.requests] == [BODY, BODY]
     assert reader.requests[0].headers["x-amz-target"] == "AmazonSQS.CreateQueue"
     assert reader.requests[0].keep_alive
+
+
+def test_lines_of_headers_are_kept_within_a_limit_and_never_signatures(monkeypatch) -> None:
+    monkeypatch.setattr(request_module, "_LINES_MAX", 8)
+    Recorder().parse(b"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: x\r\nX-Any: x\r\n\r\n")
+    for number in range(100):
+        lines = b"Authorization: secret-%d\r\nX-Any: %d\r\nContent-Length: 0" % (number, number)
+        mine, parsers, reader = both(b"POST / HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % lines)
+        assert mine == parsers
+        assert reader.parsed == 0
+        assert len(request_module._LINES) <= 8
+        assert not any("secret" in line for line in request_module._LINES)
 
 
 @pytest.mark.parametrize("at", range(1, len(PLAIN)))

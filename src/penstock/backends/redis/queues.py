@@ -160,6 +160,10 @@ class RedisQueues:
         """Drops a queue from the cache: it is read again when it is next needed."""
         self._known.pop(name, None)
 
+    def known(self, name: object) -> RedisQueue | None:
+        """The queue of this name as it was last read; None if it was not."""
+        return self._known.get(name) if type(name) is str else None
+
     async def find(self, name: object) -> RedisQueue:
         """The queue of this name as it was last read. Raises InvalidField or QueueNotFound."""
         try:

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from penstock.backends.loop import Finish, Pending, Single, Steps
+from penstock.core.receipts import IDENTITY_BYTES, MessageIds
 from penstock.errors import JournalError, PenstockError
 from penstock.server.http import HttpConnection, Request
 from penstock.server.sqs.access import Access
@@ -98,7 +99,7 @@ class SqsEndpoint:
         # Receives whose messages are not known yet, most of them because they wait for one.
         self._receives: set[_Exchange] = set()
         self._ending = False
-        self._id_format = f"{secrets.token_hex(4)}-{secrets.token_hex(2)}-4000-8000-%012x"
+        self._request_ids = MessageIds(secrets.token_bytes(IDENTITY_BYTES))
         self._requests = 0
         # (action, status): how often; read by the metrics.
         self.answered: Counter[tuple[str, int]] = Counter()
@@ -116,7 +117,7 @@ class SqsEndpoint:
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it will be sent later."""
         self._requests += 1
-        request_id = self._id_format % self._requests
+        request_id = self._request_ids.show(self._requests)
         protocol = protocol_of(request)
         name = ""
         try:
