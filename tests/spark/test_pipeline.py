@@ -313,7 +313,7 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_
     assert entries == list(range(1, 1001))
     stream.commit(at)
     assert [r.floor_offset for r in readers.registered(store)] == [at["offset"]]
-    with pytest.raises(StoreUnusable, match="another journal"):
+    with pytest.raises(StoreUnusable, match="is not the journal"):
         stream.partitions(at | {"store": "00"}, at)
     with pytest.raises(JournalError, match="not read was dropped"):
         stream.partitions(at | {"offset": 10**9}, at)
@@ -333,8 +333,8 @@ def schema_of(text):
     ("options", "said"),
     [
         ({"path": "x", "kinds": "Pulled"}, "'Pulled' is none of"),
-        ({"path": "x", "spanBytes": "many"}, "no whole number"),
-        ({"path": "x", "fromTime": "noon"}, "no ISO time"),
+        ({"path": "x", "spanBytes": "many"}, "not a whole number"),
+        ({"path": "x", "fromTime": "noon"}, "not an ISO time"),
         ({"path": "x", "speed": "9"}, "'speed': unknown"),
         ({}, "name the store"),
     ],
