@@ -294,7 +294,7 @@ def test_the_source_is_found_by_its_name_and_gives_only_what_is_asked(spark, tmp
         spark.read.format("penstock").schema("wrong string").load(str(store)).count()
 
 
-def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_path):
+def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(spark, tmp_path):
     pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 1001)]
     store = write_store(tmp_path / "s", pushes)
     options = {"path": str(store), "maxBytesPerTrigger": "50000", "reader": "mine"}
