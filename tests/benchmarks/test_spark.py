@@ -13,7 +13,7 @@ from benchmarks import chaos, harness  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
 from penstock.spark.checks import SCHEMA, check_events  # noqa: E402
-from penstock.spark.duck import Duck  # noqa: E402
+from penstock.spark.duck import DuckConnection  # noqa: E402
 from penstock.spark.stream import Stream  # noqa: E402
 
 
@@ -25,7 +25,7 @@ def made(tmp_path_factory):
         return chaos.make_store(tmp_path_factory.mktemp("chaos") / "store", 3, 12_000)
 
 
-def test_the_journal_of_the_benchmark_has_every_kind_of_event(made):
+def test_the_journal_has_every_kind_of_event_of_messages_and_queues(made):
     with JournalReader(made.path / "journal") as reader:
         kinds = Counter(type(each.event).__name__ for each in reader.events(reader.first_offset))
     assert {"Pushed", "Claimed", "Extended", "Released", "ClaimExpired", "Deleted", "Expired",
@@ -42,7 +42,7 @@ def audited(made, held):
         [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in read]
     )
     stream.close()
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.arrow("given_events", events)
         findings, _ = check_events(duck, "given_events", held)
     return [(finding.check, finding.detail) for finding in findings]
@@ -75,7 +75,7 @@ def test_every_target_is_computed_from_ratios_within_a_round():
         "narrow": [12.0, 6.0],
         "prebuilt": [8.0, 4.0],
     }
-    lake = {"tables_s": 10.0, "tenth_s": 2.0, "news_s": 1.0, "rebuild_s": 20.0}
+    lake = {"tables_s": 10.0, "tenth_s": 2.0, "new_s": 1.0, "rebuild_s": 20.0}
     commands = {"run": 5.0, "audit": 4.0, "run, nothing new": 0.5, "audit, nothing new": 0.6}
     sink = {"sink": [12.0], "client": [2.0]}
     run = spark.Run(*journals, {}, rates, lake, audit, commands, sink)

@@ -24,14 +24,14 @@ CREATE TABLE IF NOT EXISTS messages (id TEXT, body BLOB, batch INTEGER);
 
 
 def ledger(place):
-    """What the sink has been given, once and for all."""
+    """The database with every batch that the sink has stored."""
     kept = sqlite3.connect(place / "ledger", isolation_level=None)
     kept.executescript(TABLES)
     return kept
 
 
 def consume(spark, url, place, batch=-1):
-    """Starts a stream that consumes what there is, or up to where it is told to wait."""
+    """Starts a stream that consumes all messages, or waits in the given batch."""
 
     def wait_if(here, number):
         if here == place.name and number == batch:

@@ -1,4 +1,4 @@
-"""Journals made by hand, for the pipeline to read: events go in as they are, right or wrong."""
+"""Writes journals from given events, valid or not, for the pipeline to read."""
 
 import os
 from collections.abc import Sequence

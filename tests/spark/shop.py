@@ -126,7 +126,7 @@ class _Day:
         if worker.queue == "payments" and hour in BANK_TROUBLE and chance < 0.6:
             end = Release(worker.queue, claim.proof, 30_000)
         elif worker.queue == "pictures" and claim.sequence % 23 == 0:
-            return  # it is broken: whoever opens it dies, and the claim runs out
+            return  # a broken picture: every worker crashes on it, and the claim runs out
         elif chance < 0.01:
             end = Release(worker.queue, claim.proof)
         elif chance < 0.015:

@@ -27,7 +27,7 @@ from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
 from penstock.spark.blocks import blocks
 from penstock.spark.checks import CHECKS, SCHEMA, check_events
-from penstock.spark.duck import Duck
+from penstock.spark.duck import DuckConnection
 from penstock.spark.stream import Stream
 from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.spark.journals import flip, write_store
@@ -50,7 +50,7 @@ def claim(number, epoch=1, queue=1):
     return Claimed(T, queue, number, epoch, UNTIL)
 
 
-# What befell, after the queues were made; and how often each check must say so.
+# Events after the queues were made, and how many findings each check must have.
 FAULTS = {
     "a clean life": (
         [
@@ -137,8 +137,8 @@ FAULTS = {
 
 def in_one_pull(store):
     """Two of a group in one entry, the later first: both are out of order."""
-    befell = [[push(1, 3, group="g")], [push(2, 3, group="g")]]
-    write_store(store, [QUEUES, *befell, [claim(2, queue=3), claim(1, queue=3)]])
+    events = [[push(1, 3, group="g")], [push(2, 3, group="g")]]
+    write_store(store, [QUEUES, *events, [claim(2, queue=3), claim(1, queue=3)]])
 
 
 def from_a_replaced_owner(store):
@@ -170,7 +170,7 @@ def with_a_file_missing(store):
 
 
 def without_its_beginning(store):
-    """Files were dropped: nobody can say of the messages in them what went before."""
+    """Files were dropped: earlier events of the messages in them are not known."""
     many = [[push(n)] for n in range(1, 600)]
     rest = [[claim(n)] for n in range(1, 600)] + [[Deleted(T, 1, n, 1)] for n in range(1, 600)]
     write_store(store, [QUEUES, *many, *rest])
@@ -204,8 +204,8 @@ def planted(tmp_path_factory):
     """Every fault in a store of its own: all their events, and what must be found in each."""
     root = tmp_path_factory.mktemp("planted")
     expected = {}
-    for nth, (name, (befell, found)) in enumerate(FAULTS.items()):
-        store = write_store(root / str(nth), [QUEUES, *([event] for event in befell)])
+    for nth, (name, (events, found)) in enumerate(FAULTS.items()):
+        store = write_store(root / str(nth), [QUEUES, *([event] for event in events)])
         expected[store] = found if isinstance(found, dict) else {name: found}
     for name, (make, found) in MADE.items():
         make(root / name)
@@ -222,7 +222,7 @@ def planted(tmp_path_factory):
 def checked(events, counted=None):
     """How often each check fails in each store, and how many events there were."""
     by_store: dict[str, dict[str, int]] = {}
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.arrow("given_events", events)
         findings, total = check_events(duck, "given_events", counted or {})
     for finding in findings:

@@ -78,7 +78,7 @@ def expected(event, entry, index):
 
 
 @given(st.lists(st.lists(EVENTS, min_size=1, max_size=5), max_size=12))
-def test_every_event_becomes_the_row_it_says(groups):
+def test_every_event_becomes_a_row_with_its_values(groups):
     stream = b"".join(
         pack(codec.VERSION, 0, at, codec.encode(group, 3, 7)[0])
         for at, group in enumerate(groups, 1)
@@ -107,7 +107,7 @@ def read(store, wanted=None):
         stream.close()
 
 
-def test_a_damaged_entry_is_told_and_the_rest_is_read(tmp_path):
+def test_a_damaged_entry_becomes_a_row_and_the_rest_is_read(tmp_path):
     store = write_store(tmp_path / "s", pushes(1000))
     entry_bytes = 32 + 16 + 64 + 40
     flip(store, 500 * entry_bytes + 120)
@@ -128,7 +128,7 @@ def test_a_damaged_entry_is_told_and_the_rest_is_read(tmp_path):
     }
 
 
-def test_a_block_that_contradicts_itself_is_damage(tmp_path):
+def test_an_entry_with_inconsistent_events_is_damage(tmp_path):
     store = write_store(tmp_path / "s", pushes(2))
     bad = bytearray(codec.encode(pushes(1)[0])[0])
     bad[16] = 99
@@ -236,7 +236,7 @@ def test_an_archive_is_read_alone_and_together_with_its_journal(tmp_path):
     assert 1000 < len(alone) < 2000
 
 
-def test_files_dropped_while_they_are_read_are_no_gap(tmp_path):
+def test_files_dropped_while_they_are_read_are_not_reported_as_a_gap(tmp_path):
     store = write_store(tmp_path / "s", pushes(2000))
     stream = Stream(str(store))
     with Segments.open(store / "journal", background=False) as segments:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.spark import checks, judge
 from penstock.spark.blocks import INDEX_BITS
-from penstock.spark.duck import Duck
+from penstock.spark.duck import DuckConnection
 from penstock.spark.queries import documented_columns, load_query
 from penstock.spark.tables import FOLDS, IRREGULAR_EVENTS
 
@@ -25,7 +25,7 @@ ENDS = ("Deleted", "Released", "ClaimExpired", "Lost", "Expired", "Moved", "Exte
 
 
 def a_life(rng, message):
-    """Mostly what befalls a message, in order; now and then anything at any place."""
+    """The events of a message, mostly valid and in order; some at random places."""
     queue = rng.choice(list(QUEUES))
     life = [
         {"kind": "Pushed", "queue": queue, "group": rng.choice((None, "g", "h")),
@@ -96,7 +96,7 @@ def some_journal(seed, lives=LIVES, *, changes=False):
 
 
 def found_in(events):
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.arrow("given_events", events)
         findings, total = checks.check_events(duck, "given_events", {"q1": 7})
         stores = duck.fetch("SELECT * FROM stores")
@@ -104,7 +104,7 @@ def found_in(events):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_messages_set_apart_as_plain_are_right_by_every_check(monkeypatch, seed):
+def test_messages_with_plain_lives_pass_every_check(monkeypatch, seed):
     events = some_journal(seed)
     findings, total, stores = found_in(events)
     assert {"pushed first", "one holder", "epochs rise", "nothing after the end", "terms rise",
@@ -119,8 +119,8 @@ def test_messages_set_apart_as_plain_are_right_by_every_check(monkeypatch, seed)
     assert found_in(events) == (findings, total, stores)
 
 
-def test_the_head_of_every_step_names_its_columns_in_order():
-    with Duck() as duck:
+def test_the_comment_of_every_step_names_its_columns_in_order():
+    with DuckConnection() as duck:
         duck.arrow("given_events", some_journal(1))
         checks.check_events(duck, "given_events", {"q1": 7})
         made = (*checks.OF_QUEUES, *checks.OF_STORES, *judge.STEPS)

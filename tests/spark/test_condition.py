@@ -65,7 +65,7 @@ BAD = {
     "1 = 1) UNION SELECT * FROM events --": ("35", "'--'", "comments"),
     "1 = 1) UNION SELECT * FROM events": ("6", "')'", "expected AND, OR"),
     "1 = 1 /* x */": ("7", "'/*'", "comments"),
-    # Slips.
+    # Mistakes.
     "": ("1", "the end", "expected a column"),
     "queue =": ("8", "the end", "expected a column"),
     "queu = 'a'": ("1", "'queu'", "did you mean queue; there are queue, state"),
@@ -96,12 +96,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_a_good_condition_is_written_anew_in_full(text):
+def test_a_valid_condition_is_translated_to_sql(text):
     assert condition_sql(text, COLUMNS) == GOOD[text]
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_anything_else_is_refused_at_its_place_in_one_sentence(text):
+def test_anything_else_is_refused_with_its_position_in_one_sentence(text):
     at, found, why = BAD[text]
     with pytest.raises(InvalidField) as raised:
         condition_sql(text, COLUMNS)
@@ -133,7 +133,7 @@ def test_long_chains_do_not_nest_and_texts_have_a_limit():
 
 
 def test_no_function_on_the_list_reads_or_runs_anything():
-    """Those of Spark that do, by their names: a reminder for whoever adds one."""
+    """Functions of Spark that do, by their names."""
     dangerous = "reflect java_method try_reflect input_file_name read_files assert_true raise_error"
     assert not set(dangerous.split()) & set(FUNCTIONS)
 

@@ -38,7 +38,7 @@ def clock():
 
 @pytest.fixture
 def near(clock):
-    """Queues in this process, whose time stands still."""
+    """Queues in this process, with a manual clock."""
     with penstock.connect("memory:", clock=clock) as near:
         near.create("orders")
         near.push_many("orders", [b"%d" % number for number in range(10)])
@@ -55,12 +55,12 @@ def bodies(claims):
     return [int(claim.body) for claim in claims]
 
 
-def test_a_part_has_the_same_claims_whoever_asks(near):
+def test_a_part_has_the_same_claims_in_every_process(near):
     part, claims = pulled(near.service)
     assert (part.size, bodies(claims)) == (4, [0, 1, 2, 3])
     assert claims_of(near.service, SOURCE, part) == claims
     assert resume_claims(near.service, SOURCE, part)[0].receipt == part.first_receipt
-    # A process that was lost before it could tell of its claims gets them again.
+    # A process that repeats the pull of a lost one gets the same claims.
     assert pulled(near.service) == (part, claims)
     assert near.stats("orders").in_flight == 4
 
@@ -76,7 +76,7 @@ def test_a_part_that_has_lapsed_stays_empty(near, clock):
     assert claims_of(near.service, SOURCE, part) == []
 
 
-def test_a_part_that_is_taken_up_is_held_for_its_full_time(near, clock):
+def test_a_part_that_another_process_resumes_is_held_for_the_full_timeout(near, clock):
     part, _ = pulled(near.service)
     clock.advance(seconds=50)
     assert len(resume_claims(near.service, SOURCE, part)) == 4
@@ -84,7 +84,7 @@ def test_a_part_that_is_taken_up_is_held_for_its_full_time(near, clock):
     assert near.stats("orders").in_flight == 4
 
 
-def test_other_messages_never_stand_in_for_a_part_that_was_forgotten(near, clock):
+def test_a_part_that_the_queue_forgot_never_gets_other_messages(near, clock):
     part, claims = pulled(near.service, limit=1)
     near.push_many("orders", [b"x"] * 9_991)
     for number in range(ATTEMPTS_MAX):
@@ -96,7 +96,7 @@ def test_other_messages_never_stand_in_for_a_part_that_was_forgotten(near, clock
     assert near.delete(claims[0])
 
 
-def test_a_settled_part_is_gone_and_settling_it_again_is_nothing(near):
+def test_a_settled_part_is_deleted_and_settling_it_again_changes_nothing(near):
     part, _ = pulled(near.service)
     assert settle_part(near.service, SOURCE, part) == Settled(4, 0)
     assert settle_part(near.service, SOURCE, part) == Settled(0, 0)
@@ -111,7 +111,7 @@ def test_what_lapsed_before_it_was_settled_is_counted_and_comes_again(near, cloc
 
 
 def test_where_one_claim_has_ended_nothing_of_its_part_is_deleted(near):
-    # Whoever reads the part finds it lapsed, so the other messages were not read either.
+    # A task finds the part lapsed, so it read none of the other messages either.
     part, claims = pulled(near.service)
     near.release(claims[2])
     assert claims_of(near.service, SOURCE, part) == []
@@ -119,7 +119,7 @@ def test_where_one_claim_has_ended_nothing_of_its_part_is_deleted(near):
     assert near.stats("orders").messages == 10
 
 
-def test_nothing_is_pulled_where_as_much_is_in_flight_as_may_be(near):
+def test_nothing_is_pulled_at_the_limit_of_messages_in_flight(near):
     near.configure("orders", max_in_flight=2)
     assert bodies(pulled(near.service)[1]) == [0, 1]
     assert pull_part(near.service, SOURCE, "reader:1:1", 4) is None
@@ -154,7 +154,10 @@ def test_a_checkpoint_of_another_queue_is_refused(near):
         ({"url": "memory:"}, "within one process"),
         ({"path": "store"}, "option 'path': unknown; there are mode, url, queue, reader"),
         ({"maxMessagesPerTrigger": "0"}, "'maxMessagesPerTrigger': 0 is outside 1 to"),
-        ({"maxMessagesPerTrigger": "many"}, "'maxMessagesPerTrigger': 'many' is no whole number"),
+        (
+            {"maxMessagesPerTrigger": "many"},
+            "'maxMessagesPerTrigger': 'many' is not a whole number",
+        ),
         ({"messagesPerPartition": "10001"}, "'messagesPerPartition': 10001 is outside 1 to 10000"),
         ({"visibilityTimeout": "43201"}, "'visibilityTimeout': 43201 is outside 1 to 43200"),
         ({"reader": "r" * 65}, "option 'reader': longer than 64 characters"),
@@ -165,15 +168,15 @@ def test_a_wrong_option_is_named(options, said):
     source = PenstockSource({**WHERE, **options})
     with pytest.raises(InvalidField, match=said):
         source.schema()
-    # Spark shows no error of a reader that is not there yet.
+    # Spark hides errors that occur before there is a reader.
     with pytest.raises(InvalidField, match=said):
         source.streamReader(StructType()).initialOffset()
 
 
-def test_what_consuming_cannot_give_is_told():
+def test_what_a_consuming_stream_cannot_do_is_refused():
     wrong = StructType([StructField("receipt", StringType())])
     refused = PenstockSource(WHERE).streamReader(wrong)
-    with pytest.raises(InvalidField, match="takes a stream; use readStream"):
+    with pytest.raises(InvalidField, match="by a stream; use readStream"):
         PenstockSource(WHERE).reader(StructType())
     with pytest.raises(InvalidField, match="no column 'receipt'; there are message_id, queue"):
         refused.initialOffset()

@@ -51,12 +51,12 @@ def kill_session(leader):
 
 @pytest.mark.service("default-jre-headless")
 @pytest.mark.timeout(200 * (KILLS + 1))
-def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(
+def test_a_stream_killed_before_or_after_its_sink_loses_and_repeats_nothing(
     spark, url, queues, tmp_path
 ):
     """One process has two streams: one is killed before its sink commits, the other after it.
 
-    The session of these tests goes on from their checkpoints.
+    The session of these tests continues from their checkpoints.
     """
     places = [tmp_path / name for name in QUEUES]
     messages = (2 * KILLS + 1) * BATCH_MESSAGES
@@ -66,7 +66,7 @@ def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(
         queues.create(place.name)
         for start in range(0, messages, 100):
             queues.push_many(place.name, [b"%d" % n for n in range(start, start + 100)])
-        # Ordinary consumers compete: one that takes its time, and below one that is quick.
+        # Ordinary consumers compete: a slow one here, a fast one below.
         elsewhere[place] = bodies(queues.pull_many(place.name, 5, visibility=3_600))
     chance = random.Random(KILLS)
     for number in range(KILLS):
@@ -92,7 +92,7 @@ def test_killed_in_either_window_nothing_is_lost_and_nothing_comes_twice(
         found = [int(body) for (body,) in kept.execute("SELECT body FROM messages")]
         kept.close()
         assert sorted(found + elsewhere[place]) == list(range(messages))
-        # All that is left is what somebody still holds.
+        # Only messages that a consumer still holds are left.
         assert queues.stats(place.name).messages == 5
 
 

@@ -75,8 +75,26 @@ def test_a_table_is_opened_again_when_it_has_another_commit(tmp_path):
     assert len(table.files()) == 1
     add()
     assert table.rows() == 6
-    # A table that is removed and made anew has a commit of the same name.
+    # A table that is removed and made again has a commit of the same name.
     shutil.rmtree(table.path)
     assert table.delta() is None
     add()
     assert table.rows() == 2
+
+
+def test_a_table_made_again_with_the_inode_and_time_of_the_old_commit_is_opened_again(tmp_path):
+    lake = Lake.open(tmp_path / "lake", create=True)
+    tables = [lake.table(name, "n bigint") for name in ("old", "new")]
+    for rows, table in enumerate(tables, 1):
+        write_deltalake(str(table.path), pa.table({"n": pa.array([7] * rows, pa.int64())}))
+    old, new = (table.path for table in tables)
+    assert tables[0].rows() == 1
+    commit = old / "_delta_log" / f"{0:020d}.json"
+    before = commit.stat()
+    for path in new.glob("*.parquet"):
+        shutil.copy(path, old)
+    commit.write_bytes((new / "_delta_log" / commit.name).read_bytes())
+    os.utime(commit, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = commit.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert tables[0].rows() == 2

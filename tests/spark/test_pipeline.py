@@ -70,7 +70,7 @@ def rows(path, query):
 
 
 class Stopped(Exception):
-    """Stands for a kill: nothing after it runs."""
+    """Simulates a kill: nothing after it runs."""
 
 
 @pytest.mark.timeout(600)
@@ -122,7 +122,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     ingest(lambda: spark, lake, store, archive)
     assert {each.name: version_of(lake, each.name) for each in TABLES} == before
 
-    # Each queue balances with the engine's own count, and one that is off by one is told.
+    # Each queue agrees with the engine's count; a count that is wrong by one is found.
     truth = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
     name, count = next(iter(truth.items()))
     verdict = audit(lambda: spark, lake, truth | {name: count + 1})
@@ -210,10 +210,10 @@ def check_sql(lake, kinds, capsys):
     assert cli.main([*words, "select queue, null as x from queue_status order by 1"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["queue", "x"]
     assert cli.main([*words, "select nothing from events"]) == 3
-    told = capsys.readouterr()
-    assert "query: " in told.err
-    assert "`nothing` cannot be resolved" in told.err
-    assert len(told.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert "query: " in output.err
+    assert "`nothing` cannot be resolved" in output.err
+    assert len(output.err.splitlines()) == 1
 
 
 def check_shell(lake, kinds, capsys):
@@ -223,10 +223,10 @@ def check_shell(lake, kinds, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.StringIO(lines))
         assert cli.main(words) == 1
-    told = capsys.readouterr()
-    assert told.out.splitlines()[:2] == ["a,n", f";,{kinds.total()}"]
-    assert "messages" in told.out.splitlines()
-    assert len(told.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert output.out.splitlines()[:2] == ["a,n", f";,{kinds.total()}"]
+    assert "messages" in output.out.splitlines()
+    assert len(output.err.splitlines()) == 1
 
 
 def version_of(lake, name):
@@ -294,7 +294,7 @@ def test_the_source_is_found_by_its_name_and_gives_only_what_is_asked(spark, tmp
         spark.read.format("penstock").schema("wrong string").load(str(store)).count()
 
 
-def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_path):
+def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(spark, tmp_path):
     pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 1001)]
     store = write_store(tmp_path / "s", pushes)
     options = {"path": str(store), "maxBytesPerTrigger": "50000", "reader": "mine"}
@@ -313,7 +313,7 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(tmp_
     assert entries == list(range(1, 1001))
     stream.commit(at)
     assert [r.floor_offset for r in readers.registered(store)] == [at["offset"]]
-    with pytest.raises(StoreUnusable, match="another journal"):
+    with pytest.raises(StoreUnusable, match="is not the journal"):
         stream.partitions(at | {"store": "00"}, at)
     with pytest.raises(JournalError, match="not read was dropped"):
         stream.partitions(at | {"offset": 10**9}, at)
@@ -333,8 +333,8 @@ def schema_of(text):
     ("options", "said"),
     [
         ({"path": "x", "kinds": "Pulled"}, "'Pulled' is none of"),
-        ({"path": "x", "spanBytes": "many"}, "no whole number"),
-        ({"path": "x", "fromTime": "noon"}, "no ISO time"),
+        ({"path": "x", "spanBytes": "many"}, "not a whole number"),
+        ({"path": "x", "fromTime": "noon"}, "not an ISO time"),
         ({"path": "x", "speed": "9"}, "'speed': unknown"),
         ({}, "name the store"),
     ],
@@ -355,7 +355,7 @@ def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(LakeUnusable, match="is not empty and not a Penstock lake"):
         Lake.open(tmp_path / "full", create=True)
-    with pytest.raises(LakeUnusable, match="is no Penstock lake"):
+    with pytest.raises(LakeUnusable, match="is not a Penstock lake"):
         Lake.open(tmp_path / "nowhere")
     command = ["pipeline", "run", "--lake", str(tmp_path / "new"), "--journal"]
     assert cli.main([*command, str(tmp_path / "nowhere")]) == 6
@@ -365,7 +365,7 @@ def test_what_cannot_be_a_lake_or_a_journal_is_refused_with_nothing_written(tmp_
 
 
 @pytest.mark.timeout(600)
-def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
+def test_a_run_killed_by_sigkill_is_completed_by_the_next(spark, tmp_path):
     queue = QueueCreated(1, 1, "orders", QueueSettings())
     pushes = [[Pushed(n, 1, n, b"x" * 100)] for n in range(1, 20_001)]
     store = write_store(tmp_path / "s", [[queue], *pushes], file_bytes=1 << 20)
@@ -382,7 +382,7 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
             pytest.fail(f"it ended by itself with {process.wait(timeout=0.1)}")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    # At a terminal a bar says how far it is, how fast and how long yet.
+    # At a terminal a bar shows progress, rate and remaining time.
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert re.search(r"s [━·]{20}  +\d+% [\d.]+ \w+/s, [\dms ]+ left", shown), shown
@@ -392,7 +392,7 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
     assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
     assert lake.table("messages", "").rows() == stopped - 1
 
-    # An owner of several journals, one of them empty, brings them all into one lake.
+    # Several journals, one of them empty, go into one lake.
     empty = write_store(tmp_path / "empty", [])
     other = write_store(tmp_path / "other", [[queue], *pushes[:10]])
     command = ["pipeline", "run", "--lake", str(lake.path)]
@@ -407,13 +407,11 @@ def test_a_run_killed_without_warning_is_mended_by_the_next(spark, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
-    spark, tmp_path, monkeypatch, capsys
-):
+def test_a_watching_run_follows_the_journal_until_sigterm(spark, tmp_path, monkeypatch, capsys):
     pushes = [[Pushed(n, 1, n, b"x")] for n in range(1, 31)]
     store = write_store(tmp_path / "s", [[QueueCreated(1, 1, "q", QueueSettings())], *pushes[:10]])
     port = lasting_port()
-    told = tmp_path / "told"
+    findings = tmp_path / "findings"
     rounds: list[str] = []
 
     def wait(self):
@@ -429,11 +427,11 @@ def test_watching_goes_on_as_the_journal_grows_and_ends_when_told(
 
     monkeypatch.setattr(Watch, "wait", wait)
     words = ["pipeline", "run", "--watch", "--lake", str(tmp_path / "lake")]
-    words += ["--on-finding", f"cat >>{told}", "--metrics-port", str(port)]
+    words += ["--on-finding", f"cat >>{findings}", "--metrics-port", str(port)]
     assert cli.main([*words, "--journal", str(store)]) == 0
     assert capsys.readouterr().out.count("0 B behind") == 2
     assert rows(tmp_path / "lake" / "messages", "SELECT count(*) FROM {table}") == [(30,)]
-    [finding] = map(json.loads, told.read_text().splitlines())
+    [finding] = map(json.loads, findings.read_text().splitlines())
     assert finding["check"] == "pushed once"
     page = rounds[2]
     assert 'penstock_lake_findings{check="pushed once"} 1.0' in page
@@ -473,10 +471,10 @@ def test_an_audit_counts_with_a_running_engine(spark, tmp_path, capsys):
         assert cli.main(audit) == 1
     finally:
         stop_daemon(running)
-    told = capsys.readouterr().out
-    assert "nothing lost: orders" in told
-    assert "the engine holds 1, the journal 2" in told
-    assert "nothing lost: letters" not in told
+    output = capsys.readouterr().out
+    assert "nothing lost: orders" in output
+    assert "the engine holds 1, the journal 2" in output
+    assert "nothing lost: letters" not in output
 
 
 def test_a_finding_in_a_bare_journal_is_shown_with_the_events_of_its_message(

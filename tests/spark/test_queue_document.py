@@ -1,4 +1,4 @@
-"""The Python of docs/spark-queues.md is run as it stands, in the session of these tests."""
+"""The Python code of docs/spark-queues.md is run unchanged, in the session of these tests."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.docs.test_documents import IN_SPARK, blocks
 
 @pytest.mark.service("default-jre-headless")
 @pytest.mark.timeout(480)
-def test_the_python_of_the_page_runs_as_it_stands(spark, tmp_path, capsys):
+def test_the_python_code_of_the_page_runs_unchanged(spark, tmp_path, capsys):
     """Only its paths are replaced: Java was started in another directory than the reader's."""
     code = "\n".join(blocks(IN_SPARK, "python"))
     assert "make_session()" in code

@@ -85,7 +85,7 @@ def near(clock):
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing of the run goes on."""
+    """Simulates a kill: nothing of the run continues."""
 
 
 def killed(*_):
@@ -93,7 +93,7 @@ def killed(*_):
 
 
 def bodies(queues, queue):
-    """How often each body stands in a queue."""
+    """How often each body is in a queue."""
     claims = []
     while found := queues.pull_many(queue, 1_000, visibility=60):
         claims += found
@@ -106,10 +106,15 @@ ALL_DEAD = Counter(b"order %d" % number for number in range(DEAD))
 
 
 def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
-    told = replay(spark, lake, near, WHERE, "orders", name="whole", dry_run=True)
-    assert (told.to_send, told.sent, near.stats("orders").messages) == (DEAD, 0, 0)
-    told = replay(spark, lake, near, WHERE, "orders", name="whole")
-    assert (told.matched, told.sent, told.sent_before, told.bodiless) == (DEAD, DEAD, 0, 0)
+    outcome = replay(spark, lake, near, WHERE, "orders", name="whole", dry_run=True)
+    assert (outcome.to_send, outcome.sent, near.stats("orders").messages) == (DEAD, 0, 0)
+    outcome = replay(spark, lake, near, WHERE, "orders", name="whole")
+    assert (outcome.matched, outcome.sent, outcome.sent_before, outcome.bodiless) == (
+        DEAD,
+        DEAD,
+        0,
+        0,
+    )
     found = {claim.body: claim for claim in near.pull_many("orders", 10_000)}
     assert Counter(list(found)) == ALL_DEAD
     claim = found[b"order 7"]
@@ -119,14 +124,14 @@ def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
     assert near.names() == ["orders"]
 
     near.purge("orders")
-    told = replay(spark, lake, near, WHERE, "orders", name="whole")
-    assert (told.sent, told.sent_before, near.stats("orders").messages) == (0, DEAD, 0)
-    told = replay(spark, lake, near, "queue = 'cut'", "orders", name="whole")
-    assert (told.matched, told.bodiless, told.sent) == (1, 1, 0)
-    assert told.bodiless_ids[0].endswith(f"{9:012x}")
+    outcome = replay(spark, lake, near, WHERE, "orders", name="whole")
+    assert (outcome.sent, outcome.sent_before, near.stats("orders").messages) == (0, DEAD, 0)
+    outcome = replay(spark, lake, near, "queue = 'cut'", "orders", name="whole")
+    assert (outcome.matched, outcome.bodiless, outcome.sent) == (1, 1, 0)
+    assert outcome.bodiless_ids[0].endswith(f"{9:012x}")
 
 
-def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, monkeypatch):
+def test_a_replay_killed_anywhere_is_continued_hours_later(spark, lake, near, clock, monkeypatch):
     """Before a slice is noted, after, and among its moves; then when no dedup id is remembered."""
     monkeypatch.setattr(replaying, "SLICE_MESSAGES", 1_000)
     target = replaying._Target
@@ -144,13 +149,15 @@ def test_a_replay_killed_anywhere_goes_on_hours_later(spark, lake, near, clock, 
                 replay(spark, lake, near, WHERE, "orders", name="killed")
         assert near.stats("orders").messages == held
         clock.advance(seconds=6 * 3_600)
-    told = replay(spark, lake, near, WHERE, "orders", name="killed")
-    assert (told.sent, told.sent_before) == (DEAD - 1_000, 1_000)
+    outcome = replay(spark, lake, near, WHERE, "orders", name="killed")
+    assert (outcome.sent, outcome.sent_before) == (DEAD - 1_000, 1_000)
     assert bodies(near, "orders") == ALL_DEAD
     assert near.names() == ["orders"]
 
 
-def test_messages_that_somebody_pulled_on_their_way_are_not_lost(spark, lake, near, monkeypatch):
+def test_messages_that_a_consumer_pulled_from_the_staging_queue_are_not_lost(
+    spark, lake, near, monkeypatch
+):
     where = "queue = 'line.fifo'"
     near.create("again.fifo", fifo=True)
     with monkeypatch.context() as patch:
@@ -161,8 +168,8 @@ def test_messages_that_somebody_pulled_on_their_way_are_not_lost(spark, lake, ne
     with pytest.raises(UnavailableError, match="claimed by a consumer that must not pull from it"):
         replay(spark, lake, near, where, "again.fifo", name="pulled")
     near.release(claim)
-    told = replay(spark, lake, near, where, "again.fifo", name="pulled")
-    assert (told.sent, told.sent_before, near.stats("again.fifo").messages) == (0, 40, 40)
+    outcome = replay(spark, lake, near, where, "again.fifo", name="pulled")
+    assert (outcome.sent, outcome.sent_before, near.stats("again.fifo").messages) == (0, 40, 40)
 
 
 def replay_words(lake, url, name, *more):
@@ -170,7 +177,7 @@ def replay_words(lake, url, name, *more):
     return [*words, "--url", url, "--name", name, *more]
 
 
-def test_a_real_kill_loses_and_doubles_nothing(lake, url, queues, capsys):
+def test_a_replay_killed_by_sigkill_loses_and_repeats_nothing(lake, url, queues, capsys):
     queues.create("orders")
     words = replay_words(lake, url, "real", "--rate", "100", "--master", "local[2]")
     command = [Path(sys.executable).with_name("penstock"), *words]
@@ -184,8 +191,8 @@ def test_a_real_kill_loses_and_doubles_nothing(lake, url, queues, capsys):
     assert queues.stats(beside("orders")).messages > 0
 
     assert cli.main(replay_words(lake, url, "real", "--json")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sent"] + told["sent_before"] == told["matched"] == DEAD
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["sent"] + outcome["sent_before"] == outcome["matched"] == DEAD
     assert bodies(queues, "orders") == ALL_DEAD
     assert queues.names() == ["orders"]
 
@@ -196,17 +203,17 @@ def test_a_real_kill_loses_and_doubles_nothing(lake, url, queues, capsys):
         ("nosuch = 1", "at character 1, 'nosuch': there is no such column"),
         ("queue IN (INSERT INTO t VALUES (1))", "at character 11, 'INSERT'"),
         ("claims = try_reflect('a')", "at character 10, 'try_reflect': this function is not"),
-        # What only Spark can tell, by the types.
-        ("queue", "is no condition on messages: .*BOOLEAN"),
-        ("pushed_at_ms = 'soon'", "is no condition on messages: .*cannot be cast"),
-        ("1 / (claims - claims) = 1", "is no condition on messages: .*[Dd]ivision by zero"),
+        # Errors of types, which only Spark finds.
+        ("queue", "is not a condition on messages: .*BOOLEAN"),
+        ("pushed_at_ms = 'soon'", "is not a condition on messages: .*cannot be cast"),
+        ("1 / (claims - claims) = 1", "is not a condition on messages: .*[Dd]ivision by zero"),
     ],
 )
 def test_a_wrong_condition_is_refused_in_one_sentence(lake, near, spark, capfd, where, said):
     before = replays_table(lake).rows()
-    with pytest.raises(InvalidField, match=f"^where: {said}") as told:
+    with pytest.raises(InvalidField, match=f"^where: {said}") as outcome:
         replay(spark, lake, near, where, "orders")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(outcome.value)
     assert (replays_table(lake).rows(), near.names()) == (before, ["orders"])
     assert capfd.readouterr().err == "", "Spark printed its own account of the error"
 
@@ -244,18 +251,18 @@ def test_every_part_of_the_grammar_is_understood_by_spark(lake, near, spark):
         "dedup_id <=> null and round(1.5) + floor(1.5) + ceil(0.5) = 4",
     ]
     where = f"state = 'dead' and queue = 'orders' and ({') and ('.join(tests)})"
-    told = replay(spark, lake, near, where, "orders", name="grammar", dry_run=True)
-    assert told.matched == DEAD
+    outcome = replay(spark, lake, near, where, "orders", name="grammar", dry_run=True)
+    assert outcome.matched == DEAD
 
 
 def test_a_fifo_queue_keeps_the_order_of_its_groups(spark, lake, near):
     near.create("again.fifo", fifo=True)
     at = []
-    told = replay(
+    outcome = replay(
         spark, lake, near, "queue = 'line.fifo'", "again.fifo", rate=100,
         progress=lambda done, total: at.append((time.monotonic(), done, total)),
     )  # fmt: skip
-    assert told.sent == 40
+    assert outcome.sent == 40
     assert [done for _, done, _ in at] == [10, 20, 30, 40, 40]
     assert at[3][0] - at[0][0] >= 0.29
     found: dict[str, list[int]] = {}
@@ -265,13 +272,13 @@ def test_a_fifo_queue_keeps_the_order_of_its_groups(spark, lake, near):
         near.delete_many(claims)
     assert found == {"g0": list(range(0, 40, 2)), "g1": list(range(1, 40, 2))}
 
-    told = replay(spark, lake, near, "queue = 'orders' and state = 'live'", "again.fifo")
-    assert (told.sent, len(told.refused)) == (0, 1)
-    assert "group" in told.refused[0][1]
+    outcome = replay(spark, lake, near, "queue = 'orders' and state = 'live'", "again.fifo")
+    assert (outcome.sent, len(outcome.refused)) == (0, 1)
+    assert "group" in outcome.refused[0][1]
     assert near.names() == ["again.fifo", "orders"]
 
 
-def test_a_queue_that_stands_in_the_way_is_left_alone(spark, lake, near):
+def test_a_queue_with_the_name_of_the_staging_queue_is_not_changed(spark, lake, near):
     near.create(beside("orders"))
     near.push(beside("orders"), b"mine")
     with pytest.raises(InvalidField, match=r"'orders-replay' is needed .* not made by a replay"):
@@ -280,7 +287,7 @@ def test_a_queue_that_stands_in_the_way_is_left_alone(spark, lake, near):
     assert beside("o" * 80 + "@scope") == "o" * 73 + "-replay@scope"
 
 
-def test_two_replays_of_a_lake_do_not_meet(spark, lake, near):
+def test_two_replays_of_a_lake_do_not_run_at_once(spark, lake, near):
     with (
         locked_outbox(lake),
         pytest.raises(LakeUnusable, match="another replay from this lake is running"),
@@ -294,10 +301,10 @@ def test_two_replays_of_a_lake_do_not_meet(spark, lake, near):
         (["--to", "nowhere"], 3, "queue: there is no queue 'nowhere'; create it first"),
         (["--rate", "0"], 3, "rate: 0 is outside 1 to 1000000"),
         (["--name", "a b"], 3, "name: 'a b' is not a queue name"),
-        (["--lake", "."], 6, ".: is no Penstock lake"),
+        (["--lake", "."], 6, ".: is not a Penstock lake"),
     ],
 )
-def test_a_wrong_word_is_told_before_anything_is_sent(lake, capsys, words, status, said):
+def test_a_wrong_argument_is_refused_before_anything_is_sent(lake, capsys, words, status, said):
     assert cli.main([*replay_words(lake, "memory:", "x"), "--to", "orders", *words]) == status
     assert said in capsys.readouterr().err
 

@@ -69,10 +69,10 @@ def browser(tmp_path_factory):
         yield browser
 
 
-def told_by(page):
+def data_of(page):
     """The figures a page holds."""
-    [told] = re.findall('id="data">(.*?)</script>', page.read_text(), re.DOTALL)
-    return json.loads(told)
+    [data] = re.findall('id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(data)
 
 
 def rows(lake, table, query):
@@ -122,7 +122,7 @@ def test_the_page_shows_what_the_tables_hold(lake, page, browser):
     ]  # fmt: skip
 
     busy = dict(rows(lake, "hot_queues", "SELECT {label}, sum(events) FROM {table} GROUP BY 1"))
-    for row in told_by(page)["hot_queues"]["rows"]:
+    for row in data_of(page)["hot_queues"]["rows"]:
         assert row["total"] == sum(row["cells"]) == busy[row["name"]]
     assert "and 3 more" in browser.texts("#hot-queues .more")
 
@@ -134,16 +134,16 @@ def seconds(text):
 
 
 def test_depth_and_age_over_time_agree_with_the_tables(lake, page):
-    told = told_by(page)
-    axis = told["time"]
+    data = data_of(page)
+    axis = data["time"]
     assert axis["step_ms"] == step_ms(axis["to_ms"] - axis["first_ms"], 240)
     query = "SELECT {label}, messages, oldest_age_ms FROM {table}"
     ends = {name: (held, age) for name, held, age in rows(lake, "queue_status", query)}
     query = "SELECT {label}, epoch_ms(minute) + 60000, messages FROM {table}"
     minutes = {(name, at_ms): held for name, at_ms, held in rows(lake, "depth", query)}
     compared = 0
-    assert len(told["depth"]) == LINES_MAX + 1
-    for series in told["depth"][:-1]:
+    assert len(data["depth"]) == LINES_MAX + 1
+    for series in data["depth"][:-1]:
         held, age_ms = series["messages"], series["age_ms"]
         assert (held[-1], age_ms[-1]) == ends[series["queue"]]
         for at, messages in enumerate(held):
@@ -152,8 +152,8 @@ def test_depth_and_age_over_time_agree_with_the_tables(lake, page):
                 compared += 1
                 assert messages == minutes[series["queue"], end_ms]
     assert compared > 50
-    others = told["depth"][-1]
-    drawn = {series["queue"] for series in told["depth"]}
+    others = data["depth"][-1]
+    drawn = {series["queue"] for series in data["depth"]}
     assert others["others"] == len({name for name, _ in minutes}) - LINES_MAX
     assert others["messages"][-1] == sum(n for name, (n, _) in ends.items() if name not in drawn)
 
@@ -191,20 +191,20 @@ def test_a_redriven_dead_letter_counts_once_by_its_last_holder(spark, tmp_path):
     assert shown == sorted(shown)
     assert len(set(shown)) > 8
     assert shown[-1] == 1
-    told = told_by(page)
-    [pulled] = told["redelivery"]["claims"]
+    data = data_of(page)
+    [pulled] = data["redelivery"]["claims"]
     assert (pulled["messages"], pulled["deleted"], pulled["dead"]) == (1, 1, 0)
-    [died] = told["dead_letters"]["queues"]
+    [died] = data["dead_letters"]["queues"]
     assert (died["queue"], died["messages"], died["released"]) == ("orders", 1, 1)
-    assert told["dead_letters"]["holders"] == [{"holder": "second", "messages": 1}]
+    assert data["dead_letters"]["holders"] == [{"holder": "second", "messages": 1}]
     moves = DeltaTable(str(lake.path / "dead_letters")).to_pyarrow_table()
     assert moves["last_holder"].to_pylist() == ["first", "second"]
-    [orders] = [row for row in told["queues"]["rows"] if row["queue"] == "orders"]
+    [orders] = [row for row in data["queues"]["rows"] if row["queue"] == "orders"]
     assert orders["dead_letters"] == 1
-    assert {row["holder"] for row in told["redelivery"]["holders"]} == {"first", "second"}
+    assert {row["holder"] for row in data["redelivery"]["holders"]} == {"first", "second"}
 
 
-def test_what_the_audit_found_stands_on_top(page, browser):
+def test_findings_of_the_audit_are_at_the_top(page, browser):
     shown(browser, page)
     assert browser.texts("#verdict strong") == ["1 of 19 checks failed"]
     [finding] = browser.texts("#verdict .finding")
@@ -214,7 +214,7 @@ def test_what_the_audit_found_stands_on_top(page, browser):
     assert "Claimed claim 2" in finding
 
 
-def test_nothing_that_comes_from_a_lake_is_run(page, browser, tmp_path):
+def test_no_text_of_a_lake_is_executed_by_the_browser(page, browser, tmp_path):
     def spoil(part):
         if isinstance(part, dict):
             return {name: spoil(each) for name, each in part.items()}
@@ -223,14 +223,14 @@ def test_nothing_that_comes_from_a_lake_is_run(page, browser, tmp_path):
         return EVIL + part if isinstance(part, str) else part
 
     spoilt = tmp_path / "spoilt.html"
-    spoilt.write_text(render(spoil(told_by(page))))
+    spoilt.write_text(render(spoil(data_of(page))))
     for each in (page, spoilt):
         shown(browser, each)
         assert browser.run("return document.scripts.length") == 2
         assert browser.run("return document.images.length") == 0
         assert browser.run("return document.title") != "run"
         assert any(EVIL in name for name in browser.texts("#queues td:first-child"))
-    # The policy is what stands behind: a script that got in would not run.
+    # The content security policy is the second defence: an injected script would not run.
     browser.run("""const made = document.createElement("script");
         made.textContent = "document.title = 'run'"; document.body.append(made)""")
     assert browser.run("return document.title") != "run"
@@ -245,7 +245,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(page, browser):
     browser.prefer("dark")
     dark = browser.run(paper)
     assert dark != light
-    # The page is told of it after the style has changed.
+    # The page gets the event after the style has changed.
     until(lambda: browser.texts("#theme") == ["Light"])
     browser.run("document.getElementById('theme').click()")
     assert browser.run(paper) == light
@@ -255,27 +255,27 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(page, browser):
     assert browser.run(paper) == dark
 
 
-def test_charts_answer_to_the_keyboard(page, browser):
+def test_charts_can_be_read_with_the_keyboard(page, browser):
     shown(browser, page)
     press = """const node = document.querySelector(arguments[0]); node.focus();
         node.dispatchEvent(new KeyboardEvent("keydown", {key: arguments[1]}))"""
-    told = told_by(page)
+    data = data_of(page)
     browser.run(press, "#depth .card", "End")
     lines = browser.texts("#tip div")
-    assert len(lines) == len(told["depth"])
-    series = told["depth"][0]
+    assert len(lines) == len(data["depth"])
+    series = data["depth"][0]
     assert f"{series['queue']}{series['messages'][-1]:,}" in lines
     browser.run(press, "#depth .card", "Escape")
     assert browser.run("return document.getElementById('tip').hidden")
     browser.run(press, "#hot-queues .card", "ArrowRight")
-    row = told["hot_queues"]["rows"][0]
+    row = data["hot_queues"]["rows"][0]
     assert browser.texts("#tip b") == [row["name"]]
     assert browser.texts("#tip div span:last-child") == [f"{row['cells'][0]:,}"]
     # A line that is hidden is gone from the chart, and comes back.
     count = "return document.querySelectorAll('#depth .curve').length"
-    assert browser.run(count) == len(told["depth"])
+    assert browser.run(count) == len(data["depth"])
     browser.run("document.querySelector('#depth .legend button').click()")
-    assert browser.run(count) == len(told["depth"]) - 1
+    assert browser.run(count) == len(data["depth"]) - 1
 
 
 def test_the_example_of_an_analysis_runs_on_any_lake(spark, lake, monkeypatch, capsys):
@@ -291,17 +291,19 @@ def test_the_example_of_an_analysis_runs_on_any_lake(spark, lake, monkeypatch, c
     [
         (["--out", "nowhere/report.html"], 2, "--out: 'nowhere/report.html' cannot be written"),
         (["--out", "."], 2, "--out: '.' cannot be written"),
-        (["--out", "report.html", "--lake", "."], 6, ".: is no Penstock lake"),
+        (["--out", "report.html", "--lake", "."], 6, ".: is not a Penstock lake"),
     ],
 )
-def test_a_wrong_word_is_told_in_one_line(lake, tmp_path, monkeypatch, capsys, words, status, said):
+def test_a_wrong_argument_is_refused_in_one_line(
+    lake, tmp_path, monkeypatch, capsys, words, status, said
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["pipeline", "report", "--lake", str(lake), *words]) == status
     assert capsys.readouterr().err.startswith(f"penstock: {said}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_steps_of_an_axis_are_handy_and_few():
+def test_the_steps_of_an_axis_are_round_and_few():
     for span_ms in (0, 1, 59_999, 3_600_000, 86_400_000, 400 * 86_400_000):
         step = step_ms(span_ms, 240)
         assert span_ms // step + 1 <= 240

@@ -17,8 +17,8 @@ from penstock.clock import ManualClock
 from penstock.spark import distribute, fold, retention, seals
 from penstock.spark.audit import audit, is_judged
 from penstock.spark.checks import check_events
-from penstock.spark.derive import Made, derive, is_level, table_of
-from penstock.spark.duck import Duck
+from penstock.spark.derive import Made, derive, is_up_to_date, table_of
+from penstock.spark.duck import DuckConnection
 from penstock.spark.ingest import events_table, ingest
 from penstock.spark.lake import Lake, LakeBusy, Table, locked
 from penstock.spark.retention import drop_before
@@ -30,7 +30,7 @@ from tests.spark.test_forgetting import all_bytes
 from tests.spark.test_increments import (
     ARROW,
     Stopped,
-    bring_in,
+    add_events,
     cuts,
     journal,
     kept_findings,
@@ -52,7 +52,7 @@ def small_parts(monkeypatch):
 
 def rows_of(lake, derived):
     """The rows of a table without the column that says whether a message's events are dropped."""
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.files("found", [e.path for e in table_of(lake, derived).files()], derived.types)
         left_out = "EXCLUDE (dropped)" if derived is MESSAGES else ""
         return sorted(map(repr, duck.fetch(f"SELECT * {left_out} FROM found")))
@@ -87,7 +87,7 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
     lake, plain = (Lake.open(tmp_path / name, create=True) for name in ("lake", "plain"))
     for batch in cuts(rng, events, 3):
         for each in (lake, plain):
-            bring_in(each, batch)
+            add_events(each, batch)
         # No message has an event so long after its end.
         before_ms = batch["at_ms"][0].as_py() - 100
         drop_before(no_spark, lake, before_ms)
@@ -99,12 +99,12 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
     assert verdict.counts == expected.counts
     assert {check for check, count in expected.counts.items() if count} >= {"no gaps", "terms rise"}
     assert kept_findings(lake) == kept_findings(plain)
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.arrow("given_events", events)
         assert len(check_events(duck, "given_events", {})[0]) == sum(verdict.counts.values())
     tables = every_row(plain)
     assert every_row(lake) == tables
-    # What is left is made anew, and everything is judged again: still the same.
+    # The parts are made again and everything is judged again: nothing changes.
     derive(no_spark, lake, rebuild=True)
     again = audit(no_spark, lake, everything=True)
     assert again.judged_parts == again.parts > verdict.parts // 2
@@ -119,7 +119,7 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
 def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
     lake = Lake.open(tmp_path / "lake", create=True)
     events = journal(2, STORE, 0)
-    bring_in(lake, events)
+    add_events(lake, events)
     drop_before(no_spark, lake, T + 1_000_000)
     before = audit(no_spark, lake).counts
     dropped = sorted(
@@ -127,8 +127,8 @@ def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
     )
     again, late = dropped[0], dropped[-1]
     last = max(events["entry"].to_pylist())
-    bring_in(lake, event(last + 1, "Pushed", again))
-    bring_in(lake, event(last + 2, "Deleted", late, epoch=1))
+    add_events(lake, event(last + 1, "Pushed", again))
+    add_events(lake, event(last + 2, "Deleted", late, epoch=1))
     verdict = audit(no_spark, lake, shown_max=1_000)
     new = {name: n - before[name] for name, n in verdict.counts.items() if n != before[name]}
     assert new == {"pushed once": 1, "nothing after the end": 1}
@@ -142,7 +142,7 @@ def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
 
 
 def query(lake, derived, text):
-    with Duck() as duck:
+    with DuckConnection() as duck:
         duck.files("found", [e.path for e in table_of(lake, derived).files()], derived.types)
         return duck.fetch(text)
 
@@ -159,7 +159,7 @@ def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
     events = journal(3, STORE, 0)
     # A cut for which the retention has every one of its steps.
     first, second = cuts(random.Random(STEPS - 1), events, 2)
-    bring_in(lake, first)
+    add_events(lake, first)
     expected = audit(no_spark, lake)
     tables = every_row(lake)
     left = iter(range(step + 1))
@@ -177,7 +177,7 @@ def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
         next(left)
         patch.setattr(Table, "_commit", stopping(Table._commit))
         patch.setattr(Table, "overwrite", stopping(Table.overwrite))
-        patch.setattr(seals.SealPlan, "save", stopping(seals.SealPlan.save))
+        patch.setattr(seals.PartsPlan, "save", stopping(seals.PartsPlan.save))
         patch.setattr(retention, "forget_plan", stopping(seals.forget_plan))
         with pytest.raises(Stopped):
             drop_before(no_spark, lake, T + 1_000_000)
@@ -190,23 +190,23 @@ def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
     assert verdict.counts == expected.counts
     assert every_row(lake) == tables
     # New events come in before the events are dropped: those of sealed messages count once.
-    bring_in(lake, second)
+    add_events(lake, second)
     audit(no_spark, lake)
     drop_before(no_spark, lake, T + 1_000_000)
     drop_before(no_spark, lake, T + 1_000_000)
     assert pending_plan(lake) is None
     verdict = audit(no_spark, lake)
     assert verdict.events == len(events)
-    assert is_level(lake)
+    assert is_up_to_date(lake)
     # Each event is stored, or counted in the row of a message whose events are dropped.
     [(dropped,)] = query(lake, MESSAGES, "SELECT sum(events) FROM found WHERE dropped")
     assert dropped > 20
     assert events_table(lake).rows() + dropped == len(events)
 
 
-def test_a_retention_waits_for_nobody_and_says_who_is_there(tmp_path):
+def test_a_retention_is_refused_at_once_while_another_process_works(tmp_path):
     lake = Lake.open(tmp_path / "lake", create=True)
-    bring_in(lake, journal(3, STORE, 0))
+    add_events(lake, journal(3, STORE, 0))
     for name in ("events", "verdicts"):
         with locked(lake, name), pytest.raises(LakeBusy, match=f"changing its {name}"):
             drop_before(no_spark, lake, T)
@@ -215,7 +215,7 @@ def test_a_retention_waits_for_nobody_and_says_who_is_there(tmp_path):
 
 @pytest.mark.timeout(600)
 @pytest.mark.service("default-jre-headless")
-def test_the_commands_say_what_they_no_longer_know(spark, tmp_path, capsys):
+def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, capsys):
     clock = ManualClock()
     store = tmp_path / "store"
     with penstock.connect(f"file:{store}?embedded=1&durability=os", clock=clock) as queues:
@@ -230,7 +230,7 @@ def test_the_commands_say_what_they_no_longer_know(spark, tmp_path, capsys):
     lake = Lake.open(tmp_path / "lake", create=True)
     ingest(no_spark, lake, str(store))
     there = ["--lake", str(lake.path)]
-    # The clock of this store stands at the beginning of time: all that ended is old.
+    # The manual clock of this store starts at 0: all messages that ended are old.
     for words in (["--keep", "-1d"], ["--keep", "soon"]):
         assert cli.main(["pipeline", "compact", *there, *words]) == 2
     capsys.readouterr()
@@ -244,7 +244,7 @@ def test_the_commands_say_what_they_no_longer_know(spark, tmp_path, capsys):
         assert attribute in held
     assert b"b'10'" not in held
     assert not any(b"hidden-%02d" % n in held for n in range(90))
-    assert is_level(lake)
+    assert is_up_to_date(lake)
     assert cli.main(["pipeline", "compact", *there, "--keep", "90d", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0]) == {
         "dropped_messages": 0, "dropped_events": 0,

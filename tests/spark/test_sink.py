@@ -63,7 +63,7 @@ def written(frame, url, **options):
 
 
 @pytest.mark.service("default-jre-headless")
-def test_a_row_becomes_a_message_with_all_it_says(spark, url, queues):
+def test_a_row_becomes_a_message_with_all_of_its_columns(spark, url, queues):
     queues.create("orders")
     rows = [
         (b"plain", "a", None, None, None, None, None),
@@ -85,7 +85,7 @@ def test_a_row_becomes_a_message_with_all_it_says(spark, url, queues):
 
 
 @pytest.mark.service("default-jre-headless")
-def test_other_columns_play_a_role_when_they_are_named(spark, url, queues):
+def test_an_option_gives_a_column_its_role(spark, url, queues):
     queues.create("orders")
     rows = [(7, "zwölf", "de", b"\x00"), (8, "douze", None, b"\x01")]
     frame = spark.createDataFrame(rows, "id long, word string, country string, flag binary")
@@ -120,7 +120,7 @@ def test_a_task_that_is_tried_again_adds_nothing_twice(spark, url, queues):
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     found = Counter(int(claim.body) for claim in pulled(queues))
-    # The rows that are alike are rows of their own; those sent twice are not.
+    # Equal rows are separate messages; rows that were sent twice are not.
     assert found == Counter(number % 3_000 for number in range(5_000))
 
 
@@ -173,7 +173,7 @@ def test_a_row_that_is_refused_fails_the_write_and_is_named(spark, url, queues):
         ("body:string delay:string", {}, "as delay it must be a number of seconds"),
         ("body:string priority:double", {}, "as priority it must be a whole number"),
         ("body:string attributes:counts", {}, "must be a map from text to text or bytes"),
-        ("body:string kind:int", {"attributes": "kind"}, "'kind' is no column of text or bytes"),
+        ("body:string kind:int", {"attributes": "kind"}, "'kind' is not a column of text or bytes"),
         ("body:string other:string", {}, "column 'other': has no role"),
     ],
 )
@@ -185,7 +185,7 @@ def test_what_cannot_be_written_is_named_before_anything_is(columns, options, sa
 def test_rows_never_replace_what_a_queue_holds():
     source = PenstockSource(WHERE)
     for writer in (source.writer, source.streamWriter):
-        with pytest.raises(InvalidField, match="never replace what it holds; use 'append'"):
+        with pytest.raises(InvalidField, match="cannot replace its messages; use 'append'"):
             writer(schema_of("body:string"), overwrite=True)
 
 
@@ -196,7 +196,7 @@ def test_rows_never_replace_what_a_queue_holds():
         ({"body": pa.array(["a"]), "key": pa.array([None], pa.string())}, "column 'key': is null"),
         (
             {"body": pa.array(["a"]), "delay": pa.array([float("nan")])},
-            "column 'delay': has a value that is no duration",
+            "column 'delay': has a value that is not a duration",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_frames_are_cut_by_their_rows_and_by_their_bytes(monkeypatch):
     assert len({name for bulk in found for name in bulk.dedup_ids or ()}) == 7
 
 
-def test_rows_are_pushed_to_any_backend_and_duplicates_are_told():
+def test_rows_are_pushed_to_any_backend_and_duplicates_are_counted():
     batch = pa.RecordBatch.from_pydict({"body": [b"a", b"b"], "key": ["1", "1"]})
     (bulk,) = bulks(plan_of("body:binary key:string"), batch, RowIds("task"))
     with penstock.connect("memory:") as queues:
@@ -242,7 +242,7 @@ def named(scope, rows):
 
 
 @given(st.lists(st.binary(max_size=2), max_size=12), st.randoms(use_true_random=False))
-def test_rows_have_the_same_names_in_whatever_order_they_come(rows, random):
+def test_rows_have_the_same_ids_in_any_order(rows, random):
     names = named("one", rows)
     assert len(set(names)) == len(rows)
     shuffled = random.sample(rows, len(rows))

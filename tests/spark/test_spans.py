@@ -48,29 +48,29 @@ def files_of(store, into, **options):
     return found
 
 
-def events_in(told):
-    return pa.concat_tables([pq.read_table(row["file"]) for row in told])
+def events_in(rows):
+    return pa.concat_tables([pq.read_table(row["file"]) for row in rows])
 
 
 def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
-    told = files_of(store, tmp_path / "into", spanBytes="50000")
-    assert len(told) > 2
-    found = events_in(told)
+    rows = files_of(store, tmp_path / "into", spanBytes="50000")
+    assert len(rows) > 2
+    found = events_in(rows)
     assert found.schema.names == list(COLUMNS)
     assert [str(found.schema.field(name).type) for name in COLUMNS] == [
         str(ARROW[column.split()[1]]) for column in SCHEMA.split(", ")
     ]
     assert found["entry"].to_pylist() == list(range(1, 1001))
     assert set(found["body"].to_pylist()) == {b"x" * 40}
-    assert sum(row["rows"] for row in told) == 1000
+    assert sum(row["rows"] for row in rows) == 1000
 
 
 def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):
     monkeypatch.setattr(spans, "GROUP_BYTES", 1)
     monkeypatch.setattr("penstock.spark.blocks.CHUNK_BYTES", 40 * ENTRY_BYTES)
-    (told,) = files_of(store, tmp_path / "into")
-    assert pq.read_metadata(told["file"]).num_row_groups == 25
-    assert events_in([told])["entry"].to_pylist() == list(range(1, 1001))
+    (row,) = files_of(store, tmp_path / "into")
+    assert pq.read_metadata(row["file"]).num_row_groups == 25
+    assert events_in([row])["entry"].to_pylist() == list(range(1, 1001))
 
 
 def test_a_task_that_is_repeated_writes_another_file(store, tmp_path):
@@ -89,7 +89,7 @@ def test_only_what_begins_at_the_offset_or_later_is_kept_damage_included(store, 
     assert not list((tmp_path / "none").glob("*"))
 
 
-def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(store, tmp_path):
+def test_a_directory_that_cannot_be_written_is_refused_in_one_sentence(store, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(StoreUnusable, match=r"taken: events cannot be written there: File exists"):
         files_of(store, tmp_path / "taken")

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from penstock.service import HOUR_MS
 from penstock.spark.audit import AuditFinding, audit, audit_journal
-from penstock.spark.duck import Duck
+from penstock.spark.duck import DuckConnection
 from penstock.spark.ingest import ingest
 from penstock.spark.lake import Lake
 from penstock.spark.tables import LATENCIES, LATENCY
 from tests.spark.journals import write_store
 from tests.spark.test_audit import FAULTS, MADE, QUEUES
-from tests.spark.test_increments import bring_in, journal, no_spark
+from tests.spark.test_increments import add_events, journal, no_spark
 
 
 def test_an_audit_reads_what_is_kept_of_events_and_no_events(tmp_path):
@@ -33,7 +33,7 @@ def test_an_audit_reads_what_is_kept_of_events_and_no_events(tmp_path):
         events.schema.field("term"),
         pa.array([1] * len(events), pa.int64()),
     )
-    bring_in(lake, events)
+    add_events(lake, events)
     first = audit(no_spark, lake, shown_max=0)
     assert sum(1 for count in first.counts.values() if count) > 6
     shutil.move(lake.path / "events" / "data", tmp_path / "elsewhere")
@@ -95,7 +95,7 @@ def test_percentiles_of_two_hours_of_three_are_those_of_their_samples():
         for took_ms in samples
     ]
     chosen = sorted(hours[470_000] + hours[470_002])
-    with Duck() as duck:
+    with DuckConnection() as duck:
         at_ms, took_ms = (pa.array(column) for column in zip(*rows, strict=True))
         duck.arrow("samples", pa.table({"at_ms": at_ms, "took_ms": took_ms}))
         duck.table("part", "SELECT 'a' AS store, 0 AS shard")

@@ -3,7 +3,7 @@
     folds, irregular_events ─▶ a task a part (`spark.judge`) ─▶ findings, balances, in parts
     balances, queue_events ─▶ findings about whole journals, in the part `stores`
 
-A part is judged again when its fold was made anew or something else is known of its queues: the
+A part is judged again when its fold was made again or the settings known of its queues changed: the
 rows of `balances` name the file of the fold they came from, and the context. A finding stays until
 its part is judged again.
 """
@@ -21,17 +21,26 @@ from penstock.spark.blocks import INDEX_BITS
 from penstock.spark.checks import CHECKS, CheckFinding
 from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import Duck, read_files
+from penstock.spark.duck import DuckConnection, read_files
 from penstock.spark.fold import LakePart, view_unsealed
 from penstock.spark.ingest import copy_events, events_table
-from penstock.spark.judge import JudgedPart, JudgeWork, PartFiles, judge_part, near_parts, parts_of
+from penstock.spark.judge import (
+    JudgedPart,
+    JudgeWork,
+    PartFiles,
+    judge_part,
+    parts_of,
+    parts_with_groups,
+    parts_with_ids,
+)
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows, duck_types
 from penstock.spark.seals import (
     count_dropped,
-    is_half_split,
+    is_half_committed,
     is_sealed,
+    range_of,
     sealed_files,
     sealed_folds,
 )
@@ -106,12 +115,13 @@ def audit(
         try:
             derive(open_spark, lake, lambda part: progress(part / 2))
         except LakeBusy:
-            if is_half_split(lake):
+            if is_half_committed(lake):
                 raise
-            # A run is making them. What it has finished so far can be judged.
+            # A run is making them. The tables that it has committed so far can be judged.
             is_behind = True
-        with scratch(lake, "audit") as room, Duck(len(os.sched_getaffinity(0))) as duck:
-            made = _Audit(open_spark, lake, duck, room)
+        cores = len(os.sched_getaffinity(0))
+        with scratch(lake, "audit") as directory, DuckConnection(cores) as duck:
+            made = _Audit(open_spark, lake, duck, directory)
             judged = made.judge(everything, lambda part: progress(0.5 + part / 2))
             found = made.findings(engine or {})
             counts = dict.fromkeys(CHECKS, 0)
@@ -156,11 +166,13 @@ def audit_journal(
 class _Audit:
     """One audit of one snapshot of the tables."""
 
-    def __init__(self, open_spark: OpenSpark, lake: Lake, duck: Duck, room: Path) -> None:
+    def __init__(
+        self, open_spark: OpenSpark, lake: Lake, duck: DuckConnection, scratch: Path
+    ) -> None:
         self._open_spark = open_spark
         self._lake = lake
         self._duck = duck
-        self._room = room
+        self._scratch = scratch
         folds = self._folds = table_of(lake, FOLDS).delta()
         self._version = -1 if folds is None else folds.version()
         self.parts = parts_of(
@@ -236,22 +248,23 @@ class _Audit:
         self, changed: Sequence[PartFiles], contexts: Mapping[str, str], progress: Progress
     ) -> list[JudgedPart]:
         for name in ("periods", "emptyings"):
-            self._duck.write(f"SELECT * FROM {name}", str(self._room / f"{name}.parquet"))
+            self._duck.write(f"SELECT * FROM {name}", str(self._scratch / f"{name}.parquet"))
         sealed = sealed_files(table_of(self._lake, FOLDS).files(self._folds))
         fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
         work = [
             JudgeWork(
                 part,
-                near_parts(part, self.parts, fifo),
-                str(self._room),
+                parts_with_groups(part, self.parts, fifo),
+                parts_with_ids(part, self.parts),
+                str(self._scratch),
                 str(self._lake.path),
                 _fold_of(part),
                 contexts[part.part],
-                sealed.get(part.part, ()),
+                () if is_sealed(part.part) else sealed.get(range_of(part.part), ()),
             )
             for part in changed
         ]
-        return distribute(self._open_spark, judge_part, work, JudgedPart, self._room, progress)
+        return distribute(self._open_spark, judge_part, work, JudgedPart, self._scratch, progress)
 
     def _view_events(self) -> None:
         """All events, for the passes that are seldom needed; of those dropped, what is kept."""
@@ -265,7 +278,7 @@ class _Audit:
         self._duck.view("events", load_query("audit/all_events"))
 
     def findings(self, engine: Mapping[str, int]) -> list[CheckFinding]:
-        """Every finding that stands."""
+        """Every finding of the lake, old and new."""
         files = table_of(self._lake, FINDINGS).files()
         self._duck.files(
             "kept", [each.path for each in files if not engine or each.part != _STORES],

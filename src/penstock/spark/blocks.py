@@ -4,10 +4,10 @@
           ──▶ events, their 64-byte headers gathered into one array
           ──▶ columns, each made only if it is asked for; Arrow slices texts and bodies
 
-The ids must follow one another, the sizes must lead from entry to entry and the checksum of the
-data must hold: together these verify what the header's own checksum would. Where one fails, the
-journal's own `scan.walk` finds the next good entry, and the bytes before it become a row of kind
-`Damaged`.
+Each id must be one more than the one before, each entry must begin where the one before ends, and
+the checksum of the data must match: together these verify what the header's own checksum would.
+Where one fails, the journal's `scan.walk` finds the next good entry, and the bytes before it become
+a row of kind `Damaged`.
 """
 
 import struct
@@ -32,7 +32,7 @@ from penstock.spark.stream import HEADER, Point, Scan
 CHUNK_BYTES: Final = 4 << 20
 INDEX_BITS: Final = 20
 DAMAGED: Final = "Damaged"
-# An event's kind is its tag, from 1; the name of what could not be read comes last.
+# The index of a name is the kind's tag, from 1; bytes that could not be read have the last one.
 KIND_NAMES: Final = ("", *(kind.__name__ for kind in KINDS), DAMAGED)
 _KIND: Final = {name: tag for tag, name in enumerate(KIND_NAMES)}
 _VERSION: Final = int.from_bytes(VERSION, "little")
@@ -112,7 +112,7 @@ class Wanted:
 class Block:
     """Events as arrays of one length, over the bytes they were read from.
 
-    `ats` says where in `data` each event's header stands.
+    `ats` holds the position in `data` of each event's header.
     """
 
     data: bytes
@@ -183,7 +183,7 @@ def blocks(scan: Scan, identity: bytes, start: Point, end: Point, path: str) -> 
             if size < needed <= end.offset - at.offset:
                 size = needed
                 continue
-        damage, at = _pass_over(scan, at, end, path)
+        damage, at = _skip_damage(scan, at, end, path)
         size = CHUNK_BYTES
         if damage:
             yield _damaged_rows(identity, at, damage)
@@ -196,7 +196,7 @@ def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
     """
     edges = _linked(data)
     starts = np.array(edges[:-1], np.int64)
-    headers = _gathered(data, HEADER, starts)
+    headers = _view_at(data, HEADER, starts)
     good = headers["version"] == _VERSION
     if len(starts):
         good &= headers["id"] == (entry or headers["id"][0]) + np.arange(len(starts))
@@ -224,17 +224,17 @@ def _first_false(holds: np.ndarray) -> int:
     return len(holds) if holds.all() else int(np.argmin(holds))
 
 
-def _gathered(data: bytes, type_: np.dtype, ats: np.ndarray) -> np.ndarray:
-    """The bytes at these places, read as an array of this type.
+def _view_at(data: bytes, type_: np.dtype, ats: np.ndarray) -> np.ndarray:
+    """The bytes at these positions, read as an array of this type.
 
-    It is taken as plain bytes: numpy copies a type with fields many times more slowly.
+    They are copied as plain bytes: numpy copies a type with fields many times more slowly.
     """
     room = max(0, len(data) - type_.itemsize + 1)
     plain: np.ndarray = np.ndarray((room,), f"V{type_.itemsize}", data, strides=(1,))[ats]
     return plain.view(type_)
 
 
-def _pass_over(
+def _skip_damage(
     scan: Scan, at: Point, end: Point, path: str
 ) -> tuple[list[tuple[Point, Quarantined]], Point]:
     """What is damaged here, and where the next good entry begins."""
@@ -258,15 +258,15 @@ def _read(
     """The events of good entries; an entry with inconsistent events is damaged."""
     long_enough = sizes >= BLOCK_BYTES
     heads = np.zeros(len(starts), BLOCK)
-    heads[long_enough] = _gathered(data, BLOCK, starts[long_enough] + HEADER_BYTES)
-    ids = _gathered(data, HEADER, starts)["id"]
+    heads[long_enough] = _view_at(data, BLOCK, starts[long_enough] + HEADER_BYTES)
+    ids = _view_at(data, HEADER, starts)["id"]
     counts = heads["count"].astype(np.int64)
     fits = long_enough & (BLOCK_BYTES + EVENT_BYTES * counts <= sizes)
     owners = np.repeat(np.flatnonzero(fits), counts[fits])
     firsts = np.cumsum(counts[fits]) - counts[fits]
     indexes = np.arange(len(owners)) - np.repeat(firsts, counts[fits])
     ats = starts[owners] + (HEADER_BYTES + BLOCK_BYTES) + EVENT_BYTES * indexes
-    events = _gathered(data, EVENT, ats)
+    events = _view_at(data, EVENT, ats)
     ends = starts + HEADER_BYTES + sizes
     sound = _sound(events, ats, ends[owners], owners)
     if not sound.all():
@@ -378,8 +378,9 @@ def _text(which: str, *kinds: str) -> Any:
 def _cut(block: Block, at: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> pa.Array:
     """The bytes at these places as an Arrow array: the values of the events `at`, others have none.
 
-    Arrow is shown all of `data` as one array whose odd members are what lies between the values,
-    and takes the even ones: one copy, made by Arrow. Places rise, because payloads stand in order.
+    `data` becomes one Arrow array without a copy: its even elements are the values, its odd ones
+    the bytes between them. Taking the even ones copies each value once. The positions increase,
+    because payloads are stored in the order of their events.
     """
     count = len(block.events)
     if not len(at):
@@ -438,7 +439,7 @@ def _extra_json(packed: bytes, of_queue: bool, created_at_ms: int) -> str | None
     except (msgspec.DecodeError, ValueError, TypeError):
         return None
     extra = {"attributes": attributes, "context": context}
-    # JSON has no bytes: binary attributes stand apart, or they would look like text.
+    # JSON has no bytes: binary attributes go into an object of their own, encoded as base64.
     raw = {name: value for name, value in (attributes or {}).items() if isinstance(value, bytes)}
     if raw:
         extra["attributes"] = {name: attributes[name] for name in attributes if name not in raw}
@@ -446,8 +447,8 @@ def _extra_json(packed: bytes, of_queue: bool, created_at_ms: int) -> str | None
     return msgspec.json.encode(extra).decode()
 
 
-# Made when they are needed: Spark starts several processes for every read that only plan it, and
-# the first Arrow array that Python makes loads pandas, which takes longer than all the rest.
+# Made at the first use: Spark starts several processes for every read that only plan it, and the
+# first Arrow array that Python makes imports pandas, which takes longer than the planning.
 
 
 @cache

@@ -4,7 +4,7 @@ Each step is one query, a file in `spark/sql/audit` whose head says what its col
 journal gives each event its place at the moment it took effect; the checks rely on that order and
 on nothing else.
 
-What a check asks of queues follows from the few events that name no message:
+What checks need to know of queues follows from the few events that name no message:
 
     queue_events ─▶ queue_changes ─▶ known_queues ─▶ periods ─▶ emptyings, contexts
 
@@ -15,7 +15,7 @@ given and lost (`balances`). From the sum of those follow the checks of whole jo
     these ─▶ balance_findings, term_findings, gap_findings
 
 An event never changes what was found before it: the findings of a part stay right until it gets
-new events, or until something else is known of its queues, which its context shows.
+new events, or until the settings known of its queues change, which its context shows.
 
 Where entries are missing in the middle of a journal, other findings may follow from that alone.
 """
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from penstock.spark.duck import Duck, quoted
+from penstock.spark.duck import DuckConnection, quoted
 from penstock.spark.fold import LakePart, load_part
 from penstock.spark.judge import FoundRow, PartVerdict, judge, load_ended
 from penstock.spark.queries import load_query
@@ -87,13 +87,13 @@ OF_QUEUES: Final = ("queue_changes", "known_queues", "periods", "emptyings")
 OF_STORES: Final = ("stores", "replaced_terms")
 
 
-def describe_queues(duck: Duck) -> None:
+def describe_queues(duck: DuckConnection) -> None:
     """Makes the tables of what is known of queues, from `queue_events`."""
     for name in OF_QUEUES:
         duck.table(name, load_query(f"audit/{name}"))
 
 
-def contexts(duck: Duck, parts: Sequence[tuple[str, str, int, int]]) -> dict[str, str]:
+def contexts(duck: DuckConnection, parts: Sequence[tuple[str, str, int, int]]) -> dict[str, str]:
     """The context of each part, given as (name, store, shard, last sequence)."""
     names = ("part", "store", "shard", "last_sequence")
     types = (pa.string(), pa.string(), pa.int32(), pa.int64())
@@ -105,17 +105,16 @@ def contexts(duck: Duck, parts: Sequence[tuple[str, str, int, int]]) -> dict[str
     return dict(duck.fetch(load_query("audit/contexts")))
 
 
-def describe_stores(duck: Duck) -> None:
+def describe_stores(duck: DuckConnection) -> None:
     """Makes the tables of what is known of journals, from `balances` and `queue_events`."""
     for name in OF_STORES:
         duck.table(name, load_query(f"audit/{name}"))
 
 
-def find_in_stores(duck: Duck, view_events: Callable[[], None]) -> list[CheckFinding]:
+def find_in_stores(duck: DuckConnection, load_events: Callable[[], None]) -> list[CheckFinding]:
     """Findings about whole journals, from the tables above.
 
-    Only if counts show that there is something to find are all events read: `view_events` makes
-    `events` of them.
+    If a count shows that a pass over all events finds something, `load_events` makes `events`.
     """
     found = duck.fetch(_columns_of("balance_findings"))
     replaced = duck.fetch("""
@@ -126,7 +125,7 @@ def find_in_stores(duck: Duck, view_events: Callable[[], None]) -> list[CheckFin
         USING (store, shard, term) WHERE last_entry > at_entry LIMIT 1""")
     gaps = duck.fetch("SELECT 1 FROM stores WHERE entries <= last_entry - first_entry LIMIT 1")
     if replaced or gaps:
-        view_events()
+        load_events()
     if replaced:
         found += duck.fetch(_columns_of("term_findings"))
     if gaps:
@@ -139,7 +138,7 @@ def _columns_of(step: str) -> str:
     return f'SELECT "check", store, shard, message, queue, sequence, at_ms, detail FROM ({query})'
 
 
-def load_balances(duck: Duck, judged: Sequence[PartVerdict]) -> None:
+def load_balances(duck: DuckConnection, judged: Sequence[PartVerdict]) -> None:
     """Makes the table `balances` of these parts."""
     rows: list[tuple[Any, ...]] = []
     for each in judged:
@@ -148,7 +147,7 @@ def load_balances(duck: Duck, judged: Sequence[PartVerdict]) -> None:
     duck.arrow("balances", arrow_rows(BALANCES.schema, rows))
 
 
-def load_engine(duck: Duck, engine: Mapping[str, int]) -> None:
+def load_engine(duck: DuckConnection, engine: Mapping[str, int]) -> None:
     """Makes the table `engine`: how many messages each queue holds by the engine's own count."""
     names, counts = pa.array(engine.keys(), pa.string()), pa.array(engine.values(), pa.int64())
     duck.arrow("engine", pa.table({"name": names, "counted": counts}))
@@ -161,7 +160,7 @@ def shard_of(part: str) -> tuple[str, int]:
 
 
 def check_events(
-    duck: Duck, events: str, engine: Mapping[str, int]
+    duck: DuckConnection, events: str, engine: Mapping[str, int]
 ) -> tuple[list[CheckFinding], int]:
     """Makes every check in this process, over a table with all events; each shard is one part.
 
@@ -190,17 +189,17 @@ def check_events(
     describe_stores(duck)
     found = [finding_of(*shard_of(each.part), row) for each in judged for row in each.findings]
     total = int(duck.fetch("SELECT coalesce(sum(events), 0) FROM stores")[0][0])
-    in_stores = find_in_stores(duck, lambda: duck.table("events", f"SELECT * FROM {events}"))
-    return known_pushes(duck, found) + in_stores, total
+    of_stores = find_in_stores(duck, lambda: duck.table("events", f"SELECT * FROM {events}"))
+    return known_pushes(duck, found) + of_stores, total
 
 
 def finding_of(store: str, shard: int, row: FoundRow) -> CheckFinding:
-    """A finding of a part, with whose it is."""
+    """A finding of a part, with its store and shard."""
     check, message, queue, sequence, at_ms, detail = row
     return CheckFinding(check, store, shard, message, queue, sequence, at_ms, detail)
 
 
-def known_pushes(duck: Duck, found: Sequence[CheckFinding]) -> list[CheckFinding]:
+def known_pushes(duck: DuckConnection, found: Sequence[CheckFinding]) -> list[CheckFinding]:
     """Findings without those of `pushed first` in journals that have lost their beginning."""
     whole = {row[0] for row in duck.fetch("SELECT store FROM stores WHERE first_entry = 1")}
     return [each for each in found if each.check != "pushed first" or each.store in whole]

@@ -1,9 +1,9 @@
-"""A condition on the rows of a table: parsed here, and written anew as SQL for Spark.
+"""A condition on the rows of a table: parsed here and translated to SQL for Spark.
 
-Spark's own expressions can read any file and call any Java method, so no text of the user reaches
-it. The condition is parsed by the grammar below; what it does not know is refused, and Spark gets
-SQL that is written from the parsed tree: columns in backticks, texts escaped, everything else from
-the tables of this module.
+Spark's own expressions can read any file and call any Java method, so the user's text is never
+passed to Spark. The condition is parsed by the grammar below; anything else is refused, and Spark
+gets SQL that is generated from the parsed tree: columns in backticks, texts escaped, everything
+else from the tables of this module.
 
     condition  = and { OR and }            and    = not { AND not }           not = [ NOT ] test
     test       = sum [ compare sum | IS [ NOT ] NULL | [ NOT ] IN ( sum , … )
@@ -15,7 +15,7 @@ the tables of this module.
                  | CAST ( condition AS type ) | ( condition )
                  | CASE [ condition ] { WHEN condition THEN condition } [ ELSE condition ] END
 
-A text stands in single quotes, a quote inside it is doubled, and a backslash is a plain character.
+A text is in single quotes, a quote inside it is doubled, and a backslash is a plain character.
 Names and words may be in any case. Types are left to Spark, which checks them before it runs.
 """
 
@@ -130,7 +130,7 @@ def _refusal(at: int, found: str, why: str) -> InvalidField:
 
 
 class _Parser:
-    """One method for each line of the grammar; each gives SQL, in parentheses where it matters."""
+    """One method for each rule of the grammar; each returns SQL, in parentheses where needed."""
 
     def __init__(self, tokens: list[_Token], columns: Sequence[str]) -> None:
         self._tokens = tokens

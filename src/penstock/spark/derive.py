@@ -1,9 +1,9 @@
-"""Brings silver and gold level with `events`: parts that changed, then the small tables.
+"""Updates silver and gold from `events`: the parts that changed, then the small tables.
 
 Each table is changed in one commit that carries the version of `events` it was made from: a run
-that finds that version there has nothing to do, and a run that was killed leaves tables that are
-complete but older. Tables in parts and `queue_events` also carry each journal's offset, from which
-the next run knows which events are new.
+that finds the newest version there has nothing to do, and a run that was killed leaves tables that
+are complete but older. Tables in parts are changed together, by a plan (`spark.seals`). They and
+`queue_events` also carry each journal's offset: events behind it are new to the table.
 
     new events ─▶ queue_events (appended)
     events of the parts that new events touch ─▶ tables in parts (`spark.fold`, a task a part)
@@ -11,6 +11,7 @@ the next run knows which events are new.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,26 +21,35 @@ from deltalake import DeltaTable
 
 from penstock.spark import fold
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
-from penstock.spark.seals import complete_tables, is_sealed, sealed_files
+from penstock.spark.seals import (
+    PartsPlan,
+    closed_files,
+    complete_tables,
+    is_sealed,
+    next_number,
+    part_of,
+    range_of,
+    sealed_files,
+)
 from penstock.spark.tables import (
-    ADDED_UP,
     FOLDS,
     PART_STATUS,
     PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
+    SUMMED_TABLES,
     TABLES,
     WHOLE_TABLES,
     Derived,
 )
 
 _SOURCE: Final = "events"
-# Raised when a query gives other rows of the same events: tables made by older ones are made anew.
-QUERIES_VERSION: Final = 4
+# Increased when a query changes: tables made by older queries are made again.
+QUERIES_VERSION: Final = 5
 _QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
@@ -59,16 +69,16 @@ def derive(
     *,
     rebuild: bool = False,
 ) -> Made:
-    """Brings every table level with `events`. Raises LakeUnusable or LakeBusy."""
-    with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as room:
+    """Updates every table from `events`. Raises LakeUnusable or LakeBusy."""
+    with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as directory:
         complete_tables(lake)
         delta = events_table(lake).delta()
-        if delta is None or (not rebuild and is_level(lake)):
+        if delta is None or (not rebuild and is_up_to_date(lake)):
             return Made()
-        return _Run(open_spark, lake, delta, room, rebuild).make(progress)
+        return _Run(open_spark, lake, delta, directory, rebuild).make(progress)
 
 
-def is_level(lake: Lake) -> bool:
+def is_up_to_date(lake: Lake) -> bool:
     """Whether every table was made from the newest version of `events`; reads only Delta's log."""
     delta = events_table(lake).delta()
     if delta is None:
@@ -97,7 +107,7 @@ class _Run:
     open_spark: OpenSpark
     lake: Lake
     events: DeltaTable
-    room: Path
+    scratch: Path
     rebuild: bool
 
     def __post_init__(self) -> None:
@@ -106,29 +116,29 @@ class _Run:
         self.stores = self._stores()
 
     def make(self, progress: Progress) -> Made:
-        """Makes what is behind, in order."""
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+        """Makes the tables that are out of date, in order."""
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
-            # As far as they are known before the parts are: nothing else depends on the rest.
+            # Made from what is known before the parts are; only `queues` itself needs the parts.
             self._load(duck, PART_STATUS)
             duck.table("queues", QUEUES.query)
-            queues = self.room / "queues.parquet"
+            queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
-            parts = self._touched(duck)
+            ranges = self._touched(duck)
             progress(0.05)
-            self._fold(parts, queues, lambda part: progress(0.05 + 0.9 * part))
-            for each in ADDED_UP:
+            made = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
+            for each in SUMMED_TABLES:
                 self._load(duck, each)
-            tables = [each.name for each in PART_TABLES] if parts is None or parts else []
+            tables = [each.name for each in PART_TABLES] if made else []
             for each in WHOLE_TABLES:
                 self._make_whole(duck, each)
                 tables.append(each.name)
         progress(1)
-        return Made(tables, len(self._all_parts if parts is None else parts))
+        return Made(tables, made)
 
     def _stores(self) -> list[str]:
         """The journals that `events` holds, by the transactions of its commits."""
-        with Duck() as duck:
+        with DuckConnection() as duck:
             return sorted(
                 {str(each.smallest["store"]) for each in self.files if "store" in each.smallest}
                 | {
@@ -141,7 +151,7 @@ class _Run:
             )
 
     def _transactions(self) -> dict[str, int]:
-        """What each commit of a table says of how far it is level."""
+        """The application transactions of a commit: what the table was made from."""
         offsets = {
             f"offset/{store}": at
             for store in self.stores
@@ -150,7 +160,7 @@ class _Run:
         return {_SOURCE: self.version, _QUERIES: QUERIES_VERSION, **offsets}
 
     def _seen(self, tables: Sequence[Derived]) -> dict[str, int]:
-        """How far all of these tables are level with each journal; 0 if not at all."""
+        """The offset of each journal up to which all of these tables are complete, or 0."""
         found = [table_of(self.lake, each).delta() for each in tables]
         return {
             store: min(
@@ -164,12 +174,12 @@ class _Run:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
 
-    def _load(self, duck: Duck, derived: Derived) -> None:
+    def _load(self, duck: DuckConnection, derived: Derived) -> None:
         """Reads a table in parts: queries use it repeatedly, and opening its files takes long."""
         duck.files("of_parts", *self._now(derived))
         duck.table(derived.name, "SELECT * FROM of_parts")
 
-    def _new_events(self, duck: Duck, seen: Mapping[str, int]) -> str:
+    def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""
         files = [
             each.path
@@ -188,7 +198,7 @@ class _Run:
         duck.view("new_events", f"SELECT * FROM some_events WHERE {known or 'false'}")
         return "new_events"
 
-    def _append_queue_events(self, duck: Duck) -> None:
+    def _append_queue_events(self, duck: DuckConnection) -> None:
         """Adds the new events that name no message to their table."""
         table = table_of(self.lake, QUEUE_EVENTS)
         if self.rebuild or not is_current(table, self.events):
@@ -207,8 +217,11 @@ class _Run:
                 table.add(added, self._transactions())
         duck.files("queue_events", *self._now(QUEUE_EVENTS))
 
-    def _touched(self, duck: Duck) -> list[LakePart] | None:
-        """The parts to be made again, None for all parts."""
+    def _touched(self, duck: DuckConnection) -> dict[LakePart, bool] | None:
+        """The ranges with parts to be made again, None for all ranges.
+
+        True if closed parts are to be made again too, and not only the open part.
+        """
         versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
         if self.rebuild or versions != {QUERIES_VERSION}:
             return None
@@ -218,33 +231,44 @@ class _Run:
             f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
         )
         duck.table("new_changes", f"SELECT * FROM queue_events WHERE {known or 'false'}")
-        found = set(
-            duck.fetch(f"""
-            SELECT DISTINCT store, shard, message // {fold.PART_MESSAGES} FROM {new}
-            WHERE message IS NOT NULL""")
+        duck.table(
+            "new_messages",
+            f"SELECT DISTINCT store, shard, message, message // {fold.PART_MESSAGES} AS nth "
+            f"FROM {new} WHERE message IS NOT NULL",
         )
-        for name in self._swept_parts(duck):
-            store, shard, nth = name.rsplit("-", 2)
-            found.add((store, int(shard), int(nth)))
-        return [
-            LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in sorted(found)
-        ]
+        found = {
+            _range(*row): False
+            for row in duck.fetch("SELECT DISTINCT store, shard, nth FROM new_messages")
+        }
+        closed = closed_files(table_of(self.lake, FOLDS).files())
+        paths = [path for part in found for path in closed.get(part.name, ())]
+        duck.files("closed_folds", paths, FOLDS.types)
+        for row in duck.fetch("""
+            SELECT DISTINCT store, shard, nth
+            FROM new_messages SEMI JOIN closed_folds USING (store, shard, message)"""):
+            found[_range(*row)] = True
+        for name, is_whole in self._parts_changed_by_queues(duck):
+            store, shard, nth = range_of(name).rsplit("-", 2)
+            part = _range(store, int(shard), int(nth))
+            found[part] = is_whole or found.get(part, False)
+        return found
 
-    def _swept_parts(self, duck: Duck) -> list[str]:
+    def _parts_changed_by_queues(self, duck: DuckConnection) -> list[tuple[str, bool]]:
         """Parts with rows that a new event of a queue changes though it names no message.
 
-        A purge or removal ends the messages that a queue holds. A queue that had only a number may
-        have a name now. A new dead-letter queue may be where messages without a push are.
+        A purge or removal ends the messages that a queue holds, none of which is in a closed part.
+        A queue that had only a number may have a name now, and a new dead-letter queue may be where
+        messages without a push are: true if one of these is so.
         """
-        rows = "\n UNION ALL ".join(
-            f"SELECT {quoted(str(each.part))} AS part, * FROM {read_files(each.path)}"
+        files = {
+            each.path: str(each.part)
             for each in table_of(self.lake, PART_STATUS).files()
             # The messages of a sealed part have ended: nothing ends or moves them again.
             if not is_sealed(each.part)
-        )
-        if not rows or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
+        }
+        if not files or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
             return []
-        duck.table("standing", rows)
+        duck.table("standing", f"SELECT * FROM {read_files(*files, named=True)}")
         duck.files("old_queues", *self._now(QUEUES))
         found = duck.fetch(f"""
             WITH renamed AS (
@@ -254,45 +278,59 @@ class _Run:
               SELECT store, shard FROM queues LEFT JOIN old_queues AS old
               USING (store, shard, queue_number)
               WHERE queues.dead_letter IS DISTINCT FROM old.dead_letter
-            ), purged AS (SELECT store, shard, queue FROM new_changes WHERE {_PURGES})
-            SELECT DISTINCT part FROM standing WHERE
-              (messages > 0 AND (store, shard, queue_number) IN (FROM purged))
-              OR (store, shard, queue_number) IN (FROM renamed)
-              OR (unpushed > 0 AND (store, shard) IN (FROM dead))""")
-        return [row[0] for row in found]
+            ), purged AS (SELECT store, shard, queue FROM new_changes WHERE {_PURGES}),
+            changed AS (
+              SELECT filename,
+                messages > 0 AND (store, shard, queue_number) IN (FROM purged) AS is_purged,
+                (store, shard, queue_number) IN (FROM renamed)
+                  OR (unpushed > 0 AND (store, shard) IN (FROM dead)) AS is_whole
+              FROM standing)
+            SELECT filename, bool_or(is_whole) FROM changed WHERE is_purged OR is_whole
+            GROUP BY filename""")
+        return [(files[path], is_whole) for path, is_whole in found]
 
-    def _fold(self, parts: list[LakePart] | None, queues: Path, progress: Progress) -> None:
-        """Makes these parts, and commits them table by table."""
-        self._all_parts = self._every_part() if parts is None else []
-        chosen = self._all_parts if parts is None else parts
-        sealed = sealed_files(table_of(self.lake, FOLDS).files())
+    def _fold(self, ranges: dict[LakePart, bool] | None, queues: Path, progress: Progress) -> int:
+        """Makes the parts of these ranges and commits them; how many parts that were."""
+        folds = table_of(self.lake, FOLDS).files()
+        sealed, closed = sealed_files(folds), closed_files(folds)
+        chosen = dict.fromkeys(self._every_range(), True) if ranges is None else ranges
+        tables = [table_of(self.lake, each) for each in PART_TABLES]
+        if ranges == {} and all(is_current(table, self.events) for table in tables):
+            return 0
+        kept = {part: () if whole else closed.get(part.name, ()) for part, whole in chosen.items()}
         work = [
             FoldWork(
                 part,
-                tuple(self._files_of(part)),
+                tuple(files_of(self.files, part)),
                 str(queues),
                 str(self.lake.path),
                 sealed.get(part.name, ()),
+                kept[part],
+                next_number(kept[part]),
             )
-            for part in chosen
+            for part in sorted(chosen)
         ]
-        made = distribute(self.open_spark, fold_part, work, FoldedPart, self.room, progress)
-        names = None if parts is None else [part.name for part in parts]
-        # `part_status` says which parts a purge touches: it must not be level before the others.
-        for each in sorted(PART_TABLES, key=lambda each: each is PART_STATUS):
-            table = table_of(self.lake, each)
-            if names is None or not is_current(table, self.events):
-                added = [one.added[each.name] for one in made]
-                replaced = names
-                if names is None and sealed:
-                    # Sealed parts cannot be made again: they stay as they are.
-                    parts_now = {str(file.part) for file in table.files()}
-                    replaced = [part.name for part in chosen]
-                    replaced += [name for name in parts_now if not is_sealed(name)]
-                table.replace(added, self._transactions(), replaced)
+        found = distribute(
+            self.open_spark, fold_part, work, list[FoldedPart], self.scratch, progress
+        )
+        made = [each for parts in found for each in parts]
+        replaced = [each.part.name for each in made]
+        if ranges is None:
+            now = {str(file.part) for table in tables for file in table.files()}
+            # Sealed parts cannot be made again: they stay as they are.
+            replaced += [name for name in now if not is_sealed(name)]
+        else:
+            replaced += [part.name for part in chosen]
+            gone = [closed.get(part.name, ()) for part in chosen if not kept[part]]
+            replaced += [part_of(path) for paths in gone for path in paths]
+        added = {each.name: [one.added[each.name] for one in made] for each in PART_TABLES}
+        names = sorted(set(replaced)) if ranges is not None or sealed else None
+        PartsPlan(time.time_ns(), names, added, self._transactions()).save(self.lake)
+        complete_tables(self.lake)
+        return len(made)
 
-    def _every_part(self) -> list[LakePart]:
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+    def _every_range(self) -> list[LakePart]:
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             duck.files("all_events", [each.path for each in self.files], {})
             found = (
                 duck.fetch(f"""
@@ -301,15 +339,9 @@ class _Run:
                 if self.files
                 else []
             )
-        return [
-            LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in sorted(found)
-        ]
+        return [_range(*row) for row in found]
 
-    def _files_of(self, part: LakePart) -> Iterator[str]:
-        """The files that may hold events of the part's messages, by their statistics."""
-        return files_of(self.files, part)
-
-    def _make_whole(self, duck: Duck, derived: Derived) -> None:
+    def _make_whole(self, duck: DuckConnection, derived: Derived) -> None:
         """Makes a small table; those after it in the order read it from memory."""
         table = table_of(self.lake, derived)
         duck.table(derived.name, derived.query)
@@ -318,6 +350,10 @@ class _Run:
             duck.write(f"SELECT * FROM {derived.name}", str(path))
             transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
             table.replace([AddedFile.of(table.path, path)], transactions)
+
+
+def _range(store: str, shard: int, nth: int) -> LakePart:
+    return LakePart(store, shard, nth, fold.PART_MESSAGES)
 
 
 def files_of(files: Sequence[TableFile], part: LakePart) -> Iterator[str]:

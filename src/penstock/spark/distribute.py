@@ -1,8 +1,8 @@
 """Runs a function of Python over many pieces of work: each is one task of Spark.
 
-A piece of work says all that its task needs, and what the function returns says all that it did, so
-a task may be run again anywhere, as when its executor dies. No result names the files that the lost
-run wrote. Few pieces are done in this process instead: starting Spark would take longer.
+A piece of work holds all that its task needs, and the result holds all that it did, so a task may
+be run again on any machine, as when its executor is lost. Files that the lost run wrote are in no
+result. A small number of pieces is done in this process: starting Spark would take longer.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""SQL over files and Arrow tables inside one process, by DuckDB.
+"""SQL over Parquet files and Arrow tables inside one process, by DuckDB.
 
-A task of Spark that folds or judges one part of the lake is one such connection, and so is what the
-command itself asks of small tables. A table is a name in the connection.
+A task of Spark that folds or judges one part of the lake opens one connection; the command opens
+one for its own queries of small tables. Tables and views are names in the connection.
 """
 
 import os
@@ -14,6 +14,10 @@ import duckdb
 
 # What one task may hold in memory; the rest is written to a temporary directory.
 MEMORY_MIB: Final = 1 << 10
+# How many rows a row group of a file has: as DuckDB does it, and in files of which readers skip
+# row groups by their statistics.
+GROUP_ROWS: Final = 122_880
+SMALL_GROUP_ROWS: Final = 4_096
 
 
 def quoted(text: str) -> str:
@@ -24,7 +28,7 @@ def quoted(text: str) -> str:
 def read_files(*paths: str, named: bool = False) -> str:
     """The rows of Parquet files in SQL; `named` gives each the path of its file as `filename`.
 
-    The names of directories say nothing: what a file holds is all there is.
+    Columns come from the files alone, not from the names of directories.
     """
     listed = ", ".join(map(quoted, paths))
     return (
@@ -33,8 +37,8 @@ def read_files(*paths: str, named: bool = False) -> str:
     )
 
 
-class Duck:
-    """A connection of its own; what is made in it goes with it."""
+class DuckConnection:
+    """A DuckDB connection in memory; its tables are dropped when it is closed."""
 
     def __init__(self, threads: int = 1, memory_mib: int = MEMORY_MIB) -> None:
         self._spilled = tempfile.TemporaryDirectory(
@@ -53,7 +57,7 @@ class Duck:
         self._connection: Any = duckdb.connect(config=settings)
         self._connection.execute("SET TimeZone = 'UTC'")
 
-    def __enter__(self) -> "Duck":
+    def __enter__(self) -> "DuckConnection":
         return self
 
     def __exit__(
@@ -89,11 +93,12 @@ class Duck:
         self.table(name, "SELECT * FROM given")
         self._connection.unregister("given")
 
-    def write(self, query: str, path: str) -> None:
-        """The rows of a query as one Parquet file."""
-        # Without the limit it builds dictionaries of columns whose values never repeat.
+    def write(self, query: str, path: str, group_rows: int = GROUP_ROWS) -> None:
+        """The rows of a query as one Parquet file, in row groups of this size."""
+        # Without the limit DuckDB builds dictionaries for columns whose values never repeat.
         self._connection.execute(
-            f"COPY ({query}) TO {quoted(path)} (FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000)"
+            f"COPY ({query}) TO {quoted(path)} "
+            f"(FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000, ROW_GROUP_SIZE {group_rows})"
         )
 
     def run(self, statement: str) -> None:
@@ -106,7 +111,7 @@ class Duck:
         return found
 
     def stream(self, query: str) -> Any:
-        """The rows of a query, which give themselves as a stream of Arrow's batches."""
+        """The rows of a query, readable as a stream of Arrow batches."""
         return self._connection.sql(query)
 
     def columns(self, name: str) -> list[str]:

@@ -1,24 +1,34 @@
-"""What one task makes of one part: every table that has rows of its messages.
+"""The work of one task of a run: every table in parts, for one part.
 
 A part is a range of a shard's message numbers. Its events are read once; the queries of the tables
 run over them in one process, and each table gets one file.
 
-A sealed part holds messages of such a range whose events are dropped (`spark.retention`). It is
-never folded again: the part of the same range leaves these events out.
+Where many messages of a range have ended, they become a closed part of their own, and the rest is
+the open part (`spark.seals`). An event of a message that has not ended then costs a fold of the
+open part alone. Events of closed and sealed parts are left out when the open part is folded again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from penstock.spark.blocks import KIND_NAMES
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import (
+    GROUP_ROWS,
+    SMALL_GROUP_ROWS,
+    DuckConnection,
+    quoted,
+    read_files,
+)
 from penstock.spark.lake import AddedFile, Table
+from penstock.spark.queries import NO_LIMIT
 from penstock.spark.tables import FOLDS, PART_TABLES
 
-# How many messages a part holds.
+# How many messages a range holds.
 PART_MESSAGES: Final = 1 << 16
+# Ended messages become a closed part if they are at least one in so many of the range's numbers.
+_CLOSED_SHARE: Final = 4
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
 _COLUMNS: Final = (
@@ -31,21 +41,24 @@ _COLUMNS: Final = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class LakePart:
-    """A range of a shard's message numbers; with `seal`, those of its messages sealed by it."""
+    """A range of a shard's message numbers, or one of its sealed or closed parts, by its number."""
 
     store: str
     shard: int
     nth: int
     messages: int = PART_MESSAGES
     seal: int = 0
+    closed: int = 0
 
     @property
     def name(self) -> str:
         """As the tables in parts have it."""
         name = f"{self.store}-{self.shard}-{self.nth}"
-        return f"{name}.{self.seal}" if self.seal else name
+        if self.seal:
+            return f"{name}.{self.seal}"
+        return f"{name}_{self.closed}" if self.closed else name
 
     @property
     def first(self) -> int:
@@ -69,8 +82,9 @@ class LakePart:
 class FoldWork:
     """All that a task needs: the part, files with its events among others, and the queues.
 
-    `sealed` are the files of `folds` of the sealed parts of the same range; `chosen` is a file that
-    names the messages of a part that is being sealed.
+    `sealed` and `closed` are the files of `folds` of such parts of the same range, whose messages
+    are left out; `next_closed` is the number of the next closed part. `chosen` is a file that names
+    the messages of a part that is being sealed.
     """
 
     part: LakePart
@@ -78,6 +92,8 @@ class FoldWork:
     queues: str
     lake: str
     sealed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    next_closed: int = 1
     chosen: str | None = None
 
 
@@ -89,7 +105,7 @@ class FoldedPart:
     added: dict[str, AddedFile]
 
 
-def load_part(duck: Duck, part: LakePart, events: str) -> None:
+def load_part(duck: DuckConnection, part: LakePart, events: str) -> None:
     """Makes the tables `part` and `events` of one part from rows of many."""
     duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
     duck.table(
@@ -99,7 +115,7 @@ def load_part(duck: Duck, part: LakePart, events: str) -> None:
     duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {part.condition()}")
 
 
-def view_unsealed(duck: Duck, name: str, events: str, sealed: Sequence[str]) -> None:
+def view_unsealed(duck: DuckConnection, name: str, events: str, sealed: Sequence[str]) -> None:
     """Makes a view of the events that are not of these sealed parts, given by their `folds`."""
     duck.files("sealed_folds", sealed, FOLDS.types)
     duck.view(
@@ -114,26 +130,46 @@ def view_unsealed(duck: Duck, name: str, events: str, sealed: Sequence[str]) -> 
     )
 
 
-def fold_part(work: FoldWork, threads: int) -> FoldedPart:
-    """Makes the files of a part."""
-    added = {}
-    with Duck(threads) as duck:
+def fold_part(work: FoldWork, threads: int) -> list[FoldedPart]:
+    """Makes the files of a part: of a range, those of the open part and of a new closed part."""
+    with DuckConnection(threads) as duck:
         duck.files("all_events", work.files, {})
         view_unsealed(duck, "unsealed_events", "all_events", work.sealed)
         if work.chosen is not None:
             chosen = f"SELECT message FROM {read_files(work.chosen)} WHERE {work.part.condition()}"
             duck.view("unsealed_events", f"SELECT * FROM all_events WHERE message IN ({chosen})")
-        load_part(duck, work.part, "unsealed_events")
+        if work.closed:
+            duck.files("closed_folds", work.closed, FOLDS.types)
+            events = "SELECT given.* FROM unsealed_events AS given ANTI JOIN closed_folds"
+            duck.view("open_events", f"{events} USING (message)")
+        load_part(duck, work.part, "open_events" if work.closed else "unsealed_events")
         duck.table(
             "queues",
             f"SELECT * FROM {read_files(work.queues)} "
             f"WHERE store = {quoted(work.part.store)} AND shard = {work.part.shard}",
         )
-        for each in PART_TABLES:
-            table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
-            path = table.new_file(work.part.name)
-            duck.write(each.query, str(path))
-            # Those after it read the file: making a table in memory costs as much as writing it.
-            duck.files(each.name, [str(path)], each.types)
-            added[each.name] = AddedFile.of(table.path, path)
-    return FoldedPart(work.part, added)
+        duck.table("ended", f"SELECT message FROM ({FOLDS.query}) WHERE until < {NO_LIMIT}")
+        [(ended,)] = duck.fetch("SELECT count(*) FROM ended")
+        if work.part.seal or ended * _CLOSED_SHARE < work.part.messages:
+            return [_write_part(duck, work, work.part)]
+        duck.run("ALTER TABLE events RENAME TO range_events")
+        closed = replace(work.part, closed=work.next_closed)
+        made = []
+        for part, join in ((closed, "SEMI JOIN"), (work.part, "ANTI JOIN")):
+            duck.table("events", f"SELECT * FROM range_events {join} ended USING (message)")
+            if duck.fetch("SELECT 1 FROM events LIMIT 1"):
+                made.append(_write_part(duck, work, part))
+        return made
+
+
+def _write_part(duck: DuckConnection, work: FoldWork, part: LakePart) -> FoldedPart:
+    """Writes the file of each table in parts, from the tables `events`, `part` and `queues`."""
+    added = {}
+    for each in PART_TABLES:
+        table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
+        path = table.new_file(part.name)
+        duck.write(each.query, str(path), SMALL_GROUP_ROWS if each.order else GROUP_ROWS)
+        # Those after it read the file: making a table in memory costs as much as writing it.
+        duck.files(each.name, [str(path)], each.types)
+        added[each.name] = AddedFile.of(table.path, path)
+    return FoldedPart(part, added)

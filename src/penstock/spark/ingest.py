@@ -1,11 +1,11 @@
-"""From a journal into the lake's `events`: batches of it, one after another, until it is level.
+"""Copies a journal into the lake's `events`, batch by batch, up to its durable end.
 
-A batch is a stretch of the journal, cut into spans that tasks write as Parquet files (`spans`), and
+A batch is a range of the journal, cut into spans that tasks write as Parquet files (`spans`), and
 one Delta commit, which names the point it reaches. So a batch that is repeated after a kill begins
-where the last commit ended: nothing is brought in twice and nothing is left out. Small batches are
-read in this process, without Spark.
+where the last commit ended: no event is copied twice and none is left out. Small batches are read
+in this process, without Spark.
 
-The lake's reader in the journal keeps what is not committed yet.
+The lake is registered as a reader of the journal, which keeps what is not committed yet.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ def reached_point(lake: Lake, store: str) -> Point | None:
     return Point(int(found["offset"]), int(found["entry"]))
 
 
-def is_brought_in(lake: Lake, journal: str, archive: str | None = None) -> bool:
+def is_ingested(lake: Lake, journal: str, archive: str | None = None) -> bool:
     """Whether the lake has all that is durable of this journal. Raises StoreUnusable.
 
     The lake's floor in the journal must be there too: a run may be killed before it moves it.
@@ -129,7 +129,7 @@ def ingest(
     span_bytes: int = SPAN_BYTES,
     progress: Callable[[Lag], None] = lambda lag: None,
 ) -> Lag:
-    """Brings in all that is durable now.
+    """Copies all that is durable now into the lake.
 
     Raises StoreUnusable, JournalError, LakeUnusable or LakeBusy.
     """
@@ -168,13 +168,13 @@ class _Ingest:
         if archive is not None:
             given["archive"] = archive
         given["spanBytes"] = str(span_bytes)
-        # What was committed by a run whose point is lost is left out.
+        # Events that a run committed whose point is not known are left out.
         given["fromOffset"] = str(self._table.committed(f"offset/{self._store}") or 0)
         self._options = SourceOptions.of(given)
         self._few = _FEW_SPANS
 
     def run(self, batch_bytes: int, progress: Callable[[], None]) -> None:
-        """Brings in one batch after another."""
+        """Copies one batch after another."""
         at = self._start()
         self._register(at.offset)
         end = self._stream.end
@@ -185,9 +185,9 @@ class _Ingest:
             while at.offset < end.offset:
                 until = end
                 if end.offset - at.offset > batch_bytes:
-                    # Never nothing: an entry larger than the batch is taken whole.
+                    # At least one entry, even if it is larger than the batch.
                     until = align(self._stream.scan, at.offset + max(1, batch_bytes), end)
-                self._bring_in(at, until)
+                self._ingest_batch(at, until)
                 self._register(until.offset)
                 progress()
                 at = until
@@ -202,13 +202,13 @@ class _Ingest:
         if not first.offset <= point.offset <= end.offset:
             raise JournalError(
                 f"{self._stream.path}: holds offsets {first.offset} to {end.offset}, and the lake "
-                f"stands at {point.offset}: what it has not read was dropped"
+                f"has read up to {point.offset}: what it has not read was dropped"
             )
         return point
 
-    def _bring_in(self, at: Point, until: Point) -> None:
+    def _ingest_batch(self, at: Point, until: Point) -> None:
         found = spans(self._stream, self._options, at, until, "")
-        added = self._table.take_in(
+        added = self._table.move_in(
             _write_spans(self._open_spark, found, self._staging, self._few),
             f"data/{self._store[:8]}-{until.offset:020d}",
         )
@@ -218,7 +218,7 @@ class _Ingest:
         self._table.add(added, transactions)
 
     def _register(self, offset: int) -> None:
-        """Has the journal keep what lies behind this offset."""
+        """Registers the lake as a reader: the journal keeps what is behind this offset."""
         if self._stream.store is not None:
             readers.register(self._stream.store, reader_name(self._lake), offset, now_ms())
 
@@ -250,7 +250,7 @@ def copy_events(
 ) -> None:
     """Copies all events that are durable now into a lake that has none yet.
 
-    The journal does not learn of it: unlike `ingest`, it registers no reader.
+    Unlike `ingest`, this registers no reader in the journal.
     """
     table = events_table(lake)
     staging = table.path / _STAGING
@@ -264,6 +264,6 @@ def copy_events(
     finally:
         stream.close()
     work = [dataclasses.replace(span, bodies=bodies) for span in found]
-    added = table.take_in(_write_spans(open_spark, work, staging, _FEW_SPANS, progress), "data/all")
+    added = table.move_in(_write_spans(open_spark, work, staging, _FEW_SPANS, progress), "data/all")
     if added:
         table.add(added, {f"offset/{store}": last_offset(added) + 1})

@@ -1,23 +1,23 @@
-"""What one task of an audit does: it makes every check that looks at messages, for one part.
+"""The work of one task of an audit: every check that looks at messages, for one part.
 
-Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. The
-row in `folds` says so, and says all that the checks need of them. The events of all other messages
+Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. Their
+row in `folds` shows this, and has all that the checks need of them. The events of all others
 (`life_events`) go through one window pass (`states`), which gives a message's state before each
 event. Two checks look across messages: a dedup id may have been used, and a group may have earlier
-messages, in other parts. A task reads the rows it needs of those beside its own.
+messages, in other parts. A task reads the rows that it needs of those parts too.
 
     folds, periods ─▶ messages ─▶ life_events ─▶ states ─▶ message_findings
     messages, life_events ─▶ dedup_findings, fifo_events ─▶ order_findings
     messages, life_events ─▶ part_balances
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.service import DEDUP_WINDOW_MS
-from penstock.spark.duck import Duck, quoted, read_files
+from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.lake import AddedFile, Table, TableFile
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
@@ -35,6 +35,11 @@ STEPS: Final = (
 )  # fmt: skip
 # Steps that others read several times are computed once.
 _KEPT: Final = ("messages", "life_events", "fifo_events")
+# What the checks need of regular lives in other parts; other columns are null.
+_OTHER_COLUMNS: Final = (
+    "message, queue, pushed, claimed, deleted, pushed_ms, claimed_ms, group_hash, dedup_hash, "
+    "regular"
+)
 _FINDINGS: Final = ("message_findings", "dedup_findings", "order_findings")
 
 # Check, message, queue, sequence, at_ms, detail.
@@ -64,11 +69,14 @@ class PartFiles:
 class JudgeWork:
     """All that a task needs: the part, others whose rows its checks look at, and the periods.
 
-    `sealed` are the files of `folds` of the sealed parts of the same range: their messages ended.
+    `with_groups` are parts with messages for which those of this part may have to wait, `with_ids`
+    parts with dedup ids that this part may use again. `sealed` are the files of `folds` of the
+    sealed parts of the same range: their messages ended.
     """
 
     own: PartFiles
-    near: tuple[PartFiles, ...]
+    with_groups: tuple[PartFiles, ...]
+    with_ids: tuple[PartFiles, ...]
     periods: str
     lake: str
     fold: str
@@ -87,7 +95,7 @@ class JudgedPart:
 
 @dataclass(frozen=True)
 class PartVerdict:
-    """What was found in a part, and what its events come to."""
+    """What was found in a part, and the counts of its events."""
 
     part: str
     findings: list[FoundRow]
@@ -120,19 +128,26 @@ def parts_of(folds: Sequence[TableFile], irregular: Sequence[TableFile]) -> list
     return found
 
 
-def near_parts(
+def parts_with_groups(
     own: PartFiles, parts: Sequence[PartFiles], fifo_shards: set[tuple[str, int]]
 ) -> tuple[PartFiles, ...]:
-    """The parts of the same shard that have rows which the checks of this one look at."""
-    return tuple(
-        each
-        for each in parts
-        if (each.store, each.shard) == (own.store, own.shard)
-        and each.part != own.part
-        and each.first_sequence <= own.last_sequence
-        and (_may_share_ids(own, each) or ((own.store, own.shard) in fifo_shards
-             and each.until >= own.first_sequence))
-    )  # fmt: skip
+    """Other parts with messages that may precede messages of this one in a group."""
+    if (own.store, own.shard) not in fifo_shards:
+        return ()
+    return tuple(each for each in _earlier(own, parts) if each.until >= own.first_sequence)
+
+
+def parts_with_ids(own: PartFiles, parts: Sequence[PartFiles]) -> tuple[PartFiles, ...]:
+    """Other parts with dedup ids whose windows may include pushes of this one."""
+    return tuple(each for each in _earlier(own, parts) if _may_share_ids(own, each))
+
+
+def _earlier(own: PartFiles, parts: Sequence[PartFiles]) -> Iterator[PartFiles]:
+    """The other parts of the shard with events before the last one of this part."""
+    for each in parts:
+        is_other = (each.store, each.shard) == (own.store, own.shard) and each.part != own.part
+        if is_other and each.first_sequence <= own.last_sequence:
+            yield each
 
 
 def _may_share_ids(own: PartFiles, other: PartFiles) -> bool:
@@ -147,7 +162,7 @@ def _may_share_ids(own: PartFiles, other: PartFiles) -> bool:
 def judge_part(work: JudgeWork, threads: int) -> JudgedPart:
     """Makes the checks of one part."""
     own = work.own
-    with Duck(threads) as duck:
+    with DuckConnection(threads) as duck:
         _load(duck, work)
         verdict = judge(duck, own.part)
         balances = [
@@ -162,7 +177,7 @@ def judge_part(work: JudgeWork, threads: int) -> JudgedPart:
 
 
 def _write(
-    duck: Duck, work: JudgeWork, derived: Derived, rows: Sequence[Sequence[Any]]
+    duck: DuckConnection, work: JudgeWork, derived: Derived, rows: Sequence[Sequence[Any]]
 ) -> AddedFile:
     table = Table(Path(work.lake, derived.name), derived.schema, in_parts=True)
     path = table.new_file(work.own.part)
@@ -171,7 +186,7 @@ def _write(
     return AddedFile.of(table.path, path)
 
 
-def judge(duck: Duck, part: str) -> PartVerdict:
+def judge(duck: DuckConnection, part: str) -> PartVerdict:
     """Makes the checks over `folds`, `irregular_events`, `periods` and `emptyings`."""
     for name in STEPS:
         make = duck.table if name in _KEPT else duck.view
@@ -191,40 +206,105 @@ def judge(duck: Duck, part: str) -> PartVerdict:
     return PartVerdict(part, findings, balances)
 
 
-def _load(duck: Duck, work: JudgeWork) -> None:
+def _load(duck: DuckConnection, work: JudgeWork) -> None:
     """Makes the tables that the steps read, of the part and of what it needs of others."""
     own = work.own
     of_shard = f"store = {quoted(own.store)} AND shard = {own.shard}"
     for name in ("periods", "emptyings"):
         path = f"{work.periods}/{name}.parquet"
         duck.table(name, f"SELECT * FROM {read_files(path)} WHERE {of_shard}")
-    duck.files("near_folds", [each.folds for each in work.near], FOLDS.types)
-    lowest_ms = (own.first_pushed_ms or 0) - DEDUP_WINDOW_MS
-    duck.table(
-        "folds",
-        f"""
-        SELECT *, true AS own FROM {read_files(own.folds)}
-        UNION ALL
-        SELECT *, false FROM near_folds WHERE first_sequence <= {own.last_sequence}
-          AND ((dedup_hash IS NOT NULL AND pushed_ms > {lowest_ms})
-            OR (until >= {own.first_sequence} AND (least_queue <> queue
-              OR queue IN (SELECT queue FROM periods WHERE fifo))))
-        """,
+    duck.table("own_folds", f"SELECT *, true AS own FROM {read_files(own.folds)}")
+    _view_events(duck, "own_events", [own])
+    duck.view("fifo_queues", "SELECT queue FROM periods WHERE fifo")
+    _load_others(duck, work)
+    duck.view("folds", "FROM own_folds UNION ALL BY NAME FROM other_folds")
+    duck.view(
+        "irregular_events",
+        "SELECT *, true AS own FROM own_events UNION ALL SELECT *, false FROM other_events",
     )
     duck.files("sealed_folds", work.sealed, FOLDS.types)
     load_ended(
         duck, "SELECT message FROM sealed_folds WHERE message IN (SELECT message FROM folds)"
     )
-    near = [each.irregular for each in work.near if each.irregular is not None]
-    duck.files("own_events", [own.irregular] if own.irregular else [], IRREGULAR_EVENTS.types)
-    duck.files("near_events", near, IRREGULAR_EVENTS.types)
-    duck.view(
-        "irregular_events",
-        "SELECT *, true AS own FROM own_events UNION ALL SELECT *, false FROM near_events "
-        "WHERE message IN (SELECT message FROM folds WHERE NOT own AND NOT regular)",
+
+
+def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
+    """Makes `other_folds` and `other_events`, of messages with a group or a dedup id of this part.
+
+    Of a regular life the row in `folds` is enough, of the others the events are.
+    """
+    own = work.own
+    duck.table(
+        "own_groups",
+        """
+        SELECT coalesce(group_hash, 0) FROM own_folds
+        WHERE regular AND queue IN (SELECT * FROM fifo_queues)
+        UNION SELECT coalesce(group_hash, 0) FROM own_events
+        WHERE kind = 'Pushed' AND queue IN (SELECT * FROM fifo_queues)
+        """,
+    )
+    duck.table(
+        "own_ids",
+        """
+        SELECT dedup_hash FROM own_folds WHERE regular AND dedup_hash IS NOT NULL
+        UNION SELECT dedup_hash FROM own_events WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
+        """,
+    )
+    with_groups = work.with_groups if duck.fetch("FROM own_groups LIMIT 1") else ()
+    with_ids = work.with_ids if duck.fetch("FROM own_ids LIMIT 1") else ()
+    duck.files("group_folds", [each.folds for each in with_groups], FOLDS.types)
+    duck.files("id_folds", [each.folds for each in with_ids], FOLDS.types)
+    _view_events(duck, "group_events", with_groups)
+    _view_events(duck, "id_events", with_ids)
+    # Row groups without such rows are skipped by their statistics.
+    waits = f"until >= {own.first_sequence}"
+    of_group = (
+        "queue IN (SELECT * FROM fifo_queues) "
+        "AND coalesce(group_hash, 0) IN (SELECT * FROM own_groups)"
+    )
+    of_id = "dedup_hash IN (SELECT * FROM own_ids)"
+    lowest_ms = (own.first_pushed_ms or 0) - DEDUP_WINDOW_MS
+    duck.table(
+        "other_folds",
+        f"""
+        SELECT {_OTHER_COLUMNS}, false AS own FROM group_folds
+        WHERE {waits} AND regular AND {of_group}
+        UNION SELECT {_OTHER_COLUMNS}, false FROM id_folds
+        WHERE pushed_ms > {lowest_ms} AND regular AND {of_id}
+        """,
+    )
+    waits = f"(until IS NULL OR {waits})"
+    duck.table(
+        "others",
+        f"""
+        SELECT message FROM group_events WHERE {waits} AND kind = 'Pushed' AND {of_group}
+        UNION SELECT message FROM id_events WHERE kind = 'Pushed' AND {of_id}
+        """,
+    )
+    # Each event once: all parts in the second list with events that wait are in the first too.
+    rest = f"NOT {waits}" if with_groups else "true"
+    duck.table(
+        "other_events",
+        f"""
+        SELECT * FROM group_events WHERE {waits} AND message IN (SELECT * FROM others)
+        UNION ALL SELECT * FROM id_events WHERE {rest} AND message IN (SELECT * FROM others)
+        """,
     )
 
 
-def load_ended(duck: Duck, messages: str = "SELECT 1::bigint AS message WHERE false") -> None:
+def _view_events(duck: DuckConnection, name: str, parts: Sequence[PartFiles]) -> None:
+    """Makes a view of the irregular events of these parts.
+
+    Files of sealed parts may be older than the column `until`, which is null then.
+    """
+    paths = [each.irregular for each in parts if each.irregular is not None]
+    duck.files("no_events", [], IRREGULAR_EVENTS.types)
+    duck.files(f"stored_{name}", paths, IRREGULAR_EVENTS.types)
+    duck.view(name, f"SELECT * FROM no_events UNION ALL BY NAME SELECT * FROM stored_{name}")
+
+
+def load_ended(
+    duck: DuckConnection, messages: str = "SELECT 1::bigint AS message WHERE false"
+) -> None:
     """Makes the table `ended_before`: messages of the part that ended in a sealed part."""
     duck.table("ended_before", messages)

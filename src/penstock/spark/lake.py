@@ -1,11 +1,11 @@
 """The lake: Delta tables in one directory, written by Spark and committed without a jar.
 
-    LAKE/lake.json            says that this is a Penstock lake, of which version, and its own id
+    LAKE/lake.json            marks the directory as a lake; its format version and its id
     LAKE/events/ …            one directory a table: Parquet files and Delta's `_delta_log`
 
 Tasks write Parquet files below the table; the command then commits them in one Delta transaction
 through the `deltalake` package. Until then no reader sees them. Every commit carries application
-transactions that say how far the table has come, from which the next run knows where to go on.
+transactions with the position that the table has reached; the next run continues from there.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
-# The column by which a table in parts tells them apart; only Delta has it, the files do not.
+# The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
-# Tables that were read last, each with the newest commit that it had then.
-_snapshots: Final[dict[Path, tuple[tuple[str, int, int], DeltaTable]]] = {}
+# Opened tables, each with the name and the digest of the newest commit that it had then.
+_snapshots: Final[dict[Path, tuple[tuple[str, bytes], DeltaTable]]] = {}
 _SNAPSHOTS_MAX: Final = 64
 
 
 class LakeUnusable(JournalError):
-    """The directory is no lake, or one of a version that this Penstock does not know."""
+    """The directory is not a lake, or is a lake of an unknown version."""
 
 
 class LakeBusy(UnavailableError):
@@ -69,7 +70,7 @@ class Lake:
         try:
             if not marker.exists():
                 if not create:
-                    raise LakeUnusable(f"{root}: is no Penstock lake; `pipeline run` makes one")
+                    raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
                 if root.exists() and (not root.is_dir() or any(root.iterdir())):
                     raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
                 _make(root)
@@ -84,7 +85,7 @@ class Lake:
                 f"{root}: is a lake of version {version}; this Penstock reads version {VERSION}: "
                 "make a new lake from the journal"
             )
-        # Executors may stand in other directories than we do.
+        # The working directory of an executor may be another one.
         return cls(root.absolute(), str(found["id"]))
 
     def table(self, name: str, schema: str, *, in_parts: bool = False) -> "Table":
@@ -103,7 +104,7 @@ def _make(root: Path) -> None:
 def locked(lake: Lake, name: str) -> Iterator[None]:
     """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
-    `events`, `tables` and `verdicts` are what can be locked, and are locked in this order.
+    The locks are `events`, `tables` and `verdicts`; a process takes them in this order.
     """
     path = lake.path / f".{name}.lock"
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -139,9 +140,9 @@ def locked_outbox(lake: Lake) -> Iterator[Path]:
 
 @contextmanager
 def scratch(lake: Lake, name: str) -> Iterator[Path]:
-    """A directory that executors see too, without what a killed process left there.
+    """An empty directory in the lake, which executors see too; it is removed at the end.
 
-    The caller holds the lock of that work.
+    The caller holds the lock of the work that uses it.
     """
     path = lake.path / f"_{name}"
     shutil.rmtree(path, ignore_errors=True)
@@ -167,7 +168,7 @@ class Table:
     def delta(self) -> DeltaTable | None:
         """The table as it is now, None if it was never written; for reading only.
 
-        The last one is kept: a run asks some hundred times, and opening takes milliseconds.
+        Opened tables are kept: a run reads them some hundred times, and opening takes milliseconds.
         """
         newest = self._newest_commit()
         held = _snapshots.get(self.path)
@@ -181,16 +182,20 @@ class Table:
             _snapshots[self.path] = newest, opened
         return opened
 
-    def _newest_commit(self) -> tuple[str, int, int] | None:
-        """The name of the last file of Delta's log, and which file that is."""
+    def _newest_commit(self) -> tuple[str, bytes] | None:
+        """The name of the last file of Delta's log and a digest of its content.
+
+        Inode and time of the file would not do: a table that is removed and made again may have
+        a commit of the same name with both. The content has random names of files, and the time.
+        """
         commits = self.path / "_delta_log"
         try:
             names = [name for name in os.listdir(commits) if name.endswith(".json")]
             name = max(name for name in names if name[0].isdigit())
-            found = os.stat(commits / name)
+            content = (commits / name).read_bytes()
         except (OSError, ValueError):
             return None
-        return name, found.st_ino, found.st_mtime_ns
+        return name, blake2b(content, digest_size=16).digest()
 
     def _open(self) -> DeltaTable | None:
         """The table, to be changed."""
@@ -221,10 +226,10 @@ class Table:
             return 0
         return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
 
-    def take_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
-        """Moves files that lie elsewhere below the table into a directory of it.
+    def move_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
+        """Moves files from elsewhere below the table into a directory of it.
 
-        What a killed run left in the directory goes.
+        Files that a killed run left in the directory are removed.
         """
         if not files:
             return []
@@ -249,7 +254,7 @@ class Table:
         self._commit([each for each in added if each.rows], "append", transactions)
 
     def new_file(self, part: str | None = None) -> Path:
-        """A path for a new file below the table; it counts for nothing until it is committed."""
+        """A path for a new file below the table; readers see it once it is committed."""
         directory = self.path / "data"
         if part is not None:
             directory /= f"{PART}={part}"
@@ -425,7 +430,7 @@ class AddedFile:
 
 
 def first_line(error: "PySparkException") -> str:
-    """What Spark says is wrong, without the plan and the stack trace that follow it."""
+    """The message of an error of Spark, without the plan and the stack trace that follow it."""
     text = (error.getMessage() or str(error)).strip()
     return text.partition("\n")[0].split(" SQLSTATE")[0]
 
@@ -435,7 +440,7 @@ _OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raises the error of ours that Spark wrapped in an exception of its own."""
+    """Raises the PenstockError that Spark wrapped in an exception of its own."""
     try:
         yield
     except PenstockError:

@@ -1,4 +1,4 @@
-"""What stands in an `option(…)` of `format("penstock")`: text, checked and read."""
+"""Reads and checks the values of `option(…)` of `format("penstock")`, which are texts."""
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names in lower case; `known` has these, and how people write them.
+    """The options by their names in lower case; `known` maps these to their usual spelling.
 
     Raises InvalidField for one that is unknown.
     """
@@ -25,12 +25,12 @@ def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str
 
 
 def spelt(names: Collection[str]) -> dict[str, str]:
-    """Options as people write them, by their names in lower case."""
+    """The usual spelling of options, by their names in lower case."""
     return {name.lower(): name for name in names}
 
 
 def required(options: Mapping[str, str], name: str, what: str) -> str:
-    """An option that must be there. Raises InvalidField, saying what it names."""
+    """The value of a required option. Raises InvalidField if it is missing."""
     if not options.get(name):
         raise InvalidField(f"option {name!r}: missing; name {what}")
     return options[name]
@@ -47,7 +47,7 @@ def whole(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise InvalidField(f"option {name!r}: {text!r} is no whole number")
+        raise InvalidField(f"option {name!r}: {text!r} is not a whole number")
     return int(text)
 
 
@@ -65,12 +65,12 @@ def instant_ms(options: Mapping[str, str], name: str) -> int | None:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidField(f"option {name!r}: {text!r} is no ISO time") from None
+        raise InvalidField(f"option {name!r}: {text!r} is not an ISO time") from None
     return int(instant.replace(tzinfo=instant.tzinfo or UTC).timestamp() * 1_000)
 
 
 def check_columns(schema: "StructType", columns: Collection[str]) -> "StructType":
-    """The schema, if it asks only for columns there are. Raises InvalidField."""
+    """The schema, if all of its columns exist. Raises InvalidField."""
     for name in schema.fieldNames():
         if name not in columns:
             raise InvalidField(

@@ -1,6 +1,6 @@
 """The pipeline's SQL: one file a query below `spark/sql`, read from the package.
 
-A file opens with comment lines that say what a row is and, indented, what its columns are. The
+A file begins with comment lines that describe its rows and, indented, its columns. The
 tables it reads are names in the connection that runs it; `{INDEX_BITS}` and the other names in
 braces are the constants below, put in here. The dialect is DuckDB's.
 """
@@ -14,7 +14,7 @@ from penstock.service import DEDUP_WINDOW_MS, HOUR_MS
 from penstock.spark.blocks import INDEX_BITS
 
 BUCKET_MS: Final = 60_000
-# `core.receipts` gives a message's id this form; here it is spelt from numbers, in one place.
+# The SQL of a message's id, in the form that `core.receipts` gives it.
 MESSAGE_ID: Final = (
     "concat(substr(store, 1, 8), '-', substr(store, 9, 4), '-8', substr(store, 13, 2), '0-9000-', "
     "lpad(lower(to_hex(message)), 12, '0'))"
@@ -22,6 +22,8 @@ MESSAGE_ID: Final = (
 # Where the bins of a histogram end: with the rounding to whole milliseconds, the middle of a bin is
 # at most 1% off any value in it.
 BIN_RATIO: Final = 1.01
+# `until` of a message that has not ended, and the end of the journal.
+NO_LIMIT: Final = (1 << 63) - 1
 _CONSTANTS: Final = {
     "BIN_RATIO": BIN_RATIO,
     "BUCKET_MS": BUCKET_MS,
@@ -35,6 +37,7 @@ _CONSTANTS: Final = {
     "ENTRY_SPAN": 1 << INDEX_BITS,
     "INDEX_BITS": INDEX_BITS,
     "MESSAGE_ID": MESSAGE_ID,
+    "NO_LIMIT": NO_LIMIT,
 }
 _DIRECTORY: Final = Path(__file__).with_name("sql")
 _CONSTANT: Final = re.compile(r"\{([A-Z_]+)\}")

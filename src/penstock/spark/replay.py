@@ -1,4 +1,4 @@
-"""From the lake back into a queue: each message once, however often it is repeated or killed.
+"""Sends messages of the lake to a queue, each once, also if a replay is killed or repeated.
 
 A replay works in slices. The messages of a slice are pushed into a staging queue without
 consumers; then the slice is committed to the lake's table `replays`; only then are they moved from
@@ -7,8 +7,8 @@ never in both. After a kill the next run finds the staging queue and the slice i
 that was committed is moved on, one that was not is removed and sent again. Nothing here depends on
 how long a queue remembers its dedup ids.
 
-    LAKE/replays/   a row a message that was sent: under which name, where to, in which slice
-    LAKE/outbox/    what a replay is about to send, while it runs
+    LAKE/replays/   one row for each message sent: name of the replay, target queue, slice
+    LAKE/outbox/    the messages to send, while a replay runs
 """
 
 import base64
@@ -167,7 +167,7 @@ def _bad_condition() -> Iterator[None]:
         reason = first_line(error)
         if (error.getCondition() or "").startswith("FAILED_READ_FILE"):
             raise LakeUnusable(f"a table of the lake cannot be read: {reason}") from error
-        raise InvalidField(f"where: is no condition on messages: {reason}") from None
+        raise InvalidField(f"where: is not a condition on messages: {reason}") from None
 
 
 def _ready(
@@ -208,14 +208,14 @@ def _ready(
         chosen.select(*_KEY, "message_id", "group", "priority", "pushed_at_ms")
         .join(sent, list(_KEY), "left_anti")
         .join(bodies, list(_KEY))
-        # As they were pushed, so that the messages of a group keep their order.
+        # In the order of their pushes, so that the messages of a group keep their order.
         .orderBy("pushed_at_ms", *_KEY)
     )
     return outcome, ready
 
 
 def _write(ready: "DataFrame", outbox: Path) -> None:
-    """Has Spark write the messages to send as files, before the first push."""
+    """Writes the messages to send as files, before the first push."""
     shutil.rmtree(outbox, ignore_errors=True)
     ready.write.mode("overwrite").parquet(str(outbox))
 

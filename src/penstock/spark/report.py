@@ -49,7 +49,7 @@ _STEPS_MS: Final = (
     *(n * HOUR_MS for n in (1, 2, 3, 6, 12)),
 )
 
-# Each stretch of time that a message spent in one queue. Few messages ever move, and only theirs
+# Each period of time that a message spent in one queue. Few messages ever move, and only theirs
 # are put in order; a life with a move is not regular, so its events are in `irregular_events`.
 _STAYS: Final = """
     WITH moved AS (

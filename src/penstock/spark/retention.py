@@ -16,27 +16,28 @@ completes the tables, and the next retention drops the events.
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from penstock.spark import fold
 from penstock.spark.audit import audit, is_judged
-from penstock.spark.derive import files_of, is_level, table_of
+from penstock.spark.derive import files_of, is_up_to_date, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import Duck, quoted
+from penstock.spark.duck import DuckConnection, quoted
 from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part, view_unsealed
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
+from penstock.spark.lake import Lake, LakeBusy, TableFile, locked, our_errors, scratch
 from penstock.spark.schemas import columns_of
 from penstock.spark.seals import (
     SEAL,
-    SealPlan,
+    PartsPlan,
     complete_tables,
     forget_plan,
     is_sealed,
-    next_seal,
+    next_number,
     pending_plan,
+    range_of,
     sealed_files,
     sealed_folds,
 )
@@ -58,10 +59,10 @@ class Dropped:
 
 @dataclass(frozen=True)
 class SplitPart:
-    """What a task made: the sealed part, and the part that is left."""
+    """What a task made: the sealed part, and the parts that are left of its range."""
 
     sealed: FoldedPart
-    rest: FoldedPart
+    rest: list[FoldedPart]
 
 
 def drop_before(
@@ -69,29 +70,29 @@ def drop_before(
 ) -> Dropped:
     """Drops the events of messages that ended before this instant.
 
-    Brings the tables level and audits what changed first. Raises LakeUnusable, or LakeBusy if
+    Updates the tables and audits what changed first. Raises LakeUnusable, or LakeBusy if
     another process is changing the lake.
     """
     with our_errors():
         audit(open_spark, lake, progress=lambda part: progress(part / 3))
         with locked(lake, "events"):
             done = _drop(open_spark, lake, before_ms, lambda part: progress((1 + part) / 3))
-        # The events are another version now: the tables are level with it without any new row.
+        # The version of `events` has changed: the tables are marked as made from it.
         audit(open_spark, lake, progress=lambda part: progress((2 + part) / 3))
     return done
 
 
 def _drop(open_spark: OpenSpark, lake: Lake, before_ms: int, progress: Progress) -> Dropped:
     # An audit would find the events of a life in one part and its row in `folds` in another.
-    with locked(lake, "tables"), locked(lake, "verdicts"), scratch(lake, "retention") as room:
+    with locked(lake, "tables"), locked(lake, "verdicts"), scratch(lake, "retention") as directory:
         # A plan of an earlier process is completed first, with its own events.
         complete_tables(lake)
         first = _drop_sealed(lake)
         if first.messages:
             return first
-        if not is_level(lake) or not is_judged(lake):
-            raise LakeBusy(f"{lake.path}: grew while it was audited; try again")
-        plan = _Split(open_spark, lake, room).plan(before_ms, progress)
+        if not is_up_to_date(lake) or not is_judged(lake):
+            raise LakeBusy(f"{lake.path}: has new events since its audit; run the command again")
+        plan = _Split(open_spark, lake, directory).plan(before_ms, progress)
         if plan is None:
             return Dropped()
         plan.save(lake)
@@ -105,14 +106,14 @@ class _Split:
 
     open_spark: OpenSpark
     lake: Lake
-    room: Path
+    scratch: Path
 
-    def plan(self, before_ms: int, progress: Progress) -> SealPlan | None:
+    def plan(self, before_ms: int, progress: Progress) -> PartsPlan | None:
         """Writes the files of the split; None if there is nothing to seal."""
-        chosen = self.room / "chosen.parquet"
-        with Duck(len(os.sched_getaffinity(0))) as duck:
+        chosen = self.scratch / "chosen.parquet"
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             parts = self._choose(duck, before_ms, chosen)
-            queues = self.room / "queues.parquet"
+            queues = self.scratch / "queues.parquet"
             duck.files("queues", [e.path for e in table_of(self.lake, QUEUES).files()], {})
             if parts:
                 duck.write("SELECT * FROM queues", str(queues))
@@ -123,21 +124,20 @@ class _Split:
         files = events_table(self.lake).files()
         work = [
             FoldWork(
-                LakePart(
-                    part.store, part.shard, part.nth, part.messages, next_seal(folds, part.name)
-                ),
+                replace(part, seal=next_number(sealed.get(part.name, ()))),
                 tuple(files_of(files, part)),
                 str(queues),
                 str(self.lake.path),
                 sealed.get(part.name, ()),
-                str(chosen),
+                chosen=str(chosen),
             )
             for part in parts
         ]
-        made = distribute(self.open_spark, split_part, work, SplitPart, self.room, progress)
-        return _plan_of(made)
+        made = distribute(self.open_spark, split_part, work, SplitPart, self.scratch, progress)
+        ranges = {part.name for part in parts}
+        return _plan_of(made, [p for p in map(_name, folds) if range_of(p) in ranges])
 
-    def _choose(self, duck: Duck, before_ms: int, chosen: Path) -> list[LakePart]:
+    def _choose(self, duck: DuckConnection, before_ms: int, chosen: Path) -> list[LakePart]:
         """Writes which messages are to be sealed; the parts that they are of."""
         messages = [
             each.path
@@ -170,11 +170,10 @@ class _Split:
 
 def split_part(work: FoldWork, threads: int) -> SplitPart:
     """Makes the files of a sealed part, and those of its range without it."""
-    sealed = fold_part(work, threads)
+    [sealed] = fold_part(work, threads)
     path = Path(work.lake, FOLDS.name, sealed.added[FOLDS.name].path)
-    part = work.part
     rest = FoldWork(
-        LakePart(part.store, part.shard, part.nth, part.messages),
+        replace(work.part, seal=0),
         work.files,
         work.queues,
         work.lake,
@@ -183,18 +182,22 @@ def split_part(work: FoldWork, threads: int) -> SplitPart:
     return SplitPart(sealed, fold_part(rest, threads))
 
 
-def _plan_of(made: Sequence[SplitPart]) -> SealPlan:
+def _name(file: TableFile) -> str:
+    return str(file.part)
+
+
+def _plan_of(made: Sequence[SplitPart], before: Sequence[str]) -> PartsPlan:
+    """The plan of these splits of ranges, which had these parts before."""
     last: dict[str, int] = {}
     for each in made:
         store = each.sealed.part.store
         newest = int(each.sealed.added[FOLDS.name].largest["last_sequence"])
         last[store] = max(newest, last.get(store, 0))
-    added: dict[str, list[AddedFile]] = {
-        table.name: [half.added[table.name] for each in made for half in (each.sealed, each.rest)]
-        for table in PART_TABLES
-    }
-    parts = [half.part.name for each in made for half in (each.sealed, each.rest)]
-    return SealPlan(time.time_ns() // 1_000_000, parts, added, last)
+    parts = [part for each in made for part in (each.sealed, *each.rest)]
+    added = {table.name: [part.added[table.name] for part in parts] for table in PART_TABLES}
+    open_before = [name for name in before if not is_sealed(name)]
+    names = sorted({*open_before, *(part.part.name for part in parts)})
+    return PartsPlan(time.time_ns(), names, added, last_sequences=last)
 
 
 def _drop_sealed(lake: Lake) -> Dropped:
@@ -211,7 +214,7 @@ def _drop_sealed(lake: Lake) -> Dropped:
         )
         columns = ", ".join(f'"{name}"' for name in columns_of(SCHEMA))
         # One thread keeps the order of the rows, on which the statistics of files depend.
-        with Duck() as duck:
+        with DuckConnection() as duck:
             duck.files("all_events", [each.path for each in table.files()], {})
             view_unsealed(duck, "kept_events", "all_events", sealed_folds(lake))
             kept = duck.stream(f"SELECT {columns} FROM kept_events WHERE {condition}")

@@ -41,13 +41,13 @@ class RowIds:
 
 
 class SeenNumbers:
-    """Numbers met so far, eight bytes each, in sorted runs that are merged as they grow."""
+    """The numbers added so far, eight bytes each, in sorted runs that are merged as they grow."""
 
     def __init__(self) -> None:
         self._runs: list[Array] = []
 
     def count_and_add(self, numbers: Array) -> Array:
-        """How often each was met before, be it earlier in this very array."""
+        """How often each number occurred before, in earlier calls or earlier in this array."""
         order = np.argsort(numbers, kind="stable")
         run = numbers[order]
         earlier = np.arange(len(run)) - np.searchsorted(run, run)

@@ -1,4 +1,4 @@
-"""Schemas of tables, written as Spark's DDL, for those who have no Spark at hand.
+"""Schemas of tables, written as Spark's DDL and read here without Spark.
 
 store string, shard int, at timestamp, `group` string, ends array<struct<at_ms: bigint, …>>
 """

@@ -95,7 +95,7 @@ def now_ms() -> int:
 def spans(
     stream: Stream, options: SourceOptions, start: Point, end: Point, schema: str
 ) -> list[Span]:
-    """The stretch between two points, cut at entries into what one task reads each."""
+    """The range between two points, cut at entries into one span for each task."""
     wanted = options.wanted
     if options.queues:
         wanted = replace(wanted, queues=queue_numbers(stream, options.queues, end))
@@ -126,7 +126,7 @@ def queue_numbers(stream: Stream, queues: Sequence[str], end: Point) -> tuple[in
             known += _in_snapshot(stream.store)
         missing = sorted(names - {name for _, name in known})
         if missing:
-            raise InvalidField(f"option 'queue': {stream.path} knows of no queue {missing[0]!r}")
+            raise InvalidField(f"option 'queue': {stream.path} has no queue {missing[0]!r}")
         numbers |= {number for number, name in known if name in names}
     return tuple(sorted(numbers))
 

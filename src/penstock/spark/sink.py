@@ -97,7 +97,9 @@ class Plan:
         attributes = () if is_map else chosen
         for name in attributes:
             if not isinstance(types.get(name), _TEXT):
-                raise InvalidField(f"option 'attributes': {name!r} is no column of text or bytes")
+                raise InvalidField(
+                    f"option 'attributes': {name!r} is not a column of text or bytes"
+                )
         unused = [name for name in types if name not in (*columns.values(), *attributes)]
         if unused:
             raise InvalidField(
@@ -256,7 +258,7 @@ def _values(role: str, name: str, column: pa.Array) -> list[Any]:
         try:
             column = pc.round(pc.multiply(column.cast(pa.float64()), 1_000.0)).cast(pa.int64())
         except pa.ArrowInvalid:
-            raise InvalidField(f"column {name!r}: has a value that is no duration") from None
+            raise InvalidField(f"column {name!r}: has a value that is not a duration") from None
     elif role == "key":
         _require_all(name, column)
         column = column.cast(pa.string())

@@ -80,7 +80,7 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> "JournalBatch":
         if self._mode() == "consume":
             raise InvalidField(
-                "option 'mode': to consume a queue takes a stream; use readStream, with "
+                "option 'mode': a queue can only be consumed by a stream; use readStream, with "
                 "trigger(availableNow=True) if it is to end"
             )
         return JournalBatch(SourceOptions.of(self.options), self._checked(schema))
@@ -122,7 +122,7 @@ class PenstockSource(DataSource):
 def _require_append(overwrite: bool) -> None:
     if overwrite:
         raise InvalidField(
-            "mode: rows are added to a queue and never replace what it holds; use 'append'"
+            "mode: a write adds rows to a queue and cannot replace its messages; use 'append'"
         )
 
 
@@ -202,7 +202,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._point(stream, start)
             end = self._target or stream.end
             if isinstance(limit, ReadMaxBytes) and end.offset - begin.offset > limit.max_bytes:
-                # Never nothing: an entry larger than the limit is taken whole.
+                # At least one entry, even if it is larger than the limit.
                 end = align(stream.scan, begin.offset + max(1, limit.max_bytes), end)
             return _as_offset(stream, end) if end.offset > begin.offset else start
         finally:
@@ -235,14 +235,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _point(self, stream: Stream, offset: dict[str, Any]) -> Point:
         if offset["store"] != stream.identity.hex():
             raise StoreUnusable(
-                f"{stream.path}: is another journal than the one this stream began with; "
+                f"{stream.path}: is not the journal that this stream's checkpoint is of; "
                 "give the stream a new checkpoint"
             )
         point = Point(offset["offset"], offset["entry"])
         if not stream.first.offset <= point.offset <= stream.end.offset:
             raise JournalError(
                 f"{stream.path}: holds offsets {stream.first.offset} to {stream.end.offset}, and "
-                f"this stream stands at {point.offset}: what it has not read was dropped"
+                f"this stream has read up to {point.offset}: what it has not read was dropped"
             )
         return point
 

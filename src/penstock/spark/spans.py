@@ -1,4 +1,4 @@
-"""What one task does: it reads a stretch of a journal, into Spark or into a Parquet file.
+"""The work of one task: it reads a range of a journal, into Spark or into a Parquet file.
 
 Rows that go into Spark are copied from Arrow to Java, and Spark writes Parquet files value by
 value. A task that writes its file itself does both in Arrow, and returns only the file's name:

@@ -89,7 +89,7 @@ class Stream:
 
 
 def chained(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Every place in these bytes where an entry of events may begin, and the header there.
+    """Every position in these bytes where an entry of events may begin, and the header there.
 
     They are found by their version, all at once. A body may hold the same bytes: the caller must
     follow the chain, or check it.
@@ -141,10 +141,10 @@ def _chain_heads(
 def _leaves(
     at: int, nexts: np.ndarray, ids: np.ndarray, index: dict[int, int], size: int, end_entry: int
 ) -> bool:
-    """Whether the chain from here goes on to the window's edge, or to the end of the stream."""
+    """Whether the chain from here reaches the window's end, or the end of the stream."""
     while (follower := int(nexts[at])) < size:
         if follower not in index:
-            # The rest of the window may be too short for the header that stands there.
+            # The rest of the window may be shorter than the next header.
             return not end_entry and size - follower < HEADER_BYTES
         if ids[index[follower]] != ids[at] + 1:
             return False

@@ -1,7 +1,7 @@
 """Silver and gold: the tables that follow from the events, each by one query.
 
-A table is a name and a schema; its query is a file below `spark/sql`. `spark.derive` keeps them
-level with `events`.
+A table is a name and a schema; its query is a file below `spark/sql`. `spark.derive` updates them
+when `events` has grown.
 
 Tables with rows of single messages, and what messages add to the small tables, are kept in parts:
 each part is a range of a shard's message numbers, and one task makes it from the events of these
@@ -27,6 +27,8 @@ class Derived:
     schema: str
     in_parts: bool = False
     directory: str = "tables"
+    # The order of the rows in a file. Its row groups are small: a reader skips those it needs not.
+    order: str | None = None
 
     @property
     def query(self) -> str:
@@ -34,7 +36,8 @@ class Derived:
         columns = ", ".join(
             f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()
         )
-        return f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+        query = f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+        return query if self.order is None else f"{query} ORDER BY {self.order}"
 
     @property
     def types(self) -> dict[str, str]:
@@ -64,15 +67,18 @@ FOLDS: Final = Derived(
     "deleted_ms bigint, group_hash bigint, dedup_hash bigint, regular boolean",
     in_parts=True,
     directory="audit",
+    order="until DESC, message",
 )
 
 IRREGULAR_EVENTS: Final = Derived(
     "irregular_events",
     "store string, shard int, message bigint, sequence bigint, kind string, at_ms bigint, "
     "queue bigint, term bigint, epoch bigint, dead boolean, until_ms bigint, "
-    "expires_at_ms bigint, to_queue bigint, rank bigint, group_hash bigint, dedup_hash bigint",
+    "expires_at_ms bigint, to_queue bigint, rank bigint, group_hash bigint, dedup_hash bigint, "
+    "until bigint",
     in_parts=True,
     directory="audit",
+    order="until DESC, message, sequence",
 )
 
 QUEUES: Final = Derived(
@@ -225,7 +231,7 @@ PART_TABLES: Final = (
     PART_DEAD_LETTERS,
 )
 # What parts add to the small tables.
-ADDED_UP: Final = (
+SUMMED_TABLES: Final = (
     PART_MINUTES,
     PART_STATUS,
     LATENCIES,

@@ -36,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises LakeUnusable or LakeBusy."""
-    from penstock.spark.derive import derive, is_level, table_of
+    from penstock.spark.derive import derive, is_up_to_date, table_of
     from penstock.spark.ingest import events_table
     from penstock.spark.lake import Lake, locked
     from penstock.spark.seals import complete_tables
@@ -49,7 +49,7 @@ def run(session: Session, arguments: Namespace) -> int:
     with locked(lake, "tables"), locked(lake, "verdicts"):
         # The files of a plan would count as unused until they are committed.
         complete_tables(lake)
-    was_level = is_level(lake)
+    was_up_to_date = is_up_to_date(lake)
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
     tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
     for each in tables:
@@ -63,7 +63,7 @@ def run(session: Session, arguments: Namespace) -> int:
             {"table": name, **done},
             f"{name}: {done['joined']} files joined, {done['removed']} removed",
         )
-    if was_level:
+    if was_up_to_date:
         # The same events have another version now: without this, the next run would work again.
         derive(spark, lake)
     return 0

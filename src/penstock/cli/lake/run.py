@@ -52,19 +52,19 @@ def run(session: Session, arguments: Namespace) -> int:
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
     lake = Lake.open(arguments.lake, create=True)
-    if not arguments.watch and not arguments.rebuild and _is_level(lake, arguments):
+    if not arguments.watch and not arguments.rebuild and _is_up_to_date(lake, arguments):
         _print_lags(session, lake, arguments)
         return 0
     spark = spark_opener(arguments)
     if not arguments.watch:
-        _bring_level(spark, lake, arguments, rebuild=arguments.rebuild)
+        _update_lake(spark, lake, arguments, rebuild=arguments.rebuild)
         _print_lags(session, lake, arguments)
         return 0
     with Watch(arguments) as watch:
         # Once: what later rounds make is made by the same queries.
         rebuild = arguments.rebuild
         while True:
-            _bring_level(spark, lake, arguments, watch, rebuild=rebuild)
+            _update_lake(spark, lake, arguments, watch, rebuild=rebuild)
             rebuild = False
             for lag in _print_lags(session, lake, arguments):
                 watch.show_progress(lake, lag)
@@ -75,13 +75,13 @@ def run(session: Session, arguments: Namespace) -> int:
                 return 0
 
 
-def _is_level(lake: "Lake", arguments: Namespace) -> bool:
+def _is_up_to_date(lake: "Lake", arguments: Namespace) -> bool:
     """Whether the lake has all durable events and current tables; reads no events."""
-    from penstock.spark.derive import is_level
-    from penstock.spark.ingest import is_brought_in
+    from penstock.spark.derive import is_up_to_date
+    from penstock.spark.ingest import is_ingested
 
-    return is_level(lake) and all(
-        is_brought_in(lake, journal, arguments.archive) for journal in arguments.journal
+    return is_up_to_date(lake) and all(
+        is_ingested(lake, journal, arguments.archive) for journal in arguments.journal
     )
 
 
@@ -94,7 +94,7 @@ def _print_lags(session: Session, lake: "Lake", arguments: Namespace) -> "list[L
     return lags
 
 
-def _bring_level(
+def _update_lake(
     spark: "OpenSpark",
     lake: "Lake",
     arguments: Namespace,

@@ -52,7 +52,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def print_rows(arguments: Namespace, names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
-    """Prints rows in the form that the arguments ask for."""
+    """Prints rows as a table, or as the arguments say as JSON or CSV."""
     if arguments.json:
         for row in rows:
             print(json.dumps(dict(zip(names, row, strict=True)), default=_as_text))

@@ -374,7 +374,7 @@
         make("b", { text: each.name }), `: ${each.what}` + (each.findings ? ` (${count(each.findings)})` : ""))))));
     by("verdict").append(card);
     if (data.behind.length) by("verdict").append(make("p", { class: "notice", text:
-      `These tables are older than the events: ${data.behind.join(", ")}. Run penstock pipeline run to bring them level.` }));
+      `These tables are older than the events: ${data.behind.join(", ")}. Run penstock pipeline run to update them.` }));
   }
 
   function tiles() {

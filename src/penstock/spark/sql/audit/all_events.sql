@@ -1,5 +1,5 @@
--- Every event of the lake, those of sealed messages by what is kept of them; for checks that compare
--- whole journals.
+-- Every event of the lake, those of sealed messages by what is kept of them; for checks that
+-- compare whole journals.
 --
 --   store, shard, term, entry, index, sequence, kind, at_ms, queue, message
 --              as in `events`

@@ -5,8 +5,9 @@
 --   events                  how many there are
 --   first_sequence, last_sequence
 --                           of its events
---   until                   its last event if that ended it in its only queue, or else no limit:
---                           other messages of its group may have to wait for it
+--   until                   its last event if that ended it and every queue it was in has an event
+--                           by which it left; or else no limit: other messages of its group may
+--                           have to wait for it. Rows with greater values come first in a file
 --   queue, least_queue, term, least_term
 --                           greatest and least: equal if there is only one
 --   pushed                  the sequence of a push without delay
@@ -20,7 +21,8 @@
 WITH folded AS (
   SELECT message, count(*) AS events, min(sequence) AS first_sequence,
     max(sequence) AS last_sequence,
-    max(sequence) FILTER (WHERE {ENDED}) AS ended,
+    max(sequence) FILTER (WHERE {ENDED}) AS ended, count_if(kind = 'Pushed') AS pushes,
+    bool_or(kind = 'Departed') OR NOT bool_or(kind = 'Arrived') AS departed_first,
     max(queue) AS queue, min(queue) AS least_queue, max(term) AS term, min(term) AS least_term,
     max(sequence) FILTER (WHERE kind = 'Pushed' AND visible_at_ms IS NULL) AS pushed,
     max(sequence) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS claimed,
@@ -33,10 +35,21 @@ WITH folded AS (
     max(at_ms) FILTER (WHERE kind = 'Deleted' AND epoch = 1) AS deleted_ms,
     max(group_hash) AS group_hash, max(dedup_hash) AS dedup_hash
   FROM events GROUP BY message
+), misplaced AS (
+  -- Messages with an event in another queue than the one they had been pushed or moved to.
+  SELECT DISTINCT message FROM (
+    SELECT message, queue, coalesce(
+      last_value(CASE WHEN kind = 'Moved' THEN to_queue END IGNORE NULLS) OVER earlier,
+      first_value(queue) OVER (PARTITION BY message ORDER BY sequence)) AS expected
+    FROM events WHERE message IN (SELECT message FROM folded WHERE queue <> least_queue)
+    WINDOW earlier AS (PARTITION BY message ORDER BY sequence
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+  WHERE queue <> expected
 )
 SELECT part.store, part.shard, message, events, first_sequence, last_sequence,
-  CASE WHEN ended = last_sequence AND queue = least_queue THEN ended
-    ELSE 9223372036854775807 END AS until,
+  CASE WHEN ended = last_sequence AND pushes < 2 AND departed_first
+      AND message NOT IN (SELECT message FROM misplaced) THEN ended
+    ELSE {NO_LIMIT} END AS until,
   queue, least_queue, term, least_term, pushed, claimed, deleted, first_pushed_ms, pushed_ms,
   expires_at_ms, claimed_ms, deadline_ms, deleted_ms, group_hash, dedup_hash,
   coalesce(events = 1 + CAST(claimed IS NOT NULL AS int) + CAST(deleted IS NOT NULL AS int)

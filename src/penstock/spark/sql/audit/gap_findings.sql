@@ -1,4 +1,4 @@
--- Findings of `no gaps`: stretches of entries that are missing, with the damage found there.
+-- Findings of `no gaps`: ranges of entries that are missing, with the damage found there.
 --
 --   check         which check failed, by its name in `CHECKS`
 --   store, shard  whose journal

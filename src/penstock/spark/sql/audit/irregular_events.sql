@@ -7,8 +7,9 @@
 --   expires_at_ms, to_queue, rank
 --                           as in the journal
 --   group_hash, dedup_hash  hashes of its group and its dedup id, null if it has none
+--   until                   of the message, as in `folds`
 SELECT part.store, part.shard, events.message, sequence, kind, at_ms, events.queue, events.term,
   epoch, dead, coalesce(events.deadline_ms, visible_at_ms) AS until_ms, events.expires_at_ms,
-  to_queue, rank, events.group_hash, events.dedup_hash
+  to_queue, rank, events.group_hash, events.dedup_hash, until
 FROM events JOIN folds ON folds.message = events.message, part
 WHERE NOT regular

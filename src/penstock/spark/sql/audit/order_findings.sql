@@ -28,7 +28,7 @@ WITH moments AS (
   SELECT stays.queue AS queue, group_hash, entered, 1 AS after,
     CAST(NULL AS bigint) AS message, false AS own, CAST(NULL AS bigint) AS sequence,
     CAST(NULL AS bigint) AS at_ms,
-    coalesce(left_at, to_sequence, 9223372036854775807) AS left_at
+    coalesce(left_at, to_sequence, {NO_LIMIT}) AS left_at
   FROM stays ASOF LEFT JOIN emptyings
     ON emptyings.queue = stays.queue AND last_sequence >= from_sequence
   UNION ALL

@@ -1,7 +1,7 @@
--- A row for each period of a queue: a stretch of the journal in which nothing that a check asks of
--- the queue changes. The first begins at 0, and each ends where the next begins. Where the journal
--- has lost its beginning, the first settings it gives are in force before that too, unless a
--- change gave them.
+-- A row for each period of a queue: a range of the journal in which nothing that a check needs to
+-- know of the queue changes. The first begins at 0, and each ends where the next begins. Where the
+-- journal has lost its beginning, the first settings in it apply before that too, unless they were
+-- given by a change.
 --
 --   store, shard, queue         whose
 --   from_sequence               where the period begins

@@ -1,4 +1,4 @@
--- The events of queues, without damage, with what a check asks of a queue's settings.
+-- The events of queues, without damage, with the settings of the queue that checks need.
 --
 --   store, shard           whose journal
 --   queue, sequence, entry, kind, name

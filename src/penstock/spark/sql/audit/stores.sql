@@ -3,7 +3,7 @@
 --   store                    its identity
 --   first_entry, last_entry  of its journal; null if nothing in it could be read
 --   entries                  how many entries there are in between
---   events                   how many events, and stretches of damage
+--   events                   how many events, and damaged ranges
 WITH counted AS (
   SELECT store, first_entry, last_entry, entries, events FROM balances
   UNION ALL

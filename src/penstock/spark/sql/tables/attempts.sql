@@ -20,21 +20,23 @@ WITH folded AS MATERIALIZED (
   SELECT message, 1, folds.queue, holder, attempt_id, claimed_ms, claimed, deleted_ms,
     CASE WHEN deleted IS NOT NULL THEN 'Deleted' END, folds.deadline_ms, 0
   FROM folds JOIN events USING (message) WHERE regular AND kind = 'Claimed'
-), swept AS (
-  SELECT message, epoch, list_filter(ends, lambda one: one.sequence > started)[1] AS swept
+), emptied AS (
+  SELECT message, epoch, list_filter(ends, lambda one: one.sequence > started)[1] AS emptied
   FROM folded JOIN queues USING (queue_number) WHERE end_kind IS NULL AND ends <> []
+    -- A purge does not end a claim of a message that has ended.
+    AND message NOT IN (SELECT message FROM folds WHERE until < {NO_LIMIT})
 ), placed AS (
-  SELECT folded.*, swept, coalesce(queue, concat('#', folded.queue_number)) AS queue
+  SELECT folded.*, emptied, coalesce(queue, concat('#', folded.queue_number)) AS queue
   FROM folded LEFT JOIN queues USING (queue_number)
-  LEFT JOIN swept ON swept.message = folded.message AND swept.epoch = folded.epoch
+  LEFT JOIN emptied ON emptied.message = folded.message AND emptied.epoch = folded.epoch
 )
 SELECT store, shard, message, {MESSAGE_ID} AS message_id, queue, queue_number, epoch, holder,
   attempt_id, started_at_ms, make_timestamptz(started_at_ms * 1000) AS started_at,
-  coalesce(ended_at_ms, swept.at_ms) AS ended_at_ms,
-  CASE coalesce(CAST(end_kind AS varchar), swept.kind)
+  coalesce(ended_at_ms, emptied.at_ms) AS ended_at_ms,
+  CASE coalesce(CAST(end_kind AS varchar), emptied.kind)
     WHEN 'Deleted' THEN 'deleted' WHEN 'Released' THEN 'released'
     WHEN 'ClaimExpired' THEN 'timed out' WHEN 'Lost' THEN 'lost'
     WHEN 'QueuePurged' THEN 'purged' WHEN 'QueueRemoved' THEN 'removed'
     ELSE 'open' END AS ended,
-  deadline_ms, extends, coalesce(ended_at_ms, swept.at_ms) - started_at_ms AS hold_ms
+  deadline_ms, extends, coalesce(ended_at_ms, emptied.at_ms) - started_at_ms AS hold_ms
 FROM placed, part

@@ -43,20 +43,20 @@ WITH folded AS MATERIALIZED (
   FROM folds JOIN events USING (message) WHERE regular AND kind = 'Pushed'
 ), dead_letter_queues AS (
   SELECT DISTINCT dead_letter FROM queues WHERE dead_letter IS NOT NULL
-), swept AS (
+), emptied AS (
   -- The first purge or removal after the last event of a message that has no end of its own.
   SELECT message, list_filter(ends, lambda one: one.sequence > last_sequence
-    AND (one.before IS NULL OR coalesce(rank, message) < one.before))[1] AS swept
+    AND (one.before IS NULL OR coalesce(rank, message) < one.before))[1] AS emptied
   FROM folded JOIN queues ON queues.queue_number = held_in_number
   WHERE end_kind IS NULL AND ends <> []
 ), placed AS (
-  SELECT folded.*, swept, coalesce(pushed_to.queue, concat('#', folded.queue_number)) AS queue,
+  SELECT folded.*, emptied, coalesce(pushed_to.queue, concat('#', folded.queue_number)) AS queue,
     coalesce(held.queue, concat('#', held_in_number)) AS held_in,
     pushed_at_ms IS NULL AND moved_dead IS NULL
       AND dead_letter_queues.dead_letter IS NOT NULL AS found_dead,
     coalesce(last_kind = 'Departed', false) AS departed
   FROM folded
-  LEFT JOIN swept ON swept.message = folded.message
+  LEFT JOIN emptied ON emptied.message = folded.message
   LEFT JOIN queues AS pushed_to ON pushed_to.queue_number = folded.queue_number
   LEFT JOIN queues AS held ON held.queue_number = held_in_number
   LEFT JOIN dead_letter_queues ON dead_letter_queues.dead_letter = held.queue
@@ -64,11 +64,11 @@ WITH folded AS MATERIALIZED (
   SELECT *,
     CASE WHEN end_kind IS NOT NULL THEN lower(CAST(end_kind AS varchar))
       WHEN departed THEN 'departed'
-      WHEN swept.kind = 'QueuePurged' THEN 'purged'
-      WHEN swept.kind = 'QueueRemoved' THEN 'removed'
+      WHEN emptied.kind = 'QueuePurged' THEN 'purged'
+      WHEN emptied.kind = 'QueueRemoved' THEN 'removed'
       WHEN moved_dead OR found_dead THEN 'dead'
       ELSE 'live' END AS state,
-    CASE WHEN departed THEN end_at_ms ELSE coalesce(end_at_ms, swept.at_ms) END AS ended_at_ms
+    CASE WHEN departed THEN end_at_ms ELSE coalesce(end_at_ms, emptied.at_ms) END AS ended_at_ms
   FROM placed
 )
 SELECT store, shard, message, {MESSAGE_ID} AS message_id, queue, queue_number, held_in,
