@@ -76,8 +76,8 @@ class LocalCluster:
 
     def __init__(self, root: Path, shards: int) -> None:
         self.root = root
-        told = self._penstock("up", "--json", "--port", "0", "--shards", str(shards))
-        self.state: dict[str, Any] = json.loads(told)
+        output = self._penstock("up", "--json", "--port", "0", "--shards", str(shards))
+        self.state: dict[str, Any] = json.loads(output)
         self.url: str = self.state["url"]
         self.address = read_address(read_url(self.url))
 
@@ -222,7 +222,7 @@ async def bare_loop(cluster: LocalCluster, name: str, size_bytes: int, seconds: 
     client = await open_client(cluster.address, "benchmark")
     bare = JetStream(client, name)
     await bare.prepare(1, 3)
-    await bare.prefer_here(0)
+    await bare.move_leader_here(0)
     data = os.urandom(size_bytes)
     last = None
     while last is None:

@@ -29,7 +29,7 @@ from tests.ports import deaf_port
 
 @pytest.fixture
 def on_log(cluster_url):
-    """Runs a coroutine function of a fresh log."""
+    """Runs a coroutine function with a new log."""
 
     async def run(work):
         address = read_address(read_url(cluster_url))
@@ -45,7 +45,7 @@ def on_log(cluster_url):
 
 
 async def read_until(log, first, last):
-    """The slots from first to last; replicas may be behind for a moment."""
+    """The slots from first to last; replicas may lag for a moment."""
     while True:
         found = await log.execute(ReadSlots(0, first))
         if found and found[-1].number >= last:
@@ -93,7 +93,7 @@ def test_purged_slots_are_gone_and_the_others_keep_their_numbers(on_log):
     on_log(work)
 
 
-def test_after_a_demotion_the_log_goes_on_and_has_all_slots(on_log):
+def test_after_a_demotion_the_log_has_all_slots_and_takes_more(on_log):
     async def work(log):
         for after in range(3):
             await log.execute(Append(0, after, b"%d" % after))
@@ -159,14 +159,14 @@ def test_streams_that_exist_are_used_as_they_are(on_log):
 def test_the_leader_of_a_stream_can_be_moved_to_this_connection(on_log):
     async def work(log):
         for _ in range(3):
-            await log.prefer_here(0)
-            await log.prefer_here(1)
+            await log.move_leader_here(0)
+            await log.move_leader_here(1)
         assert await log.execute(Bounds(0)) == (1, 0)
 
     on_log(work)
 
 
-def test_servers_that_are_not_there_are_named_in_one_sentence():
+def test_an_error_names_servers_that_cannot_be_reached_without_the_password():
     with deaf_port() as port:
         address = read_address(read_url(f"cluster:nats://me:secret@127.0.0.1:{port}"))
         with pytest.raises(BackendLost, match=f"127.0.0.1:{port}: cannot be reached") as caught:
@@ -175,7 +175,7 @@ def test_servers_that_are_not_there_are_named_in_one_sentence():
 
 
 def test_a_connection_whose_handshake_fails_is_closed_before_the_next_is_opened():
-    """A server that is being started accepts connections and may say nothing sensible."""
+    """A server that is starting may accept connections and send something invalid."""
     opened: list[int] = []
 
     async def work():

@@ -11,7 +11,7 @@ from penstock.cluster.open import open_node
 from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
 from tests.cluster.ledger import pace
-from tests.cluster.nodes import PATIENCE_S
+from tests.cluster.nodes import TIMEOUT_S
 
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
@@ -42,7 +42,7 @@ def test_an_owner_that_crashes_is_replaced_and_nothing_answered_is_lost(on_clust
         await cluster.crash("a")
         await cluster.until_owned("b")
         for name, claim in held.items():
-            # In flight there, in flight here: the claims are in the log, too.
+            # The claims are in the log: the new owner has them, too.
             assert await queues.pull(name) is None
             assert await queues.delete(claim)
         for name in names[4:]:
@@ -84,7 +84,7 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
 
 
 def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, monkeypatch):
-    """What is not read by then is read while the shard has no owner, and clients wait for it."""
+    """What is not read by then is read while the shard has no owner and clients wait."""
     asked = []
 
     async def work(cluster):
@@ -156,7 +156,7 @@ def test_a_waiting_pull_is_answered_after_its_owner_has_crashed(on_cluster):
         await cluster.until_owned("a")
         for name in names:
             await queues.push(name, name.encode(), dedup_id="1")
-        claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
+        claims = await asyncio.wait_for(asyncio.gather(*waits), TIMEOUT_S)
         assert [claim.body.decode() for claim in claims] == names
 
     on_cluster(work)
@@ -199,7 +199,7 @@ def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
 def test_two_nodes_of_one_name_are_refused(on_cluster):
     async def work(cluster):
         await cluster.add("a")
-        with pytest.raises(StoreInUse, match="'a' runs already"):
+        with pytest.raises(StoreInUse, match="'a' is already running"):
             await open_node(cluster.address, node="a", directory=cluster.path / "twin")
         await cluster.until_owned("a")
 

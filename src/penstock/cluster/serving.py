@@ -1,8 +1,8 @@
-"""A shard that this node owns: the engine, its journal on the log, and the subject it answers on.
+"""A shard that this node owns: its engine, its journal on the log, and the subject it serves.
 
-Three tasks run beside it: one appends what the engine has done to the log, one takes snapshots, and
-one carries dead letters to other shards. When the log refuses, because another owner has come, the
-state is discarded at once and everybody who waits is told to ask elsewhere.
+Tasks append the journal to the log, take snapshots, write the archive, and push dead letters to
+other shards. If the log refuses an append because there is a new owner, the state is discarded at
+once, and all waiting commands are answered with NOT_OWNER or LOST.
 """
 
 import asyncio
@@ -44,54 +44,54 @@ from penstock.service import Command, ConfigureQueue, CreateQueue, DeleteQueue, 
 
 _SNAPSHOT_LOOK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
-# How long after a takeover the leader of the stream follows: first of all the shard should answer.
-_PREFER_S: Final = 3.0
-# How long after an append standbys are told that there is something to read.
+# How long after a takeover the stream's leader is moved: before that, the shard should answer.
+_LEADER_MOVE_S: Final = 3.0
+# How long after an append standbys are notified to read the log.
 _HINT_S: Final = 0.1
-_OF_SETTINGS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
-# Who asked: the subject to which the reply goes, and the token of the command.
+_SETTINGS_COMMANDS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
+# The sender of a command: the subject for its reply, and the command's token.
 Caller = tuple[str, int]
-# How many departures are carried at once, and how long a refused one is left alone.
-_CARRIED_MAX: Final = 100
-_CARRY_AGAIN_S: Final = 1.0
-# How long the reply to a release waits for the dead letter to arrive.
+# How many dead letters are pushed at once, and the pause after one was refused.
+_DEPARTURES_MAX: Final = 100
+_DEPARTURE_RETRY_S: Final = 1.0
+# How long the reply to a release waits until its dead letter has arrived.
 _HELD_BACK_S: Final = 1.0
-# For how long a proof of ownership is good: so old may an answer be that changed nothing.
+# For how long a proof of ownership is valid for answers that changed nothing.
 _CONFIRMED_S: Final = 0.1
 _FLUSH_S: Final = 10.0
 _FLUSHED_MS: Final = 2
 _UNSUBSCRIBE_S: Final = 1.0
 
 
-class Carrier(Protocol):
-    """Brings a message to another shard: `router.Router` does."""
+class OtherShards(Protocol):
+    """What an owner needs of other shards; `router.Router` implements it."""
 
-    async def push_to(self, push: Push, source: str | None) -> None:
-        """Returns once the message is durable there. Raises PenstockError."""
+    async def push_dead_letter(self, push: Push, source: str | None) -> None:
+        """Pushes a dead letter to its queue; returns once it is durable. Raises PenstockError."""
         ...
 
-    async def tend(self, queue: str) -> None:
-        """Brings the shards of a spread queue to what its home shard says. Raises PenstockError."""
+    async def finish_spread_change(self, queue: str) -> None:
+        """Finishes a change of a queue's spread. Raises PenstockError."""
         ...
 
-    async def tend_copy(self, queue: str, shard: int) -> None:
-        """Removes a spread queue from a shard that it is not in. Raises PenstockError."""
+    async def remove_stale_copy(self, queue: str, shard: int) -> None:
+        """Deletes a queue in a shard that is not in its spread. Raises PenstockError."""
         ...
 
 
 class AnswerSender(Protocol):
-    """Brings answers to those who asked: `calls.Sender` does."""
+    """Sends answers; `calls.Sender` implements it."""
 
     def send(self, subject: str, token: int, data: bytes) -> None:
-        """Sends an answer, soon."""
+        """Sends an answer in a later turn of the event loop."""
         ...
 
 
 class ShardAnswers:
-    """What the owner of a shard answers, and when.
+    """Executes the commands that an owner receives, and decides when each is answered.
 
-    It starts no task and does no I/O: `loop` is asked for the time and for callbacks, and may be
-    that of a simulation.
+    It starts no task and does no I/O: it uses `loop` for the time and for callbacks only, which may
+    be that of a simulation.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class ShardAnswers:
         self.service = LoopEngine(engine, loop)
         self.has_departures = asyncio.Event()
         self.is_closing = False
-        # In a later turn: first the next extent is sent.
+        # In a later turn of the event loop, so that the next extent is sent before the answers.
         journal.advanced = partial(loop.call_soon, self.service.answer_durable)
         self._sender = sender
         self._loop = loop
         self._lost = lost
         self._assembly = calls.Assembly()
-        # What was submitted and is not answered, by who asked.
+        # Commands that are submitted and not answered.
         self._pending: dict[Caller, Pending] = {}
-        # When the extent was asked for that last proved that this is the owner; those that are on
-        # their way, with the number of each; and the answers, each with the number it needs.
+        # Proofs of ownership are extents, numbered here: when the last one that is durable was
+        # requested, those in flight, and the answers that wait for one with this number.
         self._proofs = itertools.count(1)
         self._confirmed_s = -math.inf
         self._confirming: deque[tuple[float, int]] = deque()
         self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
-        # Replies that wait until what departed has arrived: since when, where to, and what.
+        # Replies that wait until dead letters have arrived, each with the time since it waits.
         self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
         self._ended = False
         self._keep_alive = loop.call_later(calls.KEEP_ALIVE_S, self._announce)
@@ -134,7 +134,7 @@ class ShardAnswers:
     # Requests.
 
     def take(self, caller: Caller, data: bytes) -> None:
-        """An item of a request has come (`calls`)."""
+        """Handles one item of a request (`calls`)."""
         kind, rest = data[:1], data[1:]
         if kind == calls.COMMAND_PART:
             self._assembly.add(caller, rest)
@@ -147,19 +147,19 @@ class ShardAnswers:
         elif self.is_closing:
             self._sender.send(*caller, calls.NOT_OWNER)
         else:
-            self._submit(caller, self._assembly.whole(caller, rest), kind == calls.LOOK)
+            self._submit(caller, self._assembly.whole(caller, rest), kind == calls.WATCH)
 
-    def _submit(self, caller: Caller, frame: bytes, looks: bool) -> None:
+    def _submit(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
         try:
             command, version = calls.read_command(frame)
             self.guard.check(command, version, self.service.now_ms())
-            result = self._look(command) if looks else self.service.submit(command)
+            result = self._watch(command) if watch_only else self.service.submit(command)
         except SpreadChanged:
-            self._send_confirmed(caller, [calls.SPREAD_OTHERWISE])
+            self._send_confirmed(caller, [calls.SPREAD_CHANGED])
         except NotPlaced:
-            self._send_confirmed(caller, [calls.NOT_PLACED_HERE])
+            self._send_confirmed(caller, [calls.NOT_PLACED])
         except JournalError:
-            # It was refused before anything of it was appended.
+            # It was refused before anything was appended.
             self._sender.send(*caller, calls.NOT_OWNER)
         except PenstockError as error:
             self._send_confirmed(caller, [calls.write_error(error)])
@@ -172,18 +172,18 @@ class ShardAnswers:
                 result.then(partial(self._answer_later, caller, command))
             else:
                 self._send_confirmed(caller, calls.write_reply(command, result))
-            if isinstance(command, _OF_SETTINGS):
+            if isinstance(command, _SETTINGS_COMMANDS):
                 self._note_settings(command.queue)
         if self.engine.shard.departed.deliveries:
             self.has_departures.set()
 
-    def _look(self, command: Any) -> Any:
-        """Does a pull whose attempt is known here; others only wait for a message, or not at all.
+    def _watch(self, command: Any) -> Any:
+        """Executes a pull whose attempt id is known; any other only waits, and claims nothing.
 
         Raises RequestError.
         """
         if type(command) is not Pull:
-            raise InvalidField(f"command: {type(command).__name__} cannot only look")
+            raise InvalidField(f"command: {type(command).__name__} cannot be watched for")
         queue = self.engine.shard.queue(command.queue)
         attempt_id = command.attempt_id
         if attempt_id is not None and queue.attempt(attempt_id, self.service.now_ms()) is not None:
@@ -191,16 +191,16 @@ class ShardAnswers:
         return self.service.watch(command) if command.wait_ms else []
 
     def _note_settings(self, name: str) -> None:
-        """A queue may be spread otherwise from here on: pulls that wait here must ask again."""
+        """Notes that a queue's settings may have changed; if it is spread, its pulls ask again."""
         was_spread = name in self.guard.names
         self.guard.configured(name)
         if was_spread or name in self.guard.names:
             for caller, pending in list(self._pending.items()):
                 if isinstance(pending, EngineReply) and pending.waits_on(name):
-                    self._end_wait(caller, calls.SPREAD_OTHERWISE)
+                    self._end_wait(caller, calls.SPREAD_CHANGED)
 
     def _end_wait(self, caller: Caller, answer: bytes) -> None:
-        """Answers a pull that waits; what has been served is answered, or will be, as it is."""
+        """Answers a pull that still waits; one that has claims already is not changed."""
         pending = self._pending.get(caller)
         if pending is not None and pending.waits:
             del self._pending[caller]
@@ -208,10 +208,10 @@ class ShardAnswers:
             self._send_confirmed(caller, [answer])
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
-        """Sends an answer that changed nothing, once it is sure that this is still the owner.
+        """Sends the answer to a command that changed nothing, once ownership is confirmed.
 
-        What is appended to the log is refused there if another owner has come. What only looks at
-        the state would not be: so an empty extent is appended if the last one is too long ago.
+        The log refuses the changes of an owner that was replaced, but not its reads. So if the
+        last confirmed extent is older than `_CONFIRMED_S`, an empty one is appended first.
         """
         now_s = self._loop.time()
         if now_s - self._confirmed_s < _CONFIRMED_S:
@@ -231,13 +231,13 @@ class ShardAnswers:
         self._unconfirmed.append((number, caller, parts))
 
     def _confirm(self) -> None:
-        """The log took the next extent that was to prove the ownership, or refused it."""
+        """Handles the end of an extent that proves the ownership: it is durable, or has failed."""
         began_s, number = self._confirming.popleft()
         if self.journal.failure is not None:
             self._refuse_unconfirmed()
             return
         self._confirmed_s = began_s
-        # Not the answers behind these: they were made too long after this extent was asked for.
+        # Later answers need a later proof: they were made too long after this one was requested.
         while self._unconfirmed and self._unconfirmed[0][0] <= number:
             _, caller, parts = self._unconfirmed.popleft()
             for part in parts:
@@ -250,18 +250,18 @@ class ShardAnswers:
     def _answer(self, caller: Caller, command: Command[Any], result: Any) -> None:
         parts = calls.write_reply(command, result)
         if type(command) is Pull and not result:
-            # A wait that ended with nothing: no entry proves that this is still the owner.
+            # The wait ended without claims: no entry of its own proves the ownership.
             self._send_confirmed(caller, parts)
             return
         if type(command) is Release and self.engine.shard.departed.deliveries:
-            # It may have made a dead letter: whoever looks for it next should find it there.
+            # It may have made a dead letter, which the caller should find in its queue next.
             self._held_back.append((self._loop.time(), caller, parts))
             return
         for part in parts:
             self._sender.send(*caller, part)
 
     def answer_held_back(self) -> None:
-        """Sends the replies that waited for departures, if those have arrived or take too long."""
+        """Sends the replies that wait for dead letters, if these have arrived or take too long."""
         now_s = self._loop.time()
         while self._held_back and (
             not self.engine.shard.departed.deliveries
@@ -285,7 +285,7 @@ class ShardAnswers:
             self._send_confirmed(caller, [calls.write_error(error)])
 
     def _announce(self) -> None:
-        """Tells everybody who has waited for a while that this owner is still at it."""
+        """Sends a keep-alive for every command that is not answered yet."""
         self.answer_held_back()
         for caller in (*self._pending, *(caller for _, caller, _ in self._unconfirmed)):
             self._sender.send(*caller, calls.AT_IT)
@@ -296,7 +296,7 @@ class ShardAnswers:
     # Ending.
 
     def fail(self, error: PenstockError) -> None:
-        """The state may be ahead of the log, or another owner has come: nothing more is served."""
+        """Stops serving: there is another owner, or the state may be ahead of the log."""
         if self._ended:
             return
         self._ended = True
@@ -311,14 +311,14 @@ class ShardAnswers:
         return bool(self.journal.has_unsent or waiting)
 
     def hand_over(self) -> LogSteps[None]:
-        """Answers what was accepted, and nothing else: the next owner can take over.
+        """Accepts no more commands, and waits until the accepted ones are answered.
 
         Raises NotOwner if the shard was lost meanwhile.
         """
         self.is_closing = True
         for caller, pending in list(self._pending.items()):
             if pending.waits:
-                # A waiting pull asks the next owner.
+                # The router sends a waiting pull to the next owner.
                 del self._pending[caller]
                 pending.cancel()
                 self._sender.send(*caller, calls.NOT_OWNER)
@@ -329,19 +329,19 @@ class ShardAnswers:
             yield Pause(_FLUSHED_MS)
 
     def stop(self) -> None:
-        """Takes nothing more."""
+        """Accepts no more commands, and sends no more keep-alives."""
         self._ended = self.is_closing = True
         self._keep_alive.cancel()
 
     def leave_unanswered(self) -> None:
-        """Tells all who still wait that they have to ask the next owner."""
+        """Answers all remaining commands with NOT_OWNER or LOST."""
         self._refuse_unconfirmed()
         for caller in (*self._pending, *(caller for _, caller, _ in self._held_back)):
             self._sender.send(*caller, calls.LOST)
 
 
 class OwnedShard:
-    """One shard in the hands of its owner, on an event loop."""
+    """One shard that this node owns: its tasks and its subscription."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class OwnedShard:
         self.journal = journal
         self.engine = engine
         self._archive = archive
-        # Why the last attempt to archive failed; empty if it did not.
+        # The error of the last attempt to archive; empty if it succeeded.
         self.archive_error = ""
         self.directory = replica.directory
         self._replicated = replicated
@@ -380,19 +380,19 @@ class OwnedShard:
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
         self._hint: asyncio.TimerHandle | None = None
-        # When the stream's leader is to be moved to the server that this node is connected to.
-        self._prefer_at_s = self._loop.time() + _PREFER_S
+        # When to move the stream's leader to the server that this node is connected to.
+        self._move_leader_at_s = self._loop.time() + _LEADER_MOVE_S
 
-    async def start(self, carrier: Carrier) -> None:
-        """Begins to serve."""
-        for work in (self._append(), self._take_snapshots(), self._carry(carrier)):
+    async def start(self, others: OtherShards) -> None:
+        """Starts the tasks, subscribes, and announces this owner."""
+        for work in (self._append(), self._take_snapshots(), self._deliver_departures(others)):
             self._tasks.append(self._loop.create_task(work))
         if self._archive is not None:
             self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
-        # NATS handles both in this order, on every server: whoever hears of it can ask.
+        # NATS keeps this order on every server: who gets the announcement can reach the owner.
         await self._client.publish(f"{self._name}.owned.{self.shard}", str(self.term).encode())
 
     async def _take(self, message: Msg) -> None:
@@ -415,11 +415,11 @@ class OwnedShard:
                 return
             if self.engine.shard.departed.deliveries:
                 self._answers.has_departures.set()
-            if self._loop.time() > self._prefer_at_s:
-                # Between two appends: one that is under way while the leader changes is lost, and
-                # repeated only after a while.
-                self._prefer_at_s = math.inf
-                await self._replicated.prefer_here(self.shard)
+            if self._loop.time() > self._move_leader_at_s:
+                # Between two appends: one in flight while the leader changes would be lost, and
+                # repeated only after a timeout.
+                self._move_leader_at_s = math.inf
+                await self._replicated.move_leader_here(self.shard)
             if self._hint is None:
                 self._hint = self._loop.call_later(_HINT_S, self._send_hint)
 
@@ -431,7 +431,7 @@ class OwnedShard:
         while True:
             await asyncio.sleep(_SNAPSHOT_LOOK_S)
             if self._upkeep.is_due:
-                # One that fails is tried again when the journal has grown further.
+                # A snapshot that fails is tried again when the journal has grown further.
                 with suppress(PenstockError, OSError):
                     await self.take_snapshot()
 
@@ -443,11 +443,11 @@ class OwnedShard:
 
     @property
     def unarchived_bytes(self) -> int:
-        """How much of the stream is in the log and not in the archive; 0 without an archive."""
+        """How many bytes are in the log and not in the archive; 0 without an archive."""
         return max(0, self.journal.durable_position - self.journal.archived_position)
 
     async def _keep_archive(self, archive: ShardArchive) -> None:
-        """Writes to the archive what is in the log, in threads, as it comes."""
+        """Copies what is durable in the log to the archive, in threads."""
         journal = self.journal
         position = -1
         while True:
@@ -462,27 +462,27 @@ class OwnedShard:
                 journal.archived_position = position
                 self.archive_error = ""
             except (PenstockError, OSError) as error:
-                # Nothing is purged meanwhile. Another process may have the files open still.
+                # Nothing is purged meanwhile. Another process may still have the files open.
                 self.archive_error = str(error)
             await asyncio.sleep(_ARCHIVE_S)
 
-    async def _carry(self, carrier: Carrier) -> None:
-        """Brings what departed to the other shards, and ends it here once it is durable there."""
+    async def _deliver_departures(self, others: OtherShards) -> None:
+        """Pushes dead letters to their shards, and removes each here once it is durable there."""
         while True:
             await self._answers.has_departures.wait()
             self._answers.has_departures.clear()
             try:
-                owed = self.engine.departures(_CARRIED_MAX)
+                departures = self.engine.departures(_DEPARTURES_MAX)
                 await self._until_durable(self.engine.answer_sequence)
-                for each, push in owed:
+                for each, push in departures:
                     queue = self.engine.shard.queues.get(each.source)
                     source = None if queue is None else queue.name
-                    await carrier.push_to(push, source)
+                    await others.push_dead_letter(push, source)
                     self.engine.arrived(each.delivery.number, each.delivery.epoch)
                 self._answers.answer_held_back()
             except PenstockError:
-                # The other shard moves, or refuses it: it stays owed.
-                await asyncio.sleep(_CARRY_AGAIN_S)
+                # The other shard moves, or refuses it: it stays in the outbox.
+                await asyncio.sleep(_DEPARTURE_RETRY_S)
             if self.engine.shard.departed.deliveries:
                 self._answers.has_departures.set()
 
@@ -495,18 +495,18 @@ class OwnedShard:
     # Ending.
 
     def replaced_by(self, term: int) -> None:
-        """The register names an owner of a higher term: this one has been replaced."""
+        """Stops serving, because the register has an owner of a higher term."""
         self._answers.fail(
             Fenced(f"shard {self.shard}: term {self.term} was replaced by term {term}")
         )
 
     async def hand_over(self) -> None:
-        """Answers what was accepted, and nothing else: the next owner can take over."""
+        """Accepts no more commands and answers the accepted ones. Raises NotOwner."""
         await self._replicated.run(self._answers.hand_over())
         await self._sender.drain()
 
     async def close(self) -> None:
-        """Ends the tasks and discards the state."""
+        """Ends the tasks and the subscription, and discards the state."""
         self._answers.stop()
         if self._hint is not None:
             self._hint.cancel()
@@ -515,7 +515,7 @@ class OwnedShard:
             with suppress(PenstockError):
                 await asyncio.to_thread(self._archive.close)
         if self._subscription is not None:
-            # What was received and not looked at yet is answered: its router must not wait.
+            # Commands that were received and not handled yet are answered, so that no router waits.
             with suppress(Exception):
                 async with asyncio.timeout(_UNSUBSCRIBE_S):
                     await self._subscription.drain()  # type: ignore[no-untyped-call]
@@ -527,7 +527,7 @@ class OwnedShard:
 
 
 async def end_tasks(tasks: Iterable["asyncio.Task[Any]"]) -> None:
-    """Cancels tasks until they have ended: a library may take one cancellation for a timeout."""
+    """Cancels tasks until they have ended: nats-py may take one cancellation for a timeout."""
     own = asyncio.current_task()
     left = {task for task in tasks if task is not own and not task.done()}
     while left:
