@@ -17,13 +17,13 @@ from penstock.cluster.spread import (
     SpreadChanged,
     SpreadGuard,
     next_spread,
-    with_note,
     places_by,
     push_key,
-    with_new_version,
-    without_past,
     spread_of,
+    with_new_version,
+    with_note,
     without_note,
+    without_past,
 )
 from penstock.core.visible import FifoOrder
 from penstock.service import (

@@ -110,7 +110,7 @@ class ShardAsker:
         ):
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         for register in await self._replicated.execute(LookAll("owner.")):
-            self._record_owner(int(register.key.rpartition(".")[2]), register)
+            self._set_owner(int(register.key.rpartition(".")[2]), register)
 
     async def close(self) -> None:
         """Ends all commands under way with EngineClosed."""
@@ -351,9 +351,9 @@ class ShardAsker:
 
     async def _read_owner(self, shard: int) -> None:
         with suppress(Unanswered):
-            self._record_owner(shard, await self._replicated.execute(Look(owner_key(shard))))
+            self._set_owner(shard, await self._replicated.execute(Look(owner_key(shard))))
 
-    def _record_owner(self, shard: int, register: Register | None) -> None:
+    def _set_owner(self, shard: int, register: Register | None) -> None:
         if register is not None:
             self._terms[shard] = max(self._terms.get(shard, 0), register.revision)
 

@@ -35,13 +35,13 @@ import asyncio
 import itertools
 import struct
 from collections.abc import AsyncIterator, Hashable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nats.aio.client import Client
 
 from penstock.backends.remote.retry import is_repeatable
 from penstock.errors import PenstockError, ProtocolError
-from penstock.service import Command, Pull, PushMany
+from penstock.service import Batch, Command, Pull, PushMany
 from penstock.wire.frames.bodies import (
     DECODE_REPLY,
     decode_command,
@@ -58,6 +58,7 @@ from penstock.wire.frames.frames import (
     decode_answer,
     encode_error,
 )
+from penstock.wire.frames.parts import LARGE_BYTES, parts_of
 
 COMMAND: Final = b"C"
 COMMAND_PART: Final = b"c"
@@ -265,6 +266,23 @@ def read_command(frame: bytes) -> tuple[Command[Any], int]:
     return decode_command(kind, frame[HEADER_BYTES:]), spread_version
 
 
+class LargeCommand(NamedTuple):
+    """A batch or bulk push that is executed in parts; the kind of its frame."""
+
+    kind: int
+    parts: Iterator[Batch | PushMany]
+    spread_version: int
+
+
+def read_large_command(frame: bytes) -> LargeCommand | None:
+    """A request that is to be executed in parts; None for others. Raises PenstockError."""
+    if len(frame) <= LARGE_BYTES:
+        return None
+    _, kind, spread_version = HEADER.unpack_from(frame)
+    parts = parts_of(kind, memoryview(frame)[HEADER_BYTES:])
+    return None if parts is None else LargeCommand(kind, parts, spread_version)
+
+
 def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
     """The messages of a reply."""
     kind = type(command).__name__
@@ -274,6 +292,11 @@ def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
         frame = encode_bulk_reply(0, reply)
     else:
         frame = encode_reply(0, reply)
+    return write_reply_frame(frame)
+
+
+def write_reply_frame(frame: bytes) -> list[bytes]:
+    """The messages of a reply that is encoded already."""
     return split(frame[HEADER_BYTES:], REPLY_PART, REPLY_WHOLE)
 
 

@@ -8,10 +8,12 @@ So a pull never has claims that it does not return.
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
+from penstock.backends.remote.pulls import rest_of
 from penstock.cluster.asking import OpenWait
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.known import KnownQueues, gather_all
@@ -19,6 +21,27 @@ from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import QueuePlaces, SpreadChanged
 from penstock.errors import InFlightLimit, PenstockError
 from penstock.service import WAIT_MS_MAX, Claim, Pull, check_number
+
+
+async def pull_from_shard(
+    ask: Callable[..., Awaitable[list[Claim]]],
+    shard: int,
+    pull: Pull,
+    version: int = 0,
+    wait: OpenWait | None = None,
+) -> list[Claim]:
+    """Pulls from one shard; asks again while the owner's answer was cut for its size."""
+    claims = await ask(shard, pull, version, wait=wait)
+    rest = rest_of(pull, claims, len(claims))
+    while rest is not None:
+        try:
+            more = await ask(shard, rest, version)
+        except (PenstockError, SpreadChanged):
+            # The claims that were made are returned.
+            break
+        claims += more
+        rest = rest_of(pull, more, len(claims))
+    return claims
 
 
 class ShardPuller:
@@ -45,7 +68,8 @@ class ShardPuller:
             if deadline_s is None:
                 deadline_s = self._loop.time() + _seconds(wait_ms)
             if places is None:
-                claims = await self._ask(home, self._still_waiting(command, deadline_s))
+                pull = self._still_waiting(command, deadline_s)
+                claims = await pull_from_shard(self._ask, home, pull)
                 return [(home, claim) for claim in claims]
             return await self._pull_from_places(command, places, deadline_s)
 
@@ -104,7 +128,7 @@ class ShardPuller:
             if found:
                 pull = msgspec.structs.replace(pull, limit=command.limit - len(found))
             try:
-                claims = await self._ask(place, pull, places.version)
+                claims = await pull_from_shard(self._ask, place, pull, places.version)
             except InFlightLimit as error:
                 full = error
                 continue
@@ -148,7 +172,9 @@ class ShardPuller:
             claims = await self._sweep(command, places, others, may_wait=True) if others else []
             if claims:
                 return claims, first
-            waiting = self._loop.create_task(self._ask(first, pull, version, wait=open_wait))
+            waiting = self._loop.create_task(
+                pull_from_shard(self._ask, first, pull, version, open_wait)
+            )
             done, _ = await asyncio.wait({waiting, *watches}, return_when=asyncio.FIRST_COMPLETED)
             woken = next((watches[each] for each in done if each is not waiting), None)
             if waiting not in done:

@@ -20,10 +20,10 @@ from penstock.cluster.spread import (
     check_spreadable,
     may_drop_past,
     next_spread,
-    with_note,
     places_in,
-    without_past,
     spread_of,
+    with_note,
+    without_past,
 )
 from penstock.errors import QueueExists, QueueNotFound
 from penstock.service import (

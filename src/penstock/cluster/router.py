@@ -20,6 +20,7 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.known import gather_all
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
+from penstock.cluster.pulling import pull_from_shard
 from penstock.cluster.spread import SpreadChanged, without_note
 from penstock.cluster.spreading import SpreadQueues
 from penstock.errors import (
@@ -143,7 +144,7 @@ class Router:
         home = self.shard_of(command.queue)
         if self.spread.places(command.queue) is None and not command.wait_ms:
             with suppress(SpreadChanged):
-                claims = await self.ask(home, command)
+                claims = await pull_from_shard(self.ask, home, command)
                 return [_with_shard(claim, home) for claim in claims]
         return [_with_shard(claim, shard) for shard, claim in await self.spread.pull(command)]
 

@@ -23,11 +23,11 @@ from penstock.cluster.spread import (
     SpreadChanged,
     check_spreadable,
     merged_order,
-    with_note,
     places_in,
     push_key,
-    with_new_version,
     spread_of,
+    with_new_version,
+    with_note,
     without_note,
 )
 from penstock.errors import QueueExists
