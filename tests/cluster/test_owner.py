@@ -12,6 +12,7 @@ from penstock.cluster.log import (
     Append,
     Demote,
     Mismatch,
+    Pause,
     PurgeSlots,
     ReadSlots,
     Unanswered,
@@ -22,7 +23,7 @@ from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot, manifest_key
 from penstock.errors import Fenced, NotOwner, StoreUnusable
 from penstock.journal.restore import Recovery
-from penstock.service import CreateQueue, Delete, Peek, Pull, Push, Stats
+from penstock.service import Batch, CreateQueue, Delete, Peek, Pull, Push, PushMany, Stats
 from tests.cluster.plainlog import PlainLog
 
 SHARD = 3
@@ -354,6 +355,34 @@ def test_a_takeover_without_a_standby_applies_only_what_follows_the_snapshot(
     assert bodies(other) == bodies(owner)
 
 
+def test_a_snapshot_of_an_owner_never_waits_for_a_disk(owner, monkeypatch):
+    """It is taken on the event loop, on which every shard of the node is served."""
+    filled(owner, 40, 100_000)
+
+    def fail(descriptor):
+        raise AssertionError("a sync on the event loop")
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"penstock.journal.snapshot.os.{name}", fail)
+    assert owner.snapshot()
+
+
+def test_a_snapshot_of_many_messages_is_taken_in_short_steps(log, owner):
+    owner.do(CreateQueue("q"))
+    for _ in range(2):
+        owner.do(PushMany("q", [b"x" * 1_000] * 10_000))
+    assert owner.snapshot()
+    for _ in range(2):
+        claims = owner.do(Pull("q", 10_000))
+        deletes = [Delete("q", claim.receipt) for n, claim in enumerate(claims) if n % 4]
+        owner.do(Batch([*deletes]))
+    log.requests.clear()
+    assert owner.snapshot()
+    # Of 5,000 messages in two slices, 1,000 are carried in a step.
+    assert sum(type(request) is Pause for request in log.requests) >= 7
+    assert owner.journal.first_position > 0
+
+
 def test_two_snapshots_are_kept_and_either_is_enough(log, owner, other, quick_path):
     filled(owner, 30, 100_000)
     for n in range(4):
@@ -406,6 +435,15 @@ def test_a_standby_that_has_read_everything_takes_over_without_reading(log, owne
     assert other.replica.next_slot == log.last(SHARD) + 1
     other.do(Push("q", b"goes on"))
     assert bodies(other)[-1] == b"goes on"
+
+
+def test_a_long_log_is_read_in_short_steps(log, owner, other):
+    """The event loop that reads serves other shards between the steps."""
+    filled(owner, 200)
+    log.requests.clear()
+    other.take()
+    assert log.requests.count(Pause(0)) == 4
+    assert other.state == owner.state
 
 
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):

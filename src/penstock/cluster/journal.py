@@ -31,6 +31,8 @@ DATA_BYTES_MAX: Final = EXTENT_BYTES_MAX - OVERHEAD_BYTES
 # If more waits for the log, commands are refused: without a majority, nothing can be appended.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 MARK_BYTES: Final = 1024 * 1024
+# Larger than any position: all of a stream without an archive may be dropped.
+NO_ARCHIVE: Final = 1 << 62
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 
@@ -39,6 +41,9 @@ class ReplicatedJournal:
     """A `StoredJournal` whose entries become durable in the slots of a replicated log."""
 
     keeps_nothing = False
+    # A snapshot is stored in the log. Its local file is temporary, and is written by the owner's
+    # event loop, which must not wait for a disk.
+    syncs_snapshots = False
 
     def __init__(
         self,
@@ -58,9 +63,8 @@ class ReplicatedJournal:
         self.durable_sequence = end.sequence - 1
         self.slot = end.slot - 1
         self.failure: PenstockError | None = None
-        # Up to where the archive is durable; nothing after it is dropped. Without an archive this
-        # is larger than any position.
-        self.archived_position = 1 << 62
+        # Up to where the archive is durable; nothing after it is dropped.
+        self.archived_position = NO_ARCHIVE
         # Called when there is something to append and there was nothing before.
         self.wake: Callable[[], object] = _nothing
         # Called whenever an extent has become durable.
@@ -201,7 +205,7 @@ class ReplicatedJournal:
     def region_bytes(self) -> int:
         return self._mark_bytes
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         pass
 
     def check_usable(self) -> None:

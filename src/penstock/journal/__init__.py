@@ -80,6 +80,8 @@ class StoredJournal(Journal, Protocol):
     """The position at which `grown` is called, once."""
     grown: Callable[[], None]
     """Called when the journal has passed `growth_limit`, or has no room left."""
+    syncs_snapshots: bool
+    """Whether the file of a snapshot must be durable; not if the snapshot is stored elsewhere."""
 
     @property
     def first_position(self) -> int:
@@ -96,7 +98,7 @@ class StoredJournal(Journal, Protocol):
         """The size of a region, which is dropped as a whole: dropping less frees no room."""
         ...
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         """Sets the function that counts the messages for whose deletes room is kept back."""
         ...
 

@@ -60,6 +60,7 @@ class FileJournal:
     """A `Journal` over segments; an entry's id is its sequence."""
 
     keeps_nothing = False
+    syncs_snapshots = True
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class FileJournal:
     def region_bytes(self) -> int:
         return self.segments.payload_bytes
 
-    def count_held_by(self, count: Callable[[], int]) -> None:
+    def set_message_counter(self, count: Callable[[], int]) -> None:
         self._room.held = count
 
     def check_usable(self) -> None:
