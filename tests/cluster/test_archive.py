@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from penstock.cluster.archive import ShardArchive, shard_directory
+from penstock.cluster.journal import NO_ARCHIVE
 from penstock.cluster.open import open_node
 from penstock.core.events import Pushed, QueueCreated
 from penstock.errors import CorruptEntry, StoreUnusable
@@ -150,7 +151,7 @@ def test_a_node_without_an_archive_purges_nothing_of_a_cluster_that_has_one(on_c
         cluster.nodes["c"] = node
         await cluster.until_owned("c")
         (owned,) = cluster.owned_shards()
-        assert owned.journal.archived_position == 1 << 62
+        await cluster.until(lambda: owned.journal.archived_position == NO_ARCHIVE)
         await cluster.end("c")
 
     on_cluster(work, shards=1)

@@ -96,7 +96,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             await queues.push("q", b"%d" % number)
         await cluster.add("b")
         old, new = (cluster.nodes[name].node for name in "ab")
-        execute, ask_to_yield = JetStream.execute, new._ask_to_yield
+        execute, end_standby = JetStream.execute, new._end_standby
 
         async def execute_late(log, request):
             if log is new._replicated and type(request) is ReadSlots:
@@ -104,19 +104,43 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
                 await asyncio.sleep(0.3)
             return await execute(log, request)
 
-        async def note_lag(shard, owner):
-            standby = new._standbys[shard].replica
-            asked.append(old.owned[shard].journal.slot - (standby.next_slot - 1))
-            return await ask_to_yield(shard, owner)
+        async def note_lag(shard):
+            replica = await end_standby(shard)
+            asked.append(old.owned[shard].journal.slot - (replica.next_slot - 1))
+            return replica
 
         monkeypatch.setattr(JetStream, "execute", execute_late)
-        monkeypatch.setattr(new, "_ask_to_yield", note_lag)
+        monkeypatch.setattr(new, "_end_standby", note_lag)
         await new._replicated.run(set_register("pin.0", b"b"))
         await cluster.until(lambda: 0 in new.owned)
         assert (await queues.stats("q")).visible == 60
 
     on_cluster(work, shards=1)
     assert max(asked) < 5
+
+
+def test_new_standbys_are_started_one_at_a_time(on_cluster, monkeypatch):
+    """Each has a whole log to read, on the event loop that serves the shards of its node."""
+    started = []
+
+    async def work(cluster):
+        await cluster.add("a")
+        await cluster.until_owned("a")
+        await cluster.add("b")
+        node = cluster.nodes["b"].node
+        start_standby = node._start_standby
+
+        def count_new(replica):
+            start_standby(replica)
+            started.append(sum(each.is_new for each in node._standbys.values()))
+
+        monkeypatch.setattr(node, "_start_standby", count_new)
+        await cluster.until(lambda: len(node._standbys) + len(node.owned) == 8)
+
+    on_cluster(work, shards=8)
+    assert len(started) >= 8
+    # A move starts a standby of its own.
+    assert max(started) <= 2
 
 
 def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):

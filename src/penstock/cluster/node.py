@@ -29,8 +29,8 @@ from nats.aio.subscription import Subscription
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, shard_directory
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.journal import ReplicatedJournal
-from penstock.cluster.log import Look, LookAll, Register, Unanswered
+from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
+from penstock.cluster.log import Look, LookAll, Register, Unanswered, insist
 from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_ON,
@@ -54,6 +54,7 @@ from penstock.cluster.placement import (
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import OtherShards, OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
+from penstock.cluster.standby import Standby
 from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
@@ -65,7 +66,6 @@ _NAME_TAKEN_S: Final = 0.25
 _REGISTERS_S: Final = 1.0
 # Shards are moved to the first in rank once the set of nodes has not changed for so long.
 _SETTLED_S: Final = 2.0
-_TAIL_S: Final = 5.0
 _MAINTENANCE_S: Final = 1.0
 # In one of this many rounds, copies of queues are removed that a change of the spread has left.
 _STALE_COPIES_EVERY: Final = 10
@@ -78,27 +78,6 @@ _NOT_OWNED: Final = b"? not owned here"
 _LEAVE_S: Final = 5.0
 # For how long a node answers NOT_OWNER for a shard that it has handed over.
 _REDIRECT_S: Final = 2.0
-
-
-class _Standby:
-    """The replica of a shard that another node owns; a task reads the log into it."""
-
-    __slots__ = ("caught_up", "replica", "task", "woken")
-
-    def __init__(self, replica: ShardReplica) -> None:
-        self.replica = replica
-        self.woken = asyncio.Event()
-        # Set whenever the task has read the log to its end.
-        self.caught_up = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    async def catch_up(self) -> None:
-        """Waits until the task has read everything that was in the log before this call."""
-        # The first event may be that of a read which began before the call.
-        for _ in range(2):
-            self.caught_up.clear()
-            self.woken.set()
-            await self.caught_up.wait()
 
 
 class ClusterNode:
@@ -135,7 +114,7 @@ class ClusterNode:
         self._changed_s = self._loop.time()
         self._owners: dict[int, Register] = {}
         self._pins: dict[int, str] = {}
-        self._standbys: dict[int, _Standby] = {}
+        self._standbys: dict[int, Standby] = {}
         self._busy: set[int] = set()
         self._moving: int | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -209,7 +188,7 @@ class ClusterNode:
     async def _take_grown(self, message: Msg) -> None:
         standby = self._standbys.get(int(message.subject.rpartition(".")[2]))
         if standby is not None:
-            standby.woken.set()
+            standby.wake()
 
     async def _take_owned(self, message: Msg) -> None:
         self._look_now.set()
@@ -325,6 +304,8 @@ class ClusterNode:
     # Which shards this node takes.
 
     def _decide(self) -> None:
+        if self._stopping:
+            return
         is_settled = self._loop.time() - self._changed_s > _SETTLED_S
         for shard in range(self._settings.shards):
             if shard in self._busy:
@@ -349,7 +330,10 @@ class ClusterNode:
                 self._moving = shard
                 self._start_work(shard, self._request_shard, owner)
             elif self.node in order[:2]:
-                self._stand_by(shard)
+                # One at a time, and not during a move: a new standby has a whole log to read, on
+                # the event loop that serves the shards of this node.
+                if self._moving is None and not self._has_new_standby():
+                    self._stand_by(shard)
             else:
                 self._leave_standby(shard)
 
@@ -375,37 +359,28 @@ class ClusterNode:
         finally:
             self._busy.discard(shard)
 
+    def _has_new_standby(self) -> bool:
+        return any(standby.is_new for standby in self._standbys.values())
+
     def _stand_by(self, shard: int) -> None:
         if shard not in self._standbys:
-            replica = ShardReplica(shard, self._path(shard))
-            standby = self._standbys[shard] = _Standby(replica)
-            standby.task = self._loop.create_task(self._tail(standby))
+            self._start_standby(ShardReplica(shard, self._path(shard)))
+
+    def _start_standby(self, replica: ShardReplica) -> None:
+        def failed(error: PenstockError) -> None:
+            self.failures.append(f"shard {replica.shard}: {error}")
+
+        # The next standby is started once this one has read its log.
+        standby = Standby(replica, self._replicated, self._decide, failed)
+        self._standbys[replica.shard] = standby
 
     def _path(self, shard: int) -> Path:
         return self._directory / f"shard-{shard}-{secrets.token_hex(4)}"
 
-    async def _tail(self, standby: _Standby) -> None:
-        while True:
-            try:
-                await self._replicated.run(standby.replica.catch_up())
-                standby.caught_up.set()
-            except PenstockError as error:
-                self.failures.append(f"shard {standby.replica.shard}: {error}")
-                await asyncio.sleep(1)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TAIL_S):
-                    await standby.woken.wait()
-            standby.woken.clear()
-
     async def _end_standby(self, shard: int) -> ShardReplica | None:
-        """Ends the task of a standby; its replica, unless the task has failed."""
+        """Ends a standby; its replica, if it has one that may be used."""
         standby = self._standbys.pop(shard, None)
-        if standby is None:
-            return None
-        is_reading = standby.task is not None and not standby.task.done()
-        if standby.task is not None:
-            await end_tasks([standby.task])
-        return standby.replica if is_reading else None
+        return None if standby is None else await standby.end()
 
     def _leave_standby(self, shard: int) -> None:
         if shard in self._standbys:
@@ -417,10 +392,17 @@ class ClusterNode:
             replica.close()
             shutil.rmtree(replica.directory, ignore_errors=True)
 
-    async def _take(self, shard: int, seen_revision: int, seen_slot: int = 0) -> None:
+    async def _take(
+        self,
+        shard: int,
+        seen_revision: int,
+        seen_slot: int = 0,
+        replica: ShardReplica | None = None,
+    ) -> None:
         """Takes a shard over and serves it. Raises PenstockError."""
         async with self._takeovers:
-            replica = await self._end_standby(shard) or ShardReplica(shard, self._path(shard))
+            replica = replica or await self._end_standby(shard)
+            replica = replica or ShardReplica(shard, self._path(shard))
             try:
                 claim_id = secrets.token_hex(8)
                 steps = take_over(replica, self.node, claim_id, seen_revision, seen_slot)
@@ -437,7 +419,7 @@ class ClusterNode:
                 shard_identity(settings.identity, shard),
                 shard_key(settings.key, shard),
             )
-            archive = await self._open_archive(journal)
+            archive = self._open_archive(journal)
             guard = SpreadGuard(engine.shard, settings.shards)
             engine.shard.elsewhere = Elsewhere(shard, settings.shards)
             engine.shard.spread = guard.names
@@ -456,17 +438,20 @@ class ClusterNode:
             assert self._others is not None
             await owned.start(self._others)
 
-    async def _open_archive(self, journal: ReplicatedJournal) -> ShardArchive | None:
-        """The archive of a shard, if this node has one; if only other nodes do, purges nothing."""
-        if self._archive is not None:
-            journal.archived_position = journal.first_position
-            identity = shard_identity(self._settings.identity, journal.shard)
-            return ShardArchive(shard_directory(self._archive, journal.shard), identity)
-        with suppress(Unanswered):
-            found = await self._replicated.execute(Look(ARCHIVE_KEY))
-            if found is not None and found.value == ARCHIVE_ON:
-                journal.archived_position = journal.first_position
-        return None
+    def _open_archive(self, journal: ReplicatedJournal) -> ShardArchive | None:
+        """The archive of a shard, if this node has one. Nothing is purged that is not archived."""
+        journal.archived_position = journal.first_position
+        if self._archive is None:
+            self._run(self._permit_purges(journal))
+            return None
+        identity = shard_identity(self._settings.identity, journal.shard)
+        return ShardArchive(shard_directory(self._archive, journal.shard), identity)
+
+    async def _permit_purges(self, journal: ReplicatedJournal) -> None:
+        """Lets a shard be purged, unless other nodes archive it; the shard is served meanwhile."""
+        found: Register | None = await self._replicated.run(insist(Look(ARCHIVE_KEY)))
+        if found is None or found.value != ARCHIVE_ON:
+            journal.archived_position = NO_ARCHIVE
 
     def _make_clock(self, last_ms: int) -> Clock:
         return self._clock or SystemClock(not_before_ms=last_ms)
@@ -499,14 +484,19 @@ class ClusterNode:
             except TimeoutError:
                 # The standby continues to read; a later look tries again.
                 return
+            # Before the owner stops: from then on clients wait.
+            replica = await self._end_standby(shard)
             answer = await self._ask_to_yield(shard, owner)
             if answer == _NOT_OWNED:
                 # It was handed over to a node that never took it.
                 register = self._owners.get(shard)
-                await self._take(shard, 0 if register is None else register.revision)
+                revision = 0 if register is None else register.revision
+                await self._take(shard, revision, replica=replica)
             elif not answer.startswith(b"?"):
                 term, slot = map(int, answer.split())
-                await self._take(shard, term, slot)
+                await self._take(shard, term, slot, replica)
+            elif replica is not None:
+                self._start_standby(replica)
         finally:
             self._moving = None
 

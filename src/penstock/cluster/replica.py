@@ -32,6 +32,8 @@ from penstock.journal.restore import Recovery
 
 # After this many reads that lack a slot which must exist, another server is made the leader.
 _MISSES_MAX: Final = 50
+# After this many slots a node serves its other shards.
+_SLOTS_PER_STEP: Final = 50
 # A read of fewer slots was not cut short by the limit of bytes: the log ends there.
 _SLOTS_AT_END: Final = 8
 
@@ -85,8 +87,11 @@ class ShardReplica:
                 return
             slots: list[LogSlot] = yield from insist(ReadSlots(self.shard, self._chain.slot))
             try:
-                for number, extent in slots:
+                for count, (number, extent) in enumerate(slots, 1):
                     self._take(self._chain, number, extent)
+                    if count % _SLOTS_PER_STEP == 0:
+                        # The event loop that reads serves other shards, too.
+                        yield Pause(0)
             except BrokenChain:
                 yield from self._mend(self._chain)
                 continue
