@@ -57,9 +57,13 @@ _NOT_FOUND: Final = 404
 _TIMEOUT_S: Final = 2.0
 # An append is repeated sooner: the shard waits for it, and the same append is never stored twice.
 _APPEND_S: Final = 0.5
-# The longest wait for a stream's new leader, and the timeout of one request to it.
+# The longest wait for a stream's new leader, the timeout of one request to it, and the pause.
 _LEADER_S: Final = 0.5
 _LEADER_ASK_S: Final = 0.02
+_LEADER_PAUSE_S: Final = 0.005
+# For how long after a change of the leader an append may be lost, and is repeated sooner still.
+_UNSTABLE_S: Final = 1.0
+_UNSTABLE_APPEND_S: Final = 0.1
 _CREATE_S: Final = 60.0
 # Three attempts at three servers that do not answer, 2 s each.
 _CONNECT_S: Final = 20.0
@@ -157,6 +161,7 @@ class JetStream:
         self._client = client
         self._name = name
         self._by_leader_until: dict[int, float] = {}
+        self._unstable_until: dict[int, float] = {}
         self._loop = asyncio.get_running_loop()
         self._answers: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             Append: self._append,
@@ -257,30 +262,34 @@ class JetStream:
     async def move_leader_here(self, shard: int) -> None:
         """Moves the leader of the shard's stream to the server that this client is connected to."""
         stream = f"{self._name}_shard_{shard}"
-        here = self._client._server_info.get("server_name")
+        here = str(self._client._server_info.get("server_name"))
         try:
             info = await self._checked_api(f"STREAM.INFO.{stream}")
             cluster = info.get("cluster") or {}
             followers = [each["name"] for each in cluster.get("replicas") or ()]
             if here in followers:
                 body = {"placement": {"preferred": here}}
+                self._unstable_until[shard] = self._loop.time() + _UNSTABLE_S
                 await self._api(f"STREAM.LEADER.STEPDOWN.{stream}", body)
-                await self._wait_for_leader(stream)
+                await self._wait_for_leader(stream, here)
         except (TimeoutError, Unanswered, nats.errors.Error, OSError):
             # The leader stays where it is: an append then takes one network hop more.
             return
 
-    async def _wait_for_leader(self, stream: str) -> None:
-        """Waits until the leader of a stream answers, for at most `_LEADER_S`.
+    async def _wait_for_leader(self, stream: str, server: str) -> None:
+        """Waits until this server answers as the leader of a stream, for at most `_LEADER_S`.
 
-        An append to a stream without a leader is lost, and repeated only after `_APPEND_S`.
+        An append to a stream without a leader is lost, and repeated only after a timeout.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEADER_S):
                 while True:
+                    # The old leader may still answer, or nobody.
                     with suppress(TimeoutError):
-                        await self._api(f"STREAM.INFO.{stream}", timeout_s=_LEADER_ASK_S)
-                        return
+                        info = await self._api(f"STREAM.INFO.{stream}", timeout_s=_LEADER_ASK_S)
+                        if (info.get("cluster") or {}).get("leader") == server:
+                            return
+                    await asyncio.sleep(_LEADER_PAUSE_S)
 
     # Publishing.
 
@@ -300,7 +309,9 @@ class JetStream:
 
     async def _append(self, request: Append) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(request.after)}
-        return await self._publish(f"shard.{request.shard}", request.extent, headers, _APPEND_S)
+        is_unstable = self._unstable_until.get(request.shard, 0) > self._loop.time()
+        timeout_s = _UNSTABLE_APPEND_S if is_unstable else _APPEND_S
+        return await self._publish(f"shard.{request.shard}", request.extent, headers, timeout_s)
 
     async def _swap(self, request: Swap) -> int:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(request.revision)}
@@ -315,13 +326,20 @@ class JetStream:
     async def _direct_get(self, stream: str, body: Any) -> AsyncIterator[Msg]:
         """The messages that a direct get of several messages returns."""
         inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox)
+        # A queue of our own: `Subscription.next_msg` starts a task for every message, and a log may
+        # have millions of them to read.
+        messages: asyncio.Queue[Msg] = asyncio.Queue()
+        subscription = await self._client.subscribe(inbox, cb=messages.put)
         try:
             await self._client.publish(
                 f"$JS.API.DIRECT.GET.{stream}", _encode_json(body), reply=inbox
             )
             while True:
-                message = await subscription.next_msg(_TIMEOUT_S)
+                if messages.empty():
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        message = await messages.get()
+                else:
+                    message = messages.get_nowait()
                 status = (message.headers or {}).get("Status")
                 if status == "503":
                     raise Unanswered(f"{stream}: no server answers")
