@@ -11,6 +11,9 @@ them in each round:
 
 A queue that is spread over k shards is measured beside them: one queue, all clients on it.
 
+Latencies at half load are printed with those of bare appends of the same size at the same rate:
+what NATS and the disk contribute to the slowest of them.
+
 Where the processor goes is a table of its own. Clients, nodes and NATS servers share the cores of
 this machine, so `limit` is what it could push if nothing ever waited: its cores, divided by the
 processor time that a push took in that run. More shards cannot pass it here; `of it` says how near
@@ -22,6 +25,7 @@ push, or sees a message claimed twice under one epoch, or in which a push fails,
 """
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -76,8 +80,8 @@ class LocalCluster:
 
     def __init__(self, root: Path, shards: int) -> None:
         self.root = root
-        told = self._penstock("up", "--json", "--port", "0", "--shards", str(shards))
-        self.state: dict[str, Any] = json.loads(told)
+        output = self._penstock("up", "--json", "--port", "0", "--shards", str(shards))
+        self.state: dict[str, Any] = json.loads(output)
         self.url: str = self.state["url"]
         self.address = read_address(read_url(self.url))
 
@@ -173,7 +177,6 @@ async def push_pull_delete(
         await asyncio.gather(*map(drain, range(min(clients, 64))))
         drain_s = time.perf_counter() - began_s
         check_ledger(pushed, pulled)
-        latencies.sort()
         for queue in queues:
             await connected.remove(queue)
         return {
@@ -184,60 +187,86 @@ async def push_pull_delete(
             **{f"{kind}_us": 1e6 * each_s / len(pushed) for kind, each_s in used.items()},
             "cores": sum(used.values()) / push_s,
             "limit": (os.cpu_count() or 1) * len(pushed) / sum(used.values()),
-            **_percentiles(latencies),
+            **_percentiles(sorted(latencies)),
         }
 
 
 async def paced(cluster: LocalCluster, queues: list[str], rate: float, seconds: float) -> Any:
-    """Pushes at a fixed rate; latencies from when each push was due."""
+    """Pushes at a fixed rate; latencies from when each push was due, and the extents."""
     async with await penstock.aio.connect(cluster.url) as connected:
         for queue in queues:
             await connected.create(queue)
         latencies: list[float] = []
+        slots, size_bytes = await cluster.written()
+        # Pauses of this process by garbage of earlier measurements are not the cluster's.
+        gc.collect()
+        gc.freeze()
         began_s = time.perf_counter()
 
         async def push(number: int, due_s: float) -> None:
             await connected.push(queues[number % len(queues)], BODY)
             latencies.append(time.perf_counter() - due_s)
 
-        tasks = []
-        for number in range(round(rate * seconds)):
-            due_s = began_s + number / rate
-            if (wait_s := due_s - time.perf_counter()) > 0:
-                await asyncio.sleep(max(wait_s, PACE_S))
-            tasks.append(asyncio.create_task(push(number, due_s)))
-        await asyncio.gather(*tasks)
+        # A list of all tasks would be garbage to look through, for up to 0.14 s at a time; a group
+        # forgets those that have ended.
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(round(rate * seconds)):
+                due_s = began_s + number / rate
+                if (wait_s := due_s - time.perf_counter()) > 0:
+                    await asyncio.sleep(max(wait_s, PACE_S))
+                tasks.create_task(push(number, due_s))
+        took_s = time.perf_counter() - began_s
+        gc.unfreeze()
+        slots_now, bytes_now = await cluster.written()
+        extents = max(1, slots_now - slots)
         for queue in queues:
             await connected.remove(queue)
-        latencies.sort()
-        return {"rate": rate, **_percentiles(latencies)}
+        return {
+            "rate": rate,
+            "extents": extents / took_s,
+            "extent_bytes": (bytes_now - size_bytes) / extents,
+            **_percentiles(sorted(latencies)),
+        }
 
 
 def _percentiles(latencies: list[float]) -> dict[str, float]:
     return {f"p{each}_ms": 1_000 * percentile(latencies, each) for each in (50, 99)}
 
 
-async def bare_loop(cluster: LocalCluster, name: str, size_bytes: int, seconds: float) -> float:
-    """Appends to a bare stream, one at a time; appends a second."""
+async def bare_loop(
+    cluster: LocalCluster, name: str, size_bytes: int, seconds: float, rate: float | None = None
+) -> dict[str, float]:
+    """Appends to a bare stream, one at a time: appends a second, and their latencies.
+
+    With a rate, latencies are from when each append was due.
+    """
     client = await open_client(cluster.address, "benchmark")
     bare = JetStream(client, name)
     await bare.prepare(1, 3)
-    await bare.prefer_here(0)
+    await bare.move_leader_here(0)
     data = os.urandom(size_bytes)
     last = None
     while last is None:
-        # The stream's leader may be changing hands.
+        # The stream may have no leader for a moment.
         with suppress(Unanswered, Mismatch):
             bounds = await bare.execute(Bounds(0))
             last = await bare.execute(Append(0, bounds.last, data))
-    count = 0
+    latencies: list[float] = []
     began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
-        last = await bare.execute(Append(0, last, data))
-        count += 1
+    while (now_s := time.perf_counter()) - began_s < seconds:
+        due_s = now_s if rate is None else began_s + len(latencies) / rate
+        if due_s > now_s:
+            await asyncio.sleep(due_s - now_s)
+        try:
+            last = await bare.execute(Append(0, last, data))
+        except (Unanswered, Mismatch):
+            # Lost while the leader changed, or taken without an answer.
+            last = (await bare.execute(Bounds(0))).last
+            continue
+        latencies.append(time.perf_counter() - due_s)
     took_s = time.perf_counter() - began_s
     await client.close()
-    return count / took_s
+    return {"appends": len(latencies) / took_s, **_percentiles(sorted(latencies))}
 
 
 async def quorum_queues(url: str, queues: list[str], clients: int, seconds: float) -> Any:
@@ -345,15 +374,17 @@ async def measure_rates(root: Path, rounds: int, seconds: float, rabbit: str) ->
                 ours = await push_pull_delete(cluster, queues, CLIENTS, seconds)
                 if shards == 1:
                     size = round(ours["extent_bytes"])
-                    appends = await bare_loop(cluster, f"bare{number}", size, seconds / 2)
-                    ours["bare"] = appends * ours["each_extent"]
+                    bare = await bare_loop(cluster, f"bare{number}", size, seconds / 2)
+                    ours["bare"] = bare["appends"] * ours["each_extent"]
                     peer = await quorum_queues(rabbit, queues, CLIENTS, seconds)
                     ours |= {f"rabbit_{kind}": rate for kind, rate in peer.items()}
                 results.append(ours)
             figures[str(shards)] = results
             if shards == 1:
                 half = median(each["pushes"] for each in results) / 2
-                figures["half"] = await paced(cluster, queues, half, seconds)
+                figures["half"] = paces = await paced(cluster, queues, half, seconds)
+                size, rate = round(paces["extent_bytes"]), paces["extents"]
+                figures["bare_half"] = await bare_loop(cluster, "paced", size, seconds, rate)
         finally:
             cluster.down()
     return figures
@@ -428,10 +459,12 @@ def print_rates(rates: dict[str, Any]) -> None:
     ]
     print_table(f"{CLIENTS} clients, {len(BODY)} B", head, rows)
     print_processor("queues in several shards", "shards", every)
-    half = rates["half"]
+    half, bare = rates["half"], rates["bare_half"]
     print(
-        f"at half load, {half['rate']:,.0f} pushes/s: "
-        f"p50 {half['p50_ms']:.1f} ms, p99 {half['p99_ms']:.1f} ms"
+        f"at half load, {half['rate']:,.0f} pushes/s in {half['extents']:,.0f} extents/s: "
+        f"p50 {half['p50_ms']:.1f} ms, p99 {half['p99_ms']:.1f} ms\n"
+        f"bare appends of the same size, {bare['appends']:,.0f}/s: "
+        f"p50 {bare['p50_ms']:.1f} ms, p99 {bare['p99_ms']:.1f} ms"
     )
 
 

@@ -12,7 +12,7 @@ from tests.cluster.processes import LocalCluster, nats_in_memory, penstock_clust
 _names = (f"test{n}" for n in itertools.count())
 
 
-# Not for the session: servers that nobody uses any more would run on beside all other tests.
+# Per module, not per session: unused servers would take processor time from other tests.
 @pytest.fixture(scope="module")
 def nats_servers():
     with nats_in_memory() as servers:
@@ -21,13 +21,13 @@ def nats_servers():
 
 @pytest.fixture
 def cluster_url(nats_servers):
-    """The URL of a cluster of its own on the shared servers."""
+    """The URL of a new cluster on the shared servers."""
     return f"{nats_servers.url}?name={next(_names)}&shards=2"
 
 
 @pytest.fixture
 def on_cluster(cluster_url, quick_path, monkeypatch):
-    # How long nodes wait for others to come or go before they move shards: here they come at once.
+    # Shards are moved sooner than in production: all nodes of a test start at once.
     monkeypatch.setattr("penstock.cluster.node._SETTLED_S", 0.2)
 
     def run(work, shards=4):
@@ -43,7 +43,7 @@ def on_cluster(cluster_url, quick_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def local_cluster(tmp_path_factory):
-    """Three nodes as processes, and their archive."""
+    """Three nodes as processes, with an archive."""
     root = tmp_path_factory.mktemp("local")
     options = ("--json", "--port", "0", "--shards", "4", "--archive", str(root / "archive"))
     up = penstock_cluster("up", root, *options)

@@ -1,4 +1,4 @@
-"""Clients with a ledger: what was answered must be true, whatever happens to the cluster."""
+"""Clients that record every answer, to check that faults make none of them untrue."""
 
 import asyncio
 import itertools
@@ -7,18 +7,18 @@ from contextlib import suppress
 from penstock.errors import BackendLost, RequestError
 from tests.conftest import FULL
 
-# How long each client pauses between two messages: faults take seconds, and a client that repeats
-# at full speed meanwhile takes the processor from the nodes.
+# The pause of a client between two messages. Faults last seconds; clients at full speed would take
+# the processor from the nodes.
 PACE_S = 0 if FULL else 0.01
 
 
 async def pace():
-    """The pause of a client between two messages."""
+    """Pauses between two messages of a client."""
     await asyncio.sleep(PACE_S)
 
 
 class Ledger:
-    """Pushes, pulls and deletes on some queues, and keeps account of every answer."""
+    """Pushes, pulls and deletes on some queues, and records every answer."""
 
     def __init__(self, queues, names):
         self.queues = queues
@@ -45,7 +45,7 @@ class Ledger:
         self.answered.set()
 
     async def next_answers(self, count):
-        """Waits for so many further answers."""
+        """Waits for this many further answers."""
         wanted = self.answers + count
         while self.answers < wanted:
             self.answered.clear()
@@ -85,7 +85,7 @@ class Ledger:
             self._count()
 
     async def end(self):
-        """Ends the work, takes what is left, and says what is wrong."""
+        """Ends the clients, pulls what is left, and returns the violations that were found."""
         self._stop.set()
         await asyncio.gather(*self._tasks)
         for name in self.names:
@@ -96,7 +96,7 @@ class Ledger:
         for name in self.names:
             held += (await self.queues.stats(name)).in_flight
         lost = self.pushed - self.pulled
-        # A claim whose answer was lost holds its message until it runs out: that is no loss.
+        # A claim whose answer was lost hides its message until it expires: that is no loss.
         if len(lost) > held:
             self.wrong.append(f"{len(lost)} answered pushes are gone, {held} are in flight")
         return self.wrong

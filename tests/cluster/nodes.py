@@ -1,4 +1,4 @@
-"""Nodes of a cluster in one process, for tests: added, ended, crashed, connected to."""
+"""Nodes of a cluster in the process of a test, on real NATS servers."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -9,11 +9,11 @@ from penstock.cluster.open import open_node, open_router
 from penstock.cluster.placement import ranked
 from penstock.url import read_url
 
-PATIENCE_S = 30
+TIMEOUT_S = 30
 
 
 class Cluster:
-    """Some nodes, each with a connection of its own, and a router without shards."""
+    """Some nodes, each with its own connection, and routers."""
 
     def __init__(self, url, path):
         self.address = read_address(read_url(url))
@@ -36,7 +36,7 @@ class Cluster:
             await service.close()
 
     async def crash(self, name):
-        """Ends a node as a kill would: nothing is handed over, and its connection is gone."""
+        """Ends a node as a kill would: it hands nothing over, and its connection is closed."""
         service = self.nodes.pop(name)
         await service.node._client.close()
         await service.node.abandon()
@@ -47,7 +47,7 @@ class Cluster:
         return AsyncQueues(router)
 
     async def until(self, is_so):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -55,7 +55,7 @@ class Cluster:
         return {shard: name for name, service in self.nodes.items() for shard in service.node.owned}
 
     async def until_settled(self):
-        """Waits until every shard is where it belongs: none moves any more by itself."""
+        """Waits until every shard is owned by the first node in its rank, so that none moves."""
         belong = {shard: ranked(shard, self.nodes)[0] for shard in range(self.address.shards)}
         await self.until(lambda: self.owners() == belong)
 

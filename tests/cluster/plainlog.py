@@ -1,4 +1,4 @@
-"""A replicated log in memory that answers every request at once, by the rules of `cluster.log`."""
+"""A replicated log in memory that executes every request at once, by the rules of `cluster.log`."""
 
 from collections import defaultdict
 from typing import ClassVar
@@ -8,7 +8,7 @@ from penstock.cluster.log import LogSlot, Mismatch, Register, SlotBounds
 
 
 class PlainLog:
-    """Keeps everything and loses nothing; `answer` carries out one request.
+    """A log without faults; `answer` executes one request.
 
     `fault(request)` may be set: it is called before each request, and may raise.
     """
@@ -22,7 +22,7 @@ class PlainLog:
         self.demoted = []
         self.requests = []
         self.fault = lambda request: None
-        # How many reads are answered by a replica that has nothing yet.
+        # How many reads return nothing, as if a replica lagged.
         self.behind_for = 0
 
     def answer(self, request):

@@ -1,4 +1,4 @@
-"""A cluster of real processes, as `penstock cluster up` starts it, for tests."""
+"""A cluster of real processes, started by `penstock cluster up`, for tests."""
 
 import asyncio
 import json
@@ -17,21 +17,21 @@ from penstock.cluster.operations import operate
 from penstock.url import read_url
 from tests.conftest import MEMORY
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 LOOK_S = 0.05
 # All nodes are asked each time.
 STATUS_S = 0.2
 
 
 def _in_memory():
-    """Where files are kept in memory, if there is room for the stores of some servers."""
+    """A directory in memory, if it has enough room for the stores of three servers."""
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1 << 30
     return MEMORY if has_room else None
 
 
 @contextmanager
 def nats_in_memory():
-    """Three NATS servers whose files are in memory: tests of these do not cut the power."""
+    """Three NATS servers with their files in memory: these tests do not simulate power cuts."""
     root = Path(tempfile.mkdtemp(prefix="penstock-", dir=_in_memory()))
     servers = NatsServers(root)
     try:
@@ -43,15 +43,15 @@ def nats_in_memory():
 
 
 def penstock_cluster(action, root, *more):
-    """What the command prints."""
+    """Runs `penstock cluster ACTION`; its output."""
     command = [sys.executable, "-m", "penstock", "cluster", action, "--directory", str(root)]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 class LocalCluster:
-    """The processes of a cluster, by what they are."""
+    """The processes of a cluster."""
 
     def __init__(self, root, state):
         self.root = root
@@ -68,7 +68,7 @@ class LocalCluster:
         return await operate(self.address, lambda each: each.status())
 
     async def until_replaced(self, shard, owner, timeout_s):
-        """Waits until another node owns the shard; its register is asked, which always answers."""
+        """Waits until the shard's register has another owner."""
 
         async def look(operator):
             async with asyncio.timeout(timeout_s):
@@ -78,7 +78,7 @@ class LocalCluster:
         await operate(self.address, look)
 
     def spread(self, queue, *shards):
-        """Spreads a queue, or asks how it is spread, as people do."""
+        """Spreads a queue, or returns how it is spread, by the command line."""
         words = [queue, *map(str, shards), "--json"]
         return json.loads(penstock_cluster("spread", self.root, *words))
 
@@ -86,12 +86,12 @@ class LocalCluster:
         return await operate(self.address, lambda each: each.owner(shard))
 
     async def until(self, is_so):
-        """Waits until this is so of all shards, by one connection."""
+        """Waits until `is_so` holds for the status of every shard."""
 
         async def look(operator):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 while True:
-                    # The registers have no leader for a while after a NATS server was killed.
+                    # After a NATS server was killed, the registers have no leader for some time.
                     with suppress(Unanswered):
                         if all(map(is_so, (await operator.status()).shards)):
                             return
@@ -157,4 +157,4 @@ def end(processes):
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)

@@ -1,10 +1,11 @@
-"""Shards kept as segment files: what owners write, one after another, and who may read it."""
+"""The archive: the segment files that successive owners of a shard write."""
 
 import asyncio
 
 import pytest
 
 from penstock.cluster.archive import ShardArchive, shard_directory
+from penstock.cluster.journal import NO_ARCHIVE
 from penstock.cluster.open import open_node
 from penstock.core.events import Pushed, QueueCreated
 from penstock.errors import CorruptEntry, StoreUnusable
@@ -19,7 +20,7 @@ SMALL = 8 * 1024
 
 
 def entries(first, count, term=1):
-    """So many entries of a stream, as bytes one after another."""
+    """This many entries of a stream, as a list of bytes."""
     packed = []
     for sequence in range(first, first + count):
         event = (
@@ -41,7 +42,7 @@ def read_back(directory):
     return found
 
 
-def test_an_owner_goes_on_where_the_one_before_it_ended(tmp_path):
+def test_an_owner_continues_where_the_one_before_it_ended(tmp_path):
     stream = entries(1, 40, term=1) + entries(41, 40, term=2)
     whole = b"".join(stream)
     first = ShardArchive(tmp_path, IDENTITY, SMALL)
@@ -60,7 +61,7 @@ def test_an_owner_goes_on_where_the_one_before_it_ended(tmp_path):
     assert len(list(tmp_path.glob("*.seg"))) > 5
 
 
-def test_an_archive_that_is_begun_late_begins_with_what_is_left(tmp_path):
+def test_an_archive_that_is_started_late_begins_with_the_oldest_available_entry(tmp_path):
     stream = entries(1, 60)
     late = len(b"".join(stream[:30]))
     archive = ShardArchive(tmp_path, IDENTITY, SMALL)
@@ -150,7 +151,7 @@ def test_a_node_without_an_archive_purges_nothing_of_a_cluster_that_has_one(on_c
         cluster.nodes["c"] = node
         await cluster.until_owned("c")
         (owned,) = cluster.owned_shards()
-        assert owned.journal.archived_position == 1 << 62
+        await cluster.until(lambda: owned.journal.archived_position == NO_ARCHIVE)
         await cluster.end("c")
 
     on_cluster(work, shards=1)
@@ -173,7 +174,7 @@ def test_a_full_or_missing_archive_stops_purges_and_is_reported(on_cluster, tmp_
         assert "file" in cluster.nodes["a"].node.status()["owned"]["0"]["archive_error"]
         await owned.take_snapshot()
         assert owned.journal.first_position == 0
-        # Once it is a directory, it is written.
+        # Once the path can be a directory, the archive is written.
         await asyncio.to_thread(blocked.unlink)
         await cluster.until(lambda: not owned.archive_error and not owned.unarchived_bytes)
 

@@ -1,4 +1,4 @@
-"""Commands that travel to a shard together: each is answered, refused and repeated by itself."""
+"""Commands that share a Batch to a shard: each is answered, refused and repeated separately."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
         journal = cluster.nodes["a"].node.owned[0].journal
         before = journal.last_sequence
         ids = await asyncio.gather(*(queues.push("orders", b"%d" % n) for n in range(100)))
-        # 32, 32, 32 and 4; there may be some empty entries that confirm an answer.
+        # Batches of 32, 32, 32 and 4; there may be some other entries.
         assert journal.last_sequence - before < 10
         claims = await queues.pull_many("orders", 100)
         assert [int(claim.body) for claim in claims] == list(range(100))
@@ -37,11 +37,11 @@ def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster
         queues = await cluster.connect()
         await queues.create("hot")
         await cluster.nodes["a"].router.spread.spread("hot", 2)
-        await queues.push("hot", b"told of the spread")
+        await queues.push("hot", b"reads the spread")
         journals = [each.journal for each in cluster.nodes["a"].node.owned.values()]
         before = sum(each.last_sequence for each in journals)
         pushes = [queues.push("hot", b"%d" % n) for n in range(60)]
-        # A key whose place depends on the spread before goes alone: its shard may refuse it.
+        # A push whose key may be in a shard of the earlier spread is sent alone.
         keyed = [queues.push("hot", b"k", dedup_id=f"{n}") for n in range(4)]
         ids = await asyncio.gather(*pushes, *keyed)
         assert len(set(ids)) == 64
@@ -51,7 +51,7 @@ def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster
     on_cluster(work, shards=2)
 
 
-def test_one_that_is_refused_among_others_is_told_why_in_its_own_words(on_cluster):
+def test_a_command_refused_in_a_batch_gets_the_error_that_it_gets_alone(on_cluster):
     async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
@@ -89,7 +89,7 @@ async def claim_one(queues):
     return await queues.pull_many("orders", 1)
 
 
-def test_a_cancelled_command_does_not_harm_those_it_travelled_with(on_cluster):
+def test_a_cancelled_command_does_not_affect_the_others_of_its_batch(on_cluster):
     async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
@@ -147,7 +147,7 @@ def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
         owned = cluster.nodes["a"].node.owned[0]
         client = cluster.nodes["a"].node._client
         subject = f"{cluster.address.name}.serve.0.{owned.term}"
-        # Somebody hears it who is not the owner, as the log of a server that is killed then.
+        # Another subscriber gets the message, so that NATS does not report it as undelivered.
         heard = asyncio.Event()
 
         async def swallow(message):
@@ -167,10 +167,10 @@ def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
     on_cluster(work, shards=1)
 
 
-def test_an_owner_that_announces_itself_while_it_is_asked_is_asked_again_at_once(
+def test_a_command_is_repeated_at_once_if_the_owner_announces_itself_meanwhile(
     on_cluster, monkeypatch
 ):
-    """A router may know the term from the register before the new owner listens."""
+    """A router may read the term from the register before the new owner has subscribed."""
     monkeypatch.setattr("penstock.cluster.attempts._RETRY_S", 60.0)
     monkeypatch.setattr("penstock.cluster.attempts._RETRY_S_MAX", 60.0)
 

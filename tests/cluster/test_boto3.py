@@ -1,6 +1,6 @@
 """boto3 against three endpoints of a cluster at once: each call goes to another of them.
 
-The tests are those of one endpoint, with clients that take the endpoints in turn.
+The tests are those of a single endpoint, with clients that use the endpoints in turn.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Endpoints:
-    """Three endpoints, as if they had one address."""
+    """Three endpoints that look like one to the tests."""
 
     def __init__(self, urls):
         self.urls = urls

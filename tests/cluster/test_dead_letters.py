@@ -1,4 +1,4 @@
-"""Dead letters between shards: whoever is killed on their way, each arrives, and once."""
+"""Dead letters between shards arrive exactly once, also if owners or routers are killed."""
 
 import asyncio
 
@@ -42,13 +42,13 @@ class Between:
         raise AssertionError("no such name")
 
     def source(self):
-        """The owner of the queue's shard as of now; None while the shard moves."""
+        """The current owner of the queue's shard; None while the shard moves."""
         shard = self.router.shard_of(self.work)
         owned = self.cluster.owned_shards()
         return next((each for each in owned if each.shard == shard), None)
 
     def has_settled(self):
-        """Whether no dead letter is owed any more, by an owner."""
+        """Whether the shard has an owner, and no dead letter in its outbox."""
         source = self.source()
         return source is not None and not source.engine.shard.departed.deliveries
 
@@ -57,7 +57,7 @@ class Between:
         await asyncio.gather(*(self.queues.release(claim) for claim in self.claims))
 
     async def check_arrived(self):
-        """Every message is in the dead-letter queue, once, and knows where it came from."""
+        """Every message is in the dead-letter queue once, with its source."""
         found: list[Claim] = []
         async with asyncio.timeout(30):
             while len(found) < COUNT:
@@ -83,7 +83,7 @@ def test_the_owner_of_the_dead_letter_queue_is_killed_before_they_arrive(on_clus
     async def disturb(cluster, between):
         await cluster.crash("b")
         await between.release_all()
-        # They have left, durably, and are owed until the other shard is taken over.
+        # They are in the outbox, durably, until the other shard is taken over.
         assert (await between.queues.stats(between.work)).messages == 0
 
     between_shards(on_cluster, disturb)
@@ -102,14 +102,14 @@ def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_clus
     async def disturb(cluster, between):
         router = cluster.nodes["a"].router
         carried = asyncio.Event()
-        push_to = router.push_to
+        push_dead_letter = router.push_dead_letter
 
         async def push_and_hang(push, source):
-            await push_to(push, source)
+            await push_dead_letter(push, source)
             carried.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(router, "push_to", push_and_hang)
+        monkeypatch.setattr(router, "push_dead_letter", push_and_hang)
         await between.release_all()
         await asyncio.wait_for(carried.wait(), 20)
         assert between.source().engine.shard.departed.deliveries
@@ -147,7 +147,7 @@ def test_dead_letters_of_a_spread_queue_reach_a_spread_dead_letter_queue(on_clus
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_a_redrive_that_is_broken_off_and_begun_again_brings_each_message_once(
+def test_a_redrive_that_is_interrupted_and_repeated_moves_each_message_once(
     on_cluster, monkeypatch, spread
 ):
     async def work(cluster):
@@ -168,21 +168,21 @@ def test_a_redrive_that_is_broken_off_and_begun_again_brings_each_message_once(
         async with asyncio.timeout(20):
             while (await queues.stats(dead)).messages < COUNT:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        # A router that dies after it has pushed some, before it has deleted the last of them.
-        dying = await open_router(cluster.address)
+        # A router that ends after it has pushed a message, before it has deleted it.
+        ending = await open_router(cluster.address)
         deletes = 0
-        by_receipt = dying._by_receipt
+        by_receipt = ending._by_receipt
 
-        async def die(command):
+        async def end_router(command):
             nonlocal deletes
             deletes += 1
             if deletes == 4:
-                await dying.close()
+                await ending.close()
             return await by_receipt(command)
 
-        monkeypatch.setattr(dying, "_by_receipt", die)
+        monkeypatch.setattr(ending, "_by_receipt", end_router)
         with pytest.raises(PenstockError):
-            await AsyncQueues(dying).redrive(dead)
+            await AsyncQueues(ending).redrive(dead)
         moved = 0
         async with asyncio.timeout(20):
             while (await router.execute(Stats(dead))).messages:
@@ -195,7 +195,7 @@ def test_a_redrive_that_is_broken_off_and_begun_again_brings_each_message_once(
     on_cluster(work)
 
 
-def test_a_redrive_that_takes_longer_than_its_claims_last_brings_each_message_once(
+def test_a_redrive_that_takes_longer_than_its_claims_moves_each_message_once(
     on_cluster, monkeypatch
 ):
     async def work(cluster):
@@ -217,7 +217,7 @@ def test_a_redrive_that_takes_longer_than_its_claims_last_brings_each_message_on
             nonlocal pushes
             pushes += 1
             if pushes == 1:
-                # The claim of the message that is carried, and of those behind it, run out.
+                # Meanwhile the claims of this redrive expire.
                 await asyncio.sleep(0.5)
             return await push(command)
 

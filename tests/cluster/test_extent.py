@@ -1,4 +1,4 @@
-"""The bytes of extents, and how a chain of them is read."""
+"""The bytes of extents, and the checks while a chain of them is read."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ EXTENTS = [
 ]
 
 
-def test_extents_are_read_and_written_as_ever():
+def test_extents_are_read_and_written_as_in_the_golden_file():
     golden = [bytes.fromhex(line) for line in GOLDEN.read_text().splitlines()]
     assert [unpack_extent(packed) for packed in golden] == EXTENTS
     assert [pack_extent(extent) for extent in EXTENTS] == golden
@@ -64,7 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_does_not_follow_on_is_refused_with_nothing_taken(what):
+def test_an_extent_that_does_not_continue_the_chain_is_refused_and_changes_nothing(what):
     slot, extent = WRONG[what]
     chain = opened()
     before = chain.point
@@ -83,13 +83,13 @@ def test_every_flipped_bit_of_an_extent_is_found():
                 opened().take(10, damaged)
 
 
-def test_an_extent_of_a_lower_term_is_passed_over():
+def test_an_extent_of_a_lower_term_is_skipped():
     chain = opened(term=20)
     assert chain.take(10, pack_extent(EXTENTS[1])) == (b"", [])
     assert chain.point == ChainPoint(11, 4096, 41, 20)
 
 
-def test_a_begun_entry_goes_on_over_void_extents_and_ends_with_its_term():
+def test_an_entry_continues_after_void_extents_and_is_dropped_when_its_term_ends():
     chain = opened()
     first = Extent(3, 12, 4096, 41, DATA[:50], goes_on=True)
     rest = Extent(3, 12, 4146, 41, DATA[50:])

@@ -1,11 +1,17 @@
 """The replicated log on three real NATS servers keeps the rules of `cluster.log`."""
 
 import asyncio
+import os
+import signal
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 
+import nats.errors
 import pytest
 
 from penstock.cluster.address import read_address
+from penstock.cluster.extent import Extent, pack_extent
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.log import (
     Append,
@@ -20,8 +26,10 @@ from penstock.cluster.log import (
     ReadChunk,
     ReadSlots,
     Swap,
+    Unanswered,
 )
 from penstock.cluster.nats_servers import find_program
+from penstock.cluster.owner import append_extent
 from penstock.errors import BackendLost
 from penstock.url import read_url
 from tests.ports import refusing_port
@@ -29,7 +37,7 @@ from tests.ports import refusing_port
 
 @pytest.fixture
 def on_log(cluster_url):
-    """Runs a coroutine function of a fresh log."""
+    """Runs a coroutine function with a new log."""
 
     async def run(work):
         address = read_address(read_url(cluster_url))
@@ -45,7 +53,7 @@ def on_log(cluster_url):
 
 
 async def read_until(log, first, last):
-    """The slots from first to last; replicas may be behind for a moment."""
+    """The slots from first to last; replicas may lag for a moment."""
     while True:
         found = await log.execute(ReadSlots(0, first))
         if found and found[-1].number >= last:
@@ -93,7 +101,7 @@ def test_purged_slots_are_gone_and_the_others_keep_their_numbers(on_log):
     on_log(work)
 
 
-def test_after_a_demotion_the_log_goes_on_and_has_all_slots(on_log):
+def test_after_a_demotion_the_log_has_all_slots_and_takes_more(on_log):
     async def work(log):
         for after in range(3):
             await log.execute(Append(0, after, b"%d" % after))
@@ -156,17 +164,77 @@ def test_streams_that_exist_are_used_as_they_are(on_log):
     on_log(work)
 
 
-def test_the_leader_of_a_stream_can_be_moved_to_this_connection(on_log):
+async def leader_of(log, shard):
+    """The server that leads a shard's stream, and all servers that have it."""
+    stream = f"{log._name}_shard_{shard}"
+    while True:
+        cluster = (await log._checked_api(f"STREAM.INFO.{stream}"))["cluster"]
+        if cluster.get("leader"):
+            return cluster["leader"], {cluster["leader"], *(r["name"] for r in cluster["replicas"])}
+
+
+async def move_leader_away(log, shard):
+    """Makes another server than that of this connection the leader of a shard's stream."""
+    here = log._client._server_info["server_name"]
+    stream = f"{log._name}_shard_{shard}"
+    leader, servers = await leader_of(log, shard)
+    while leader == here:
+        away = {"placement": {"preferred": min(servers - {here})}}
+        with suppress(TimeoutError, nats.errors.Error):
+            await log._api(f"STREAM.LEADER.STEPDOWN.{stream}", away)
+        with suppress(TimeoutError, Unanswered, nats.errors.Error):
+            leader, servers = await leader_of(log, shard)
+    return here
+
+
+def test_a_leader_that_was_moved_here_leads_before_anything_is_appended(on_log):
+    """A stream without a leader drops appends, each of which is repeated only after a timeout."""
+
     async def work(log):
-        for _ in range(3):
-            await log.prefer_here(0)
-            await log.prefer_here(1)
-        assert await log.execute(Bounds(0)) == (1, 0)
+        for round_number in range(3):
+            here = await move_leader_away(log, 0)
+            last = (await log.execute(Bounds(0))).last
+            await log.move_leader_here(0)
+            info = await log._api(f"STREAM.INFO.{log._name}_shard_0", timeout_s=0.1)
+            assert info["cluster"]["leader"] == here
+            extent = pack_extent(Extent(0, 1, 0, 0, b"%d" % round_number))
+            assert await log.run(append_extent(0, 1, last, extent)) == last + 1
 
     on_log(work)
 
 
-def test_servers_that_are_not_there_are_named_in_one_sentence():
+def is_stopped(pid):
+    """Whether the signal has stopped the process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_an_append_that_is_lost_after_its_leader_was_moved_is_repeated_soon(on_log, nats_servers):
+    async def work(log):
+        loop = asyncio.get_running_loop()
+        await move_leader_away(log, 0)
+        await log.move_leader_here(0)
+        here = log._client._server_info["server_name"]
+        others = [
+            process.pid for n, process in enumerate(nats_servers.processes) if f"n{n + 1}" != here
+        ]
+        began_s = loop.time()
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
+        while not all(map(is_stopped, others)):
+            pass
+        try:
+            # Without a majority it is never answered.
+            with pytest.raises(Unanswered):
+                await log.execute(Append(0, 0, b"lost"))
+            assert loop.time() - began_s < 0.4
+        finally:
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+
+    on_log(work)
+
+
+def test_an_error_names_servers_that_cannot_be_reached_without_the_password():
     with refusing_port() as port:
         address = read_address(read_url(f"cluster:nats://me:secret@127.0.0.1:{port}"))
         with pytest.raises(BackendLost, match=f"127.0.0.1:{port}: cannot be reached") as caught:
@@ -175,7 +243,7 @@ def test_servers_that_are_not_there_are_named_in_one_sentence():
 
 
 def test_a_connection_whose_handshake_fails_is_closed_before_the_next_is_opened():
-    """A server that is being started accepts connections and may say nothing sensible."""
+    """A server that is starting may accept connections and send something invalid."""
     opened: list[int] = []
 
     async def work():

@@ -21,7 +21,7 @@ from penstock.cluster import calls
 from penstock.cluster.jetstream import open_client
 from penstock.cluster.placement import first_shard
 from penstock.service import Peek, Pull, Push, Stats
-from tests.cluster.processes import PATIENCE_S
+from tests.cluster.processes import TIMEOUT_S
 from tests.server.sqs.conftest import serve
 from tests.tasks.conftest import Shop
 
@@ -45,7 +45,7 @@ class Stopped:
 
     def begin(self):
         self._thread.start()
-        assert self.asked.wait(PATIENCE_S)
+        assert self.asked.wait(TIMEOUT_S)
 
     async def _ask(self):
         """Asks the owner by its term while it is stopped; reads its answers once it is resumed."""
@@ -73,7 +73,7 @@ class Stopped:
         await client.flush()
         self.asked.set()
         await asyncio.to_thread(self.resumed.wait)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await answered.wait()
         await client.close()
 
@@ -83,7 +83,7 @@ class Stopped:
         assert not self.replies
         self.cluster.signal(self.owner, signal.SIGCONT)
         self.resumed.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
 
 

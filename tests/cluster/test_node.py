@@ -11,7 +11,7 @@ from penstock.cluster.open import open_node
 from penstock.errors import StoreInUse
 from penstock.service import CreateQueue
 from tests.cluster.ledger import pace
-from tests.cluster.nodes import PATIENCE_S
+from tests.cluster.nodes import TIMEOUT_S
 
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
@@ -42,7 +42,7 @@ def test_an_owner_that_crashes_is_replaced_and_nothing_answered_is_lost(on_clust
         await cluster.crash("a")
         await cluster.until_owned("b")
         for name, claim in held.items():
-            # In flight there, in flight here: the claims are in the log, too.
+            # The claims are in the log: the new owner has them, too.
             assert await queues.pull(name) is None
             assert await queues.delete(claim)
         for name in names[4:]:
@@ -84,7 +84,7 @@ def test_shards_move_to_a_node_that_joins_without_an_error(on_cluster):
 
 
 def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, monkeypatch):
-    """What is not read by then is read while the shard has no owner, and clients wait for it."""
+    """What is not read by then is read while the shard has no owner and clients wait."""
     asked = []
 
     async def work(cluster):
@@ -96,7 +96,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             await queues.push("q", b"%d" % number)
         await cluster.add("b")
         old, new = (cluster.nodes[name].node for name in "ab")
-        execute, ask_to_yield = JetStream.execute, new._ask_to_yield
+        execute, end_standby = JetStream.execute, new._end_standby
 
         async def execute_late(log, request):
             if log is new._replicated and type(request) is ReadSlots:
@@ -104,19 +104,43 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
                 await asyncio.sleep(0.3)
             return await execute(log, request)
 
-        async def note_lag(shard, owner):
-            standby = new._standbys[shard].replica
-            asked.append(old.owned[shard].journal.slot - (standby.next_slot - 1))
-            return await ask_to_yield(shard, owner)
+        async def note_lag(shard):
+            replica = await end_standby(shard)
+            asked.append(old.owned[shard].journal.slot - (replica.next_slot - 1))
+            return replica
 
         monkeypatch.setattr(JetStream, "execute", execute_late)
-        monkeypatch.setattr(new, "_ask_to_yield", note_lag)
+        monkeypatch.setattr(new, "_end_standby", note_lag)
         await new._replicated.run(set_register("pin.0", b"b"))
         await cluster.until(lambda: 0 in new.owned)
         assert (await queues.stats("q")).visible == 60
 
     on_cluster(work, shards=1)
     assert max(asked) < 5
+
+
+def test_new_standbys_are_started_one_at_a_time(on_cluster, monkeypatch):
+    """Each has a whole log to read, on the event loop that serves the shards of its node."""
+    started = []
+
+    async def work(cluster):
+        await cluster.add("a")
+        await cluster.until_owned("a")
+        await cluster.add("b")
+        node = cluster.nodes["b"].node
+        start_standby = node._start_standby
+
+        def count_new(replica):
+            start_standby(replica)
+            started.append(sum(each.is_new for each in node._standbys.values()))
+
+        monkeypatch.setattr(node, "_start_standby", count_new)
+        await cluster.until(lambda: len(node._standbys) + len(node.owned) == 8)
+
+    on_cluster(work, shards=8)
+    assert len(started) >= 8
+    # A move starts a standby of its own.
+    assert max(started) <= 2
 
 
 def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
@@ -156,7 +180,7 @@ def test_a_waiting_pull_is_answered_after_its_owner_has_crashed(on_cluster):
         await cluster.until_owned("a")
         for name in names:
             await queues.push(name, name.encode(), dedup_id="1")
-        claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
+        claims = await asyncio.wait_for(asyncio.gather(*waits), TIMEOUT_S)
         assert [claim.body.decode() for claim in claims] == names
 
     on_cluster(work)
@@ -199,7 +223,7 @@ def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
 def test_two_nodes_of_one_name_are_refused(on_cluster):
     async def work(cluster):
         await cluster.add("a")
-        with pytest.raises(StoreInUse, match="'a' runs already"):
+        with pytest.raises(StoreInUse, match="'a' is already running"):
             await open_node(cluster.address, node="a", directory=cluster.path / "twin")
         await cluster.until_owned("a")
 

@@ -12,6 +12,7 @@ from penstock.cluster.log import (
     Append,
     Demote,
     Mismatch,
+    Pause,
     PurgeSlots,
     ReadSlots,
     Unanswered,
@@ -22,7 +23,7 @@ from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot, manifest_key
 from penstock.errors import Fenced, NotOwner, StoreUnusable
 from penstock.journal.restore import Recovery
-from penstock.service import CreateQueue, Delete, Peek, Pull, Push, Stats
+from penstock.service import Batch, CreateQueue, Delete, Peek, Pull, Push, PushMany, Stats
 from tests.cluster.plainlog import PlainLog
 
 SHARD = 3
@@ -91,8 +92,8 @@ def bodies(owner):
     return [m.body for m in owner.do(Peek("q", 1000))]
 
 
-def go_on(steps, request, log):
-    """Runs steps to their end that have yielded this request."""
+def finish(steps, request, log):
+    """Runs steps that have yielded this request to their end."""
     while True:
         request = steps.send(log.answer(request))
 
@@ -110,7 +111,7 @@ def test_a_new_owner_has_the_identical_state(owner, other):
     owner.do(Delete("q", claims[0].receipt))
     other.take()
     assert other.state == owner.state
-    # A receipt of the owner before is good with the next one.
+    # A receipt of the previous owner is valid with the next one.
     assert other.do(Delete("q", claims[1].receipt))
     assert other.do(Stats("q")).messages == 3
 
@@ -168,8 +169,8 @@ def test_an_extent_whose_answer_was_lost_is_not_appended_twice(log, owner):
     assert bodies(owner).count(b"once") == 1
 
 
-def test_a_refusal_by_an_attempt_that_vanishes_is_not_taken_for_a_fence(log, owner):
-    """Error 10071 for an attempt that was accepted, and never kept."""
+def test_a_refusal_by_an_attempt_that_disappears_is_not_taken_for_a_fence(log, owner):
+    """Error 10071 because of an attempt that was accepted and never kept."""
     filled(owner)
     refusals = iter([True, True, True])
 
@@ -204,13 +205,13 @@ def test_an_owner_that_was_replaced_before_it_opened_its_term_gives_up(
         request = slow.send(log.answer(request))
     third = Owner(log, quick_path, "c").take()
     third.do(Push("q", b"third"))
-    # It asks for the end again, and appends behind the third owner's extents.
+    # Its append is taken after the third owner's extents.
     void = Append(SHARD, log.last(SHARD), request.extent)
     log.answer(void)
     request = slow.throw(Mismatch())
     with pytest.raises(Fenced):
-        go_on(slow, request, log)
-    # The third owner passes over the void extent, and so does everyone after it.
+        finish(slow, request, log)
+    # The third owner skips the void extent, and so does every later one.
     third.do(Push("q", b"goes on"))
     last = Owner(log, quick_path, "d").take()
     assert bodies(last)[-2:] == [b"third", b"goes on"]
@@ -237,7 +238,7 @@ def test_a_swap_whose_answer_was_lost_still_makes_the_owner(log, owner, other):
 
 
 def test_a_term_is_opened_though_the_end_that_was_asked_for_is_purged_since(log):
-    """A replica that is far behind told the end: such a takeover never came to its own."""
+    """The slot was read from a replica that lags far: such a takeover did not end once."""
     for after in range(10):
         log.answer(Append(SHARD, after, pack_extent(Extent(SHARD, 1, 0, 0, b"", True))))
     log.answer(PurgeSlots(SHARD, 8))
@@ -302,7 +303,7 @@ def test_a_damaged_extent_is_read_from_another_replica(log, owner, other):
 
 
 def test_a_replica_that_is_behind_is_waited_for(log, owner, other):
-    """The slot that opens the term is kept: serving before it is read would lose messages."""
+    """An owner that served before it has read the slot of its own term would lose messages."""
     filled(owner)
     reads = iter(range(3))
 
@@ -349,9 +350,37 @@ def test_a_takeover_without_a_standby_applies_only_what_follows_the_snapshot(
     last = owner.journal.last_sequence
     other.take()
     assert applied == [last - 2, last - 1, last]
-    # What is before it is read all the same: the bodies of messages are only there.
+    # Older slots are read as well: only they contain the bodies of messages.
     assert other.state == owner.state
     assert bodies(other) == bodies(owner)
+
+
+def test_a_snapshot_of_an_owner_never_waits_for_a_disk(owner, monkeypatch):
+    """It is taken on the event loop, on which every shard of the node is served."""
+    filled(owner, 40, 100_000)
+
+    def fail(descriptor):
+        raise AssertionError("a sync on the event loop")
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"penstock.journal.snapshot.os.{name}", fail)
+    assert owner.snapshot()
+
+
+def test_a_snapshot_of_many_messages_is_taken_in_short_steps(log, owner):
+    owner.do(CreateQueue("q"))
+    for _ in range(2):
+        owner.do(PushMany("q", [b"x" * 1_000] * 10_000))
+    assert owner.snapshot()
+    for _ in range(2):
+        claims = owner.do(Pull("q", 10_000))
+        deletes = [Delete("q", claim.receipt) for n, claim in enumerate(claims) if n % 4]
+        owner.do(Batch([*deletes]))
+    log.requests.clear()
+    assert owner.snapshot()
+    # Of 5,000 messages in two slices, 1,000 are carried in a step.
+    assert sum(type(request) is Pause for request in log.requests) >= 7
+    assert owner.journal.first_position > 0
 
 
 def test_two_snapshots_are_kept_and_either_is_enough(log, owner, other, quick_path):
@@ -406,6 +435,15 @@ def test_a_standby_that_has_read_everything_takes_over_without_reading(log, owne
     assert other.replica.next_slot == log.last(SHARD) + 1
     other.do(Push("q", b"goes on"))
     assert bodies(other)[-1] == b"goes on"
+
+
+def test_a_long_log_is_read_in_short_steps(log, owner, other):
+    """The event loop that reads serves other shards between the steps."""
+    filled(owner, 200)
+    log.requests.clear()
+    other.take()
+    assert log.requests.count(Pause(0)) == 4
+    assert other.state == owner.state
 
 
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):

@@ -1,7 +1,8 @@
 """NATS servers in network namespaces of their own, with the links between them cut.
 
-Each server has a link to each other one and one to this process; a node is connected to each. The
-minority's node and clients must answer nothing; the majority goes on; all heals when links are up.
+Each server has a link to every other one and one to this process, and one node connected to it.
+The node and the clients of the minority must get no answers, the majority must continue, and all
+must recover when the links are up again.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from tests.conftest import FULL
 
 PARTITIONS = 200 if FULL else 6
 HEALED_S = 15
-PATIENCE_S = 60
+TIMEOUT_S = 60
 SERVERS = (1, 2, 3)
 CONFIGURATION = """
 server_name: "n{number}"
@@ -55,7 +56,7 @@ class Network:
 
     def __init__(self):
         self.start = f"pst{os.getpid() % 10_000}"
-        # A network that nobody else uses at the same time.
+        # A network that no other test run uses at the same time.
         self.net = f"10.{200 + os.getpid() % 50}"
 
     def name(self, number):
@@ -89,14 +90,14 @@ class Network:
             subprocess.run(["ip", "netns", "del", self.name(number)], capture_output=True)
 
     def cut(self, one, two):
-        """Nothing passes between two servers."""
+        """Cuts the link between two servers."""
         ip("-n", self.name(one), "link", "set", self.device(one, two), "down")
 
     def join(self, one, two):
         ip("-n", self.name(one), "link", "set", self.device(one, two), "up")
 
     def mute(self, one, two):
-        """What one sends to the other is dropped; the other direction is as it was."""
+        """Drops what one server sends to the other, but not the other direction."""
         name = self.name(one)
         ip("-n", name, "route", "add", "blackhole", f"{self.address(two, one)}/32")
 
@@ -131,7 +132,7 @@ def partitioned(tmp_path_factory):
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         network.remove()
 
 
@@ -161,7 +162,7 @@ class Spread:
     async def open(self, kind, number, **more):
         if kind is open_node:
             more["directory"] = self.path / str(number)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
                     return await kind(self.address(number), **more)
@@ -171,7 +172,7 @@ class Spread:
 
 
 async def disturb(spread, kind, number, ledgers):
-    """Cuts server `number` off in some way, until the others have gone on; how long it heals."""
+    """Cuts server `number` off until the others have answered; the time to recover after that."""
     network = spread.network
     others = [each for each in SERVERS if each != number]
     change, back = {
@@ -183,8 +184,8 @@ async def disturb(spread, kind, number, ledgers):
     for other in cut:
         change(number, other)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            # In a bridge all three can still agree by the one in the middle.
+        async with asyncio.timeout(TIMEOUT_S):
+            # In a bridge one server still reaches both others.
             await asyncio.gather(*(ledgers[each].next_answers(30) for each in others[-1:]))
         if kind == "majority":
             with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Where queues, shards and messages belong, and what a cluster's URL may say."""
+"""The placement of queues, shards and messages, and the URL of a cluster."""
 
 from collections import Counter
 
@@ -19,8 +19,8 @@ def test_queues_spread_evenly_over_the_shards():
     assert max(counts.values()) < 1.2 * min(counts.values())
 
 
-def test_the_shard_of_a_queue_is_the_same_for_ever():
-    """What is stored under these shards must be found there by every later version."""
+def test_the_shard_of_a_queue_never_changes():
+    """Every later version must find stored queues in these shards."""
     names = ("orders", "orders.fifo", "a", "zebra@eu")
     assert [placement.first_shard(name, 64) for name in names] == GOLDEN_SHARDS
 
@@ -48,7 +48,7 @@ def test_every_node_is_first_for_some_shards():
     assert set(firsts) == set(NODES)
 
 
-def test_a_pinned_shard_is_owned_by_that_node_while_it_lives():
+def test_a_pinned_shard_belongs_to_its_node_while_that_is_live():
     assert placement.ranked(3, NODES, "d")[0] == "d"
     assert placement.ranked(3, ["a", "b"], "d") == placement.ranked(3, ["a", "b"])
 
@@ -68,7 +68,7 @@ def test_each_shard_has_a_key_of_its_own():
     assert len(keys) == 100
 
 
-def test_elsewhere_knows_every_name_that_is_not_here():
+def test_elsewhere_has_every_name_whose_home_is_another_shard():
     names = [f"queue-{n}" for n in range(100)]
     for shard in range(4):
         elsewhere = placement.Elsewhere(shard, 4)
@@ -111,7 +111,7 @@ def test_a_user_in_the_first_server_is_used_for_all():
     assert address.shown == "cluster:nats://127.0.0.1:1,127.0.0.1:2"
 
 
-def test_servers_elsewhere_need_tls_and_credentials_or_a_clear_word():
+def test_servers_off_this_machine_need_tls_and_credentials_or_insecure():
     guarded = read_address(read_url("cluster:tls://u:p@example.org:4222?ca=ca.pem"))
     assert guarded.uses_tls
     assert not read_address(read_url("cluster:nats://10.0.0.1:1?insecure=1")).uses_tls

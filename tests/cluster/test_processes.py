@@ -1,4 +1,4 @@
-"""A cluster of real processes, as `penstock cluster up` starts it, killed, stopped and resumed."""
+"""A cluster of real processes that are killed, stopped and resumed."""
 
 import asyncio
 import itertools
@@ -25,20 +25,20 @@ from penstock.journal.segments import Segments
 from penstock.journal.store import journals_in
 from penstock.service import Peek, Pull, Push, Stats
 from tests.cluster.ledger import Ledger
-from tests.cluster.processes import PATIENCE_S
+from tests.cluster.processes import TIMEOUT_S
 from tests.conftest import FULL
 
 STOPS = 50 if FULL else 3
 MOVES = 50 if FULL else 4
 KILLS = 20 if FULL else 2
-# What the scorecard allows (rows 10 and 11).
+# The limits of the scorecard (rows 10 and 11).
 FAILOVER_S = 10
 HEALED_S = 15
 _names = (f"queue{n}" for n in itertools.count())
 
 
 def with_ledger(cluster, disturb, queues=4):
-    """Runs a ledger's clients while something happens to the cluster; what is wrong then."""
+    """Runs the clients of a ledger during a fault; the violations that it found."""
 
     async def work():
         await cluster.until_served()
@@ -56,12 +56,12 @@ def with_ledger(cluster, disturb, queues=4):
 
 
 def names_in_shard(shard, count=1):
-    """Names of queues whose shard it is."""
+    """Names of queues in a shard."""
     return list(itertools.islice((n for n in _names if first_shard(n, 4) == shard), count))
 
 
 class Pauses:
-    """How long a shard gave no answer after each of some faults."""
+    """Measures how long a shard does not answer after each of several faults."""
 
     def __init__(self, queues, shard=0):
         self.queues = queues
@@ -103,7 +103,7 @@ def test_killing_owners_loses_nothing_that_was_answered(local_cluster, record_pr
 @pytest.fixture
 def pipeline(capsys):
     def run(*words):
-        """What `penstock pipeline` prints, line by line, and its exit status."""
+        """The lines that `penstock pipeline` prints, decoded, and its exit status."""
         status = main(["pipeline", *map(str, words), "--json"])
         printed = capsys.readouterr()
         assert status in (0, 1), printed.err
@@ -118,7 +118,7 @@ def test_the_audit_of_the_archive_holds_over_failovers_and_finds_a_planted_fault
 ):
     """Row 9: owners are killed with -9, and the journal they leave is audited from end to end.
 
-    It comes second in this file: the archive holds what the kills above it left, and little else.
+    It is the second test of this file, so that the archive has little more than the kills above.
     """
     pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
@@ -146,7 +146,7 @@ def test_the_audit_of_the_archive_holds_over_failovers_and_finds_a_planted_fault
     assert verdict["events"] == sum(map(len, terms.values()))
     for check in ("terms rise", "one holder", "nothing lost", "no gaps"):
         assert verdict["counts"][check] == 0
-    # An owner that was replaced, and writes all the same.
+    # A fault: an owner that was replaced, and still writes.
     plant(journals[0])
     faulty = tmp_path / "faulty"
     pipeline("run", "--journal", journals[0], "--lake", faulty)
@@ -163,7 +163,7 @@ def read_terms(journal):
 
 
 async def hold_a_message(cluster):
-    """Claims a message of shard 0, for long."""
+    """Claims a message of shard 0 for a long time."""
     (name,) = names_in_shard(0)
     async with await penstock.aio.connect(cluster.url) as queues:
         await queues.create(name, visibility_timeout=10_000)
@@ -182,7 +182,7 @@ def plant(journal):
         segments.append([block], version=codec.VERSION)
 
 
-def test_a_planned_move_is_seen_by_nobody(local_cluster):
+def test_a_planned_move_causes_no_error(local_cluster):
     """A push without a dedup id cannot be repeated: none may end in an error."""
 
     async def work():
@@ -243,7 +243,7 @@ def test_an_owner_that_is_stopped_and_resumed_answers_nothing_stale(local_cluste
 
 
 def test_an_owner_that_was_replaced_never_answers(local_cluster):
-    """Row 10: whoever still asks the old owner, by its old term, is told to ask elsewhere."""
+    """Row 10: a command that reaches an old owner by its old term is not carried out."""
 
     async def work():
         await local_cluster.until_served()
@@ -268,7 +268,7 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
             commands = [Stats(name), Peek(name), Push(name, b"stale"), Pull(name, wait_ms=0)]
             local_cluster.signal(shard.owner, signal.SIGSTOP)
             try:
-                # They arrive while it is stopped, and are the first that it sees when it resumes.
+                # They arrive while it is stopped, and are the first that it handles then.
                 sender = calls.Sender(client, inbox)
                 for token, command in enumerate(commands):
                     (message,) = calls.write_command(command)
@@ -276,11 +276,11 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
                 await sender.drain()
                 await client.flush()
                 await local_cluster.until_replaced(0, shard.owner, FAILOVER_S)
-                # By its dedup id it is sent again, should the router ask the old owner first.
+                # The dedup id lets the router repeat it, if it asks the old owner first.
                 await queues.push(name, b"after", dedup_id="after")
             finally:
                 local_cluster.signal(shard.owner, signal.SIGCONT)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await answered.wait()
             assert set(replies.values()) <= {calls.NOT_OWNER, calls.LOST}
             bodies = {claim.body for claim in await queues.pull_many(name, 10)}
@@ -306,7 +306,7 @@ def test_a_nats_server_is_killed_under_load_and_comes_back(local_cluster, record
 
     async def lose_one_after_another(ledger):
         await lose(0, ledger)
-        # If the first had not caught up, there would be no majority now.
+        # The first one must have caught up, or there would be no majority.
         await local_cluster.until_served()
         await lose(1, ledger)
 
@@ -324,7 +324,7 @@ def test_without_a_majority_nothing_is_answered_and_it_heals(local_cluster, reco
         try:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(3):
-                    # What was on its way may still come; then there is silence.
+                    # Answers in flight may still come, and then no more.
                     await ledger.next_answers(100_000)
             before = len(ledger.pushed)
             with pytest.raises(TimeoutError):

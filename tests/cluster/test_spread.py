@@ -1,4 +1,4 @@
-"""The rules of spread queues, without a network: steps of routers and shards in any order."""
+"""The rules of spread queues without a network: routers and shards take steps in random order."""
 
 import random
 from contextlib import suppress
@@ -17,13 +17,13 @@ from penstock.cluster.spread import (
     SpreadChanged,
     SpreadGuard,
     next_spread,
-    noted,
     places_by,
     push_key,
-    renewed,
-    settled,
     spread_of,
+    with_new_version,
+    with_note,
     without_note,
+    without_past,
 )
 from penstock.core.visible import FifoOrder
 from penstock.service import (
@@ -45,7 +45,7 @@ GROUPS = [f"g{number}" for number in range(6)]
 
 
 class Shards:
-    """Five shards with one FIFO queue, its home shard first to know of changes."""
+    """Five shards with one FIFO queue, whose note is changed in its home shard first."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -61,7 +61,7 @@ class Shards:
         settings = {"fifo": True, "dedup_per_group": True}
         self.engines[self.home].submit(CreateQueue("line", settings))
         self.seen: dict[str, list[str]] = {group: [] for group in GROUPS}
-        # Copies of the home shard's settings that are on their way.
+        # Copies of the home shard's settings that have not arrived yet.
         self.copies: list[tuple[int, QueueSettings]] = []
         self.steps = [self.change, self.copy, self.copy, self.consume, self.consume]
 
@@ -70,7 +70,7 @@ class Shards:
         self.guards[shard].check(command, version, self.clock.now_ms())
         reply = self.engines[shard].submit(command)
         self.guards[shard].configured("line")
-        # A shard that went back to an older note would take what others place by the newer one.
+        # A shard with an older note again would accept pushes that now belong to other shards.
         assert self.version(shard) >= before, f"shard {shard} has an older note than before"
         return reply
 
@@ -87,17 +87,17 @@ class Shards:
         old = spread_of(info.settings)
         new = next_spread(old, self.random.randint(1, SHARDS), self.clock.now_ms())
         if self.random.random() < 0.2:
-            new = renewed(old, self.clock.now_ms())
+            new = with_new_version(old, self.clock.now_ms())
         if not old.version and new.shards == 1:
             return
-        changes = {"annotations": noted(info.settings.annotations, new)}
+        changes = {"annotations": with_note(info.settings.annotations, new)}
         self.ask(self.home, ConfigureQueue("line", changes), old.version)
         settings = self.describe().settings
         for shard in shards_of("line", SHARDS, new.widest)[1:]:
             self.copies.append((shard, settings))
 
     def copy(self):
-        """One of the copies arrives, not always in their order; one may arrive twice."""
+        """One of the copies arrives, in random order; one may arrive twice."""
         if not self.copies:
             return
         at = self.random.randrange(len(self.copies))
@@ -108,7 +108,7 @@ class Shards:
             wanted = {"fifo": True, "dedup_per_group": True, "annotations": settings.annotations}
             self.ask(shard, CreateQueue("line", wanted))
             return
-        # One that is older than what is there is refused.
+        # A copy that is older than the shard's note is refused.
         with suppress(SpreadChanged):
             changes = {"annotations": settings.annotations}
             self.ask(shard, ConfigureQueue("line", changes), spread_of(settings).version)
@@ -133,7 +133,7 @@ class Shards:
 
 
 class Sender:
-    """A router that pushes the messages of a group, one after another, by what it last heard."""
+    """A router that pushes the messages of a group in order, by the last spread that it read."""
 
     def __init__(self, shards, group, name):
         self.shards = shards
@@ -144,12 +144,12 @@ class Sender:
         self.offers: list[int] = []
 
     def step(self):
-        """Asks one shard; a push may take several steps, and others' steps come between."""
+        """Asks one shard; a push may take several steps, with steps of others in between."""
         shards = self.shards
         body = f"{self.name} {self.next}"
         push = Push("line", body.encode(), group=self.group, dedup_id=body)
         if not self.offers and shards.random.random() < 0.1:
-            # It learns of a change before a shard refuses it.
+            # It reads the spread before a shard refuses its push.
             self.places = places_by(shards.describe(), SHARDS)
         if not self.offers:
             self.offers = [shards.home]
@@ -163,13 +163,13 @@ class Sender:
         except SpreadChanged:
             self.places = places_by(shards.describe(), SHARDS)
         else:
-            # Now and then the answer is lost, and the same push is sent again.
+            # Sometimes the answer is lost, and the same push is sent again.
             self.next += shards.random.random() < 0.8
         self.offers = []
 
 
 @pytest.mark.parametrize("seed", range(200 if FULL else 15))
-def test_a_group_is_whole_and_in_order_whatever_comes_between(seed):
+def test_a_group_is_in_one_shard_and_in_order_while_the_spread_changes(seed):
     shards = Shards(seed)
     senders = [Sender(shards, group, name) for group in GROUPS for name in "xyz"]
     for _ in range(1_500):
@@ -186,7 +186,7 @@ def test_a_group_is_whole_and_in_order_whatever_comes_between(seed):
     for _ in range(3_000):
         shards.consume()
     for sender in senders:
-        # The last one may have been taken, and its answer lost.
+        # The last push may have been accepted and its answer lost.
         taken = [each for each in shards.seen[sender.group] if each[0] == sender.name]
         assert taken == [f"{sender.name} {number}" for number in range(len(taken))]
         assert sender.next <= len(taken) <= sender.next + 1
@@ -204,7 +204,7 @@ def test_a_shard_with_another_note_refuses_everything_but_receipts_and_descripti
     guard.check(Batch([Delete("line", "any")]), 77, 0)
     guard.check(Delete("line", "any"), 77, 0)
     guard.check(DescribeQueue("line"), 77, 0)
-    # A queue that left a shard is removed there only if it is empty.
+    # A copy of the queue in a shard that is no longer used is deleted only if it is empty.
     engine.submit(Push("line", b"x", group="g"))
     with pytest.raises(NotPlaced):
         guard.check(DeleteQueue("line"), 77, 0)
@@ -215,7 +215,7 @@ def test_a_copy_of_the_note_never_replaces_a_newer_one():
     shards = Shards(3)
     annotations = {}
     for version, spread in ((5, Spread(5, 3)), (6, Spread(6, 4, (3,)))):
-        annotations[version] = noted({}, spread)
+        annotations[version] = with_note({}, spread)
     other = shards_of("line", SHARDS, 2)[1]
     settings = {"fifo": True, "dedup_per_group": True, "annotations": annotations[6]}
     shards.ask(other, CreateQueue("line", settings))
@@ -223,16 +223,16 @@ def test_a_copy_of_the_note_never_replaces_a_newer_one():
     with pytest.raises(SpreadChanged):
         shards.ask(other, older, 5)
     assert shards.version(other) == 6
-    # The same copy may come twice, with settings that were changed under the same version.
+    # The same copy may arrive twice.
     shards.ask(other, ConfigureQueue("line", {"annotations": annotations[6]}), 6)
     assert shards.version(other) == 6
 
 
-def test_versions_rise_also_when_a_queue_is_made_anew():
+def test_versions_increase_also_when_a_queue_is_created_again():
     first = next_spread(Spread(), 4, 1_700_000_000_000)
     versions = [first.version]
     old = first
-    for make in (renewed, settled, lambda old, now_ms: next_spread(old, 2, now_ms)):
+    for make in (with_new_version, without_past, lambda old, now_ms: next_spread(old, 2, now_ms)):
         old = make(old, 1_700_000_000_000)
         versions.append(old.version)
     versions.append(next_spread(Spread(), 3, 1_700_000_010_000).version)
@@ -240,19 +240,19 @@ def test_versions_rise_also_when_a_queue_is_made_anew():
     assert old.before == (4,)
 
 
-def test_a_key_is_offered_where_it_was_before_and_last_where_it_belongs():
+def test_a_key_is_offered_to_its_earlier_shards_first_and_to_its_current_one_last():
     for keys in range(200):
         key = f"key{keys}"
         places = QueuePlaces("q", QueueSettings(), Spread(5, 4, (1, 3)), 8)
         offers = places.places_of(key)
         assert offers[-1] in places.current
-        assert set(offers) <= set(places.every)
+        assert set(offers) <= set(places.all_shards)
         assert len(offers) == len(set(offers)) <= 3
         settled_places = places._replace(spread=Spread(6, 4))
         assert settled_places.places_of(key) == offers[-1:]
 
 
-def test_the_note_is_not_shown_and_ends_with_the_spread():
+def test_callers_do_not_see_the_note_and_it_is_removed_with_the_spread():
     shards = Shards(2)
     shards.change()
     while not spread_of(shards.describe().settings).version:
@@ -260,10 +260,10 @@ def test_the_note_is_not_shown_and_ends_with_the_spread():
     info = shards.describe()
     assert NOTE in info.settings.annotations
     assert without_note(info).settings.annotations == {}
-    assert noted(info.settings.annotations, Spread(9, 1)) == {}
+    assert with_note(info.settings.annotations, Spread(9, 1)) == {}
 
 
-def test_what_is_no_key_places_nothing():
+def test_a_push_without_a_valid_key_has_no_place():
     fifo = QueueSettings(fifo=True)
     assert push_key(fifo, Push("q", b"x")) is None
     assert push_key(fifo, Push("q", b"x", group=5)) is None  # type: ignore[arg-type]

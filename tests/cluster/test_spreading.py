@@ -1,4 +1,4 @@
-"""Queues that are spread over several shards, on nodes in one process and three real NATS."""
+"""Queues that are spread over several shards, on nodes in one process and three NATS servers."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Batch, Delete, DescribeQueue, Push, PushMany
 from tests.cluster.ledger import pace
-from tests.cluster.nodes import PATIENCE_S
+from tests.cluster.nodes import TIMEOUT_S
 
 
 def holding(status):
@@ -16,7 +16,7 @@ def holding(status):
 
 
 async def spread(cluster, queue, shards):
-    """Spreads a queue from another router than that of the test: nobody tells the latter."""
+    """Spreads a queue by another router than that of the test, which does not know of it."""
     return await next(iter(cluster.nodes.values())).router.spread.spread(queue, shards)
 
 
@@ -73,12 +73,12 @@ def test_a_long_poll_waits_on_every_shard_and_takes_nothing_it_does_not_return(o
             await asyncio.sleep(0.05)
             pushes = [queues.push("hot", b"%d" % round_number) for _ in range(2)]
             await asyncio.gather(*pushes)
-            claims = await asyncio.wait_for(asyncio.gather(*waits), PATIENCE_S)
+            claims = await asyncio.wait_for(asyncio.gather(*waits), TIMEOUT_S)
             assert [claim.receives for claim in claims] == [1, 1]
             assert claims[0].id != claims[1].id
             for claim in claims:
                 await queues.delete(claim)
-        # Two pulls and two messages each time, so nothing was claimed and given back.
+        # Each time there were two pulls for two messages: no claim was released.
         stats = await queues.stats("hot")
         assert (stats.messages, stats.waiting_pulls) == (0, 0)
 
@@ -95,20 +95,20 @@ def test_a_long_poll_notices_that_the_queue_is_spread_wider(on_cluster):
         await spread(cluster, "hot", 4)
         others = await cluster.connect()
         home = cluster.nodes["a"].router.shard_of("hot")
-        # A message that is in another shard than the one on which the pull began to wait.
+        # A message in another shard than the one in which the pull began to wait.
         for number in range(100):
             key = f"key{number}"
             places = cluster.nodes["a"].router.spread.places("hot")
             if places.places_of(key)[-1] != home:
                 await others.push("hot", b"there", dedup_id=key)
                 break
-        claim = await asyncio.wait_for(waiting, PATIENCE_S)
+        claim = await asyncio.wait_for(waiting, TIMEOUT_S)
         assert claim.body == b"there"
 
     on_cluster(work)
 
 
-def test_a_retried_push_meets_the_shard_that_knows_its_dedup_id(on_cluster):
+def test_a_repeated_push_reaches_the_shard_that_knows_its_dedup_id(on_cluster):
     async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
@@ -170,7 +170,7 @@ def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes
     on_cluster(work)
 
 
-def test_a_shard_that_left_is_drained_by_pulls_and_then_has_no_queue(on_cluster, monkeypatch):
+def test_a_shard_that_is_no_longer_used_is_emptied_and_loses_the_queue(on_cluster, monkeypatch):
     monkeypatch.setattr("penstock.cluster.spread.DEDUP_WINDOW_MS", 0)
 
     async def work(cluster):
@@ -187,7 +187,7 @@ def test_a_shard_that_left_is_drained_by_pulls_and_then_has_no_queue(on_cluster,
         status = await cluster.nodes["a"].router.spread.status("hot")
         assert (status.shards, status.before) == (1, (4,))
         assert sum(status.messages.values()) == 25
-        # Receipts are good wherever the message is.
+        # Receipts are valid in whichever shard the message is.
         for claim in held:
             assert await queues.delete(claim)
         bodies = []
@@ -254,7 +254,7 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
         while claims := await queues.pull_many("hot", 100):
             pulled.update(claim.body.decode() for claim in claims)
         in_flight = (await queues.stats("hot")).in_flight
-        # A pull whose answer was lost holds its message until its claim runs out.
+        # A pull whose answer was lost hides its message until the claim expires.
         assert len(pushed - pulled.keys()) <= in_flight
         assert max(pulled.values()) == 1
         assert len(pushed) > 20
@@ -352,7 +352,7 @@ def test_a_fifo_queue_is_spread_only_if_it_knows_dedup_ids_by_group(on_cluster):
     on_cluster(work)
 
 
-def test_what_is_sent_together_with_a_push_to_a_spread_queue_is_done_all_the_same(on_cluster):
+def test_commands_in_a_batch_with_a_push_to_a_spread_queue_are_carried_out(on_cluster):
     async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()

@@ -1,4 +1,4 @@
-"""Nodes and routers reach NATS over TLS, with a certificate and a password that are checked."""
+"""Nodes and routers connect to NATS over TLS; certificates and passwords are checked."""
 
 import asyncio
 import subprocess
@@ -31,7 +31,7 @@ tls {{ cert_file: "{root}/cert.pem", key_file: "{root}/key.pem" }}
 
 @pytest.fixture(scope="module")
 def tls_server(tmp_path_factory):
-    """A NATS server that speaks TLS only: its port, and the directory of its certificate."""
+    """A NATS server that requires TLS: its port, and the directory of its certificate."""
     root = tmp_path_factory.mktemp("tls")
     make_certificate(root)
     (port,) = free_ports(1)
@@ -89,7 +89,7 @@ def test_a_node_and_a_router_work_over_tls(tls_server, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["authority", "password", "no password"])
-def test_who_cannot_prove_who_it_is_gets_nothing(tls_server, tmp_path, wrong):
+def test_a_wrong_authority_or_password_is_refused(tls_server, tmp_path, wrong):
     port, root = tls_server
     ca, user = root / "cert.pem", "penstock:right"
     if wrong == "authority":
@@ -105,13 +105,13 @@ def test_who_cannot_prove_who_it_is_gets_nothing(tls_server, tmp_path, wrong):
             await open_router(address(port, ca, user))
         return str(caught.value)
 
-    told = asyncio.run(work())
-    assert f"127.0.0.1:{port}" in told
-    assert "0815" not in told
-    assert ("certificate" in told.lower()) == (wrong == "authority")
+    error = asyncio.run(work())
+    assert f"127.0.0.1:{port}" in error
+    assert "0815" not in error
+    assert ("certificate" in error.lower()) == (wrong == "authority")
 
 
-def test_a_client_without_tls_gets_nothing(tls_server):
+def test_a_client_without_tls_is_refused(tls_server):
     port, _ = tls_server
 
     async def work():

@@ -11,10 +11,10 @@ from penstock.cluster.membership import set_register
 from penstock.cluster.nats_servers import server_config
 from penstock.cluster.operations import operate
 from penstock.cluster.snapshots import manifest_key
-from penstock.cluster.spread import noted, renewed, spread_of
+from penstock.cluster.spread import spread_of, with_new_version, with_note
 from penstock.service import ConfigureQueue, CreateQueue, Delete, DescribeQueue, Pull, Push
 from tests.cluster.ledger import pace
-from tests.cluster.nodes import PATIENCE_S
+from tests.cluster.nodes import TIMEOUT_S
 from tests.cluster.plainlog import PlainLog
 from tests.cluster.test_owner import SHARD, Owner, filled
 from tests.cluster.test_spreading import spread
@@ -65,7 +65,7 @@ def test_an_owner_takes_a_snapshot_by_itself_once_its_journal_has_grown(on_clust
         await queues.push_many("q", [b"x" * 1_000] * 80)
         # The journal looks at its growth when the next entry begins.
         await queues.push("q", b"x")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while await manifest() is None:
                 pass
         # The next owner begins with it.
@@ -90,7 +90,7 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
     on_cluster, monkeypatch
 ):
     """As if whoever configured the queue had died after the first of its commands."""
-    monkeypatch.setattr("penstock.cluster.node._TEND_S", 0.05)
+    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.05)
 
     async def work(cluster):
         await cluster.add("a", "b")
@@ -103,7 +103,9 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
         old = spread_of(info.settings)
         changes = {
             "visibility_ms": 77_000,
-            "annotations": noted(info.settings.annotations, renewed(old, old.changed_at_ms)),
+            "annotations": with_note(
+                info.settings.annotations, with_new_version(old, old.changed_at_ms)
+            ),
         }
         await router.ask(home, ConfigureQueue("hot", changes), old.version)
 
@@ -123,7 +125,7 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
 
 def test_a_copy_of_a_queue_in_a_shard_that_has_no_part_in_it_is_removed(on_cluster, monkeypatch):
     """As if whoever spread the queue had died after it made a copy, and the spread was undone."""
-    monkeypatch.setattr("penstock.cluster.node._TEND_S", 0.02)
+    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.02)
 
     async def work(cluster):
         await cluster.add("a")

@@ -9,7 +9,7 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
-from penstock.cluster.between import carry_departures
+from penstock.cluster.between import deliver_departures
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import (
@@ -347,8 +347,8 @@ class UnawaitedCarrier:
         self._node = node
         self._router = router
 
-    async def push_to(self, push, source):
-        self._node.begin(self._router.push_to(push, source), lambda reply, error: None)
+    async def push_dead_letter(self, push, source):
+        self._node.begin(self._router.push_dead_letter(push, source), lambda reply, error: None)
 
 
 class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
@@ -356,7 +356,7 @@ class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
 
     async def carry(self, part):
         carrier: Any = UnawaitedCarrier(self, await self.opened_router())
-        await carry_departures(part.answers, carrier)
+        await deliver_departures(part.answers, carrier)
 
 
 class CarrierOmittingRepeatedDedupIds:
@@ -364,12 +364,12 @@ class CarrierOmittingRepeatedDedupIds:
         self._router = router
         self._sent = sent
 
-    async def push_to(self, push, source):
+    async def push_dead_letter(self, push, source):
         if push.dedup_id in self._sent:
             push = msgspec.structs.replace(push, dedup_id=None)
         else:
             self._sent[push.dedup_id] = None
-        await self._router.push_to(push, source)
+        await self._router.push_dead_letter(push, source)
 
 
 class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
@@ -378,7 +378,7 @@ class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
     async def carry(self, part):
         sent = vars(self.cluster).setdefault("sent", {})
         carrier: Any = CarrierOmittingRepeatedDedupIds(await self.opened_router(), sent)
-        await carry_departures(part.answers, carrier)
+        await deliver_departures(part.answers, carrier)
 
 
 class QueuesIgnoringEarlierPlaces(SpreadQueues):
@@ -413,7 +413,7 @@ class TakesPushesByAnOldMap(SimulatedNode):
 
 
 class RouterDeletingFirst(Router):
-    async def _carry_back(self, command, limit):
+    async def _redrive_between_shards(self, command, limit):
         claims = await self._pull(Pull(command.queue, min(limit, 10), wait_ms=0))
         for claim in claims:
             to = command.to or claim.source
@@ -444,7 +444,7 @@ class RedriveWithoutDedupIds(SimulatedNode):
 
 
 class AnswersShowingUnkeptState(WatchedAnswers):
-    def _send_kept(self, caller, parts):
+    def _send_durable(self, caller, parts):
         self._send_confirmed(caller, parts)
 
 

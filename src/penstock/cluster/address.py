@@ -1,19 +1,19 @@
 """A cluster's URL: `cluster:nats://USER:PASSWORD@HOST:PORT,HOST:PORT?name=…`.
 
-    nats:// or tls://   the NATS servers, separated by commas; user and password, or a token,
-                        may stand in the first of them or in each
-    name=penstock       what the streams and subjects of this cluster begin with
-    shards=16           how many shards a new cluster is made with; fixed from then on
-    replicas=3          by how many NATS servers each stream of a new cluster is kept
+    nats:// or tls://   the NATS servers, separated by commas, with user and password or a token
+                        in the first of them or in each
+    name=penstock       prefix of the names of this cluster's streams and subjects
+    shards=16           number of shards of a new cluster; it cannot be changed later
+    replicas=3          how many NATS servers store each stream of a new cluster
     credentials=PATH    a NATS credentials file, in place of user and password
     ca=PATH             the certificate authority of the servers, for tls://
-    node=NAME           what a node is called, for penstock serve; made up if absent
-    archive=DIR         where a node keeps the shards' streams as segment files, for penstock serve;
-                        the same directory for all nodes; archive=none ends it
+    node=NAME           the name of a node, for penstock serve; generated if absent
+    archive=DIR         where a node stores the shards' streams as segment files, for penstock
+                        serve; the same directory for all nodes; archive=none ends the archive
     insecure=1          allow servers off this machine without TLS or without credentials
 
-Whoever can publish on the subjects can do everything: NATS authenticates the nodes, so off
-loopback a URL without credentials or TLS is refused.
+A client that may publish on these subjects has full access to every queue. Only NATS
+authenticates clients, so off loopback a URL without credentials or TLS is refused.
 """
 
 import ipaddress
@@ -39,7 +39,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9-]{1,40}", re.ASCII)
 
 
 class ClusterAddress(NamedTuple):
-    """Where a cluster's NATS servers are, and what its streams are called."""
+    """The NATS servers of a cluster, and the settings in its URL."""
 
     servers: tuple[str, ...]
     shown: str
@@ -56,18 +56,18 @@ def read_address(url: BackendUrl) -> ClusterAddress:
     url.check_options(OPTIONS)
     scheme, separator, hosts = url.rest.partition("://")
     if scheme not in ("nats", "tls") or not separator or not hosts.strip("/"):
-        raise InvalidField("url: a cluster is reached by cluster:nats://HOST:PORT,HOST:PORT")
+        raise InvalidField("url: the URL of a cluster is cluster:nats://HOST:PORT,HOST:PORT")
     user = ""
     servers: list[str] = []
     shown: list[str] = []
     for text in hosts.rstrip("/").split(","):
         own, at, place = text.rpartition("@")
         user = own if at else user
-        host = _check_place(place)
+        host = _check_host_port(place)
         servers.append(f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}")
         shown.append(place)
-        is_guarded = scheme == "tls" and (user or "credentials" in url.options)
-        if not (is_guarded or is_loopback(host) or url.is_on("insecure")):
+        is_protected = scheme == "tls" and (user or "credentials" in url.options)
+        if not (is_protected or is_loopback(host) or url.is_on("insecure")):
             raise InvalidField(
                 f"url: {host} is not this machine: use tls:// and credentials, "
                 "or insecure=1 on a network that you trust"
@@ -101,7 +101,7 @@ def read_node_name(url: BackendUrl) -> str | None:
     return name
 
 
-def _check_place(place: str) -> str:
+def _check_host_port(place: str) -> str:
     """The host in HOST:PORT. Raises InvalidField."""
     try:
         parts = urlsplit(f"//{place}")
@@ -114,7 +114,7 @@ def _check_place(place: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and cannot be reached from another."""
+    """Whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

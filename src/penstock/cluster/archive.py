@@ -1,14 +1,14 @@
-"""A shard's stream kept as segment files, for whoever reads it long after it was purged.
+"""A shard's stream as segment files, which remain after the replicated log was purged.
 
     DIR/shard-0003/   the segment files of shard 3, as `penstock pipeline` and `inspect` read them
 
-The entries stand there at the same positions and with the same ids as in the replicated log, so
-whoever owns the shard writes the same bytes: an owner goes on where the files end, and what an
-owner before it had written, but not synced, is written again. The directory has one writer at a
-time, by the lock of its segment files; an owner that was replaced loses it when it notices.
+The entries have the same positions and ids here as in the replicated log, so every owner of the
+shard writes the same bytes. A new owner continues where the files end; what the owner before it
+wrote without syncing is written again. The lock of the segment files allows one writer at a time.
+An owner that was replaced releases it once it learns that it was replaced.
 
 Nothing is purged from the replicated log, nor dropped from the owner's local copy, before it is
-durable here (`ReplicatedJournal.archived_position`). All nodes must see one and the same directory.
+durable here (`ReplicatedJournal.archived_position`). All nodes must use the same directory.
 """
 
 import threading
@@ -25,15 +25,15 @@ PART_BYTES: Final = 4 * 1024 * 1024
 
 
 def shard_directory(archive: Path, shard: int) -> Path:
-    """Where the segment files of a shard are."""
+    """The directory of a shard's segment files."""
     return archive / f"shard-{shard:04d}"
 
 
 class ShardArchive:
-    """The segment files of one shard; to be used from one thread at a time."""
+    """The segment files of one shard; used by one thread at a time."""
 
     def __init__(self, directory: Path, identity: bytes, file_bytes: int = FILE_BYTES) -> None:
-        """`identity` is what the ids of the shard's messages begin with."""
+        """`identity` is the first part of the ids of the shard's messages."""
         self.directory = directory
         self._identity = identity.ljust(16, b"\0")
         self._file_bytes = file_bytes
@@ -42,14 +42,14 @@ class ShardArchive:
         self._is_closed = False
 
     def open(self, first_position: int, first_sequence: int, end_position: int) -> int:
-        """Opens the files; up to which position of the stream they are written.
+        """Opens the files; returns the position of the stream at which they end.
 
-        A new archive begins at `first_position`, which is the oldest that can still be had.
-        Raises StoreUnusable, also while another process has them open.
+        A new archive begins at `first_position`, the oldest position that is still available.
+        Raises StoreUnusable, also while another process has the files open.
         """
         with self._using:
             if self._is_closed:
-                raise StoreUnusable(f"{self.directory}: was closed")
+                raise StoreUnusable(f"{self.directory}: the archive is closed")
             if self._segments is None:
                 self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._segments = Segments.open(
@@ -66,8 +66,8 @@ class ShardArchive:
                 why = "is the archive of another shard or cluster"
             elif not first_position <= reached <= end_position:
                 why = (
-                    f"ends at {reached} of the shard's stream, of which {first_position} to "
-                    f"{end_position} can still be had"
+                    f"ends at {reached} of the shard's stream, of which only {first_position} to "
+                    f"{end_position} is available"
                 )
             if why:
                 self._segments.close()
@@ -76,14 +76,14 @@ class ShardArchive:
             return reached
 
     def write(self, data: bytes) -> int:
-        """Adds whole entries of the stream, durably; up to where it is written then.
+        """Appends whole entries of the stream and syncs them; returns the durable position.
 
-        Raises StoreFull, JournalError, or CorruptEntry if they do not follow.
+        Raises StoreFull, JournalError, or CorruptEntry if they do not continue the stream.
         """
         with self._using:
             segments = self._segments
             if segments is None:
-                raise StoreUnusable(f"{self.directory}: was closed")
+                raise StoreUnusable(f"{self.directory}: the archive is closed")
             for entry in split_entries(data, segments.end_offset, segments.next_id):
                 segments.append(
                     [entry.data], version=entry.version, ttl_s=entry.ttl_s, reserved=True
@@ -92,7 +92,7 @@ class ShardArchive:
             return segments.durable_offset
 
     def close(self) -> None:
-        """Ends the writing, for another process to go on; what is under way is finished."""
+        """Waits for a write in progress and closes the files, so that another process may write."""
         with self._using:
             self._is_closed = True
             segments, self._segments = self._segments, None

@@ -1,11 +1,12 @@
-"""Asks the owners of shards, whoever they are by the time it is answered.
+"""Sends commands to the owners of shards, and follows a shard when its owner changes.
 
-An asker knows who owns which shard from what owners announce, and looks again whenever it is told
-otherwise. A command is sent again, to the owner of the day, by the rules of `attempts`: a push with
-a dedup id always is, one without ends in BackendLost if it may have been done.
+Owners announce themselves, and the register of a shard is read whenever a node answers that it is
+not the owner. A command is then sent to the current owner, by the rules of `attempts`: a push with
+a dedup id always is; one without ends in BackendLost if the old owner may have carried it out.
 
-Small commands that are asked of one shard in one turn of the event loop travel as one Batch, which
-costs its owner one entry and one reply. Each of them is answered, refused and repeated by itself.
+Small commands for one shard that are issued in one turn of the event loop are sent as one Batch,
+which costs the owner one journal entry and one reply. Each of them is answered, refused and
+repeated separately.
 """
 
 import asyncio
@@ -33,16 +34,16 @@ from penstock.errors import EngineClosed, InvalidField, PenstockError, StaleRece
 from penstock.service import Batch, BatchItem, Command, Delete, Extend, Push
 
 R = TypeVar("R")
-# How many commands travel together, and how large the body of one may be: so many are decoded fast
-# (`wire.frames`), and an owner has begun to append them before it looks at the next.
+# How many commands share a Batch, and the largest body of one. A Batch of this size is decoded by
+# the fast path of `wire.frames`, and the owner starts to append it before it reads the next one.
 _SHARED_MAX: Final = 32
 _SHARED_BODY_BYTES_MAX: Final = 1_024
-# A command that travels with others, and who waits for its reply.
+# A command in a shared Batch, and the future of its reply.
 _Shared = tuple[Any, "asyncio.Future[Any]"]
 
 
 class _CommandCall(calls.CallUnderWay):
-    """A command on its way to an owner."""
+    """A command that was sent to an owner and is not answered yet."""
 
     __slots__ = ("answer", "parts", "subject", "token")
 
@@ -63,17 +64,17 @@ class _CommandCall(calls.CallUnderWay):
 
 
 class OpenWait:
-    """A pull that waits, for whoever wants it to end early and have what it has got."""
+    """Ends the wait of a pull before its time."""
 
     def __init__(self) -> None:
         self.is_over = False
-        # Ends the wait at the owner that was asked last.
-        self.end_there: Callable[[], None] = _nothing
+        # Asks the owner that has the pull to end its wait.
+        self.end_at_owner: Callable[[], None] = _nothing
 
     def end(self) -> None:
-        """The pull is answered soon: with claims, if it has been served meanwhile."""
+        """Has the pull answered at once; with claims, if it got some meanwhile."""
         self.is_over = True
-        self.end_there()
+        self.end_at_owner()
 
 
 class ShardAsker:
@@ -88,33 +89,34 @@ class ShardAsker:
         self._sender = calls.Sender(client, self._inbox)
         self._tokens = itertools.count(1)
         self._calls: dict[int, _CommandCall] = {}
-        # What is asked in this turn of the event loop, by the shard and the version of the spread.
+        # Commands of this turn of the event loop, by shard and by version of the queue's spread.
         self._shared: dict[tuple[int, int], list[_Shared]] = {}
         self._terms: dict[int, int] = {}
-        # Set, and forgotten, when a shard has a new owner; and how often it had one.
-        self._news: dict[int, asyncio.Event] = {}
+        # An event is set and removed when a new owner of the shard announces itself; these
+        # announcements are counted.
+        self._owner_events: dict[int, asyncio.Event] = {}
         self._announced: dict[int, int] = {}
         self._subscriptions: list[Subscription] = []
         self._closed = False
-        self._looking: asyncio.Task[None] | None = None
+        self._reading_owners: asyncio.Task[None] | None = None
         self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
 
     async def open(self) -> None:
-        """Begins to listen for replies, and learns who owns what."""
+        """Subscribes to replies and announcements, and reads the current owners."""
         for subject, take in (
             (f"{self._inbox}.*", self._take_reply),
             (f"{self._name}.owned.*", self._take_ownership),
         ):
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         for register in await self._replicated.execute(LookAll("owner.")):
-            self._note(int(register.key.rpartition(".")[2]), register)
+            self._set_owner(int(register.key.rpartition(".")[2]), register)
 
     async def close(self) -> None:
         """Ends all commands under way with EngineClosed."""
         self._closed = True
         self._sweeper.cancel()
-        if self._looking is not None:
-            await end_tasks([self._looking])
+        if self._reading_owners is not None:
+            await end_tasks([self._reading_owners])
         for call in list(self._calls.values()):
             if not call.answer.done():
                 call.answer.set_exception(EngineClosed("the connection to the cluster was closed"))
@@ -128,17 +130,17 @@ class ShardAsker:
         command: Command[R],
         version: int = 0,
         *,
-        looks: bool = False,
+        watch_only: bool = False,
         alone: bool = False,
         wait: OpenWait | None = None,
     ) -> R:
-        """Has the shard's owner do it, whoever that is by then.
+        """Has the current owner of the shard execute a command; returns its reply.
 
-        `version` is that of the queue's spread. A pull that `looks` takes nothing (`calls`). A push
-        that the shard may refuse for its place goes `alone`: a batch is checked for the version.
-        Raises PenstockError, SpreadChanged or NotPlaced.
+        `version` is that of the queue's spread. A `watch_only` pull claims nothing (`calls`). A
+        push that the shard may refuse with NotPlaced must be sent `alone`: of a Batch, a shard
+        checks only the version. Raises PenstockError, SpreadChanged or NotPlaced.
         """
-        kind = calls.LOOK if looks else calls.COMMAND
+        kind = calls.WATCH if watch_only else calls.COMMAND
         messages: list[bytes] = []
         if alone or not _may_share(command):
             messages = calls.write_command(command, version, kind)
@@ -153,8 +155,8 @@ class ShardAsker:
                 return attempts.settle(error)
             except (NotDone, MayBeDone) as error:
                 pause_s = attempts.pause_s(error, self._loop.time())
-            if not await self._has_news(shard, known, pause_s):
-                await self._look(shard)
+            if not await self._wait_for_owner(shard, known, pause_s):
+                await self._read_owner(shard)
             left = with_remaining_wait(command, self._loop.time() - began_s)
             if wait is not None and wait.is_over:
                 left = msgspec.structs.replace(left, wait_ms=0)
@@ -169,12 +171,12 @@ class ShardAsker:
         messages: list[bytes],
         wait: OpenWait | None,
     ) -> R:
-        """Sends a command to the owner that is known. Raises NotDone or MayBeDone."""
+        """Sends a command to the owner known now. Raises NotDone or MayBeDone."""
         if not messages:
             return cast(R, await self._share((shard, version), command))
         call = self._send(shard, command, messages)
         if wait is not None:
-            wait.end_there = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
+            wait.end_at_owner = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
         try:
             kind, body = await call.answer
         except asyncio.CancelledError:
@@ -185,12 +187,12 @@ class ShardAsker:
         return cast(R, read_answer(command, kind, body))
 
     def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _CommandCall:
-        """Sends a command; the call is to be removed once it is answered. Raises NotDone."""
+        """Sends a command; the caller removes the call once it is answered. Raises NotDone."""
         if self._closed:
             raise EngineClosed("the connection to the cluster was closed")
         term = self._terms.get(shard)
         if term is None:
-            raise NotDone("it has no owner yet")
+            raise NotDone("no node owns it yet")
         token = next(self._tokens)
         subject = f"{self._name}.serve.{shard}.{term}"
         call = _CommandCall(shard, term, subject, token, command, self._loop.create_future())
@@ -199,10 +201,10 @@ class ShardAsker:
             self._sender.send(subject, token, message)
         return call
 
-    # Commands that travel together.
+    # Commands that share a Batch.
 
     def _share(self, key: tuple[int, int], command: Command[Any]) -> "asyncio.Future[Any]":
-        """Sends a command with the others of this turn; its reply."""
+        """Sends a command with the others of this turn of the event loop; its reply."""
         waiting: asyncio.Future[Any] = self._loop.create_future()
         shared = self._shared.setdefault(key, [])
         shared.append((command, waiting))
@@ -218,7 +220,7 @@ class ShardAsker:
             self._send_shared(key, shared)
 
     def _send_shared(self, key: tuple[int, int], shared: Sequence[_Shared]) -> None:
-        """Sends commands as one, which is a Batch if they are several."""
+        """Sends several commands as one Batch; a single one as it is."""
         shard, version = key
         command = shared[0][0]
         if len(shared) > 1:
@@ -229,7 +231,7 @@ class ShardAsker:
             if len(shared) == 1:
                 _finish(shared[0][1], error)
             else:
-                # One of them cannot be sent: by itself it is told why.
+                # One of them cannot be encoded: sent alone, it gets its own error.
                 for each in shared:
                     self._send_shared(key, [each])
         except NotDone as error:
@@ -252,7 +254,7 @@ class ShardAsker:
             replies = [reply] if len(shared) == 1 else reply
         except SpreadChanged as error:
             if len(shared) > 1:
-                # The push of one queue is not for this shard: the others are done without it.
+                # The spread of one queue has changed: the other commands do not depend on it.
                 for each in shared:
                     self._send_shared(key, [each])
                 return
@@ -261,7 +263,7 @@ class ShardAsker:
             replies = [copy(error) for _ in shared]
         for each, reply in zip(shared, replies, strict=True):
             if isinstance(reply, InvalidField) and str(reply).startswith("items["):
-                # It was refused for its form, in words that name its place in the batch.
+                # The error names its index in the Batch: sent alone, its error does not.
                 self._send_shared(key, [each])
             else:
                 _finish(each[1], reply)
@@ -269,29 +271,29 @@ class ShardAsker:
     # Replies.
 
     def _sweep(self) -> None:
-        """Looks for another owner where one has said nothing since the last sweep but one."""
+        """Reads the register of each shard whose owner has sent nothing for a whole interval."""
         self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
         for call in self._calls.values():
             call.sweeps += 1
         silent = {call.shard for call in self._calls.values() if call.is_silent}
-        if silent and self._looking is None:
-            self._looking = self._loop.create_task(self._look_for_others(silent))
+        if silent and self._reading_owners is None:
+            self._reading_owners = self._loop.create_task(self._read_owners(silent))
 
-    async def _look_for_others(self, shards: set[int]) -> None:
+    async def _read_owners(self, shards: set[int]) -> None:
         try:
             for shard in shards:
-                await self._look(shard)
-                self._leave_silent(shard)
+                await self._read_owner(shard)
+                self._abandon_calls(shard)
         finally:
-            self._looking = None
+            self._reading_owners = None
 
     async def _take_reply(self, message: Msg) -> None:
         if message.subject.endswith(calls.REPLIES):
             async for token, data in calls.in_slices(message.data):
                 self._take_item(token, data)
         elif (message.headers or {}).get("Status") == "503":
-            # NATS says that nobody listens there.
-            for token in self._sender.unheard(int(message.subject.rpartition(".")[2])):
+            # NATS answers so if the subject has no subscriber.
+            for token in self._sender.take_undelivered(int(message.subject.rpartition(".")[2])):
                 self._take_item(token, calls.NOT_OWNER)
 
     def _take_item(self, token: int, data: bytes) -> None:
@@ -315,53 +317,55 @@ class ShardAsker:
             number = int(shard)
             self._announced[number] = self._announced.get(number, 0) + 1
             self._terms[number] = max(self._terms.get(number, 0), int(term))
-            self._leave_silent(number)
-            news = self._news.pop(number, None)
-            if news is not None:
-                news.set()
+            self._abandon_calls(number)
+            event = self._owner_events.pop(number, None)
+            if event is not None:
+                event.set()
 
     def _known_owner(self, shard: int) -> tuple[int | None, int]:
-        """What is known of a shard's owner: its term, and how many owners announced themselves."""
+        """The term of a shard's owner as known here, and the number of announcements so far."""
         return self._terms.get(shard), self._announced.get(shard, 0)
 
-    async def _has_news(self, shard: int, known: tuple[int | None, int], pause_s: float) -> bool:
-        """Waits until more is known than that of the shard's owner, but no longer than this.
+    async def _wait_for_owner(
+        self, shard: int, known: tuple[int | None, int], pause_s: float
+    ) -> bool:
+        """Waits for an announcement after `known`, for at most `pause_s`; whether there was one.
 
-        An owner that announced itself while it was asked too early counts: its term may have been
-        read from the register before.
+        One that came while the command was under way counts: the term may have been read from the
+        register before the new owner subscribed to its subject.
         """
         if self._known_owner(shard) == known:
-            news = self._news.setdefault(shard, asyncio.Event())
+            event = self._owner_events.setdefault(shard, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await news.wait()
+                    await event.wait()
         return self._known_owner(shard) != known
 
-    def _leave_silent(self, shard: int) -> None:
-        """Gives up calls to an owner before this one, or of which nothing was heard for long."""
+    def _abandon_calls(self, shard: int) -> None:
+        """Ends calls to earlier owners of a shard, and calls without a sign of life for long."""
         term = self._terms.get(shard)
         for call in self._calls.values():
             if call.is_given_up(shard, term) and not call.answer.done():
                 call.answer.set_result((calls.LOST, b""))
 
-    async def _look(self, shard: int) -> None:
+    async def _read_owner(self, shard: int) -> None:
         with suppress(Unanswered):
-            self._note(shard, await self._replicated.execute(Look(owner_key(shard))))
+            self._set_owner(shard, await self._replicated.execute(Look(owner_key(shard))))
 
-    def _note(self, shard: int, register: Register | None) -> None:
+    def _set_owner(self, shard: int, register: Register | None) -> None:
         if register is not None:
             self._terms[shard] = max(self._terms.get(shard, 0), register.revision)
 
 
 def _may_share(command: Command[Any]) -> bool:
-    """Whether a command travels with others: none that may wait, or that is large."""
+    """Whether a command may share a Batch: it is small and never waits at the owner."""
     if type(command) is Push:
         return type(command.body) is bytes and len(command.body) <= _SHARED_BODY_BYTES_MAX
     return type(command) is Delete or type(command) is Extend
 
 
 def _finish(waiting: "asyncio.Future[Any]", reply: Any) -> None:
-    """Gives whoever waits its reply, or raises an error there."""
+    """Sets the result of a future, or its exception, unless it is done or cancelled."""
     if waiting.done():
         return
     if isinstance(reply, Exception):

@@ -1,8 +1,9 @@
-"""When a command is sent to an owner again, and when it has failed: the rules of whoever asks.
+"""When a command is sent to an owner again, and when it has failed.
 
-What was not done is sent again, to the owner of the day. What may have been done is sent again only
-if doing it twice comes to the same (`remote.retry`). Nothing here does I/O or reads a clock:
-`asking` follows these rules on an event loop, and the clients of `testing.simulation` in a model.
+A command that was not carried out is sent again, to the current owner. One that may have been
+carried out is sent again only if a second execution changes nothing (`remote.retry`). Nothing here
+does I/O or reads a clock: `asking` applies these rules on an event loop, and the clients of
+`testing.simulation` in a model.
 """
 
 from typing import Any, Final, Generic, TypeVar, cast
@@ -14,27 +15,27 @@ from penstock.errors import BackendLost, StaleReceipt
 from penstock.service import Batch, Command, Pull, Push, PushMany
 
 R = TypeVar("R")
-# How long a command is tried before it fails: a shard is without an owner for less than this.
-PATIENCE_S: Final = 25.0
+# After this time a command fails. A shard without an owner gets one much sooner.
+COMMAND_TIMEOUT_S: Final = 25.0
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.25
 
 
 class NotDone(Exception):
-    """The owner did nothing of it: it is not the owner, or is not there."""
+    """The command was not carried out: the node is not the owner, or does not exist."""
 
 
 class MayBeDone(Exception):
-    """The owner was replaced before it answered, or its answer was lost."""
+    """The command may have been carried out: its owner was replaced, or the answer was lost."""
 
 
 def read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
     """The reply in an owner's answer. Raises NotDone, MayBeDone, or what refused the command."""
     if kind == calls.NOT_OWNER:
-        raise NotDone("the node that was asked is not its owner")
-    if kind == calls.SPREAD_OTHERWISE:
+        raise NotDone("the node that got the command is not its owner")
+    if kind == calls.SPREAD_CHANGED:
         raise SpreadChanged
-    if kind == calls.NOT_PLACED_HERE:
+    if kind == calls.NOT_PLACED:
         raise NotPlaced
     if kind == calls.LOST:
         raise MayBeDone("its owner was replaced before it answered, or its answer was lost")
@@ -44,23 +45,24 @@ def read_answer(command: Command[Any], kind: bytes, body: bytes) -> Any:
 
 
 class Attempts(Generic[R]):
-    """The attempts to have one command done by the owner of a shard."""
+    """The attempts to have the owner of a shard execute one command."""
 
-    __slots__ = ("_command", "_give_up_s", "_may_be_done", "_pause_s", "_shard")
+    __slots__ = ("_began_s", "_command", "_give_up_s", "_may_be_done", "_pause_s", "_shard")
 
     def __init__(self, shard: int, command: Command[R], now_s: float) -> None:
         self._shard = shard
         self._command = command
-        self._give_up_s = now_s + PATIENCE_S
+        self._began_s = now_s
+        self._give_up_s = now_s + COMMAND_TIMEOUT_S
         if type(command) is Pull and command.wait_ms:
             self._give_up_s += command.wait_ms / 1_000
         self._pause_s = 0.0
         self._may_be_done = False
 
     def settle(self, reply: Any) -> R:
-        """What the caller gets for a reply, or for a receipt that was refused as stale.
+        """The reply for the caller. Raises StaleReceipt, if `reply` is that.
 
-        Raises StaleReceipt, unless an earlier attempt may be what ended the claim.
+        A receipt may be stale because an earlier attempt was carried out: that is a success.
         """
         if not isinstance(reply, StaleReceipt):
             settled = outcome_of_repeat(self._command, reply) if self._may_be_done else reply
@@ -70,9 +72,9 @@ class Attempts(Generic[R]):
         raise reply
 
     def pause_s(self, failure: NotDone | MayBeDone, now_s: float) -> float:
-        """How long to wait, or until there is another owner, before the command is sent again.
+        """How long to wait for another owner before the command is sent again.
 
-        Raises BackendLost.
+        Raises BackendLost if it must not be repeated, or was tried for too long.
         """
         if isinstance(failure, MayBeDone):
             self._may_be_done = True
@@ -84,7 +86,9 @@ class Attempts(Generic[R]):
                     f"unknown{hint if kind in (Push, Batch, PushMany) else ''}"
                 ) from None
         if now_s > self._give_up_s:
-            raise BackendLost(f"shard {self._shard}: {failure}, again and again") from None
+            tried_s = now_s - self._began_s
+            message = f"shard {self._shard}: {failure}; gave up after {tried_s:.0f} s"
+            raise BackendLost(message) from None
         pause_s = self._pause_s
         self._pause_s = min(max(2 * pause_s, _RETRY_S), _RETRY_S_MAX)
         return pause_s

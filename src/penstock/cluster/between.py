@@ -1,7 +1,7 @@
-"""What the owner of a shard does in other shards: dead letters, and the copies of spread queues.
+"""Work of an owner that concerns other shards: dead letters, and the copies of spread queues.
 
-Both run beside an owner for as long as it serves, and end when their task is cancelled. They use
-nothing of a node but what they are given, so that a simulation runs them as they are.
+Both coroutines run as long as the owner serves, and end when their task is cancelled. They use only
+their arguments, so that the simulation runs them unchanged.
 """
 
 import asyncio
@@ -16,59 +16,59 @@ from penstock.errors import PenstockError
 from penstock.service import Push
 
 if TYPE_CHECKING:
-    from penstock.cluster.serving import ShardAnswers
+    from penstock.cluster.answers import ShardAnswers
 
-# How many departures are carried at once, and how long a refused one is left alone.
-_CARRIED_MAX: Final = 100
-_CARRY_AGAIN_S: Final = 1.0
-_TEND_S: Final = 1.0
-# Of so many turns one looks for what a change of a queue's spread has left in a shard.
-_TEND_COPIES: Final = 10
+# How many dead letters are pushed at once, and the pause after one was refused.
+_DEPARTURES_MAX: Final = 100
+_DEPARTURE_RETRY_S: Final = 1.0
+_MAINTENANCE_S: Final = 1.0
+# In one of this many rounds, copies of queues are removed that a change of the spread has left.
+_STALE_COPIES_EVERY: Final = 10
 
 
-class Carrier(Protocol):
-    """Brings a message to another shard: `router.Router` does."""
+class OtherShards(Protocol):
+    """What an owner needs of other shards; `router.Router` implements it."""
 
-    async def push_to(self, push: Push, source: str | None) -> None:
-        """Returns once the message is durable there. Raises PenstockError."""
+    async def push_dead_letter(self, push: Push, source: str | None) -> None:
+        """Pushes a dead letter to its queue; returns once it is durable. Raises PenstockError."""
         ...
 
-    async def tend(self, queue: str) -> None:
-        """Brings the shards of a spread queue to what its home shard says. Raises PenstockError."""
+    async def finish_spread_change(self, queue: str) -> None:
+        """Finishes a change of a queue's spread. Raises PenstockError."""
         ...
 
-    async def tend_copy(self, queue: str, shard: int) -> None:
-        """Removes a spread queue from a shard that it is not in. Raises PenstockError."""
+    async def remove_stale_copy(self, queue: str, shard: int) -> None:
+        """Deletes a queue in a shard that is not in its spread. Raises PenstockError."""
         ...
 
 
 class ServedShard(Protocol):
-    """A shard in the hands of its owner."""
+    """A shard that a node serves."""
 
     @property
     def guard(self) -> SpreadGuard:
-        """Knows which of the shard's queues are spread."""
+        """Has the names of the shard's queues that are spread."""
         ...
 
 
-async def carry_departures(answers: "ShardAnswers", carrier: Carrier) -> None:
-    """Brings what departed to the other shards, and ends it here once it is durable there."""
+async def deliver_departures(answers: "ShardAnswers", others: OtherShards) -> None:
+    """Pushes dead letters to their shards, and removes each here once it is durable there."""
     engine = answers.engine
     while True:
         await answers.has_departures.wait()
         answers.has_departures.clear()
         try:
-            owed = engine.departures(_CARRIED_MAX)
+            departures = engine.departures(_DEPARTURES_MAX)
             await _until_durable(answers, engine.answer_sequence)
-            for each, push in owed:
+            for each, push in departures:
                 queue = engine.shard.queues.get(each.source)
                 source = None if queue is None else queue.name
-                await carrier.push_to(push, source)
+                await others.push_dead_letter(push, source)
                 engine.arrived(each.delivery.number, each.delivery.epoch)
             answers.answer_held_back()
         except PenstockError:
-            # The other shard moves, or refuses it: it stays owed.
-            await asyncio.sleep(_CARRY_AGAIN_S)
+            # The other shard moves, or refuses it: it stays in the outbox.
+            await asyncio.sleep(_DEPARTURE_RETRY_S)
         if engine.shard.departed.deliveries:
             answers.has_departures.set()
 
@@ -80,19 +80,19 @@ async def _until_durable(answers: "ShardAnswers", sequence: int) -> None:
     answers.journal.wait(sequence)
 
 
-async def tend_spread_queues(
-    owned: Mapping[int, ServedShard], shards: int, carrier: Carrier
+async def maintain_spread_queues(
+    owned: Mapping[int, ServedShard], shards: int, others: OtherShards
 ) -> None:
-    """Keeps the shards of each spread queue whose home shard is in `owned` as they should be."""
+    """Finishes changes of the spread of queues, for the shards in `owned`."""
     for turn in itertools.count(1):
-        await asyncio.sleep(_TEND_S)
+        await asyncio.sleep(_MAINTENANCE_S)
         spread = [
             (name, shard) for shard, each in owned.items() for name in sorted(each.guard.names)
         ]
         for name, shard in spread:
-            # Another shard moves, or the queue was changed or removed: the next time decides.
+            # Another shard moves, or the queue was changed or removed: the next round repeats.
             with suppress(PenstockError):
                 if first_shard(name, shards) == shard:
-                    await carrier.tend(name)
-                elif turn % _TEND_COPIES == 0:
-                    await carrier.tend_copy(name, shard)
+                    await others.finish_spread_change(name)
+                elif turn % _STALE_COPIES_EVERY == 0:
+                    await others.remove_stale_copy(name, shard)

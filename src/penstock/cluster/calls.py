@@ -1,48 +1,48 @@
 """Commands from a router to the owner of a shard, and replies back, over NATS subjects.
 
-A request goes to `NAME.serve.SHARD.TERM`: the owner of that term alone listens there, so an owner
-that was replaced cannot be asked by anyone who knows of its successor. What goes to one subject in
-one turn of the event loop shares a message: it is a row of items
+A request is published on `NAME.serve.SHARD.TERM`. Only the owner of that term subscribes to it, so
+a router that knows a new owner cannot reach the old one. All that is sent to one subject in one
+turn of the event loop is one NATS message, a sequence of items
 
-    token (8) · size (4) · one byte that says what it is · the rest
+    token (8) · size (4) · kind (1) · data
 
-in which the token is the router's number of the command. Replies go to the subject to which the
-requests say they should, with the same tokens. Of a request the byte is
+The token is the router's number of the command. Replies go to the reply subject of the request,
+with the same token. The kinds of a request are
 
-    c  a part of a command that is too large for one message; more follow
-    C  a command, or its last part: a frame of our own wire
-    V  a pull that only looks: answered without claims once it may find a message, or in vain; with
-       an attempt id that is known there, with the claims of that attempt. Or a push that only
-       looks: answered as one that was sent again if its dedup id is known there, else with P
-    Q  the wait of the pull of this token ends: it is answered with what it has
-    X  the command of this token is cancelled
+    c  a part of a command that is too large for one message; more parts follow
+    C  a command, or its last part: a frame of `wire.frames`
+    V  a pull that claims nothing: answered when a message may be available, or after its wait; if
+       its attempt id is known to the shard, answered with the claims of that attempt. Or a push
+       that adds nothing: answered like a repeated push if its dedup id is known, else with P
+    Q  ends the wait of the pull with this token: it is answered at once
+    X  cancels the command with this token
 
-(the frame's request number is the version of the queue's spread, 0 if it has none) and of a reply
+(the request number in the frame is the version of the queue's spread, 0 for none) and of a reply
 
-    p  a part of a reply; more follow
+    p  a part of a reply; more parts follow
     R  a reply, or its last part
     E  the error that refused the command
-    N  not the owner: nothing was done
-    S  the queue is spread otherwise than the request says: nothing was done
-    P  the push belongs in another shard of the queue: nothing was done
-    L  lost: the owner was replaced before the change was kept; it may have been done
-    K  still at it: the pull waits, or the log does not answer yet
+    N  this node is not the owner; nothing was changed
+    S  the queue's spread has another version than the request; nothing was changed
+    P  the push belongs to another shard of the queue; nothing was changed
+    L  the owner was replaced before the change was durable; it may have been carried out or not
+    K  keep-alive: the command is not finished
 
-A reply that takes long is announced by K again and again; silence means that the owner is gone, or
-that the reply was lost on its way.
+Until it replies, an owner sends K at intervals. If a router receives nothing, the owner has
+stopped, or a message was lost.
 """
 
 import asyncio
 import itertools
 import struct
 from collections.abc import AsyncIterator, Hashable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nats.aio.client import Client
 
 from penstock.backends.remote.retry import is_repeatable
 from penstock.errors import PenstockError, ProtocolError
-from penstock.service import Command, Pull, PushMany
+from penstock.service import Batch, Command, Pull, PushMany
 from penstock.wire.frames.bodies import (
     DECODE_REPLY,
     decode_command,
@@ -59,45 +59,46 @@ from penstock.wire.frames.frames import (
     decode_answer,
     encode_error,
 )
+from penstock.wire.frames.parts import LARGE_BYTES, parts_of
 
 COMMAND: Final = b"C"
 COMMAND_PART: Final = b"c"
-LOOK: Final = b"V"
+WATCH: Final = b"V"
 END_WAIT: Final = b"Q"
 CANCEL: Final = b"X"
 REPLY_WHOLE: Final = b"R"
 REPLY_PART: Final = b"p"
 REFUSED: Final = b"E"
 NOT_OWNER: Final = b"N"
-SPREAD_OTHERWISE: Final = b"S"
-NOT_PLACED_HERE: Final = b"P"
+SPREAD_CHANGED: Final = b"S"
+NOT_PLACED: Final = b"P"
 LOST: Final = b"L"
 AT_IT: Final = b"K"
-# Below the subject that a router's messages name for their replies: where they go.
+# The last part of the subject of replies; it follows the router's inbox.
 REPLIES: Final = ".replies"
-# What one message carries, below the ordinary limit of NATS.
+# The largest data of one message, below the default limit of NATS (1 MiB).
 PART_BYTES: Final = 900 * 1024
-# How many requests may be half received; what a router that died left behind goes first.
+# How many requests may be incomplete; the oldest, whose router has probably ended, is dropped.
 _HALF_RECEIVED_MAX: Final = 256
-# So much of a message is handled in one turn of the event loop. Between two turns, what the first
-# part led to is appended, or sent: so the log, owners and routers work at the same time.
+# How much of a message is handled in one turn of the event loop. After each turn its results are
+# appended to the log, or sent, so that the log, owners and routers work at the same time.
 SLICE_BYTES: Final = 2_048
 KEEP_ALIVE_S: Final = 0.25
-# Without a word from an owner for once or twice so long, a router looks whether there is another.
+# If an owner sends nothing for one to two of these intervals, the shard's register is read.
 SILENCE_S: Final = 0.35
-# After so many times that span, a command to one that is still the owner is sent again.
+# After this many intervals, a command to an owner that was not replaced is sent again.
 _SILENT_SWEEPS_MAX: Final = 10
 _ITEM: Final = struct.Struct("<QI")
-# So many messages back it is known what was in one that nobody heard.
+# For how many of the last messages the tokens are known, in case NATS could not deliver one.
 _SENT_MAX: Final = 4_096
 
 
 class CallUnderWay:
     """A command that was sent to the owner of a term.
 
-    Whoever sent it counts in `sweeps` how many intervals have begun since the owner was asked, or
-    last spoke. One that is silent for a whole interval may have been replaced. If it was not, and
-    stays silent, its answer was lost on its way.
+    The sender counts in `sweeps` how many intervals began since the owner last sent something. An
+    owner that sends nothing for a whole interval may have been replaced. If it was not replaced and
+    still sends nothing, the command or its answer was lost.
     """
 
     __slots__ = ("command", "shard", "sweeps", "term")
@@ -110,15 +111,15 @@ class CallUnderWay:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the owner has said nothing for a whole interval between sweeps."""
+        """Whether the owner has sent nothing for a whole interval."""
         return self.sweeps >= 2
 
     def is_given_up(self, shard: int, term: int | None) -> bool:
-        """Whether to ask again, now that the owner of this shard is known to have this term.
+        """Whether to stop waiting for this call; `term` is that of the shard's owner as known now.
 
-        After a change of owners a call that may be repeated is given up at once: it is sooner
-        answered by the new owner. For another one the reply of the old owner, if it comes, is worth
-        more than not to know; and the claims in the reply to a pull would be held by nobody.
+        After a change of owners a repeatable call is given up at once: the new owner answers it
+        sooner. A call that must not be repeated still waits for the old owner's reply, and so does
+        a pull: if its reply were ignored, the claims in it would block their messages.
         """
         if self.shard != shard:
             return False
@@ -129,11 +130,11 @@ class CallUnderWay:
 
 
 class Sender:
-    """Publishes items from plain callbacks; what goes to one subject at a time shares messages.
+    """Publishes items from plain callbacks; items for one subject share messages.
 
-    With `replies`, the subject to which replies are to go, each message names a subject below it
-    by a number of its own: if nobody listens, NATS says so there. `unheard` is called with the
-    tokens of a message that was said to be unheard.
+    With `replies`, a subject, each message has a reply subject below it that ends in a number. If
+    nobody subscribes to the message's subject, NATS sends an error there, and `take_undelivered`
+    says which tokens that message had.
     """
 
     def __init__(self, client: Client, replies: str = "") -> None:
@@ -143,11 +144,11 @@ class Sender:
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        # The tokens of the last messages, by number, in case they are unheard.
+        # The tokens of the last messages, by their numbers.
         self._sent: dict[int, list[int]] = {}
 
     def send(self, subject: str, token: int, data: bytes) -> None:
-        """Publishes an item, soon."""
+        """Publishes an item in a later turn of the event loop."""
         self._waiting.setdefault(subject, []).append((token, data))
         if self._task is None:
             self._task = self._loop.create_task(self._publish())
@@ -160,8 +161,8 @@ class Sender:
                     for tokens, message in _pack(items):
                         await self._client.publish(subject, message, reply=self._reply(tokens))
         except Exception:
-            # The connection is closed for good, or its buffer is full: callers hear nothing, and
-            # ask again.
+            # The connection was closed, or its buffer is full. Receivers notice that nothing comes
+            # and repeat their commands.
             self._waiting.clear()
         finally:
             self._task = None
@@ -175,18 +176,18 @@ class Sender:
             del self._sent[next(iter(self._sent))]
         return f"{self._replies}.{number}"
 
-    def unheard(self, number: int) -> list[int]:
-        """The tokens of a message of which NATS says that nobody listens."""
+    def take_undelivered(self, number: int) -> list[int]:
+        """The tokens of a message that NATS could not deliver, by its number."""
         return self._sent.pop(number, [])
 
     async def drain(self) -> None:
-        """Waits until everything was handed to NATS."""
+        """Waits until all items were passed to the NATS client."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
 
 def _pack(items: list[tuple[int, bytes]]) -> Iterator[tuple[list[int], bytes]]:
-    """Items as messages of a limited size, each with its tokens."""
+    """Joins items into messages of limited size; each message with the tokens in it."""
     tokens: list[int] = []
     parts: list[bytes] = []
     size = 0
@@ -201,7 +202,7 @@ def _pack(items: list[tuple[int, bytes]]) -> Iterator[tuple[list[int], bytes]]:
 
 
 def unpack(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The items of a message: token and data. What is cut short ends them."""
+    """The items of a message: token and data."""
     at = 0
     while at + _ITEM.size <= len(message):
         token, size = _ITEM.unpack_from(message, at)
@@ -211,7 +212,7 @@ def unpack(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
-    """The items of a message, with a turn of the event loop between some of them."""
+    """The items of a message; after every `SLICE_BYTES` the event loop runs once."""
     handled = 0
     for token, data in unpack(message):
         if handled > SLICE_BYTES:
@@ -222,7 +223,7 @@ async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
 
 
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
-    """The messages that carry this, each with the byte that says what it is."""
+    """Splits data into parts of limited size, each preceded by its kind."""
     if len(data) <= PART_BYTES:
         return [last + data]
     cuts = range(0, len(data), PART_BYTES)
@@ -232,7 +233,7 @@ def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
 
 
 class Assembly:
-    """Puts parts together again, by who sent them."""
+    """Joins the parts of requests again, by sender."""
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, list[bytes]] = {}
@@ -246,7 +247,7 @@ class Assembly:
             self._parts.pop(sender if too_large else next(iter(self._parts)), None)
 
     def whole(self, sender: Hashable, last: bytes) -> bytes:
-        """What the parts and the last one are together."""
+        """All parts of this sender and the last one, joined."""
         parts = self._parts.pop(sender, None)
         return last if parts is None else b"".join([*parts, last])
 
@@ -259,11 +260,28 @@ def write_command(
 
 
 def read_command(frame: bytes) -> tuple[Command[Any], int]:
-    """A request's command, and the spread it goes by. Raises PenstockError for other bytes."""
+    """The command of a request, and the version of the spread. Raises PenstockError if invalid."""
     if len(frame) < HEADER_BYTES:
-        raise ProtocolError("a command without a header")
+        raise ProtocolError(f"a command of {len(frame)} bytes has no header")
     _, kind, spread_version = HEADER.unpack_from(frame)
     return decode_command(kind, frame[HEADER_BYTES:]), spread_version
+
+
+class LargeCommand(NamedTuple):
+    """A batch or bulk push that is executed in parts; the kind of its frame."""
+
+    kind: int
+    parts: Iterator[Batch | PushMany]
+    spread_version: int
+
+
+def read_large_command(frame: bytes) -> LargeCommand | None:
+    """A request that is to be executed in parts; None for others. Raises PenstockError."""
+    if len(frame) <= LARGE_BYTES:
+        return None
+    _, kind, spread_version = HEADER.unpack_from(frame)
+    parts = parts_of(kind, memoryview(frame)[HEADER_BYTES:])
+    return None if parts is None else LargeCommand(kind, parts, spread_version)
 
 
 def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
@@ -275,6 +293,11 @@ def write_reply(command: Command[Any], reply: Any) -> list[bytes]:
         frame = encode_bulk_reply(0, reply)
     else:
         frame = encode_reply(0, reply)
+    return write_reply_frame(frame)
+
+
+def write_reply_frame(frame: bytes) -> list[bytes]:
+    """The messages of a reply that is encoded already."""
     return split(frame[HEADER_BYTES:], REPLY_PART, REPLY_WHOLE)
 
 
@@ -288,7 +311,7 @@ NO_CLAIMS: Final = encode_claims(0, [])[HEADER_BYTES:]
 
 
 def write_error(error: PenstockError) -> bytes:
-    """The message by which a command is refused."""
+    """The message that refuses a command with this error."""
     return REFUSED + encode_error(0, error)[HEADER_BYTES:]
 
 

@@ -1,8 +1,8 @@
-"""A local copy of a shard's stream, from which the content of messages is read.
+"""A local copy of a shard's stream, from which the bodies of messages are read.
 
-It is a cache: what matters is in the replicated log. So nothing is synced, and what a crash leaves
-is removed when the shard is next held here. In files, memory does not grow with the bodies; in
-memory, for simulations and small shards, no file is touched.
+It is a cache: everything in it is in the replicated log. So nothing is synced, and the files that a
+crash leaves are removed when the directory is used again. `FileContents` keeps the bodies out of
+memory; `MemoryContents` is for simulations and tests.
 """
 
 import os
@@ -16,7 +16,7 @@ FILE_BYTES: Final = 64 * 1024 * 1024
 
 
 class Contents(Protocol):
-    """A part of a stream of bytes that is appended to at the end, and dropped at the beginning."""
+    """A section of a stream of bytes: data is added at its end and dropped at its beginning."""
 
     first_position: int
     end_position: int
@@ -26,11 +26,11 @@ class Contents(Protocol):
         ...
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """Bytes of one entry. Raises CorruptEntry if they are not there, or JournalError."""
+        """Bytes of one entry. Raises CorruptEntry if the copy does not have them, JournalError."""
         ...
 
     def drop_before(self, position: int) -> None:
-        """Lets the copy begin there."""
+        """Drops what is before this position."""
         ...
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class FileContents:
     """The copy in files of one size, named by their order in the stream."""
 
     def __init__(self, directory: Path, first_position: int = 0) -> None:
-        """Makes the directory, and empties it. Raises JournalError."""
+        """Creates the directory, and removes earlier files from it. Raises JournalError."""
         self.first_position = self.end_position = first_position
         self._directory = directory
         self._files: dict[int, int] = {}

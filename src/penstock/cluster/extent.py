@@ -1,16 +1,16 @@
-"""Extents: what stands in the slots of a shard's replicated log, and how they follow on each other.
+"""Extents: the content of the slots of a shard's replicated log, and the rules of their order.
 
-A shard's journal is one stream of entries, as it is in segment files (`journal.entry`), and an
-extent is a part of that stream. It is an entry itself, whose data begins with the fields
+A shard's journal is one stream of entries, as in segment files (`journal.entry`). An extent is a
+part of that stream. It has the format of an entry, whose data begins with the fields
 
     shard (4) · flags (4) · term (8) · position (8) · the part of the stream
 
-and whose id is the sequence of the journal's first entry in that part. `position` is where in the
-stream the part begins. An entry that is too large for one extent goes on in the next one.
+and whose id is the sequence of the first journal entry in that part. `position` is where the part
+begins in the stream. An entry that is too large for one extent continues in the next one.
 
-The first extent of an owner opens its term; it has no part of the stream but the owner's name.
-Terms never fall: an extent whose term is lower than one before it was written by an owner that
-had been replaced without knowing it. It is void, and every reader passes over it.
+The first extent of an owner opens its term; it holds the owner's name and no part of the stream.
+Terms never decrease. An extent whose term is lower than an earlier one was written by an owner that
+did not know yet that it was replaced. It is void, and every reader skips it.
 """
 
 import struct
@@ -65,7 +65,7 @@ def unpack_extent(packed: bytes) -> Extent:
 
 
 class ChainPoint(msgspec.Struct, frozen=True, array_like=True):
-    """A point at which reading a shard's log may begin: the slot, and what it must hold."""
+    """A point at which reading a shard's log may begin: a slot, and what its extent must have."""
 
     slot: int = 1
     position: int = 0
@@ -74,13 +74,13 @@ class ChainPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BrokenChain(Exception):
-    """The slots that were read do not follow on each other: some are missing, or damaged."""
+    """The slots that were read are not consecutive, or one of them is damaged."""
 
 
 class ExtentChain:
-    """Reads a shard's slots one after another, and checks that none is missing.
+    """Reads a shard's slots in order, and checks that none is missing.
 
-    `slot`, `position`, `sequence` and `term` are those of the next extent: what `point` tells.
+    `slot`, `position`, `sequence` and `term` are those expected of the next extent.
     """
 
     def __init__(self, shard: int, start: ChainPoint) -> None:
@@ -89,20 +89,20 @@ class ExtentChain:
         self.position = start.position
         self.sequence = start.sequence
         self.term = start.term
-        # The beginning of an entry that goes on in a later extent.
+        # The beginning of an entry that continues in a later extent.
         self._begun = b""
 
     @property
     def point(self) -> ChainPoint | None:
-        """Where reading could begin again; None in the middle of an entry."""
+        """A point at which reading may begin; None in the middle of an entry."""
         if self._begun:
             return None
         return ChainPoint(self.slot, self.position, self.sequence, self.term)
 
     def take(self, slot: int, packed: bytes) -> tuple[bytes, list[StoredEntry]]:
-        """The entries that the next slot completes, as bytes of the stream and one by one.
+        """Reads the next slot: the bytes of the entries that it completes, and these entries.
 
-        Raises BrokenChain, with nothing taken.
+        Raises BrokenChain, and then changes nothing.
         """
         if slot != self.slot:
             raise BrokenChain(f"shard {self.shard}: slot {slot} was read in place of {self.slot}")
@@ -120,7 +120,7 @@ class ExtentChain:
         if extent.term < self.term:
             return b"", []
         if extent.opens_term:
-            # What the owner before had begun is not continued by anyone.
+            # No later owner continues an entry that the one before has begun.
             self.term = extent.term
             self._begun = b""
             return b"", []
@@ -144,7 +144,7 @@ class ExtentChain:
 
 
 def split_entries(data: bytes, position: int, sequence: int) -> list[StoredEntry]:
-    """The entries that stand in this part of a stream. Raises CorruptEntry."""
+    """The entries in a part of a stream. Raises CorruptEntry."""
     entries: list[StoredEntry] = []
     at = 0
     while at < len(data):

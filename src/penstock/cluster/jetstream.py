@@ -1,13 +1,13 @@
-"""The replicated log on NATS JetStream: one stream a shard, one of registers, one of chunks.
+"""The replicated log on NATS JetStream: one stream per shard, one of registers, one of chunks.
 
     stream           subjects          holds
     NAME_shard_N     NAME.shard.N      the slots of shard N; a slot is a message's sequence
     NAME_registers   NAME.register.>   the last message of each subject; a revision is its sequence
     NAME_chunks      NAME.chunk.>      parts of snapshots: NAME.chunk.SHARD.SNAPSHOT.INDEX
 
-All are kept in files by three servers, and have no limits: a full stream must refuse, and never
-discard its oldest messages. The servers must run with `sync_interval: always`, or a power cut can
-cost what was answered.
+All of them are stored in files on `replicas` servers, without limits: a full stream must refuse
+messages, and never discard the oldest. The servers must run with `sync_interval: always`; without
+it, a power cut can lose changes that were confirmed to clients.
 
 Appends are fenced by `Nats-Expected-Last-Sequence`. The header that expects a message id is not
 used: one mismatch halts a replicated stream (2.14.6, 2.15.1).
@@ -53,19 +53,23 @@ from penstock.errors import BackendLost, StoreUnusable
 T = TypeVar("T")
 _WRONG_LAST: Final = 10071
 _NOT_FOUND: Final = 404
-# A request whose answer takes longer was lost, most likely when the stream's leader changed.
+# A request without an answer for so long was lost, probably when the stream's leader changed.
 _TIMEOUT_S: Final = 2.0
-# An append is repeated sooner: the same bytes are never taken twice, and a shard waits for it.
+# An append is repeated sooner: the shard waits for it, and the same append is never stored twice.
 _APPEND_S: Final = 0.5
-# How long a leader of a stream is waited for after a change, and for one answer of it.
-_LED_S: Final = 0.5
-_LED_LOOK_S: Final = 0.02
+# The longest wait for a stream's new leader, the timeout of one request to it, and the pause.
+_LEADER_S: Final = 0.5
+_LEADER_ASK_S: Final = 0.02
+_LEADER_PAUSE_S: Final = 0.005
+# For how long after a change of the leader an append may be lost, and is repeated sooner still.
+_UNSTABLE_S: Final = 1.0
+_UNSTABLE_APPEND_S: Final = 0.1
 _CREATE_S: Final = 60.0
-# Three servers, three times, that do not even refuse.
+# Three attempts at three servers that do not answer, 2 s each.
 _CONNECT_S: Final = 20.0
 _RETRY_S: Final = 0.2
 _READ_BYTES_MAX: Final = 16 * 1024 * 1024
-# How long reads are answered by the leader of the stream after a replica was found damaged.
+# For how long only the stream's leader is read after a damaged replica was found.
 _BY_LEADER_S: Final = 10.0
 _NO_LIMITS: Final = {
     "max_msgs": -1,
@@ -82,9 +86,9 @@ _decode_json = msgspec.json.decode
 
 
 class _OneConnection(Client):
-    """A client that closes the connection of a handshake that failed before it opens the next.
+    """A client that closes the socket of a failed handshake before it connects again.
 
-    nats-py leaves it to the garbage collector: a socket that is open until then, and a warning.
+    nats-py leaves such a socket open until the garbage collector closes it with a warning.
     """
 
     async def _connect_to_server(self, server: Any) -> None:
@@ -94,9 +98,9 @@ class _OneConnection(Client):
 
 
 async def open_client(address: ClusterAddress, name: str) -> Client:
-    """A connection to the NATS servers that is opened again whenever it breaks.
+    """A connection to the NATS servers, which reconnects whenever it breaks.
 
-    Raises BackendLost if there is none of them now.
+    Raises BackendLost if none of them can be reached now.
     """
     options: dict[str, Any] = {}
     if address.uses_tls:
@@ -108,7 +112,7 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
 
     async def note_error(error: Exception) -> None:
         if not last or not isinstance(error, OSError):
-            # What a server said tells more than that it hung up then.
+            # The error that a server sent explains more than the closed socket that follows it.
             last[:] = [error]
         if isinstance(error, ssl.SSLError):
             untrusted.set()
@@ -120,7 +124,7 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
             name=name,
             connect_timeout=2,
             reconnect_time_wait=0.05,  # type: ignore[arg-type]
-            # Here it counts for the first connection, which would be tried for ever.
+            # Only for the first connection, which would otherwise be tried without end.
             max_reconnect_attempts=2,
             ping_interval=2,
             max_outstanding_pings=2,
@@ -133,7 +137,7 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
     giving_up = asyncio.ensure_future(untrusted.wait())
     both: list[asyncio.Future[Any]] = [connecting, giving_up]
     try:
-        # After a certificate that is not trusted the client would wait without end.
+        # nats-py does not return if it does not trust a server's certificate.
         await asyncio.wait(both, timeout=_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
             raise TimeoutError
@@ -151,12 +155,13 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
 
 
 class JetStream:
-    """A `ReplicatedLog` on JetStream streams whose names begin with `name`."""
+    """Executes the requests of `log` on JetStream streams whose names begin with `name`."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self._name = name
         self._by_leader_until: dict[int, float] = {}
+        self._unstable_until: dict[int, float] = {}
         self._loop = asyncio.get_running_loop()
         self._answers: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             Append: self._append,
@@ -174,7 +179,7 @@ class JetStream:
         }
 
     async def execute(self, request: LogRequest[T]) -> T:
-        """Carries the request out. Raises Mismatch or Unanswered."""
+        """Executes the request. Raises Mismatch or Unanswered."""
         try:
             return cast(T, await self._answers[type(request)](request))
         except (TimeoutError, nats.errors.Error, OSError) as error:
@@ -203,14 +208,14 @@ class JetStream:
     # Streams.
 
     async def prepare(self, shards: int, replicas: int) -> None:
-        """Makes the streams of shards and chunks; those that exist stay. Raises StoreUnusable."""
+        """Creates the streams of shards and chunks that do not exist. Raises StoreUnusable."""
         await self._create("chunks", "chunk.>", replicas, max_msgs_per_subject=1, discard="old")
         for shard in range(shards):
             await self._create(f"shard_{shard}", f"shard.{shard}", replicas)
 
     async def prepare_registers(self, replicas: int) -> None:
-        """Makes the stream of registers."""
-        # With one message a subject, discarding the old one is what replaces a value.
+        """Creates the stream of registers if it does not exist. Raises StoreUnusable."""
+        # One message per subject: discarding the old message replaces the value of a register.
         await self._create(
             "registers", "register.>", replicas, max_msgs_per_subject=1, discard="old"
         )
@@ -231,12 +236,12 @@ class JetStream:
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 reply = {"error": {"code": 503, "description": str(error) or "no answer"}}
             refused = reply.get("error")
-            # 10058: it exists with other settings, which somebody may have chosen on purpose.
+            # 10058: the stream exists with other settings, which an operator may have chosen.
             if refused is None or refused.get("err_code") == 10058:
                 return
             if self._loop.time() > give_up:
                 raise StoreUnusable(
-                    f"the stream {stream} with {replicas} replicas cannot be made: "
+                    f"the stream {stream} with {replicas} replicas cannot be created: "
                     f"{refused.get('description')}"
                 )
             await asyncio.sleep(_RETRY_S)
@@ -254,33 +259,37 @@ class JetStream:
             raise Unanswered(f"{subject}: {reply['error'].get('description')}")
         return reply
 
-    async def prefer_here(self, shard: int) -> None:
-        """Has the server lead the shard's stream to which this process is connected, if it can."""
+    async def move_leader_here(self, shard: int) -> None:
+        """Moves the leader of the shard's stream to the server that this client is connected to."""
         stream = f"{self._name}_shard_{shard}"
-        here = self._client._server_info.get("server_name")
+        here = str(self._client._server_info.get("server_name"))
         try:
             info = await self._checked_api(f"STREAM.INFO.{stream}")
             cluster = info.get("cluster") or {}
             followers = [each["name"] for each in cluster.get("replicas") or ()]
             if here in followers:
-                wish = {"placement": {"preferred": here}}
-                await self._api(f"STREAM.LEADER.STEPDOWN.{stream}", wish)
-                await self._until_led(stream)
+                body = {"placement": {"preferred": here}}
+                self._unstable_until[shard] = self._loop.time() + _UNSTABLE_S
+                await self._api(f"STREAM.LEADER.STEPDOWN.{stream}", body)
+                await self._wait_for_leader(stream, here)
         except (TimeoutError, Unanswered, nats.errors.Error, OSError):
-            # Only a matter of speed: an append takes one hop more.
+            # The leader stays where it is: an append then takes one network hop more.
             return
 
-    async def _until_led(self, stream: str) -> None:
-        """Waits until a stream has a leader again, which answers for it; not for long.
+    async def _wait_for_leader(self, stream: str, server: str) -> None:
+        """Waits until this server answers as the leader of a stream, for at most `_LEADER_S`.
 
-        What is appended before is lost, and repeated only after `_APPEND_S`.
+        An append to a stream without a leader is lost, and repeated only after a timeout.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LED_S):
+            async with asyncio.timeout(_LEADER_S):
                 while True:
+                    # The old leader may still answer, or nobody.
                     with suppress(TimeoutError):
-                        await self._api(f"STREAM.INFO.{stream}", timeout_s=_LED_LOOK_S)
-                        return
+                        info = await self._api(f"STREAM.INFO.{stream}", timeout_s=_LEADER_ASK_S)
+                        if (info.get("cluster") or {}).get("leader") == server:
+                            return
+                    await asyncio.sleep(_LEADER_PAUSE_S)
 
     # Publishing.
 
@@ -300,7 +309,9 @@ class JetStream:
 
     async def _append(self, request: Append) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(request.after)}
-        return await self._publish(f"shard.{request.shard}", request.extent, headers, _APPEND_S)
+        is_unstable = self._unstable_until.get(request.shard, 0) > self._loop.time()
+        timeout_s = _UNSTABLE_APPEND_S if is_unstable else _APPEND_S
+        return await self._publish(f"shard.{request.shard}", request.extent, headers, timeout_s)
 
     async def _swap(self, request: Swap) -> int:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(request.revision)}
@@ -312,19 +323,26 @@ class JetStream:
 
     # Reading.
 
-    async def _gather(self, stream: str, body: Any) -> AsyncIterator[Msg]:
-        """The messages that a direct get of several brings."""
+    async def _direct_get(self, stream: str, body: Any) -> AsyncIterator[Msg]:
+        """The messages that a direct get of several messages returns."""
         inbox = self._client.new_inbox()
-        subscription = await self._client.subscribe(inbox)
+        # A queue of our own: `Subscription.next_msg` starts a task for every message, and a log may
+        # have millions of them to read.
+        messages: asyncio.Queue[Msg] = asyncio.Queue()
+        subscription = await self._client.subscribe(inbox, cb=messages.put)
         try:
             await self._client.publish(
                 f"$JS.API.DIRECT.GET.{stream}", _encode_json(body), reply=inbox
             )
             while True:
-                message = await subscription.next_msg(_TIMEOUT_S)
+                if messages.empty():
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        message = await messages.get()
+                else:
+                    message = messages.get_nowait()
                 status = (message.headers or {}).get("Status")
                 if status == "503":
-                    raise Unanswered(f"{stream}: nobody answers")
+                    raise Unanswered(f"{stream}: no server answers")
                 if status is not None:
                     return
                 yield message
@@ -338,7 +356,7 @@ class JetStream:
         body = {"seq": request.first, "batch": request.limit, "max_bytes": _READ_BYTES_MAX}
         return [
             LogSlot(_sequence(message), message.data)
-            async for message in self._gather(stream, body)
+            async for message in self._direct_get(stream, body)
         ]
 
     async def _read_by_leader(self, stream: str, request: ReadSlots) -> list[LogSlot]:
@@ -359,7 +377,8 @@ class JetStream:
         return SlotBounds(max(1, state["first_seq"]), state["last_seq"])
 
     async def _purge(self, request: PurgeSlots) -> None:
-        # The server keeps the message of this very sequence, and would jump ahead for a later one.
+        # The server keeps the message with this sequence. For a sequence after the last message it
+        # would skip numbers.
         stream = f"{self._name}_shard_{request.shard}"
         await self._checked_api(f"STREAM.PURGE.{stream}", {"seq": request.before})
 
@@ -385,7 +404,7 @@ class JetStream:
                     message.data,
                     _sequence(message),
                 )
-                async for message in self._gather(f"{self._name}_registers", body)
+                async for message in self._direct_get(f"{self._name}_registers", body)
             ]
         )
 
@@ -395,7 +414,7 @@ class JetStream:
         return None if message is None else message.data
 
     async def _direct_last(self, stream: str, subject: str) -> Msg | None:
-        """The last message of a subject; None if there is none."""
+        """The last message of a subject; None if it has none."""
         message = await self._client.request(
             f"$JS.API.DIRECT.GET.{stream}.{subject}", timeout=_TIMEOUT_S
         )

@@ -1,9 +1,10 @@
-"""The journal of a shard on the replicated log: collects appends, and knows which are kept.
+"""The journal of a shard on the replicated log: collects entries into extents.
 
-The engine appends entries at any rate; they wait here until the extent before them is kept, and
-then go together as the next extent: one append to the log is under way at a time (rule 5 of
-`log`), so load makes the extents larger and not more. This class does no I/O: `next_extent` says
-what is to be appended, `kept` and `fail` what came of it; `owner.append_steps` stands between.
+The engine appends entries at any rate. While one extent is being appended to the log, new entries
+wait here; together they are the next extent. Only one append is in flight at a time (rule 5 of
+`log`), so load makes extents larger, not more frequent. This class does no I/O on the log:
+`next_extent` returns what to append, and `owner.append_steps` reports the result by `kept` or
+`fail`.
 """
 
 from collections import deque
@@ -27,9 +28,11 @@ from penstock.journal.place import pack_place, position_of
 from penstock.service import Command
 
 DATA_BYTES_MAX: Final = EXTENT_BYTES_MAX - OVERHEAD_BYTES
-# How much may wait for the log before commands are refused: without a majority nothing leaves.
+# If more waits for the log, commands are refused: without a majority, nothing can be appended.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 MARK_BYTES: Final = 1024 * 1024
+# Larger than any position: all of a stream without an archive may be dropped.
+NO_ARCHIVE: Final = 1 << 62
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
 
@@ -38,6 +41,9 @@ class ReplicatedJournal:
     """A `StoredJournal` whose entries become durable in the slots of a replicated log."""
 
     keeps_nothing = False
+    # A snapshot is stored in the log. Its local file is temporary, and is written by the owner's
+    # event loop, which must not wait for a disk.
+    syncs_snapshots = False
 
     def __init__(
         self,
@@ -48,20 +54,20 @@ class ReplicatedJournal:
         marks: Sequence[ChainPoint] = (),
         mark_bytes: int = MARK_BYTES,
     ) -> None:
-        """`end` is where the next extent stands; `marks` are earlier points to begin at.
+        """`end` is the point of the next extent; `marks` are earlier points to begin reading at.
 
-        There is a mark every `mark_bytes`: the log is purged in parts of about that size.
+        There is a mark every `mark_bytes`: the log is purged up to a mark.
         """
         self.shard = shard
         self.term = term
         self.durable_sequence = end.sequence - 1
         self.slot = end.slot - 1
         self.failure: PenstockError | None = None
-        # How far the archive is durable, which keeps the rest: there is none if this is so far off.
-        self.archived_position = 1 << 62
-        # Called when there is something to send and nothing was before.
+        # Up to where the archive is durable; nothing after it is dropped.
+        self.archived_position = NO_ARCHIVE
+        # Called when there is something to append and there was nothing before.
         self.wake: Callable[[], object] = _nothing
-        # Called whenever more of it is kept.
+        # Called whenever an extent has become durable.
         self.advanced: Callable[[], object] = _nothing
         self.growth_limit = 1 << 62
         self.grown: Callable[[], None] = _nothing
@@ -69,21 +75,21 @@ class ReplicatedJournal:
         self._sequence = end.sequence
         self._marks = deque(marks)
         self._mark_bytes = mark_bytes
-        # What the log does not have: parts of the stream, each with the sequence it completes.
+        # Parts of the stream that are in no extent yet, each with the sequence of its entry.
         self._unsent: deque[tuple[bytes, int]] = deque()
         self._unsent_bytes = 0
         self._sent_position = end.position
         self._sent_is_whole = True
-        # The extent under way: its bytes, the sequence and the position it reaches.
+        # The extent in flight; the sequence and position at its end, and whether it ends an entry.
         self._sending: bytes | None = None
         self._sending_ends = (0, 0, True)
         self._waiting: list[tuple[int, Callable[[], object]]] = []
-        # Who waits for the next extent, and for the one under way, whatever is in it.
+        # Callbacks for when the next extent, and the one in flight, are durable or have failed.
         self._to_confirm: list[Callable[[], object]] = []
         self._confirming: list[Callable[[], object]] = []
         self._recent: dict[int, Pushed] = {}
 
-    # What the engine asks for: `Journal`.
+    # For the engine: `Journal`.
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         if self.failure is not None:
@@ -125,8 +131,9 @@ class ReplicatedJournal:
     def make_room(self, command: Command[Any]) -> None:
         if self._unsent_bytes > WAITING_BYTES_MAX:
             raise Overloaded(
-                f"shard {self.shard}: {self._unsent_bytes} bytes wait for the replicated log; "
-                "it has no majority, or is slower than the pushes; try again later"
+                f"shard {self.shard}: {self._unsent_bytes} bytes wait for the replicated log "
+                f"(limit {WAITING_BYTES_MAX}); NATS has no majority, or is slower than the pushes; "
+                "try again later"
             )
 
     def has_room(self, events: int) -> bool:
@@ -142,13 +149,13 @@ class ReplicatedJournal:
             payload = self._contents.read(position + fields.payload_at, fields.payload_bytes)
             return codec.read_pushed(fields, payload, position)
         except CorruptEntry as error:
-            # Only the local copy is damaged, and the message is not lost: the log has it. So the
-            # shard is opened anew, here or elsewhere.
-            self.fail(JournalError(f"shard {self.shard}: {error}; it is opened anew"))
+            # Only the local copy is damaged: the log has the message. The shard ends here, and is
+            # taken over again, by this node or another.
+            self.fail(JournalError(f"shard {self.shard}: {error}; the shard is restarted"))
             raise self.failure or error from error
 
     def wait(self, sequence: int) -> None:
-        """Raises what has failed; an entry that is merely not kept yet is not waited for here."""
+        """Raises JournalError if the entry is not durable; it does not wait for that."""
         if sequence > self.durable_sequence:
             raise self.failure or JournalError(
                 f"shard {self.shard}: entry {sequence} is not in the replicated log yet"
@@ -179,12 +186,12 @@ class ReplicatedJournal:
             position += HEADER_BYTES + header.size_bytes
 
     def close(self) -> None:
-        """Removes the local copy; what is not in the log by now will not be."""
+        """Removes the local copy; entries that are not in the log yet are discarded."""
         if self.failure is None:
             self.fail(JournalError(f"shard {self.shard}: the journal was closed"))
         self._contents.close()
 
-    # What upkeep asks for: `StoredJournal`.
+    # For upkeep: `StoredJournal`.
 
     @property
     def first_position(self) -> int:
@@ -212,8 +219,8 @@ class ReplicatedJournal:
         pass
 
     def sync(self) -> int:
-        """The sequence that is durable now. A snapshot counts only once it is in the log, and
-        whoever puts it there waits for the entries it depends on (`snapshots`)."""
+        """The last durable sequence, without waiting: `snapshots.keep_snapshot` waits before it
+        lists a snapshot."""
         return self.durable_sequence
 
     def entry_before(self, position: int) -> int:
@@ -221,9 +228,9 @@ class ReplicatedJournal:
         return self.first_position if mark is None else max(self.first_position, mark.position)
 
     def drop_before(self, position: int, archive: object = None) -> None:
-        """Lets the local copy begin there; the log's slots are purged after the next snapshot.
+        """Drops the local copy before this position; the next snapshot purges the log's slots.
 
-        What is not archived stays.
+        What is not archived is not dropped.
         """
         self._contents.drop_before(min(position, self.archived_position))
 
@@ -237,15 +244,15 @@ class ReplicatedJournal:
         return found
 
     def forget_marks_before(self, slot: int) -> None:
-        """The slots before this one are purged."""
+        """Removes the marks of slots that were purged."""
         while self._marks and self._marks[0].slot < slot:
             self._marks.popleft()
 
-    # What the owner asks for.
+    # For the owner.
 
     @property
     def durable_position(self) -> int:
-        """Up to where the stream is in the log; it may end within an entry."""
+        """The end of what the log has of the stream; it may be within an entry."""
         return self._sent_position
 
     def sequence_at(self, position: int) -> int:
@@ -258,7 +265,7 @@ class ReplicatedJournal:
         return header.entry_id
 
     def durable_entries(self, position: int, size_bytes: int) -> bytes:
-        """Whole entries from `position` on that are in the log: about so many bytes of them."""
+        """Whole entries from `position` on that are in the log, about `size_bytes` of them."""
         end = position
         durable = self.durable_position
         while end < durable and end - position < size_bytes:
@@ -273,19 +280,19 @@ class ReplicatedJournal:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last entry that was appended, kept or not."""
+        """The sequence of the last entry that the engine appended, durable or not."""
         return self._sequence - 1
 
     @property
     def has_unsent(self) -> bool:
-        """Whether there is anything that the log does not have."""
+        """Whether an extent is in flight, or another one is to follow."""
         return bool(self._unsent or self._to_confirm) or self._sending is not None
 
     def confirm(self, done: Callable[[], object]) -> None:
-        """Has `done` called once the log has kept an extent that is made after this, or failed.
+        """Calls `done` once the next extent is durable, or the journal has failed.
 
-        If there is nothing to append, the extent has no entries: the stream does not grow by it.
-        Raises what has failed.
+        If there are no entries to append, that extent is empty. Raises the error of a journal that
+        has failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -295,7 +302,7 @@ class ReplicatedJournal:
             self.wake()
 
     def next_extent(self) -> bytes | None:
-        """What is to be appended next; the same bytes until `kept` is called (rule 4)."""
+        """The extent to append next; the same bytes until `kept` is called (rule 4 of `log`)."""
         if self._sending is None and (self._unsent or self._to_confirm):
             self._sending = self._make_extent()
         return self._sending
@@ -322,7 +329,7 @@ class ReplicatedJournal:
         if self._sent_is_whole and (
             not self._marks or position - self._marks[-1].position >= self._mark_bytes
         ):
-            # If void extents come to stand before it, reading begins with them and passes over.
+            # Void extents may take this slot first; a reader that begins here skips them.
             self._marks.append(ChainPoint(self.slot + 1, position, first, self.term))
         self._sending_ends = (reached, position + size, not goes_on)
         self._unsent_bytes -= size
@@ -330,8 +337,8 @@ class ReplicatedJournal:
         return pack_extent(Extent(self.shard, self.term, position, first, data, goes_on=goes_on))
 
     def kept(self, slot: int) -> None:
-        """The extent under way stands in this slot: its entries are durable."""
-        assert self._sending is not None, "no extent is under way"
+        """Notes that the extent in flight has this slot: its entries are durable."""
+        assert self._sending is not None, "no extent is in flight"
         self.slot = slot
         self._sending = None
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
@@ -341,7 +348,7 @@ class ReplicatedJournal:
         self.advanced()
 
     def fail(self, error: PenstockError) -> None:
-        """Nothing more will be kept: every append, and all who wait, get this error."""
+        """Ends the journal: every later append and everything that waits gets this error."""
         if self.failure is None:
             self.failure = error
             self._unsent.clear()

@@ -1,7 +1,8 @@
-"""Which queues are spread, as far as a router knows, and how it learns of it.
+"""What a router knows about queues that are spread over several shards.
 
-A router knows a queue that is spread only once a shard has refused a request for it; it then asks
-the home shard, and again whenever a shard refuses (`spread`). What is not spread costs nothing.
+A router assumes that a queue is in its home shard only. If a shard refuses a request because the
+spread has another version (`spread`), the router asks the home shard for the current one. Queues
+that are not spread cost no request.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from penstock.cluster.asking import ShardAsker
-from penstock.cluster.attempts import PATIENCE_S
+from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.placement import first_shard
 from penstock.cluster.spread import QueuePlaces, SpreadChanged, places_by
 from penstock.errors import BackendLost, QueueNotFound
@@ -21,7 +22,7 @@ _RETRY_S_MAX: Final = 0.25
 
 
 class KnownQueues:
-    """The queues of a cluster that are known to be spread; `ask` is that of the asker."""
+    """The queues that are known to be spread; `ask` is that of `ShardAsker`."""
 
     def __init__(self, asker: ShardAsker, shards: int) -> None:
         self.ask = asker.ask
@@ -30,15 +31,15 @@ class KnownQueues:
         self._known: dict[str, QueuePlaces] = {}
 
     def home(self, queue: object) -> int:
-        """The home shard of a queue. Raises InvalidField for what is no name."""
+        """The home shard of a queue. Raises InvalidField if it is not a valid name."""
         return first_shard(check_name(queue), self.shards)
 
     def places(self, queue: str) -> QueuePlaces | None:
-        """Where a queue is, as far as is known; None if it is only in its home shard."""
+        """The shards of a queue as known here; None if it is in its home shard only."""
         return self._known.get(queue)
 
     async def describe(self, queue: str) -> QueueInfo:
-        """The queue as its home shard describes it, with its note. Raises RequestError."""
+        """The description of a queue by its home shard, with its note. Raises RequestError."""
         home = self.home(queue)
         try:
             info = await self.ask(home, DescribeQueue(queue))
@@ -56,10 +57,13 @@ class KnownQueues:
         self,
         queue: str,
         work: Callable[[QueuePlaces | None], Awaitable[R]],
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> R:
-        """Does the work with the places of a queue, again if they turn out to be others."""
-        give_up_s = self._loop.time() + patience_s
+        """Runs `work` with the places of a queue, and again if these have changed meanwhile.
+
+        Raises BackendLost after `timeout_s`.
+        """
+        give_up_s = self._loop.time() + timeout_s
         pause_s = 0.0
         while True:
             try:
@@ -67,7 +71,7 @@ class KnownQueues:
             except SpreadChanged:
                 if self._loop.time() > give_up_s:
                     raise BackendLost(
-                        f"queue: {queue!r} is being spread over other shards, and not all of them "
+                        f"queue: the spread of {queue!r} is being changed, and not all shards "
                         "answer; try again later"
                     ) from None
             await asyncio.sleep(pause_s)
@@ -75,12 +79,12 @@ class KnownQueues:
             await self.describe(queue)
 
     def forget(self, queue: str) -> None:
-        """The queue was removed."""
+        """Removes what is known of a queue, which was deleted."""
         self._known.pop(queue, None)
 
 
-async def every(works: Any) -> list[Any]:
-    """The results of all; if one raises, the others are ended."""
+async def gather_all(works: Any) -> list[Any]:
+    """The results of all awaitables; if one raises, the others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

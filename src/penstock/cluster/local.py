@@ -1,8 +1,8 @@
-"""A whole cluster on this machine, for trying it: NATS servers and nodes as processes.
+"""A whole cluster on this machine, to try it: NATS servers and nodes as processes.
 
-ROOT/cluster.json   its URL, and the processes; readable by its owner only
+ROOT/cluster.json   its URL and its processes; readable by its owner only
 ROOT/nats/          the NATS servers (`nats_servers`)
-ROOT/NODE.out       what each node prints
+ROOT/NODE.out       the output of each node
 """
 
 import json
@@ -23,12 +23,12 @@ _STOPPED_S: Final = 30.0
 
 
 def state_path(root: Path) -> Path:
-    """The file that says what runs."""
+    """The file that lists the running processes."""
     return root / "cluster.json"
 
 
 def read_state(root: Path) -> dict[str, Any]:
-    """What was started there. Raises InvalidField if nothing was."""
+    """The content of the state file. Raises InvalidField if there is none."""
     try:
         state: dict[str, Any] = json.loads(state_path(root).read_text())
     except (OSError, ValueError):
@@ -41,15 +41,16 @@ def read_state(root: Path) -> dict[str, Any]:
 def start_cluster(
     root: Path, nodes: int, port: int, shards: int, archive: Path | None = None
 ) -> dict[str, Any]:
-    """Starts three NATS servers and some nodes; what was started.
+    """Starts three NATS servers and some nodes; returns the state that it writes.
 
-    With `archive`, the nodes keep the shards' streams there as segment files.
-
-    Raises StoreInUse if a cluster runs there, UnavailableError if one does not start.
+    With `archive`, the nodes write the shards' streams there as segment files. Raises StoreInUse if
+    a cluster runs there already, UnavailableError if a process does not start.
     """
     root = root.absolute()
     if state_path(root).exists() and any(map(is_ours, _processes(read_state(root)))):
-        raise StoreInUse(f"{root}: a cluster runs there already; penstock cluster down stops it")
+        raise StoreInUse(
+            f"{root}: a cluster is already running there; penstock cluster down stops it"
+        )
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     servers = NatsServers(root)
     state: dict[str, Any] = {"url": f"{servers.url}?shards={shards}", "nats": [], "nodes": []}
@@ -77,7 +78,7 @@ def _start_node(root: Path, url: str, number: int, port: int) -> dict[str, Any]:
     name = f"node{number + 1}"
     command = [sys.executable, "-m", "penstock", "serve", "--json"]
     command += ["--port", str(port + number if port else 0)]
-    # The URL holds the password: in the environment others do not see it.
+    # The URL contains the password: other users cannot read the environment of a process.
     environment = {**os.environ, "PENSTOCK_STORE": f"{url}&node={name}"}
     for variable in ("PENSTOCK_URL", "PENSTOCK_DATA"):
         environment.pop(variable, None)
@@ -94,7 +95,7 @@ def _start_node(root: Path, url: str, number: int, port: int) -> dict[str, Any]:
 
 
 def _wait_for(root: Path, node: dict[str, Any]) -> str:
-    """Where a node answers, once it does. Raises UnavailableError."""
+    """Waits until a node has started; the URL of its endpoint. Raises UnavailableError."""
     out = root / f"{node['name']}.out"
     deadline_s = time.monotonic() + _STARTED_S
     while time.monotonic() < deadline_s:
@@ -104,11 +105,11 @@ def _wait_for(root: Path, node: dict[str, Any]) -> str:
         if first[1] or not is_ours(node):
             break
         time.sleep(0.05)
-    raise UnavailableError(f"{node['name']} did not start; {out} says why")
+    raise UnavailableError(f"{node['name']} did not start; its output is in {out}")
 
 
 def stop_cluster(root: Path) -> int:
-    """Stops what was started there; how many processes ended. Raises InvalidField."""
+    """Stops the processes of a cluster; how many have ended. Raises InvalidField."""
     root = root.absolute()
     state = read_state(root)
     ended = _end(state)
@@ -117,7 +118,7 @@ def stop_cluster(root: Path) -> int:
 
 
 def _end(state: dict[str, Any]) -> int:
-    """Ends the nodes, then the NATS servers: a node says goodbye through them."""
+    """Ends the nodes, then the NATS servers: a node needs them to hand its shards over."""
     ended = 0
     for group in ("nodes", "nats"):
         alive = [each for each in state[group] if is_ours(each)]
@@ -137,16 +138,16 @@ def _processes(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe(pid: int) -> dict[str, Any]:
-    return {"pid": pid, "began": _began(pid)}
+    return {"pid": pid, "began": _start_ticks(pid)}
 
 
 def is_ours(process: dict[str, Any]) -> bool:
-    """Whether a process still runs, and is the one that was started: numbers are used again."""
-    return process["began"] is not None and _began(process["pid"]) == process["began"]
+    """Whether a process still runs; its start time shows that its number was not reused."""
+    return process["began"] is not None and _start_ticks(process["pid"]) == process["began"]
 
 
-def _began(pid: int) -> str | None:
-    """When a process began, in the system's ticks; None if it has ended."""
+def _start_ticks(pid: int) -> str | None:
+    """The start time of a process in ticks of the system clock; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

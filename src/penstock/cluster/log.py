@@ -1,9 +1,9 @@
-"""The replicated log, as owners see it: requests, replies, and what may go wrong with each.
+"""The replicated log: its requests, their replies, and how each of them may fail.
 
-The seam between the logic of the cluster and whatever keeps its bytes on several machines.
-`jetstream` is one implementation; `testing.simulate` has a model of it in memory, with its faults.
-The logic that stands above (`owner`, `replica`) is written as generators of these requests
-(`LogSteps`), so that it does no I/O, reads no clock, and can be driven by either.
+This is the interface between the logic of the cluster and the service that stores its data on
+several machines. `jetstream` implements it; `testing.simulation` has a model in memory, with
+faults. The logic above it (`owner`, `replica`) consists of generators of these requests
+(`LogSteps`): it does no I/O, reads no clock, and runs on either.
 
 A shard has one log. It consists of slots, numbered from 1, each of which holds one extent: bytes
 that the log does not interpret. Beside the logs there are registers (small values, changed by
@@ -11,48 +11,48 @@ compare-and-set) and chunks (parts of snapshots).
 
 Rules of the slots
 
- 1. An append that was answered is kept: by a majority of the replicas, each of which has synced it
-    to its disk. It never disappears, and its bytes and slot never change, until it is purged.
+ 1. An append that was answered is kept: a majority of the replicas has synced it to disk. It never
+    disappears, and its bytes and slot never change, until it is purged.
  2. An append names the slot it expects to be the last one, `after`, and takes slot `after + 1`. It
     is taken only if, at the instant it is taken, `after` is the last slot. So of several appends
     with the same `after` at most one is ever taken.
- 3. A refusal (`Mismatch`) proves nothing about who took the slot. The server compares with what it
-    has *accepted*, which includes attempts that are not kept yet: the caller's own earlier attempt,
-    whose answer was lost, or an attempt of any caller that may still vanish when the leader of the
-    replicas changes. Who is refused reads slot `after + 1`: its own bytes mean that it was taken;
-    other bytes mean that another writer was first; no slot means that nothing is decided, and the
-    same append is to be repeated.
+ 3. A refusal (`Mismatch`) does not show who took the slot. The server compares with what it has
+    *accepted*, which includes attempts that are not kept yet: the caller's own earlier attempt,
+    whose answer was lost, or an attempt of any caller that may still disappear when the leader of
+    the replicas changes. After a refusal the caller reads slot `after + 1`. If it holds the
+    caller's bytes, the append was taken; if it holds other bytes, another writer was first; if
+    there is no such slot, nothing is decided and the same append must be repeated.
  4. An append without an answer (`Unanswered`) may have been taken, may be taken at any time later,
     or never. Until that is known, the caller may repeat only the same bytes with the same `after`.
  5. One append of a writer at a time. If a writer sent `after=7` and `after=8` at once, another
-    writer could take slot 8; the first append would be refused and the second taken, behind the
-    other's back. This is the caller's duty: the log does not count.
- 6. Reads see only what is kept (rule 1), never what was merely accepted. But any replica may answer
-    them, also one that is behind: a slot that was answered may be missing *at the end* of a read
-    for some time. A damaged replica may miss slots *in the middle*, or at the beginning. A read
-    therefore returns slots in ascending order, and the caller checks that they follow on each
-    other. `Demote` has another replica lead and answer.
- 7. `Bounds` may be behind in the same way: `first` and `last` are never larger than the true ones.
- 8. `PurgeSlots` ends all slots below `before`, which must not be larger than the last slot that the
-    caller knows to be kept, plus one; slots are not renumbered. It may be repeated, and it may be
-    carried out later than answered.
+    writer could take slot 8; the first append would then be refused and the second taken, after
+    the other writer's slot. The caller must ensure this: the log does not check it.
+ 6. Reads return only what is kept (rule 1), never what was only accepted. But any replica may
+    answer them, also one that lags: for some time, slots that were answered may be missing *at the
+    end* of a read. A damaged replica may lack slots *in the middle*, or at the beginning. A read
+    therefore returns slots in ascending order, and the caller checks that they are consecutive.
+    `Demote` makes another replica the leader, which then answers.
+ 7. `Bounds` may lag in the same way: `first` and `last` are never larger than the true ones.
+ 8. `PurgeSlots` removes all slots below `before`, which is at most the last slot that the caller
+    knows to be kept, plus one; slots are not renumbered. It may be repeated, and it may be
+    carried out after it was answered.
 
 Rules of the registers
 
  9. `Swap` sets a register if its revision is the one named; 0 means that it does not exist yet. The
     reply is the new revision. Revisions of all registers are numbers of one sequence: each is
     larger than every one given before. They are the terms of owners.
-10. `Mismatch` and `Unanswered` mean for a swap what they mean for an append. So a value must say
-    whose it is: reading one's own value back means that the swap was done.
-11. `Look` and `LookAll` see only values that were kept, but may be behind; never so a swap.
+10. `Mismatch` and `Unanswered` mean for a swap what they mean for an append. So each value must be
+    unique to its writer: a writer that reads its own value knows that the swap was done.
+11. `Look` and `LookAll` return only values that were kept, but may lag; a swap never does.
 
 Rules of the chunks
 
 12. A chunk is written once under its name, and may be written again with the same bytes. It is kept
-    when answered. `ReadChunk` may be behind, or meet a damaged replica: None then, or wrong bytes;
-    the checksum in the register of the snapshot decides. `DropChunks` may be repeated.
+    when answered. A replica that lags or is damaged may answer `ReadChunk` with None or with wrong
+    bytes: the reader checks the checksum in the manifest. `DropChunks` may be repeated.
 
-Every request may raise `Unanswered`, which says only that no answer came in time.
+Every request may raise `Unanswered`: no answer came in time, and nothing else is known.
 """
 
 from collections.abc import Generator
@@ -64,16 +64,16 @@ from penstock.errors import UnavailableError
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 
-# What one extent may hold, so that a server with the ordinary limit of 1 MiB a message takes it.
+# The largest extent, below the default limit of NATS for a message (1 MiB).
 EXTENT_BYTES_MAX: Final = 960 * 1024
 CHUNK_BYTES_MAX: Final = 960 * 1024
 READ_SLOTS_MAX: Final = 500
-# How long to wait before a request is repeated that was not answered, or not decided.
+# The pause before a request is repeated that was not answered, or whose result is undecided.
 RETRY_MS: Final = 20
 
 
 class Mismatch(Exception):
-    """The server expected another slot or revision; rules 3 and 10 say what that does not mean."""
+    """The server expected another slot or revision; see rules 3 and 10."""
 
 
 class Unanswered(UnavailableError):
@@ -119,7 +119,7 @@ class Append(LogRequest[int]):
 
 @dataclass(frozen=True, slots=True)
 class ReadSlots(LogRequest[list[LogSlot]]):
-    """Slots from `first` on, ascending; fewer than `limit` at the end or to limit the bytes."""
+    """Slots from `first` on, ascending; fewer than `limit` at the end, or if they are large."""
 
     shard: int
     first: int
@@ -135,7 +135,7 @@ class Bounds(LogRequest[SlotBounds]):
 
 @dataclass(frozen=True, slots=True)
 class PurgeSlots(LogRequest[None]):
-    """Ends the slots below `before`."""
+    """Removes the slots below `before`."""
 
     shard: int
     before: int
@@ -143,28 +143,28 @@ class PurgeSlots(LogRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class Demote(LogRequest[None]):
-    """Has another replica of the shard's log lead, and answer reads for a while."""
+    """Makes another replica of the shard's log the leader, which answers reads for some time."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look(LogRequest[Register | None]):
-    """The register of this key; None if there is none."""
+    """Reads the register with this key; None if there is none."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookAll(LogRequest[list[Register]]):
-    """All registers whose keys begin with this, in the order of their keys."""
+    """Reads all registers whose keys begin with `prefix`, in the order of their keys."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class Swap(LogRequest[int]):
-    """Sets a register that has this revision; the reply is its new one. Raises Mismatch."""
+    """Sets a register if it has this revision; the reply is its new one. Raises Mismatch."""
 
     key: str
     value: bytes
@@ -173,7 +173,7 @@ class Swap(LogRequest[int]):
 
 @dataclass(frozen=True, slots=True)
 class PutChunk(LogRequest[None]):
-    """Keeps one part of a snapshot; parts are numbered from 0."""
+    """Stores one part of a snapshot; parts are numbered from 0."""
 
     shard: int
     snapshot: str
@@ -183,7 +183,7 @@ class PutChunk(LogRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk(LogRequest[bytes | None]):
-    """One part of a snapshot; None if the replica that answered does not have it."""
+    """Reads one part of a snapshot; None if the replica that answers does not have it."""
 
     shard: int
     snapshot: str
@@ -192,7 +192,7 @@ class ReadChunk(LogRequest[bytes | None]):
 
 @dataclass(frozen=True, slots=True)
 class DropChunks(LogRequest[None]):
-    """Ends all parts of a snapshot."""
+    """Removes all parts of a snapshot."""
 
     shard: int
     snapshot: str
@@ -200,29 +200,17 @@ class DropChunks(LogRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class Pause(LogRequest[None]):
-    """No request to the log: the steps go on after this time, by the clock of whoever runs them."""
+    """Not a request to the log: the steps continue after this time."""
 
     ms: int
 
 
-# The logic of the cluster: yields requests, is sent replies, and has errors thrown into it.
+# A generator of the cluster's logic: it yields requests, and gets their replies or errors.
 LogSteps = Generator[LogRequest[Any], Any, T]
 
 
-class ReplicatedLog(Protocol):
-    """The replicated log on an event loop; a simulation has no use for this class."""
-
-    async def execute(self, request: LogRequest[T]) -> T:
-        """Carries the request out. Raises Mismatch or Unanswered."""
-        ...
-
-    async def close(self) -> None:
-        """Ends the connection; requests under way raise Unanswered."""
-        ...
-
-
 def insist(request: LogRequest[T]) -> LogSteps[T]:
-    """Repeats a request that may be repeated until it is answered. Raises Mismatch."""
+    """Repeats a repeatable request until it is answered. Raises Mismatch."""
     while True:
         try:
             return (yield request)  # type: ignore[no-any-return]
@@ -231,7 +219,7 @@ def insist(request: LogRequest[T]) -> LogSteps[T]:
 
 
 def run_steps(steps: LogSteps[T], answer: "LogAnswer") -> T:
-    """Runs steps to their end at once, each request answered by a call; for tests and models."""
+    """Runs steps to their end; `answer` executes each request. For tests and models."""
     try:
         request = next(steps)
         while True:
@@ -246,6 +234,6 @@ def run_steps(steps: LogSteps[T], answer: "LogAnswer") -> T:
 
 
 class LogAnswer(Protocol):
-    """Answers one request; raises Mismatch or Unanswered."""
+    """Executes one request. Raises Mismatch or Unanswered."""
 
     def __call__(self, request: LogRequest[Any], /) -> Any: ...

@@ -1,10 +1,10 @@
-"""What the cluster's registers say: its settings, its nodes, and who is pinned where.
+"""The registers of a cluster: its settings, its nodes, and where shards are pinned.
 
 cluster      the number of shards, the key of its receipts, the identity in its message ids
-node.NAME    a node that has been started, and whether it takes shards
+node.NAME    a node that was started, and whether it takes shards
 owner.N      the owner of shard N (`owner`)
-pin.N        the node that shard N was moved to by hand
-archive      whether the shards' streams are archived: then nobody purges what is not
+pin.N        the node that an operator has moved shard N to
+archive      whether the shards' streams are archived: if so, only what is archived is purged
 snapshots.N  the snapshots of shard N (`snapshots`)
 """
 
@@ -32,15 +32,15 @@ FORMAT: Final = 1
 ARCHIVE_KEY: Final = "archive"
 ARCHIVE_ON: Final = b"on"
 ARCHIVE_OFF: Final = b"off"
-# After so many refusals in a row a node is gone; one may be its connection that is opened again.
+# After this many refused pings in a row a node has stopped; one may be a node that reconnects.
 REFUSED_MAX: Final = 3
-# After so long a silence, too.
+# A node that has answered no ping for so long has stopped, too.
 SILENT_S: Final = 2.0
 NodeState = Literal["up", "draining", "left"]
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """What was decided when the cluster was made, for good."""
+    """The settings with which a cluster was created; they never change."""
 
     shards: int
     replicas: int
@@ -50,14 +50,14 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A node as its register has it."""
+    """The content of a node's register."""
 
     state: NodeState
     endpoint: str = ""
 
 
 class Peer:
-    """Another node, as one sees it that pings it."""
+    """Another node, as known to a node that pings it."""
 
     __slots__ = ("info", "refused", "seen_s")
 
@@ -67,7 +67,7 @@ class Peer:
         self.seen_s = now_s
 
     def is_live(self, now_s: float) -> bool:
-        """Whether it answers: it has not refused too often, nor been silent for too long."""
+        """Whether the node answers pings."""
         return self.refused < REFUSED_MAX and now_s - self.seen_s < SILENT_S
 
 
@@ -80,18 +80,18 @@ def read_cluster_settings(register: Register) -> ClusterSettings:
     settings = _decode_settings(register.value)
     if settings.format != FORMAT:
         raise StoreUnusable(
-            f"the cluster is of format {settings.format}; this version of Penstock knows {FORMAT}"
+            f"the cluster has format {settings.format}; this version of Penstock reads {FORMAT}"
         )
     return settings
 
 
 def read_node(register: Register) -> NodeInfo:
-    """A node's register."""
+    """The node that a register describes."""
     return _decode_node(register.value)
 
 
-def found_cluster(shards: int, replicas: int) -> LogSteps[ClusterSettings]:
-    """The settings of the cluster, which is made if there is none yet."""
+def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSettings]:
+    """The settings of the cluster; creates them if there are none."""
     settings = ClusterSettings(
         shards, replicas, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(IDENTITY_BYTES)
     )
@@ -108,7 +108,7 @@ def found_cluster(shards: int, replicas: int) -> LogSteps[ClusterSettings]:
 
 
 def set_register(key: str, value: bytes) -> LogSteps[int]:
-    """Sets a register whatever it was; its revision."""
+    """Sets a register, whatever its value was; returns its revision."""
     while True:
         found: Register | None = yield from insist(Look(key))
         if found is not None and found.value == value:

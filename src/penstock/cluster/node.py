@@ -1,14 +1,14 @@
-"""A node of the cluster: which shards it owns, which it stands by for, and when it takes over.
+"""A node of the cluster: which shards it owns, for which it is the standby, when it takes over.
 
-Every node decides for itself, from the same facts: the registers (who owns what, which nodes there
-are), and which nodes answer a ping. The nodes that answer are ranked for each shard; the first
-should own it, the second stands by. A wrong view costs a takeover too many and nothing else: two
-nodes that both think they own a shard are told apart by the replicated log.
+Every node decides on its own from the same information: the registers (owners, nodes, pins), and
+which nodes answer a ping. These nodes are ranked for each shard; the first should own it, the
+second is its standby. Wrong information causes an unnecessary takeover and nothing worse: if two
+nodes consider themselves the owner of a shard, the replicated log refuses the older one.
 
-    owner does not answer      the first in rank takes over
-    another is first in rank   it asks the owner to hand the shard over, one shard at a time
+    the owner does not answer    the first in rank takes the shard over
+    the owner is not the first   the first asks it to hand the shard over, one shard at a time
 
-A node that is stopped hands its shards over first; one that drains takes none.
+A node that stops hands its shards over first. A draining node takes no shards.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, shard_directory
-from penstock.cluster.between import Carrier, tend_spread_queues
+from penstock.cluster.between import OtherShards, maintain_spread_queues
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.journal import ReplicatedJournal
-from penstock.cluster.log import Look, LookAll, Register, Unanswered
+from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
+from penstock.cluster.log import Look, LookAll, Register, Unanswered, insist
 from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_ON,
@@ -48,49 +48,27 @@ from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
+from penstock.cluster.standby import Standby
 from penstock.errors import PenstockError, StoreInUse
 
 _LOOK_S: Final = 0.1
-# How long a look waits for the pings it has sent. A ping that was under way when a node was killed
-# is never answered; a busy node answers late, which counts as well.
+# How long one look waits for answers to its pings. An answer that comes later counts, too.
 _PING_S: Final = 0.12
-# How soon a node is asked again that has refused once.
+# The pause before the next look while a node has refused fewer than REFUSED_MAX pings.
 _REFUSED_S: Final = 0.06
 _NAME_TAKEN_S: Final = 0.25
 _REGISTERS_S: Final = 1.0
-# Without a change of membership for so long, shards are moved to the nodes they belong to.
+# Shards are moved to the first in rank once the set of nodes has not changed for so long.
 _SETTLED_S: Final = 2.0
-_TAIL_S: Final = 5.0
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
 _YIELD_S: Final = 15.0
-# How long a move waits for the standby to catch up before other shards have their turn.
+# How long a move waits for the standby to catch up, before other shards are moved.
 _CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
 _LEAVE_S: Final = 5.0
-# How long a shard that was handed over answers that it is not here any more.
+# For how long a node answers NOT_OWNER for a shard that it has handed over.
 _REDIRECT_S: Final = 2.0
-
-
-class _Standby:
-    """A shard that another node owns, read along with its log."""
-
-    __slots__ = ("caught_up", "replica", "task", "woken")
-
-    def __init__(self, replica: ShardReplica) -> None:
-        self.replica = replica
-        self.woken = asyncio.Event()
-        # Set whenever a reading has come to the end of the log, as it was then.
-        self.caught_up = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    async def catch_up(self) -> None:
-        """Waits until a reading that begins after this call has come to the end of the log."""
-        # One may be under way that began before.
-        for _ in range(2):
-            self.caught_up.clear()
-            self.woken.set()
-            await self.caught_up.wait()
 
 
 class ClusterNode:
@@ -121,47 +99,49 @@ class ClusterNode:
         self._state: NodeState = "up"
         self._endpoint = ""
         self._peers: dict[str, Peer] = {}
-        # The nodes that answer, and those of them that take shards.
+        # The nodes that answer pings, and those of them that take shards.
         self._live: frozenset[str] = frozenset()
         self._takers: frozenset[str] = frozenset()
         self._changed_s = self._loop.time()
         self._owners: dict[int, Register] = {}
         self._pins: dict[int, str] = {}
-        self._standbys: dict[int, _Standby] = {}
+        self._standbys: dict[int, Standby] = {}
         self._busy: set[int] = set()
         self._moving: int | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
-        self._carrier: Carrier | None = None
+        self._others: OtherShards | None = None
         self._takeovers = asyncio.Semaphore(_TAKEOVERS_MAX)
         self._stopping = False
-        self._must_look = asyncio.Event()
-        # Set whenever this node owns a shard less.
-        self._given_up = asyncio.Event()
+        self._look_now = asyncio.Event()
+        # Set whenever a shard has left this node, and when the nodes that take shards have changed.
+        self._shard_left = asyncio.Event()
 
-    async def start(self, carrier: Carrier) -> None:
-        """Joins the cluster; shards come to this node from here on.
+    async def start(self, others: OtherShards) -> None:
+        """Joins the cluster; from then on this node takes shards.
 
-        Raises StoreInUse if a node of this name answers already: the two would take each
-        other's shards for their own.
+        Raises StoreInUse if another node with this name answers: each of the two would take the
+        shards of the other for its own.
         """
-        self._carrier = carrier
+        self._others = others
         with suppress(TimeoutError, nats.errors.Error):
             await self._client.request(f"{self._name}.node.{self.node}.ping", timeout=_NAME_TAKEN_S)
-            raise StoreInUse(f"node: a node {self.node!r} runs already; give this one another name")
+            raise StoreInUse(
+                f"node: a node named {self.node!r} is already running; choose another name"
+            )
         for subject, take in (
             (f"{self._name}.node.{self.node}.ping", self._answer_ping),
-            (f"{self._name}.node.{self.node}.ask", self._answer_ask),
+            (f"{self._name}.node.{self.node}.ask", self._answer_request),
             (f"{self._name}.grown.*", self._take_grown),
             (f"{self._name}.owned.*", self._take_owned),
         ):
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
         await self._announce("up")
-        self._run(self._keep_looking())
-        self._run(tend_spread_queues(self.owned, self._settings.shards, carrier))
+        self._run(self._watch_nodes())
+        self._run(maintain_spread_queues(self.owned, self._settings.shards, others))
 
     async def announce(self, endpoint: str) -> None:
-        """Says where this process answers, for `penstock cluster status`."""
+        """Publishes the URL of this process's endpoint, for `penstock cluster status`."""
         self._endpoint = endpoint
         await self._announce(self._state)
 
@@ -176,7 +156,7 @@ class ClusterNode:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # What this node hears.
+    # Messages from other nodes.
 
     async def _answer_ping(self, message: Msg) -> None:
         await message.respond(self._state.encode())
@@ -184,13 +164,13 @@ class ClusterNode:
     async def _take_grown(self, message: Msg) -> None:
         standby = self._standbys.get(int(message.subject.rpartition(".")[2]))
         if standby is not None:
-            standby.woken.set()
+            standby.wake()
 
     async def _take_owned(self, message: Msg) -> None:
-        self._must_look.set()
+        self._look_now.set()
 
-    async def _answer_ask(self, message: Msg) -> None:
-        """Another node, or the command line, asks for something."""
+    async def _answer_request(self, message: Msg) -> None:
+        """Answers a request of another node, or of `penstock cluster`."""
         words = message.data.decode(errors="replace").split()
         if words[:1] == ["yield"] and len(words) == 2:
             self._run(self._hand_over(int(words[1]), message))
@@ -199,10 +179,10 @@ class ClusterNode:
         elif words == ["status"]:
             await message.respond(msgspec.json.encode(self.status()))
         else:
-            await message.respond(b"? not known")
+            await message.respond(b"? unknown request")
 
     def status(self) -> dict[str, Any]:
-        """What this node does, for `penstock cluster status`."""
+        """The state of this node, for `penstock cluster status`."""
         return {
             "node": self.node,
             "state": self._state,
@@ -229,15 +209,15 @@ class ClusterNode:
             "failures": self.failures[-5:],
         }
 
-    # What this node sees.
+    # Which nodes there are.
 
-    async def _keep_looking(self) -> None:
+    async def _watch_nodes(self) -> None:
         registers_s = 0.0
         while not self._stopping:
             now_s = self._loop.time()
             with suppress(Unanswered):
-                if now_s - registers_s > _REGISTERS_S or self._must_look.is_set():
-                    self._must_look.clear()
+                if now_s - registers_s > _REGISTERS_S or self._look_now.is_set():
+                    self._look_now.clear()
                     await self._read_registers()
                     registers_s = now_s
             pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
@@ -248,7 +228,7 @@ class ClusterNode:
             is_refused = any(0 < peer.refused < REFUSED_MAX for peer in self._peers.values())
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
-                    await self._must_look.wait()
+                    await self._look_now.wait()
 
     async def _read_registers(self) -> None:
         nodes: dict[str, NodeInfo] = {}
@@ -280,7 +260,7 @@ class ClusterNode:
         except nats.errors.NoRespondersError:
             peer.refused += 1
         except (TimeoutError, nats.errors.Error):
-            # Silence is judged by when it was last heard of.
+            # `Peer.is_live` compares with the time of the last answer.
             pass
         else:
             peer.refused = 0
@@ -296,17 +276,19 @@ class ClusterNode:
         if takers != self._takers:
             self._takers = frozenset(takers)
             self._changed_s = now_s
-            self._given_up.set()
+            self._shard_left.set()
 
-    # What this node does about it.
+    # Which shards this node takes.
 
     def _decide(self) -> None:
+        if self._stopping:
+            return
         is_settled = self._loop.time() - self._changed_s > _SETTLED_S
         for shard in range(self._settings.shards):
             if shard in self._busy:
                 continue
             if shard in self.owned:
-                # One that was stopped, and has nothing to append, learns here that it was replaced.
+                # An owner that appends nothing would not notice that it was replaced.
                 newest = self._owners.get(shard)
                 if newest is not None and newest.revision > self.owned[shard].term:
                     self.owned[shard].replaced_by(newest.revision)
@@ -315,76 +297,71 @@ class ClusterNode:
             is_first = order[:1] == [self.node]
             register = self._owners.get(shard)
             ownership = read_ownership(register)
-            # What this node owned by the register it has lost since, or before it was started.
+            # A shard of this node by its register that is not in `owned` was lost, or was owned
+            # before this node was restarted.
             owner = None if ownership is None or ownership.node == self.node else ownership.node
             if is_first and (owner is None or owner not in self._live):
-                self._start(shard, self._take, 0 if register is None else register.revision)
+                self._start_work(shard, self._take, 0 if register is None else register.revision)
             elif is_first and self._moving is None and (is_settled or owner not in self._takers):
                 assert owner is not None
                 self._moving = shard
-                self._start(shard, self._ask_for, owner)
+                self._start_work(shard, self._request_shard, owner)
             elif self.node in order[:2]:
-                self._stand_by(shard)
+                # One at a time, and not during a move: a new standby has a whole log to read, on
+                # the event loop that serves the shards of this node.
+                if self._moving is None and not self._has_new_standby():
+                    self._stand_by(shard)
             else:
                 self._leave_standby(shard)
 
-    def _start(
+    def _start_work(
         self, shard: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
-        """Starts what is done to a shard, which nothing else is done to until then.
+        """Starts a task for a shard; until it ends, no other one is started for that shard.
 
-        It is called inside the task: a task that is cancelled before its first step would leave
-        a coroutine that was made outside it unawaited.
+        `work` is called inside the task: if the task is cancelled before its first step, a
+        coroutine that was created outside would never be awaited.
         """
         self._busy.add(shard)
-        self._run(self._then_free(shard, work, *arguments))
+        self._run(self._run_exclusively(shard, work, *arguments))
 
-    async def _then_free(
+    async def _run_exclusively(
         self, shard: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
         try:
             await work(shard, *arguments)
         except PenstockError as error:
-            # Another node was first, or the log does not answer: the next look decides again.
+            # Another node was first, or the log does not answer. The next look decides anew.
             self.failures.append(f"shard {shard}: {error}")
         finally:
             self._busy.discard(shard)
 
+    def _has_new_standby(self) -> bool:
+        return any(standby.is_new for standby in self._standbys.values())
+
     def _stand_by(self, shard: int) -> None:
         if shard not in self._standbys:
-            replica = ShardReplica(shard, self._path(shard))
-            standby = self._standbys[shard] = _Standby(replica)
-            standby.task = self._loop.create_task(self._tail(standby))
+            self._start_standby(ShardReplica(shard, self._path(shard)))
+
+    def _start_standby(self, replica: ShardReplica) -> None:
+        def failed(error: PenstockError) -> None:
+            self.failures.append(f"shard {replica.shard}: {error}")
+
+        # The next standby is started once this one has read its log.
+        standby = Standby(replica, self._replicated, self._decide, failed)
+        self._standbys[replica.shard] = standby
 
     def _path(self, shard: int) -> Path:
         return self._directory / f"shard-{shard}-{secrets.token_hex(4)}"
 
-    async def _tail(self, standby: _Standby) -> None:
-        while True:
-            try:
-                await self._replicated.run(standby.replica.catch_up())
-                standby.caught_up.set()
-            except PenstockError as error:
-                self.failures.append(f"shard {standby.replica.shard}: {error}")
-                await asyncio.sleep(1)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TAIL_S):
-                    await standby.woken.wait()
-            standby.woken.clear()
-
     async def _end_standby(self, shard: int) -> ShardReplica | None:
-        """Ends the reading along; the replica is left as it is."""
+        """Ends a standby; its replica, if it has one that may be used."""
         standby = self._standbys.pop(shard, None)
-        if standby is None:
-            return None
-        is_reading = standby.task is not None and not standby.task.done()
-        if standby.task is not None:
-            await end_tasks([standby.task])
-        return standby.replica if is_reading else None
+        return None if standby is None else await standby.end()
 
     def _leave_standby(self, shard: int) -> None:
         if shard in self._standbys:
-            self._start(shard, self._drop_standby)
+            self._start_work(shard, self._drop_standby)
 
     async def _drop_standby(self, shard: int) -> None:
         replica = await self._end_standby(shard)
@@ -392,10 +369,17 @@ class ClusterNode:
             replica.close()
             shutil.rmtree(replica.directory, ignore_errors=True)
 
-    async def _take(self, shard: int, seen_revision: int, seen_slot: int = 0) -> None:
-        """Takes a shard over and serves it."""
+    async def _take(
+        self,
+        shard: int,
+        seen_revision: int,
+        seen_slot: int = 0,
+        replica: ShardReplica | None = None,
+    ) -> None:
+        """Takes a shard over and serves it. Raises PenstockError."""
         async with self._takeovers:
-            replica = await self._end_standby(shard) or ShardReplica(shard, self._path(shard))
+            replica = replica or await self._end_standby(shard)
+            replica = replica or ShardReplica(shard, self._path(shard))
             try:
                 claim_id = secrets.token_hex(8)
                 steps = take_over(replica, self.node, claim_id, seen_revision, seen_slot)
@@ -403,7 +387,7 @@ class ClusterNode:
             except BaseException:
                 replica.close()
                 shutil.rmtree(replica.directory, ignore_errors=True)
-                self._must_look.set()
+                self._look_now.set()
                 raise
             settings = self._settings
             engine = replica.engine(
@@ -412,7 +396,7 @@ class ClusterNode:
                 shard_identity(settings.identity, shard),
                 shard_key(settings.key, shard),
             )
-            archive = await self._open_archive(journal)
+            archive = self._open_archive(journal)
             guard = SpreadGuard(engine.shard, settings.shards)
             engine.shard.elsewhere = Elsewhere(shard, settings.shards)
             engine.shard.spread = guard.names
@@ -428,31 +412,34 @@ class ClusterNode:
                 self._lost,
             )
             self.owned[shard] = owned
-            assert self._carrier is not None
-            await owned.start(self._carrier)
+            assert self._others is not None
+            await owned.start(self._others)
 
-    async def _open_archive(self, journal: ReplicatedJournal) -> ShardArchive | None:
-        """The archive of a shard, if this node has one; if only others do, nothing is purged."""
-        if self._archive is not None:
-            journal.archived_position = journal.first_position
-            identity = shard_identity(self._settings.identity, journal.shard)
-            return ShardArchive(shard_directory(self._archive, journal.shard), identity)
-        with suppress(Unanswered):
-            found = await self._replicated.execute(Look(ARCHIVE_KEY))
-            if found is not None and found.value == ARCHIVE_ON:
-                journal.archived_position = journal.first_position
-        return None
+    def _open_archive(self, journal: ReplicatedJournal) -> ShardArchive | None:
+        """The archive of a shard, if this node has one. Nothing is purged that is not archived."""
+        journal.archived_position = journal.first_position
+        if self._archive is None:
+            self._run(self._permit_purges(journal))
+            return None
+        identity = shard_identity(self._settings.identity, journal.shard)
+        return ShardArchive(shard_directory(self._archive, journal.shard), identity)
+
+    async def _permit_purges(self, journal: ReplicatedJournal) -> None:
+        """Lets a shard be purged, unless other nodes archive it; the shard is served meanwhile."""
+        found: Register | None = await self._replicated.run(insist(Look(ARCHIVE_KEY)))
+        if found is None or found.value != ARCHIVE_ON:
+            journal.archived_position = NO_ARCHIVE
 
     def _make_clock(self, last_ms: int) -> Clock:
         return self._clock or SystemClock(not_before_ms=last_ms)
 
     def _lost(self, owned: OwnedShard, error: PenstockError) -> None:
-        """A shard was taken by another node, or cannot go on here: its state is discarded."""
+        """Discards a shard that another node has taken, or whose journal has failed."""
         self.failures.append(f"shard {owned.shard}: {error}")
         if self.owned.get(owned.shard) is owned:
             del self.owned[owned.shard]
-        self._given_up.set()
-        self._must_look.set()
+        self._shard_left.set()
+        self._look_now.set()
         self._run(self._discard(owned))
 
     async def _discard(self, owned: OwnedShard) -> None:
@@ -461,10 +448,10 @@ class ClusterNode:
 
     # Planned moves.
 
-    async def _ask_for(self, shard: int, owner: str) -> None:
-        """Has the owner hand a shard over to this node, once the standby here has caught up.
+    async def _request_shard(self, shard: int, owner: str) -> None:
+        """Asks the owner to hand a shard over, once the standby of this node has caught up.
 
-        Until then the owner serves: what is left to read in the pause of the shard is little.
+        Until then the owner serves it; little is left to read while the shard has no owner.
         """
         try:
             self._stand_by(shard)
@@ -472,21 +459,26 @@ class ClusterNode:
                 async with asyncio.timeout(_CATCH_UP_S):
                     await self._standbys[shard].catch_up()
             except TimeoutError:
-                # It goes on reading; the next look asks again.
+                # The standby continues to read; a later look tries again.
                 return
+            # Before the owner stops: from then on clients wait.
+            replica = await self._end_standby(shard)
             answer = await self._ask_to_yield(shard, owner)
             if answer == _NOT_OWNED:
-                # It was handed over to somebody who never took it.
+                # It was handed over to a node that never took it.
                 register = self._owners.get(shard)
-                await self._take(shard, 0 if register is None else register.revision)
+                revision = 0 if register is None else register.revision
+                await self._take(shard, revision, replica=replica)
             elif not answer.startswith(b"?"):
                 term, slot = map(int, answer.split())
-                await self._take(shard, term, slot)
+                await self._take(shard, term, slot, replica)
+            elif replica is not None:
+                self._start_standby(replica)
         finally:
             self._moving = None
 
     async def _ask_to_yield(self, shard: int, owner: str) -> bytes:
-        """The owner's answer once it has ended: its term and its last slot; or `?` and why not."""
+        """The owner's answer: its term and last slot once it has stopped, or `?` and a reason."""
         asking = self._loop.create_task(
             self._client.request(
                 f"{self._name}.node.{owner}.ask", f"yield {shard}".encode(), timeout=_YIELD_S
@@ -496,7 +488,7 @@ class ClusterNode:
             while not asking.done():
                 await asyncio.wait([asking], timeout=_LOOK_S)
                 if owner not in self._live:
-                    return b"? gone"
+                    return b"? the owner has stopped"
             return asking.result().data
         except (TimeoutError, nats.errors.Error):
             return b"? no answer"
@@ -504,7 +496,7 @@ class ClusterNode:
             asking.cancel()
 
     async def _hand_over(self, shard: int, message: Msg) -> None:
-        """Ends serving a shard and tells the node that asked; it is the next owner."""
+        """Stops serving a shard and answers the node that asked for it, the next owner."""
         owned = self.owned.get(shard)
         if shard in self._busy:
             await message.respond(b"? busy")
@@ -516,13 +508,13 @@ class ClusterNode:
         try:
             await owned.hand_over()
             self.owned.pop(shard, None)
-            self._given_up.set()
+            self._shard_left.set()
             await message.respond(f"{owned.term} {owned.journal.slot}".encode())
             self._run(self._redirect(owned))
         except PenstockError as error:
             await message.respond(f"? {error}".encode())
         finally:
-            # For a moment this node does not want it back: the next owner is taking over.
+            # For a second this node does not take it back: the next owner is taking it over.
             self._loop.call_later(1.0, self._busy.discard, shard)
 
     async def _redirect(self, owned: OwnedShard) -> None:
@@ -532,12 +524,12 @@ class ClusterNode:
             await self._discard(owned)
 
     async def _drain(self, message: Msg | None = None) -> None:
-        """Gives all shards to other nodes and takes none; returns once it has none."""
+        """Announces that this node takes no shards, and waits until the others have its own."""
         await self._announce("draining")
         self._takers -= {self.node}
         while self._takers and self.owned:
-            self._given_up.clear()
-            await self._given_up.wait()
+            self._shard_left.clear()
+            await self._shard_left.wait()
         if message is not None:
             await message.respond(str(len(self.owned)).encode())
 
@@ -558,7 +550,7 @@ class ClusterNode:
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Ends everything at once, as a crash would."""
+        """Ends everything at once, without handing over, as a crash would."""
         self._stopping = True
         await end_tasks(self._tasks)
         for shard in list(self._standbys):

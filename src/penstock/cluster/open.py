@@ -1,7 +1,8 @@
-"""Opens `cluster:nats://…`: a router to the owners, or a node that is one of them.
+"""Opens `cluster:nats://…`: a router, or a node.
 
-`penstock.connect` opens a router: it owns nothing and can come and go. `penstock serve` opens a
-node, which owns some of the shards, with a router beside it for whatever it is asked.
+`penstock.connect` opens a router: it owns no shards, and may be started and stopped at any time.
+`penstock serve` opens a node, which owns some of the shards, and a router in the same process that
+executes the commands of its clients.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_OFF,
     ARCHIVE_ON,
-    found_cluster,
+    create_or_read_settings,
     read_cluster_settings,
     set_register,
 )
@@ -33,7 +34,7 @@ from penstock.url import BackendUrl
 
 R = TypeVar("R")
 # How long a router waits for the first node of a new cluster.
-_FOUNDED_S: Final = 10.0
+_FIRST_NODE_S: Final = 10.0
 
 
 def open_service(url: BackendUrl, clock: Clock | None) -> QueueService:
@@ -51,7 +52,7 @@ async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueue
 
 def _refuse_clock(clock: Clock | None) -> None:
     if clock is not None:
-        raise InvalidField("clock: the nodes of a cluster read their own")
+        raise InvalidField("clock: a cluster uses the clocks of its nodes; leave it out")
 
 
 async def open_router(address: ClusterAddress) -> Router:
@@ -59,7 +60,7 @@ async def open_router(address: ClusterAddress) -> Router:
     client = await open_client(address, "penstock router")
     replicated = JetStream(client, address.name)
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + _FOUNDED_S
+    give_up = loop.time() + _FIRST_NODE_S
     try:
         while True:
             try:
@@ -71,8 +72,8 @@ async def open_router(address: ClusterAddress) -> Router:
                 return await Router.open(replicated, client, address.name, settings)
             if loop.time() > give_up:
                 raise BackendLost(
-                    f"{address.shown}: no node of the cluster {address.name!r} has been started; "
-                    "penstock serve --store with this URL starts one"
+                    f"{address.shown}: the cluster {address.name!r} has no node yet; "
+                    "start one with penstock serve --store URL"
                 )
             await asyncio.sleep(0.1)
     except BaseException:
@@ -81,7 +82,7 @@ async def open_router(address: ClusterAddress) -> Router:
 
 
 class NodeService:
-    """An `AsyncQueueService` in a process that owns shards, too."""
+    """The `AsyncQueueService` of a process that also owns shards."""
 
     LACKS: ClassVar[Mapping[str, str]] = Router.LACKS
     redrive_max: int = REDRIVE_MAX
@@ -92,11 +93,11 @@ class NodeService:
         vars(self)["LACKS"] = router.LACKS
 
     async def execute(self, command: Command[R]) -> R:
-        """Executes the command wherever its shard is."""
+        """Executes the command on the owner of its shard."""
         return await self.router.execute(command)
 
     async def announce(self, endpoint: str) -> None:
-        """Says in the cluster's registers where this process answers."""
+        """Writes the URL of this process's endpoint to the cluster's registers."""
         await self.node.announce(endpoint)
 
     async def close(self) -> None:
@@ -109,7 +110,7 @@ async def open_serving_node(url: BackendUrl) -> NodeService:
     """The node that `penstock serve --store URL` is. Raises PenstockError."""
     archive = url.options.get("archive")
     if archive is not None and not archive.strip():
-        raise InvalidField("url: archive= names no directory")
+        raise InvalidField("url: archive= is empty; give a directory, or archive=none")
     return await open_node(read_address(url), node=read_node_name(url), archive=archive)
 
 
@@ -121,25 +122,27 @@ async def open_node(
     clock: Clock | None = None,
     archive: str | None = None,
 ) -> NodeService:
-    """A node of the cluster, which is made if there is none. Raises BackendLost or StoreUnusable.
+    """Starts a node; creates the cluster if there is none. Raises BackendLost or StoreUnusable.
 
-    `directory` is for the local copies of shards; what lies in it is removed. `archive` is for
-    segment files (`archive`), or "none" if nobody is to keep any from here on.
+    `directory` is for the local copies of shards; it is removed when the node stops. `archive` is
+    the directory of the archive, or "none" to end the archive of the whole cluster.
     """
-    kept = None if archive in (None, "none") else Path(archive or "")
+    archive_path = None if archive in (None, "none") else Path(archive or "")
     name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
     client = await open_client(address, f"penstock node {name}")
     replicated = JetStream(client, address.name)
     try:
         await replicated.prepare_registers(address.replicas)
-        settings = await replicated.run(found_cluster(address.shards, address.replicas))
+        settings = await replicated.run(create_or_read_settings(address.shards, address.replicas))
         await replicated.prepare(settings.shards, settings.replicas)
         if archive is not None:
-            value = ARCHIVE_OFF if kept is None else ARCHIVE_ON
+            value = ARCHIVE_OFF if archive_path is None else ARCHIVE_ON
             await replicated.run(set_register(ARCHIVE_KEY, value))
         router = await Router.open(replicated, client, address.name, settings)
         path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
-        member = ClusterNode(name, replicated, client, address.name, settings, path, clock, kept)
+        member = ClusterNode(
+            name, replicated, client, address.name, settings, path, clock, archive_path
+        )
         await member.start(router)
     except BaseException:
         await client.close()

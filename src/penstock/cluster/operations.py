@@ -1,4 +1,4 @@
-"""What people do with a cluster: look at it, move a shard, drain a node, spread a queue."""
+"""Operations on a cluster: show its status, move a shard, drain a node, spread a queue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ _DRAIN_S: Final = 60.0
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """One shard: who owns it since which term, and how far its standby is behind."""
+    """One shard: its owner and term, and how many slots its standby lags."""
 
     shard: int
     owner: str | None
@@ -50,7 +50,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node: whether it answers, and what it has."""
+    """One node: whether it answers, and how many shards it has."""
 
     node: str
     state: str
@@ -69,7 +69,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 class Operator:
-    """A connection to a cluster for whoever operates it."""
+    """A connection to a cluster for its operator."""
 
     def __init__(
         self, client: Client, replicated: JetStream, name: str, settings: ClusterSettings
@@ -80,25 +80,25 @@ class Operator:
         self._settings = settings
 
     async def status(self) -> ClusterStatus:
-        """What the registers and the nodes say now."""
+        """The status of all nodes and shards, from the registers and the nodes."""
         nodes = await self._nodes()
         names = list(nodes)
-        answers = await asyncio.gather(*(self._ask(node) for node in names))
-        told = {n: each for n, each in zip(names, answers, strict=True) if each is not None}
+        answers = await asyncio.gather(*(self._node_status(node) for node in names))
+        statuses = {n: each for n, each in zip(names, answers, strict=True) if each is not None}
         owners = {
             int(register.key.rpartition(".")[2]): register
             for register in await self._replicated.execute(LookAll("owner."))
         }
-        shards = [self._shard(shard, owners, told) for shard in range(self._settings.shards)]
+        shards = [self._shard(shard, owners, statuses) for shard in range(self._settings.shards)]
         shown = [
             NodeStatus(
                 node,
                 info.state,
-                node in told,
+                node in statuses,
                 info.endpoint,
-                len(told.get(node, {}).get("owned", ())),
-                len(told.get(node, {}).get("standby", ())),
-                sum(_gaps(told.get(node, {}), shard) for shard in range(self._settings.shards)),
+                len(statuses.get(node, {}).get("owned", ())),
+                len(statuses.get(node, {}).get("standby", ())),
+                sum(_gaps(statuses.get(node, {}), shard) for shard in range(self._settings.shards)),
             )
             for node, info in nodes.items()
             if info.state != "left"
@@ -106,15 +106,15 @@ class Operator:
         return ClusterStatus(shown, shards)
 
     def _shard(
-        self, shard: int, owners: dict[int, Any], told: dict[str, dict[str, Any]]
+        self, shard: int, owners: dict[int, Any], statuses: dict[str, dict[str, Any]]
     ) -> ShardStatus:
         register = owners.get(shard)
         ownership = read_ownership(register)
         owner = None if ownership is None else ownership.node
-        owned = told.get(owner or "", {}).get("owned", {}).get(str(shard), {})
+        owned = statuses.get(owner or "", {}).get("owned", {}).get(str(shard), {})
         slot = owned.get("slot")
         standby, lag = None, None
-        for node, each in told.items():
+        for node, each in statuses.items():
             reached = each["standby"].get(str(shard))
             if reached is not None:
                 standby = node
@@ -131,32 +131,32 @@ class Operator:
             lag,
             owned.get("unarchived_bytes", 0),
             owned.get("archive_error", ""),
-            sum(_gaps(each, shard) for each in told.values()),
+            sum(_gaps(each, shard) for each in statuses.values()),
         )
 
     async def _nodes(self) -> dict[str, NodeInfo]:
         registers = await self._replicated.execute(LookAll("node."))
         return {each.key.removeprefix("node."): read_node(each) for each in registers}
 
-    async def _ask(self, node: str) -> dict[str, Any] | None:
+    async def _node_status(self, node: str) -> dict[str, Any] | None:
         try:
             answer = await self._client.request(
                 f"{self._name}.node.{node}.ask", b"status", timeout=_ASK_S
             )
         except (TimeoutError, nats.errors.Error):
             return None
-        told: dict[str, Any] = msgspec.json.decode(answer.data)
-        return told
+        status: dict[str, Any] = msgspec.json.decode(answer.data)
+        return status
 
     async def owner(self, shard: int) -> str | None:
-        """The node that owns a shard by its register, whether it answers or not."""
+        """The node that owns a shard according to its register; it may have stopped."""
         ownership = read_ownership(await self._replicated.execute(Look(owner_key(shard))))
         return None if ownership is None else ownership.node
 
     async def move(self, shard: int, node: str) -> None:
-        """Moves a shard to a node, where it stays while the node lives.
+        """Moves a shard to a node, and pins it there.
 
-        Raises InvalidField if there is none such, and BackendLost if it takes too long.
+        Raises InvalidField if the shard or node does not exist, BackendLost if it takes too long.
         """
         if not 0 <= shard < self._settings.shards:
             raise InvalidField(f"shard: {shard} is outside 0 to {self._settings.shards - 1}")
@@ -164,29 +164,32 @@ class Operator:
         await self._replicated.run(set_register(f"pin.{shard}", node.encode()))
         give_up = asyncio.get_running_loop().time() + _MOVE_S
         while True:
-            told = await self._ask(node)
-            is_there = told is not None and str(shard) in told["owned"]
+            status = await self._node_status(node)
+            is_there = status is not None and str(shard) in status["owned"]
             if is_there and await self.owner(shard) == node:
                 return
             if asyncio.get_running_loop().time() > give_up:
-                raise BackendLost(f"shard {shard}: did not come to {node!r} in {_MOVE_S:.0f} s")
+                raise BackendLost(f"shard {shard}: was not moved to {node!r} in {_MOVE_S:.0f} s")
             await asyncio.sleep(0.05)
 
     async def drain(self, node: str) -> int:
-        """Has a node give its shards to others and take none; how many it could not give away."""
+        """Moves a node's shards to other nodes, and gives it none; how many it still owns.
+
+        Raises InvalidField if the node does not exist, BackendLost if it does not answer.
+        """
         await self._check_node(node)
         try:
             answer = await self._client.request(
                 f"{self._name}.node.{node}.ask", b"drain", timeout=_DRAIN_S
             )
         except (TimeoutError, nats.errors.Error) as error:
-            raise BackendLost(f"node {node!r}: does not answer; {error}") from error
+            raise BackendLost(f"node {node!r}: does not answer: {error or 'timeout'}") from error
         return int(answer.data)
 
     async def spread(self, queue: str, shards: int | None) -> SpreadStatus:
-        """Spreads a queue over so many shards; without a number, says how it is spread.
+        """Spreads a queue over this many shards; with None, only returns how it is spread.
 
-        Raises InvalidField, or QueueNotFound.
+        Raises InvalidField or QueueNotFound.
         """
         asker = ShardAsker(self._replicated, self._client, self._name)
         await asker.open()
@@ -202,7 +205,7 @@ class Operator:
         nodes = await self._nodes()
         if node not in nodes or nodes[node].state == "left":
             known = ", ".join(name for name, info in nodes.items() if info.state != "left")
-            raise InvalidField(f"node: there is no node {node!r}; there are {known or 'none'}")
+            raise InvalidField(f"node: there is no node {node!r}; known nodes: {known or 'none'}")
 
 
 def _gaps(status: dict[str, Any], shard: int) -> int:
@@ -212,7 +215,7 @@ def _gaps(status: dict[str, Any], shard: int) -> int:
 
 
 async def operate(address: ClusterAddress, work: Callable[[Operator], Awaitable[T]]) -> T:
-    """Does something with a cluster. Raises BackendLost if there is none."""
+    """Runs `work` with a connection to a cluster. Raises BackendLost if it cannot be reached."""
     client = await open_client(address, "penstock operator")
     try:
         replicated = JetStream(client, address.name)
@@ -221,7 +224,7 @@ async def operate(address: ClusterAddress, work: Callable[[Operator], Awaitable[
         except Unanswered:
             found = None
         if found is None:
-            raise BackendLost(f"{address.shown}: there is no cluster {address.name!r} yet")
+            raise BackendLost(f"{address.shown}: there is no cluster named {address.name!r}")
         return await work(Operator(client, replicated, address.name, read_cluster_settings(found)))
     finally:
         await client.close()

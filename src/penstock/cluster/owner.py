@@ -1,16 +1,16 @@
-"""What an owner of a shard does with the replicated log: takes the shard over, and appends.
+"""How an owner uses the replicated log: it takes the shard over, then appends.
 
-A takeover is, in this order:
+The steps of a takeover are
 
-1. the shard's ownership register is swapped; its new revision is the owner's term. This only tells
-   everyone whom to ask: safety does not rest on it.
-2. an extent that opens the term is appended at the end of the log. From here on no owner before can
-   append anything (rules 2 and 5 of `log`), so the log up to this slot is all there is.
-3. the snapshot is loaded, and the log replayed up to that very slot (`replica`).
-4. if the log holds a higher term by then, another owner came later: this one gives up.
+1. Swap the shard's ownership register; its new revision is the owner's term. Routers read there
+   which node to ask; safety does not depend on it.
+2. Append an extent that opens the term at the end of the log. From then on no earlier owner can
+   append anything (rules 2 and 5 of `log`), so the log up to this slot is complete.
+3. Load the snapshot, and replay the log up to this slot (`replica`).
+4. Give up if the log has a higher term by then: a later owner has come.
 
-Only then does the shard serve. An owner that finds a higher term where its own extent should be is
-fenced: its state may be ahead of the log and is discarded.
+Only after that does the owner serve the shard. An owner that finds a higher term in the slot of its
+own extent is fenced: its state may be ahead of the log, and is discarded.
 """
 
 from typing import Final
@@ -38,12 +38,12 @@ from penstock.cluster.log import (
 from penstock.cluster.replica import ShardReplica
 from penstock.errors import Fenced, JournalError, NotOwner
 
-# How often a slot that should be there is asked for before another replica is made to answer.
+# After this many reads that lack a slot which must exist, another replica is made the leader.
 DEMOTE_AFTER: Final = 50
 
 
 class Ownership(msgspec.Struct, frozen=True):
-    """The value of a shard's ownership register; `claim_id` differs in each swap."""
+    """The value of a shard's ownership register; `claim_id` is unique to each takeover."""
 
     node: str
     claim_id: str
@@ -53,30 +53,30 @@ _decode_ownership = msgspec.json.Decoder(Ownership).decode
 
 
 def owner_key(shard: int) -> str:
-    """The key of the register that says who owns the shard."""
+    """The key of the shard's ownership register."""
     return f"owner.{shard}"
 
 
 def read_ownership(register: Register | None) -> Ownership | None:
-    """Who owns a shard by its register; None if nobody does."""
+    """The ownership in a shard's register; None if the shard never had an owner."""
     return None if register is None else _decode_ownership(register.value)
 
 
 def take_over(
     replica: ShardReplica, node: str, claim_id: str, seen_revision: int, seen_slot: int = 0
 ) -> LogSteps[ReplicatedJournal]:
-    """Makes this node the owner of a shard; the journal to serve it with.
+    """Makes this node the owner of a shard; returns the journal of the new owner.
 
-    `seen_revision` is that of the ownership which the caller decided to replace, 0 for none;
-    `claim_id` is new for each call; `seen_slot` is a slot that is known to be kept, 0 for none.
-    Raises NotOwner if another node was first, and Fenced if another came while this one was at it.
+    `seen_revision` is that of the ownership to replace, 0 for none; `claim_id` is new for each
+    call; `seen_slot` is a slot that is known to be kept, 0 for none. Raises NotOwner if another
+    node has replaced that ownership, and Fenced if another one did so during the takeover.
     """
     shard = replica.shard
     value = msgspec.json.encode(Ownership(node, claim_id))
     term = yield from _swap_ownership(shard, value, seen_revision)
     opening = pack_extent(Extent(shard, term, 0, 0, node.encode(), opens_term=True))
-    # A standby knows the last slot, or almost. If there are later ones, the log refuses, and they
-    # are passed over.
+    # A standby knows the last slot, or one shortly before it. If there are later slots, the log
+    # refuses the append, and `append_extent` reads them.
     last = max(seen_slot, replica.next_slot - 1)
     if last < 1:
         bounds: SlotBounds = yield from insist(Bounds(shard))
@@ -101,15 +101,15 @@ def _swap_ownership(shard: int, value: bytes, revision: int) -> LogSteps[int]:
                 return found.revision
             if found is not None and found.revision > revision:
                 raise NotOwner(f"shard {shard}: another node became its owner") from None
-            # The register that was read is behind, or the swap that was first may vanish yet.
+            # The replica that was read lags, or the swap that was accepted first may disappear.
             yield Pause(RETRY_MS)
 
 
 def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[int]:
-    """Appends an extent behind everything that is in the log; its slot. Raises Fenced.
+    """Appends an extent at the end of the log; returns its slot. Raises Fenced.
 
-    Extents of lower terms are passed over: before the term is opened they are the log's history,
-    after that they are void.
+    It goes after all extents of lower terms that are there already. Before this term is opened
+    these belong to the journal; later ones are void.
     """
     attempts = 0
     while True:
@@ -120,17 +120,17 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
             continue
         except Mismatch:
             pass
-        # A refusal proves nothing (rule 3): what stands in the slot decides.
+        # A refusal alone proves nothing (rule 3 of `log`): the content of the slot decides.
         found = yield from insist(ReadSlots(shard, after + 1))
         for number, packed in found:
             if packed == extent:
                 return number
             if unpack_extent(packed).term > term:
-                raise Fenced(f"shard {shard}: an owner of a higher term than {term} writes it")
+                raise Fenced(f"shard {shard}: term {term} was replaced by a higher term")
             if unpack_extent(packed).term == term:
                 raise JournalError(f"shard {shard}: slot {number} was written twice in one term")
             if number != after + 1:
-                # A replica misses slots, or they were purged since the end was asked for.
+                # The replica lacks slots, or they were purged after `after` was determined.
                 bounds = yield from insist(Bounds(shard))
                 after = max(after, bounds.first - 1)
                 break
@@ -146,10 +146,10 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
 
 
 def append_steps(journal: ReplicatedJournal) -> LogSteps[None]:
-    """Appends what waits in the journal until nothing does; one extent at a time.
+    """Appends the journal's extents, one at a time, until none is left.
 
-    To be run again when the journal calls `wake`, and never twice at once. Raises Fenced or
-    another JournalError; the journal has then failed.
+    Run it again when the journal calls `wake`, and never twice at the same time. Raises Fenced or
+    another JournalError; the journal has failed then.
     """
     try:
         while (extent := journal.next_extent()) is not None:

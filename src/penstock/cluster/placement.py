@@ -1,8 +1,9 @@
-"""Where things belong: queues to shards, shards to nodes. Pure functions of names and numbers.
+"""Maps queues to shards and shards to nodes: pure functions of names and numbers.
 
-A queue's shard is a hash of its name; a hot queue is spread over the next `k` shards, and then a
-push goes to the shard of its group, or of its dedup id, or to the next in turn. A shard's nodes are
-ranked by a hash of both (rendezvous): when a node comes or goes, only its own shards move.
+A queue's shard is a hash of its name. A hot queue is spread over `k` consecutive shards; a push
+goes to the shard of its group, or of its dedup id, or to each shard in turn. The nodes are ranked
+for a shard by a hash of both names (rendezvous hashing): if a node joins or leaves, only its own
+shards move.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ IDENTITY_BYTES: Final = 5
 
 
 def _hash(*parts: str) -> int:
-    # What is no text is refused where it belongs.
+    # A name with surrogates is refused by the engine; here it must only not fail.
     text = "\0".join(parts).encode(errors="surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8)
     return int.from_bytes(digest.digest(), "big")
@@ -22,23 +23,23 @@ def _hash(*parts: str) -> int:
 
 @lru_cache(maxsize=4_096)
 def first_shard(queue: str, shards: int) -> int:
-    """The shard of a queue that is not spread, and the first one of a queue that is."""
+    """The home shard of a queue: its only one, or the first of those that it is spread over."""
     return _hash("queue", queue) % shards
 
 
 def shards_of(queue: str, shards: int, spread: int = 1) -> list[int]:
-    """The shards of a queue that is spread over so many."""
+    """The shards of a queue that is spread over `spread` shards."""
     first = first_shard(queue, shards)
     return [(first + step) % shards for step in range(min(spread, shards))]
 
 
 def shard_for(key: str, places: list[int]) -> int:
-    """Which of a queue's shards has this group, or this dedup id."""
+    """The one of a queue's shards that a group, or a dedup id, belongs to."""
     return places[_hash("key", key) % len(places)]
 
 
 def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> list[str]:
-    """The nodes in the order in which they should own the shard; the second is its standby."""
+    """The nodes by rank for a shard: the first should own it, the second is its standby."""
     order = sorted(nodes, key=lambda node: _hash("node", str(shard), node))
     if pinned in nodes and pinned is not None:
         order.remove(pinned)
@@ -47,7 +48,7 @@ def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> lis
 
 
 class Elsewhere(Mapping[str, int]):
-    """The shards of all queues that are not in this one, by name: every name is somewhere."""
+    """Maps the name of every queue whose home is another shard to that shard."""
 
     def __init__(self, shard: int, shards: int) -> None:
         self._shard = shard
@@ -72,12 +73,12 @@ class Elsewhere(Mapping[str, int]):
 
 
 def shard_identity(identity: bytes, shard: int) -> bytes:
-    """What the ids of messages of this shard begin with."""
+    """The first part of the ids of this shard's messages."""
     return identity[:IDENTITY_BYTES] + shard.to_bytes(2, "big")
 
 
 def shard_of_id(message_id: object, identity: bytes) -> int | None:
-    """The shard whose message this is; None if the id is none of this cluster."""
+    """The shard of a message id; None if it is not an id of this cluster."""
     if not isinstance(message_id, str) or len(message_id) != 36:
         return None
     digits = message_id[:8] + message_id[9:13] + message_id[15:17]
@@ -90,5 +91,5 @@ def shard_of_id(message_id: object, identity: bytes) -> int | None:
 
 
 def shard_key(key: bytes, shard: int) -> bytes:
-    """The key of a shard's receipts: one of another shard is not valid there."""
+    """The key that signs a shard's receipts; those of another shard are not valid there."""
     return hashlib.blake2b(b"penstock shard %d" % shard, key=key, digest_size=32).digest()

@@ -1,28 +1,51 @@
 """Pulls from a queue that may be in several shards.
 
-A pull takes from one shard after another until it has enough, and begins with another one each
-time. It waits in the line of one shard and watches the others: what becomes visible there ends the
-wait in the line, which may have been served by then, and a pull follows. So a pull never holds
-claims that it does not return.
+A pull asks one shard after another until it has enough messages, and begins with another shard each
+time. If there are none, it waits in one shard and watches the others, which claims nothing. When a
+message becomes visible in a watched shard, the wait is ended, and the pull asks the shards again.
+So a pull never has claims that it does not return.
 """
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
+from penstock.backends.remote.pulls import rest_of
 from penstock.cluster.asking import OpenWait
-from penstock.cluster.attempts import PATIENCE_S
-from penstock.cluster.known import KnownQueues, every
+from penstock.cluster.attempts import COMMAND_TIMEOUT_S
+from penstock.cluster.known import KnownQueues, gather_all
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import QueuePlaces, SpreadChanged
 from penstock.errors import InFlightLimit, PenstockError
 from penstock.service import WAIT_MS_MAX, Claim, Pull, check_number
 
 
+async def pull_from_shard(
+    ask: Callable[..., Awaitable[list[Claim]]],
+    shard: int,
+    pull: Pull,
+    version: int = 0,
+    wait: OpenWait | None = None,
+) -> list[Claim]:
+    """Pulls from one shard; asks again while the owner's answer was cut for its size."""
+    claims = await ask(shard, pull, version, wait=wait)
+    rest = rest_of(pull, claims, len(claims))
+    while rest is not None:
+        try:
+            more = await ask(shard, rest, version)
+        except (PenstockError, SpreadChanged):
+            # The claims that were made are returned.
+            break
+        claims += more
+        rest = rest_of(pull, more, len(claims))
+    return claims
+
+
 class ShardPuller:
-    """Pulls from queues wherever they are."""
+    """Pulls from the shards of queues."""
 
     def __init__(self, known: KnownQueues) -> None:
         self._known = known
@@ -45,18 +68,19 @@ class ShardPuller:
             if deadline_s is None:
                 deadline_s = self._loop.time() + _seconds(wait_ms)
             if places is None:
-                claims = await self._ask(home, self._still_waiting(command, deadline_s))
+                pull = self._still_waiting(command, deadline_s)
+                claims = await pull_from_shard(self._ask, home, pull)
                 return [(home, claim) for claim in claims]
             return await self._pull_from_places(command, places, deadline_s)
 
-        patience_s = PATIENCE_S + _seconds(command.wait_ms)
-        return await self._known.with_places(command.queue, work, patience_s)
+        timeout_s = COMMAND_TIMEOUT_S + _seconds(command.wait_ms)
+        return await self._known.with_places(command.queue, work, timeout_s)
 
     def _left_ms(self, deadline_s: float) -> int:
         return max(0, round((deadline_s - self._loop.time()) * 1_000))
 
     def _still_waiting(self, command: Pull, deadline_s: float) -> Pull:
-        """The pull with what is left of its wait; a shard says what is wrong with another."""
+        """The pull with the rest of its wait; an invalid wait is left for the shard to refuse."""
         if not _seconds(command.wait_ms):
             return command
         assert command.wait_ms is not None
@@ -66,7 +90,7 @@ class ShardPuller:
     async def _pull_from_places(
         self, command: Pull, places: QueuePlaces, deadline_s: float
     ) -> list[tuple[int, Claim]]:
-        order = _rotated(places.every, next(self._turns))
+        order = _rotated(places.all_shards, next(self._turns))
         if command.attempt_id is not None:
             known = await self._find_attempt(command, places)
             if known:
@@ -79,16 +103,16 @@ class ShardPuller:
             claims, woken = await self._wait(command, places, order, deadline_s)
             if claims or woken is None:
                 return claims
-            order = _rotated(places.every, places.every.index(woken))
+            order = _rotated(places.all_shards, places.all_shards.index(woken))
 
     async def _find_attempt(
         self, command: Pull, places: QueuePlaces
     ) -> list[tuple[int, Claim]] | None:
-        """The claims of this attempt in the shard that knows it. Raises AttemptLapsed."""
-        look = msgspec.structs.replace(command, wait_ms=0)
+        """The claims of an earlier pull with this attempt id, if any. Raises AttemptLapsed."""
+        repeated = msgspec.structs.replace(command, wait_ms=0)
         version = places.version
-        asked = [self._ask(each, look, version, looks=True) for each in places.every]
-        for place, claims in zip(places.every, await every(asked), strict=True):
+        asked = [self._ask(each, repeated, version, watch_only=True) for each in places.all_shards]
+        for place, claims in zip(places.all_shards, await gather_all(asked), strict=True):
             if claims:
                 return [(place, claim) for claim in claims]
         return None
@@ -104,13 +128,13 @@ class ShardPuller:
             if found:
                 pull = msgspec.structs.replace(pull, limit=command.limit - len(found))
             try:
-                claims = await self._ask(place, pull, places.version)
+                claims = await pull_from_shard(self._ask, place, pull, places.version)
             except InFlightLimit as error:
                 full = error
                 continue
             except (PenstockError, SpreadChanged):
                 if found:
-                    # What was claimed is not withheld for what is wrong elsewhere.
+                    # The claims are returned although another shard has failed.
                     return found
                 raise
             found += [(place, claim) for claim in claims]
@@ -124,47 +148,49 @@ class ShardPuller:
     async def _wait(
         self, command: Pull, places: QueuePlaces, order: list[int], deadline_s: float
     ) -> tuple[list[tuple[int, Claim]], int | None]:
-        """Waits on all shards: claims from one of them, or which of them should be pulled from.
+        """Waits on all shards; returns claims, or the shard in which a message became visible.
 
-        Neither if the time is over.
+        Returns neither after the deadline.
         """
         first, *others = order
         left_ms = self._left_ms(deadline_s)
         pull = msgspec.structs.replace(command, wait_ms=left_ms)
-        # When the time is over, the line says so; a watch that ends means that there is something.
+        # The pull that waits ends at the deadline. The watches must end later: one that ends means
+        # that a message became visible.
         watch_ms = min(2 * left_ms + 1_000, WAIT_MS_MAX)
         watch = Pull(command.queue, wait_ms=watch_ms)
         version = places.version
         watches = {
-            self._loop.create_task(self._ask(each, watch, version, looks=True)): each
+            self._loop.create_task(self._ask(each, watch, version, watch_only=True)): each
             for each in others
         }
         open_wait = OpenWait()
-        line: asyncio.Task[list[Claim]] | None = None
+        waiting: asyncio.Task[list[Claim]] | None = None
         try:
-            # The watches are sent before the pulls that look for what came before them.
+            # The watches must be sent first, or a message could arrive between sweep and watch.
             await asyncio.sleep(0)
             claims = await self._sweep(command, places, others, may_wait=True) if others else []
             if claims:
                 return claims, first
-            line = self._loop.create_task(self._ask(first, pull, version, wait=open_wait))
-            done, _ = await asyncio.wait({line, *watches}, return_when=asyncio.FIRST_COMPLETED)
+            waiting = self._loop.create_task(
+                pull_from_shard(self._ask, first, pull, version, open_wait)
+            )
+            done, _ = await asyncio.wait({waiting, *watches}, return_when=asyncio.FIRST_COMPLETED)
             # In the order in which they were sent: a set has none.
             woken = next((place for each, place in watches.items() if each in done), None)
-            if line not in done:
+            if waiting not in done:
                 open_wait.end()
-            found = [(first, claim) for claim in await line]
-            line = None
+            found = [(first, claim) for claim in await waiting]
+            waiting = None
             for each in watches:
                 if each in done and not found:
                     each.result()
             return found, woken
         finally:
-            await self._end([*watches, *([line] if line is not None else [])])
+            await self._end([*watches, *([waiting] if waiting is not None else [])])
 
     async def _end(self, tasks: Any) -> None:
         for task in tasks:
-            # Its error, if it has one, is of no interest any more.
             task.add_done_callback(_ignore_error)
         await end_tasks(tasks)
 
@@ -175,7 +201,7 @@ def _rotated(shards: list[int], start: int) -> list[int]:
 
 
 def _seconds(wait_ms: Any) -> float:
-    """How long a pull may wait; none for what is no such time."""
+    """How long a pull may wait; 0 if the value is invalid."""
     return wait_ms / 1_000 if type(wait_ms) is int and 0 <= wait_ms <= WAIT_MS_MAX else 0.0
 
 

@@ -1,9 +1,9 @@
-"""A shard as the replicated log tells it: the state of a standby, and what a new owner begins with.
+"""The state of a shard as read from the replicated log: for standbys and for takeovers.
 
-A replica starts from the newest whole snapshot, then applies slot after slot. A standby catches up
-again and again, so that it has little left to read when it becomes the owner. It checks that no
-slot is missing; if one is, it has another replica of the log answer, and goes on only over a
-log without a gap.
+A replica starts from the newest complete snapshot, then applies one slot after another. A standby
+catches up repeatedly, so that little is left to read when it becomes the owner. The replica checks
+that no slot is missing. If one is, it makes another server the leader of the log and reads from
+that one; it never continues past a gap.
 """
 
 from collections import deque
@@ -25,23 +25,25 @@ from penstock.cluster.log import (
     ReadSlots,
     insist,
 )
-from penstock.cluster.snapshots import load_snapshot, look_at_manifest
+from penstock.cluster.snapshots import load_snapshot, read_manifest
 from penstock.errors import Fenced, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.restore import Recovery
 
-# How often a slot is missed at the end of a read before another replica is made to answer.
+# After this many reads that lack a slot which must exist, another server is made the leader.
 _MISSES_MAX: Final = 50
-# Fewer slots than this are never cut off to limit the bytes: the log ends there.
-_AT_END: Final = 8
+# After this many slots a node serves its other shards.
+_SLOTS_PER_STEP: Final = 50
+# A read of fewer slots was not cut short by the limit of bytes: the log ends there.
+_SLOTS_AT_END: Final = 8
 
 
 class ShardReplica:
-    """The state of one shard, as far as it was read from the log.
+    """The state of one shard, up to the slot that was read last.
 
-    `directory` is for the snapshot that was loaded and, unless `make_contents` says otherwise, for
-    the local copy of the stream. `gaps` counts how often slots were found missing. `mark_bytes` is
-    that of the owner's journal.
+    `directory` is for the snapshot that was loaded and, unless `make_contents` is given, for the
+    local copy of the stream. `gaps` counts how often slots were missing. `mark_bytes` is that of
+    the owner's journal.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class ShardReplica:
         self._contents: Contents | None = None
         self._marks: deque[ChainPoint] = deque()
         self._mark_bytes = mark_bytes
-        # Entries before this position are in the snapshot; their content is still needed.
+        # Entries before this position are in the snapshot, except for the bodies of messages.
         self._snapshot_position = 0
 
     def _files(self, first_position: int) -> Contents:
@@ -68,13 +70,13 @@ class ShardReplica:
 
     @property
     def next_slot(self) -> int:
-        """The slot that is to be read next; 0 before the first."""
+        """The slot to read next; 0 before the first read."""
         return 0 if self._chain is None else self._chain.slot
 
     def catch_up(self, until: int | None = None) -> LogSteps[None]:
-        """Reads the log up to this slot, which is known to be kept; without one, as far as it goes.
+        """Reads the log up to slot `until`, which is known to be kept; with None, up to its end.
 
-        Raises StoreUnusable if the log has no whole snapshot any more, or is of another format.
+        Raises StoreUnusable if no snapshot is complete, or an entry has another format.
         """
         misses = 0
         while True:
@@ -85,28 +87,31 @@ class ShardReplica:
                 return
             slots: list[LogSlot] = yield from insist(ReadSlots(self.shard, self._chain.slot))
             try:
-                for number, extent in slots:
+                for count, (number, extent) in enumerate(slots, 1):
                     self._take(self._chain, number, extent)
+                    if count % _SLOTS_PER_STEP == 0:
+                        # The event loop that reads serves other shards, too.
+                        yield Pause(0)
             except BrokenChain:
                 yield from self._mend(self._chain)
                 continue
-            if until is None and len(slots) < _AT_END:
-                # Whoever appends goes on: reading until nothing more comes would never end.
+            if until is None and len(slots) < _SLOTS_AT_END:
+                # The owner appends meanwhile: reading until nothing is left might never end.
                 return
             misses = 0 if slots else misses + 1
             if misses:
-                # The replica that answered is behind: that slot was kept.
+                # The server that answered lags: slot `until` exists.
                 if misses % _MISSES_MAX == 0:
                     yield from insist(Demote(self.shard))
                 yield Pause(RETRY_MS)
 
     def take_if_next(self, number: int, extent: bytes) -> None:
-        """Takes a slot that is known to be kept without reading it, if it is the next one."""
+        """Applies a slot that is known to be kept without reading it, if it is the next one."""
         if self._chain is not None and self._chain.slot == number:
             self._take(self._chain, number, extent)
 
     def _begin(self) -> LogSteps[None]:
-        """Loads the newest snapshot; the log is to be read from its start."""
+        """Loads the newest snapshot, and prepares to read the log from the manifest's start."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self.directory.glob("snapshot*"):
             left.unlink()
@@ -130,25 +135,25 @@ class ShardReplica:
         for entry in entries:
             if entry.version != codec.VERSION:
                 raise StoreUnusable(
-                    f"shard {self.shard}: entry {entry.entry_id} is of the format "
+                    f"shard {self.shard}: entry {entry.entry_id} has the format "
                     f"{entry.version!r}; this version of Penstock reads {codec.VERSION!r}"
                 )
             if entry.offset >= self._snapshot_position:
                 self._recovery.apply_entry(entry)
 
     def _mend(self, chain: ExtentChain) -> LogSteps[None]:
-        """Slots were missing: they were purged since, or a replica of the log is damaged."""
+        """Handles missing slots: they were purged meanwhile, or a server's copy is damaged."""
         self.gaps += 1
-        manifest, _ = yield from look_at_manifest(self.shard)
+        manifest, _ = yield from read_manifest(self.shard)
         if manifest.start.slot > chain.slot:
-            # A snapshot holds what they held: begin again from there.
+            # A later snapshot includes them: begin again with that.
             self._chain = None
             return
         yield from insist(Demote(self.shard))
         yield Pause(RETRY_MS)
 
     def journal(self, term: int) -> ReplicatedJournal:
-        """The journal of the owner of this term, whose beginning was read. Raises Fenced."""
+        """The journal for the owner of this term, once its first extent was read. Raises Fenced."""
         chain, contents = self._chain, self._contents
         assert chain is not None
         assert contents is not None
@@ -164,9 +169,9 @@ class ShardReplica:
         identity: bytes,
         key: bytes,
     ) -> Engine:
-        """The engine of the shard's owner; `make_clock` gets the last instant the log knows of.
+        """The engine for the shard's owner; `make_clock` gets the last instant in the log.
 
-        The state belongs to the engine from here on: this replica is not to be used again.
+        The engine takes the state over: this replica must not be used again.
         """
         state = self._recovery.finish()
         state.number = self.shard

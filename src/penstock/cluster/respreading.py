@@ -1,7 +1,8 @@
-"""Changes how a queue is spread, and finishes what a change began.
+"""Changes over how many shards a queue is spread.
 
 The note in the home shard is changed first, by compare-and-set; then the other shards get copies of
-it and of the settings. If whoever changes it dies between, the owner of the home shard finishes.
+it and of the settings. If the process that does this ends in between, the owner of the home shard
+finishes the change.
 """
 
 import asyncio
@@ -10,19 +11,19 @@ from contextlib import suppress
 
 import msgspec
 
-from penstock.cluster.known import KnownQueues, every
+from penstock.cluster.known import KnownQueues, gather_all
 from penstock.cluster.spread import (
     NotPlaced,
     QueuePlaces,
     Spread,
     SpreadChanged,
     check_spreadable,
-    may_settle,
+    may_drop_past,
     next_spread,
-    noted,
     places_in,
-    settled,
     spread_of,
+    with_note,
+    without_past,
 )
 from penstock.errors import QueueExists, QueueNotFound
 from penstock.service import (
@@ -37,7 +38,7 @@ from penstock.service import (
 
 
 class SpreadStatus(msgspec.Struct, frozen=True):
-    """How a queue is spread: over how many shards, over how many before, what each shard holds."""
+    """The spread of a queue: number of shards, earlier numbers, and messages in each shard."""
 
     queue: str
     shards: int
@@ -46,27 +47,27 @@ class SpreadStatus(msgspec.Struct, frozen=True):
 
 
 class Respreading:
-    """Changes of how queues are spread."""
+    """Changes the spread of queues."""
 
     def __init__(self, known: KnownQueues, now_ms: Callable[[], int]) -> None:
         self._known = known
         self._ask = known.ask
         self._shards = known.shards
         self._now_ms = now_ms
-        # Which shards of a queue were seen empty under a version of its spread.
+        # By queue and version of its spread: the shards that were empty under that version.
         self._emptied: dict[tuple[str, int], set[int]] = {}
 
     async def remove_from(self, shards: list[int], queue: str, version: int = 0) -> None:
-        """Removes the queue from these shards; with a version, only where it is empty."""
+        """Deletes the queue in these shards; with a version, only where it is empty."""
 
         async def remove(shard: int) -> None:
             with suppress(QueueNotFound, NotPlaced):
                 await self._ask(shard, DeleteQueue(queue), version)
 
-        await every([remove(each) for each in shards])
+        await gather_all([remove(each) for each in shards])
 
     async def spread(self, queue: str, shards: int) -> SpreadStatus:
-        """Spreads a queue over so many shards. Raises InvalidField, or QueueNotFound."""
+        """Spreads a queue over this many shards. Raises InvalidField or QueueNotFound."""
         check_number("shards", shards, 1, self._shards)
         home = self._known.home(queue)
 
@@ -77,29 +78,29 @@ class Respreading:
                 check_spreadable(info.settings)
             if old.shards != shards:
                 new = next_spread(old, shards, self._now_ms())
-                changes = {"annotations": noted(info.settings.annotations, new)}
+                changes = {"annotations": with_note(info.settings.annotations, new)}
                 await self._ask(home, ConfigureQueue(queue, changes), old.version)
-            await self.level(queue)
+            await self.copy_to_shards(queue)
 
         await self._known.with_places(queue, work)
         return await self.status(queue)
 
     async def status(self, queue: str) -> SpreadStatus:
-        """How a queue is spread, and how many messages each shard holds."""
+        """The spread of a queue, and how many messages each shard has."""
         await self._known.describe(queue)
 
         async def work(places: QueuePlaces | None) -> SpreadStatus:
             spread = Spread() if places is None else places.spread
-            shards = [self._known.home(queue)] if places is None else places.every
+            shards = [self._known.home(queue)] if places is None else places.all_shards
             version = 0 if places is None else places.version
-            found = await every([self._ask(each, Stats(queue), version) for each in shards])
+            found = await gather_all([self._ask(each, Stats(queue), version) for each in shards])
             counts = {shard: each.messages for shard, each in zip(shards, found, strict=True)}
             return SpreadStatus(queue, spread.shards, spread.before, counts)
 
         return await self._known.with_places(queue, work)
 
-    async def level(self, queue: str) -> None:
-        """Gives the settings and the note of the home shard to all other shards of the queue."""
+    async def copy_to_shards(self, queue: str) -> None:
+        """Copies the settings and the note of the home shard to all other shards of the queue."""
         info = await self._known.describe(queue)
         spread = spread_of(info.settings)
         settings = msgspec.structs.asdict(info.settings)
@@ -112,35 +113,35 @@ class Respreading:
                 await self._ask(shard, ConfigureQueue(queue, changes), spread.version)
 
         others = places_in(queue, spread, self._shards)[1:]
-        await every([copy(each) for each in others])
+        await gather_all([copy(each) for each in others])
 
-    async def tend(self, queue: str) -> None:
-        """Finishes what a change of the spread began; for the owner of the queue's home shard."""
+    async def finish_spread_change(self, queue: str) -> None:
+        """Finishes a change of the spread; called by the owner of the queue's home shard."""
         with suppress(SpreadChanged, QueueNotFound):
-            await self._tend(queue)
+            await self._finish_spread_change(queue)
 
-    async def _tend(self, queue: str) -> None:
+    async def _finish_spread_change(self, queue: str) -> None:
         info = await self._known.describe(queue)
         old = spread_of(info.settings)
         if not old.version:
             return
-        every_place = places_in(queue, old, self._shards)
-        asked = [self._ask(each, DescribeQueue(queue)) for each in every_place[1:]]
+        all_places = places_in(queue, old, self._shards)
+        asked = [self._ask(each, DescribeQueue(queue)) for each in all_places[1:]]
         copies = await asyncio.gather(*asked, return_exceptions=True)
         if any(getattr(each, "settings", None) != info.settings for each in copies):
-            await self.level(queue)
+            await self.copy_to_shards(queue)
         if not old.before or not await self._is_emptied(queue, info, old):
             return
-        new = settled(old, self._now_ms())
-        changes = {"annotations": noted(info.settings.annotations, new)}
-        await self._ask(every_place[0], ConfigureQueue(queue, changes), old.version)
+        new = without_past(old, self._now_ms())
+        changes = {"annotations": with_note(info.settings.annotations, new)}
+        await self._ask(all_places[0], ConfigureQueue(queue, changes), old.version)
         self._emptied.pop((queue, old.version), None)
-        await self.level(queue)
-        left = [each for each in every_place if each not in places_in(queue, new, self._shards)]
+        await self.copy_to_shards(queue)
+        left = [each for each in all_places if each not in places_in(queue, new, self._shards)]
         await self.remove_from(left, queue, old.version)
 
-    async def tend_copy(self, queue: str, shard: int) -> None:
-        """Removes what a change that was broken off has left in a shard; for its owner."""
+    async def remove_stale_copy(self, queue: str, shard: int) -> None:
+        """Deletes the queue in a shard that an interrupted change has left; called by its owner."""
         spread = Spread(version=1, shards=0)
         with suppress(QueueNotFound):
             spread = spread_of((await self._known.describe(queue)).settings)
@@ -150,10 +151,11 @@ class Respreading:
                 await self.remove_from([shard], queue, version)
 
     async def _is_emptied(self, queue: str, info: QueueInfo, spread: Spread) -> bool:
-        """Whether nothing lies where it lay before the last change, nor can come to lie there.
+        """Whether no message is left that is placed by an earlier spread, nor can be added.
 
-        In a shard that left, there is no message; in one that stayed, no message of a group that
-        belongs elsewhere now: one that was empty since the change takes none any more.
+        A shard that no longer belongs to the spread must be empty. In a fifo queue, a shard that
+        still belongs to it may have groups that belong to another shard now: it must have been
+        empty once since the change, as it takes no new messages of such groups after that.
         """
         seen = self._emptied.setdefault((queue, spread.version), set())
         current = set(places_in(queue, Spread(1, spread.shards), self._shards))
@@ -161,9 +163,9 @@ class Respreading:
         watched = [each for each in past if info.settings.fifo or each not in current]
         missing = [each for each in watched if each not in seen or each not in current]
         asked = [self._ask(each, Stats(queue), spread.version) for each in missing]
-        for shard, stats in zip(missing, await every(asked), strict=True):
+        for shard, stats in zip(missing, await gather_all(asked), strict=True):
             if stats.messages == 0:
                 seen.add(shard)
             else:
                 seen.discard(shard)
-        return seen >= set(watched) and may_settle(spread, self._now_ms())
+        return seen >= set(watched) and may_drop_past(spread, self._now_ms())

@@ -1,8 +1,8 @@
-"""The cluster as one queue service: each command goes to the owners of its queue's shards.
+"""The cluster as one queue service: sends each command to the owners of its queue's shards.
 
-`asking` finds the owner and repeats what may be repeated; `spreading` has the commands of one queue
-that may be in several shards. Here is what concerns several queues, or names its shard itself:
-batches, receipts, lists of all queues, dead letters and their redrive.
+`asking` finds the owner of a shard and repeats commands; `spreading` has the commands of a queue
+that may be in several shards. This module has the commands that concern several queues, or that
+contain their shard: batches, receipts, lists of all queues, dead letters and redrive.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from nats.aio.client import Client
 
 from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
-from penstock.cluster.attempts import PATIENCE_S
+from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.known import every
+from penstock.cluster.known import gather_all
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
+from penstock.cluster.pulling import pull_from_shard
 from penstock.cluster.spread import SpreadChanged, without_note
 from penstock.cluster.spreading import SpreadQueues
 from penstock.errors import (
@@ -67,7 +68,7 @@ from penstock.service import (
 )
 
 R = TypeVar("R")
-# The note in a message's context that says which queue it was dead-lettered from.
+# The key in a message's context of the queue that it was dead-lettered from.
 SOURCE_NOTE: Final = ".source"
 _RETRY_S: Final = 0.01
 _RETRY_S_MAX: Final = 0.25
@@ -89,17 +90,17 @@ class Router:
         connection: JetStream,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """The router ends the connection when it is closed; `now_ms` replaces the system clock."""
+        """`connection` is closed with the router; `now_ms` replaces the system clock."""
         self.ask = asker.ask
         self.spread = SpreadQueues(asker, settings.shards, now_ms or SystemClock().now_ms)
-        self.tend = self.spread.tend
-        self.tend_copy = self.spread.tend_copy
+        self.finish_spread_change = self.spread.finish_spread_change
+        self.remove_stale_copy = self.spread.remove_stale_copy
         self._asker = asker
         self._settings = settings
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         if settings.shards == 1:
-            # A class attribute of services; what is lacking here is lacking between shards only.
+            # What LACKS lists is missing between shards only; it is a class attribute of services.
             vars(self)["LACKS"] = {}
 
     @classmethod
@@ -111,7 +112,7 @@ class Router:
         settings: ClusterSettings,
         now_ms: Callable[[], int] | None = None,
     ) -> "Router":
-        """A router on a connection, which it ends when it is closed. Raises Unanswered."""
+        """Opens a router on a connection, which it closes when it is closed. Raises Unanswered."""
         asker = ShardAsker(replicated, client, name)
         try:
             await asker.open()
@@ -121,12 +122,12 @@ class Router:
         return cls(asker, settings, replicated, now_ms)
 
     async def close(self) -> None:
-        """Ends all commands under way with EngineClosed, and the connection."""
+        """Ends all commands in progress with EngineClosed, and closes the connection."""
         await self._asker.close()
         await self._connection.close()
 
     def shard_of(self, queue: object) -> int:
-        """The shard of a queue. Raises InvalidField for what is no name."""
+        """The home shard of a queue. Raises InvalidField if it is not a valid name."""
         return first_shard(check_name(queue), self._settings.shards)
 
     # Commands.
@@ -134,11 +135,11 @@ class Router:
     async def execute(self, command: Command[R]) -> R:
         """Executes the command, and returns once its changes are in the replicated log."""
         kind = type(command)
-        special = _SPECIAL.get(kind)
-        if special is not None:
-            return cast(R, await special(self, command))
+        handler = _HANDLERS.get(kind)
+        if handler is not None:
+            return cast(R, await handler(self, command))
         if not hasattr(command, "queue"):
-            raise InvalidField(f"command: {kind.__name__} is not one the cluster knows")
+            raise InvalidField(f"command: a cluster does not support {kind.__name__}")
         return await self.ask(self.shard_of(command.queue), command)
 
     async def _push(self, command: Push) -> PushReply:
@@ -151,7 +152,7 @@ class Router:
 
     async def _push_many(self, command: PushMany) -> Sequence[Any]:
         replies = await self.spread.push_many(command)
-        # Its messages have keys: each goes where it belongs.
+        # The messages have keys: each goes to the shard of its key.
         return await self._batch(Batch([*command.pushes()])) if replies is None else replies
 
     async def _pull(self, command: Pull) -> list[Claim]:
@@ -159,9 +160,9 @@ class Router:
         home = self.shard_of(command.queue)
         if self.spread.places(command.queue) is None and not command.wait_ms:
             with suppress(SpreadChanged):
-                claims = await self.ask(home, command)
-                return [_shown(claim, home) for claim in claims]
-        return [_shown(claim, shard) for shard, claim in await self.spread.pull(command)]
+                claims = await pull_from_shard(self.ask, home, command)
+                return [_with_shard(claim, home) for claim in claims]
+        return [_with_shard(claim, shard) for shard, claim in await self.spread.pull(command)]
 
     async def _peek(self, command: Peek) -> list[Message]:
         return [_with_source(message) for message in await self.spread.peek(command)]
@@ -180,18 +181,18 @@ class Router:
         except QueueNotFound:
             if shard == home:
                 raise
-        # The queue is not in that shard, or not any more.
+        # The queue is not, or no longer, in that shard.
         await self.ask(home, DescribeQueue(command.queue))
-        raise _not_ours()
+        raise _foreign_receipt()
 
     def _read_receipt(self, receipt: object) -> tuple[int, str]:
-        """The shard of a receipt, and the receipt as that shard knows it. Raises InvalidReceipt."""
+        """The shard of a receipt, and the receipt for that shard. Raises InvalidReceipt."""
         shard, dash, rest = str(receipt).partition("-")
         if not dash or len(shard) != 3 or shard.strip("0123456789abcdef"):
-            raise _not_ours()
+            raise _foreign_receipt()
         number = int(shard, 16)
         if number >= self._settings.shards:
-            raise _not_ours()
+            raise _foreign_receipt()
         return number, rest
 
     async def _batch(self, command: Batch) -> list[Any]:
@@ -199,17 +200,17 @@ class Router:
         if type(items) is not list:
             return await self.ask(0, command)
         if len(items) > BATCH_ITEMS_MAX or not items:
-            # The engine says what is wrong with it, or that there is nothing to do.
+            # The engine refuses it with the proper error, or answers the empty batch.
             return await self.ask(0, command)
         replies: list[Any] = [None] * len(items)
         left = list(range(len(items)))
-        give_up_s = self._loop.time() + PATIENCE_S
+        give_up_s = self._loop.time() + COMMAND_TIMEOUT_S
         pause_s = 0.0
         while left:
             left = await self._try_batch(items, left, replies)
             if left and self._loop.time() > give_up_s:
                 raise BackendLost(
-                    "items: their queues are being spread over other shards, and not all of them "
+                    "items: the spread of their queues is being changed, and not all shards "
                     "answer; try again later"
                 )
             for queue in dict.fromkeys(items[place].queue for place in left):
@@ -223,7 +224,10 @@ class Router:
     async def _try_batch(
         self, items: list[Any], places: list[int], replies: list[Any]
     ) -> list[int]:
-        """Does some items of a batch, by the shards they are for; which are still to be done."""
+        """Executes the items of a batch at these indexes, grouped by shard.
+
+        Writes their replies; returns the indexes of those that must be tried again.
+        """
         groups: dict[tuple[int, int], list[tuple[int, Any]]] = {}
         alone: list[int] = []
         turns: dict[str, int] = {}
@@ -242,7 +246,7 @@ class Router:
                     placed = (place, msgspec.structs.replace(item, receipt=receipt))
                     groups.setdefault((shard, 0), []).append(placed)
                 else:
-                    # A shard says what is wrong with it.
+                    # A shard refuses it with the proper error.
                     shard = self.shard_of(getattr(item, "queue", None))
                     groups.setdefault((shard, 0), []).append((place, item))
             except PenstockError as error:
@@ -256,42 +260,47 @@ class Router:
                 left.extend(place for place, _ in placed)
                 return
             for (place, item), result in zip(placed, results, strict=True):
-                replies[place] = self._settle_item(shard, item, result)
+                replies[place] = self._item_reply(shard, item, result)
 
-        await every([ask_one(*key, placed) for key, placed in groups.items()])
+        await gather_all([ask_one(*key, placed) for key, placed in groups.items()])
         for place in alone:
-            # One after another: pushes of a group keep their order.
+            # One after another, so that pushes of a group keep their order.
             try:
                 replies[place] = await self.spread.push(items[place])
             except RequestError as error:
                 replies[place] = error
         return sorted(left)
 
-    def _settle_item(self, shard: int, item: Any, result: Any) -> Any:
-        """A receipt of a shard in which its queue is not is none that was made for it."""
+    def _item_reply(self, shard: int, item: Any, result: Any) -> Any:
+        """The reply for one item; a receipt of a shard without its queue is not valid."""
         is_missing = isinstance(result, QueueNotFound) and isinstance(item, _BY_RECEIPT)
-        return _not_ours() if is_missing and shard != self.shard_of(item.queue) else result
+        return _foreign_receipt() if is_missing and shard != self.shard_of(item.queue) else result
 
     async def _history(self, command: History) -> Any:
         shard = shard_of_id(command.id, self._settings.identity)
         if shard is None or shard >= self._settings.shards:
-            raise MessageNotFound(f"id: {str(command.id)[:60]!r} names no message of this cluster")
+            raise MessageNotFound(
+                f"id: {str(command.id)[:60]!r} is not the id of a message of this cluster"
+            )
         return await self.ask(shard, command)
 
     # Queues.
 
     async def _create(self, command: CreateQueue) -> QueueInfo:
-        made = await self._make_dead_letter(command)
+        made = await self._create_dead_letter_queue(command)
         try:
             info = await self.spread.create(command)
         except PenstockError:
             for name in made:
-                await self._unmake(name)
+                await self._delete_if_possible(name)
             raise
         return msgspec.structs.replace(info, also_created=made) if made else info
 
-    async def _make_dead_letter(self, command: CreateQueue | ConfigureQueue) -> list[str]:
-        """Makes the dead-letter queue that a queue names, if it is in another shard and missing."""
+    async def _create_dead_letter_queue(self, command: CreateQueue | ConfigureQueue) -> list[str]:
+        """Creates the dead-letter queue in a queue's settings, if its home is another shard.
+
+        Returns the names of the queues that it has created.
+        """
         settings: Any = command.settings
         dead = settings.get("dead_letter") if type(settings) is dict else None
         if type(dead) is not str or dead == command.queue:
@@ -315,12 +324,12 @@ class Router:
             )
         return []
 
-    async def _unmake(self, name: str) -> None:
+    async def _delete_if_possible(self, name: str) -> None:
         with suppress(PenstockError):
             await self.ask(self.shard_of(name), DeleteQueue(name))
 
     async def _configure(self, command: ConfigureQueue) -> QueueInfo:
-        made = await self._make_dead_letter(command)
+        made = await self._create_dead_letter_queue(command)
         info = await self.spread.configure(command)
         return msgspec.structs.replace(info, also_created=made) if made else info
 
@@ -350,39 +359,39 @@ class Router:
         found: dict[str, QueueInfo] = {}
         for shard, infos in enumerate(await self._ask_all(command)):
             for info in infos:
-                # What the home shard says counts.
+                # The description of the home shard takes precedence.
                 if info.queue not in found or self.shard_of(info.queue) == shard:
                     found[info.queue] = without_note(info)
         return [found[name] for name in sorted(found)[: command.limit]]
 
     async def _ask_all(self, command: Command[R]) -> Sequence[R]:
         shards = range(self._settings.shards)
-        return await every(self.ask(shard, command) for shard in shards)
+        return await gather_all(self.ask(shard, command) for shard in shards)
 
     # Between shards.
 
-    async def push_to(self, push: Push, source: str | None) -> None:
-        """Brings a dead letter to its shard, with a note of where it came from."""
+    async def push_dead_letter(self, push: Push, source: str | None) -> None:
+        """Pushes a dead letter to its queue in another shard; its context names its source."""
         if source is not None:
             context = {**(push.context or {}), SOURCE_NOTE: source}
             push = msgspec.structs.replace(push, context=context)
         await self._push(push)
 
     async def _redrive(self, command: Redrive) -> int:
-        give_up_s = self._loop.time() + PATIENCE_S
+        give_up_s = self._loop.time() + COMMAND_TIMEOUT_S
         while self._loop.time() < give_up_s:
             with suppress(SpreadChanged):
                 return await self._try_redrive(command)
             await asyncio.sleep(_RETRY_S)
         raise BackendLost(
-            f"queue: {command.queue!r} is being spread over other shards, and not all of them "
-            "answer; try again later"
+            f"queue: the spread of {command.queue!r} is being changed, and not all shards answer; "
+            "try again later"
         )
 
     async def _try_redrive(self, command: Redrive) -> int:
-        """Redrives within the shard, then message by message what has to go to another.
+        """Redrives within the shard, then moves messages for other shards one by one.
 
-        Raises SpreadChanged, with nothing done.
+        Raises SpreadChanged before it has changed anything.
         """
         shard = self.shard_of(command.queue)
         check_number("limit", command.limit, 1, 10_000)
@@ -397,7 +406,7 @@ class Router:
                     f"to: {command.to!r} and {command.queue!r} must both be fifo, or neither"
                 )
             is_here = is_here and self.spread.places(command.to) is None
-        # The groups of a fifo queue that is spread may belong elsewhere by now.
+        # In a fifo queue that is spread, groups may belong to another shard by now.
         is_here = is_here and not (info.settings.fifo and command.to is None)
         if is_here and command.to is not None and self.shard_of(command.to) == shard:
             return await self.ask(shard, command)
@@ -406,11 +415,11 @@ class Router:
             try:
                 moved = await self.ask(shard, command)
             except InvalidField:
-                # No message knows a source in this shard; some may have a note of another.
+                # No message has a source in this shard; some may have one in another shard.
                 await self._check_sources(command.queue)
         elif command.to is None:
             await self._check_sources(command.queue)
-        return moved + await self._carry_back(command, command.limit - moved)
+        return moved + await self._redrive_between_shards(command, command.limit - moved)
 
     async def _check_sources(self, queue: str) -> None:
         """Raises InvalidField if no message came from another queue that still exists."""
@@ -418,14 +427,14 @@ class Router:
         sources = dict.fromkeys(each.source for each in ahead if each.source is not None)
         if ahead and not any([await self._exists(source) for source in sources]):
             raise InvalidField(
-                f"queue: no message of {queue!r} is known to come from a queue that still exists; "
-                "name the queue they are to go to"
+                f"to: the messages in {queue!r} were not dead-lettered from a queue that still "
+                "exists; say where they should go"
             )
 
-    async def _carry_back(self, command: Redrive, limit: int) -> int:
-        """Pulls, pushes and deletes messages that go to another shard; how many did.
+    async def _redrive_between_shards(self, command: Redrive, limit: int) -> int:
+        """Pulls, pushes and deletes messages whose target is another shard; how many were moved.
 
-        A push that is repeated after a crash adds nothing: its dedup id is that of the message.
+        If it is repeated after a crash, its pushes have the same dedup ids and add nothing.
         """
         carried = 0
         left: list[Claim] = []
@@ -441,7 +450,7 @@ class Router:
                         left.append(claim)
                         continue
                     await self._push(_pushed_back(claim, to))
-                    # If its claim has run out, it is pulled again, and the push adds nothing.
+                    # If its claim has expired, it is pulled again, and that push adds nothing.
                     with suppress(StaleReceipt):
                         await self._by_receipt(Delete(command.queue, claim.receipt))
                         carried += 1
@@ -459,7 +468,7 @@ class Router:
         return True
 
 
-_SPECIAL: Final[Mapping[type, Callable[[Router, Any], Awaitable[Any]]]] = {
+_HANDLERS: Final[Mapping[type, Callable[[Router, Any], Awaitable[Any]]]] = {
     Push: Router._push,
     PushMany: Router._push_many,
     Pull: Router._pull,
@@ -481,14 +490,14 @@ _SPECIAL: Final[Mapping[type, Callable[[Router, Any], Awaitable[Any]]]] = {
 }
 
 
-def _shown(claim: Claim, shard: int) -> Claim:
-    """A claim as callers see it: its receipt names the shard."""
+def _with_shard(claim: Claim, shard: int) -> Claim:
+    """The claim for the caller: its receipt contains the shard."""
     claim = cast(Claim, _with_source(claim))
     return msgspec.structs.replace(claim, proof=f"{shard:03x}-{claim.proof}")
 
 
 def _with_source(message: Message) -> Message:
-    """A message with the queue it was dead-lettered from, if that is noted."""
+    """The message with the source that is in its context, if any."""
     if message.context is None or SOURCE_NOTE not in message.context:
         return message
     context = {name: text for name, text in message.context.items() if name != SOURCE_NOTE}
@@ -497,7 +506,7 @@ def _with_source(message: Message) -> Message:
 
 
 def _pushed_back(claim: Claim, to: str) -> Push:
-    """The push that brings a dead letter back; repeated, it adds nothing."""
+    """The push of a redriven message; if it is repeated, its dedup id makes it add nothing."""
     context = {name: text for name, text in (claim.context or {}).items() if name != SOURCE_NOTE}
     return Push(
         to,
@@ -511,7 +520,7 @@ def _pushed_back(claim: Claim, to: str) -> Push:
     )
 
 
-def _not_ours() -> InvalidReceipt:
+def _foreign_receipt() -> InvalidReceipt:
     return InvalidReceipt(
-        "receipt: not one that this cluster has made for this queue; use the one the pull gave"
+        "receipt: this cluster did not make it for this queue; use the one the pull returned"
     )

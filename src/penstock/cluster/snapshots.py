@@ -1,9 +1,9 @@
 """Snapshots of a shard in the replicated log: chunks first, then a manifest, then the purge.
 
-The manifest of a shard is a register. It lists the two newest snapshots, and the point at which the
-log must begin for either of them. A snapshot counts once it is listed. Slots are purged only up to
-that point, and only after it was listed; so a crash at any point leaves chunks that nobody lists,
-or slots that nobody needs, and never a snapshot without its slots.
+The manifest of a shard is a register. It lists the two newest snapshots, and the point from which
+the log is needed for either of them. A snapshot is used only once it is listed. Slots are purged
+only up to that point, and only after the manifest was written. So a crash may leave chunks that are
+not listed, or slots that are not needed, but never a snapshot without its slots.
 """
 
 import hashlib
@@ -42,13 +42,13 @@ from penstock.journal.snapshot import (
     snapshot_paths,
 )
 
-# How often a chunk that should be there is asked for before the snapshot is given up.
+# After this many reads without an expected chunk, the snapshot is treated as incomplete.
 _CHUNK_TRIES: Final = 50
 _DURABLE_MS: Final = 5
 
 
 class KeptSnapshot(msgspec.Struct, frozen=True):
-    """One snapshot: its name among the chunks, how many there are, and where it begins."""
+    """One snapshot: the name of its chunks, their number and checksum, and its position."""
 
     name: str
     chunks: int
@@ -57,7 +57,7 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True):
-    """The snapshots of a shard, newest first, and where the log begins for them."""
+    """The snapshots of a shard, newest first, and where reading the log begins for them."""
 
     start: ChainPoint
     snapshots: list[KeptSnapshot]
@@ -68,12 +68,12 @@ NO_SNAPSHOTS: Final = SnapshotManifest(ChainPoint(), [])
 
 
 def manifest_key(shard: int) -> str:
-    """The key of the register that lists the shard's snapshots."""
+    """The key of the shard's manifest."""
     return f"snapshots.{shard}"
 
 
-def look_at_manifest(shard: int) -> LogSteps[tuple[SnapshotManifest, int]]:
-    """The manifest of a shard and its revision; both may be behind (rule 11 of `log`)."""
+def read_manifest(shard: int) -> LogSteps[tuple[SnapshotManifest, int]]:
+    """The manifest of a shard and its revision; both may lag (rule 11 of `log`)."""
     found: Register | None = yield from insist(Look(manifest_key(shard)))
     if found is None:
         return NO_SNAPSHOTS, 0
@@ -81,13 +81,13 @@ def look_at_manifest(shard: int) -> LogSteps[tuple[SnapshotManifest, int]]:
 
 
 def load_snapshot(shard: int, directory: Path) -> LogSteps[tuple[ChainPoint, Taken | None]]:
-    """The newest whole snapshot, None if none was ever taken, and where the log begins for it.
+    """Where reading the log begins, and the newest complete snapshot, or None if there is none.
 
-    Raises StoreUnusable.
+    Raises StoreUnusable if snapshots are listed and none of them is complete.
     """
     last_revision = -1
     while True:
-        manifest, revision = yield from look_at_manifest(shard)
+        manifest, revision = yield from read_manifest(shard)
         for kept in manifest.snapshots:
             path = snapshot_path(directory, kept.position)
             if (yield from _fetch(shard, kept, path)):
@@ -97,14 +97,14 @@ def load_snapshot(shard: int, directory: Path) -> LogSteps[tuple[ChainPoint, Tak
         if not manifest.snapshots:
             return manifest.start, None
         if revision == last_revision:
-            raise StoreUnusable(f"shard {shard}: no snapshot of it is whole in the replicated log")
-        # The manifest may have been behind, and its chunks dropped for newer ones: look again.
+            raise StoreUnusable(f"shard {shard}: all its snapshots in the log are incomplete")
+        # The manifest may lag, and its chunks may be dropped since: read it again.
         last_revision = revision
         yield Pause(RETRY_MS)
 
 
 def _fetch(shard: int, kept: KeptSnapshot, path: Path) -> LogSteps[bool]:
-    """Writes a snapshot's chunks into a file; false if they are not all there, or damaged."""
+    """Writes a snapshot's chunks to a file; false if one is missing or damaged."""
     digest = hashlib.sha256()
     with open(path, "wb") as file:
         for index in range(kept.chunks):
@@ -124,15 +124,15 @@ def _fetch(shard: int, kept: KeptSnapshot, path: Path) -> LogSteps[bool]:
 def keep_snapshot(
     journal: ReplicatedJournal, upkeep: Upkeep, directory: Path, name: str
 ) -> LogSteps[bool]:
-    """Takes a snapshot of the shard, keeps it in the log and purges what is older.
+    """Takes a snapshot of the shard, stores it in the log and purges older slots.
 
-    `name` is new for each call. Returns false if a newer one is listed already, as by a later
-    owner. Raises what stops the engine or its journal.
+    `name` is new for each call. Returns false if a newer snapshot is listed already, by a later
+    owner. Raises the error of an engine or journal that has failed.
     """
     for _ in upkeep.pass_steps():
         yield Pause(0)
     path = snapshot_paths(directory)[0]
-    # The snapshot, and what was carried for it, must be in the log before anything is purged.
+    # All entries up to here must be durable before the snapshot is listed and slots are purged.
     wanted = journal.last_sequence
     kept = yield from _put_chunks(journal.shard, name, path)
     while journal.durable_sequence < wanted:
@@ -164,16 +164,16 @@ def _put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
 def _list_snapshot(
     journal: ReplicatedJournal, kept: KeptSnapshot
 ) -> LogSteps[tuple[SnapshotManifest, Sequence[KeptSnapshot]] | None]:
-    """Puts the snapshot first in the manifest: the manifest, and what is no longer in it.
+    """Puts the snapshot first in the manifest; the manifest, and the snapshots it dropped.
 
-    None if a snapshot of a later point is there.
+    None if a snapshot of a later position is listed.
     """
     shard = journal.shard
     dropped: Sequence[KeptSnapshot] = ()
     while True:
-        manifest, revision = yield from look_at_manifest(shard)
+        manifest, revision = yield from read_manifest(shard)
         if kept in manifest.snapshots:
-            # An earlier try was done, though refused or unanswered.
+            # An earlier attempt was carried out, although it was refused or not answered.
             return manifest, dropped
         if any(each.position >= kept.position for each in manifest.snapshots):
             return None

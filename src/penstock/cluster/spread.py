@@ -1,20 +1,20 @@
-"""How a queue is spread over shards: the note in its settings, and what a shard takes by it.
+"""How a queue is spread over shards: the note in its settings, and which pushes a shard accepts.
 
-A queue that is spread is in its home shard (`placement.first_shard`) and in the shards after it,
-each of which has a queue of its own under the same name. Its settings carry a note, `.spread`:
-over how many shards it is spread, over how many it was before, and the version of the note. The
-note in the home shard counts; the others get copies. Every request to a queue names the version
-that its sender goes by, and a shard whose note has another version refuses it: so at any instant
-all who push and pull agree, though nobody tells them.
+A queue that is spread is in its home shard (`placement.first_shard`) and in the shards after it;
+each of them has a queue with the same name. Its settings contain a note, `.spread`: over how many
+shards it is spread, over how many it was before, and the version of the note. The note in the home
+shard is authoritative; the other shards have copies. Every request contains the version that its
+sender knows, and a shard whose note has another version refuses it. So all requests that shards
+accept agree about the spread, without any coordination between routers.
 
-A push is placed by its key: the group in a FIFO queue, else the dedup id; one without a key goes to
-any of the shards. While the note says how the queue was spread before, a push with a key is first
-offered to the shards that had that key then. Such a shard takes it only if it still has messages of
-the group, or knows the dedup id. Once it has not, it never has again, because it takes no other
-push of that key. So a group is whole in one shard at every instant. A group's messages and a dedup
-id of it may be in different shards: before a push of a FIFO queue is offered to one of several, the
-others are asked whether they know its dedup id. So a push that is sent again meets the shard that
-knows it. Nothing here does I/O.
+A push is placed by its key: the group in a FIFO queue, else the dedup id; a push without a key goes
+to any of the shards. While the note contains earlier spreads, a push with a key is first offered to
+the shards that had this key then. Such a shard accepts it only if it still has messages of the
+group, or knows the dedup id. Otherwise it never accepts that key again. So at every instant all
+messages of a group are in one shard. A dedup id of a group may be in another shard than its
+messages: before a push to a FIFO queue is offered to one of several shards, the others are asked
+whether they know its dedup id. So a repeated push reaches the shard that knows it. Nothing here
+does I/O.
 """
 
 import hashlib
@@ -47,15 +47,15 @@ from penstock.service import (
 
 NOTE: Final = ".spread"
 VERSION_MAX: Final = 2**32 - 1
-_OF_QUEUE: Final = (Push, PushMany, Pull, Peek, Stats, Purge, Redrive)
+_QUEUE_COMMANDS: Final = (Push, PushMany, Pull, Peek, Stats, Purge, Redrive)
 
 
 class SpreadChanged(Exception):
-    """A shard has another note of the queue than the request went by; nothing was done."""
+    """The shard's note of the queue has another version than the request; nothing was changed."""
 
 
 class NotPlaced(Exception):
-    """The push belongs in another shard of the queue; nothing was done."""
+    """The push belongs to another shard of the queue; nothing was changed."""
 
 
 class Spread(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +68,7 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def widest(self) -> int:
-        """Over how many shards messages may lie."""
+        """In how many shards there may be messages."""
         return max(self.shards, *self.before) if self.before else self.shards
 
 
@@ -81,13 +81,13 @@ def _read_note(text: str) -> Spread:
 
 
 def spread_of(settings: QueueSettings) -> Spread:
-    """How a queue is spread, by its settings in one shard."""
+    """The note in a queue's settings; `UNSPREAD` if there is none."""
     text = settings.annotations.get(NOTE)
     return UNSPREAD if text is None else _read_note(text)
 
 
-def noted(annotations: dict[str, str], spread: Spread) -> dict[str, str]:
-    """Annotations with this note; without one for a queue that is not spread any more."""
+def with_note(annotations: dict[str, str], spread: Spread) -> dict[str, str]:
+    """Annotations with this note; without one if the queue is no longer spread."""
     others = {name: text for name, text in annotations.items() if name != NOTE}
     if spread.shards == 1 and not spread.before:
         return others
@@ -95,10 +95,10 @@ def noted(annotations: dict[str, str], spread: Spread) -> dict[str, str]:
 
 
 def without_note(info: QueueInfo) -> QueueInfo:
-    """What callers see of a queue: the note is not theirs."""
+    """The description of a queue for callers, without the note."""
     if NOTE not in info.settings.annotations:
         return info
-    annotations = noted(info.settings.annotations, UNSPREAD)
+    annotations = with_note(info.settings.annotations, UNSPREAD)
     settings = msgspec.structs.replace(info.settings, annotations=annotations)
     return msgspec.structs.replace(info, settings=settings)
 
@@ -107,24 +107,27 @@ def check_spreadable(settings: QueueSettings) -> None:
     """Raises InvalidField if a queue with these settings cannot be in several shards."""
     if settings.fifo and not settings.dedup_per_group:
         raise InvalidField(
-            "spread: a fifo queue in several shards knows dedup ids by group; "
-            "configure it with dedup_per_group first"
+            "spread: a fifo queue in several shards needs dedup_per_group; "
+            "configure the queue with it first"
         )
 
 
 def next_spread(old: Spread, shards: int, now_ms: int) -> Spread:
-    """The note after a change to so many shards. Versions rise, also when a queue is made anew."""
+    """The note after a change to this many shards.
+
+    Versions increase, also if a queue is deleted and created again: they are at least the time.
+    """
     before = tuple(each for each in (*old.before, old.shards) if each != shards)
     return Spread(_next_version(old, now_ms), shards, before, now_ms)
 
 
-def renewed(old: Spread, now_ms: int) -> Spread:
-    """The same spread under another version, for settings that changed with it."""
+def with_new_version(old: Spread, now_ms: int) -> Spread:
+    """The same spread with a new version, for a change of the queue's settings."""
     return msgspec.structs.replace(old, version=_next_version(old, now_ms))
 
 
-def settled(old: Spread, now_ms: int) -> Spread:
-    """The spread without its past: nothing lies where it lay before."""
+def without_past(old: Spread, now_ms: int) -> Spread:
+    """The spread without earlier ones: no message is placed by these any more."""
     return Spread(_next_version(old, now_ms), old.shards, (), now_ms)
 
 
@@ -132,13 +135,13 @@ def _next_version(old: Spread, now_ms: int) -> int:
     return min(max(old.version + 1, now_ms // 1_000), VERSION_MAX)
 
 
-def may_settle(spread: Spread, now_ms: int) -> bool:
-    """Whether every dedup id from before the last change is forgotten by now."""
+def may_drop_past(spread: Spread, now_ms: int) -> bool:
+    """Whether every dedup id from before the last change has expired."""
     return bool(spread.before) and now_ms > spread.changed_at_ms + DEDUP_WINDOW_MS
 
 
 def push_key(settings: QueueSettings, push: Push) -> str | None:
-    """What decides where a push goes; None if any shard of the queue will do."""
+    """The key that decides the shard of a push; None if it may go to any."""
     if settings.fifo:
         return push.group if type(push.group) is str else None
     if push.dedup_id is not None:
@@ -149,7 +152,7 @@ def push_key(settings: QueueSettings, push: Push) -> str | None:
 
 
 class QueuePlaces(NamedTuple):
-    """A queue that is spread, as a router knows it."""
+    """The settings and the spread of a queue, as known to a router."""
 
     queue: str
     settings: QueueSettings
@@ -158,7 +161,7 @@ class QueuePlaces(NamedTuple):
 
     @property
     def version(self) -> int:
-        """The version of the note that this is by."""
+        """The version of the note."""
         return self.spread.version
 
     @property
@@ -167,12 +170,12 @@ class QueuePlaces(NamedTuple):
         return shards_of(self.queue, self.shards, self.spread.shards)
 
     @property
-    def every(self) -> list[int]:
-        """The shards in which messages may lie; the home shard is the first."""
+    def all_shards(self) -> list[int]:
+        """The shards in which there may be messages; the home shard is the first."""
         return shards_of(self.queue, self.shards, self.spread.widest)
 
     def places_of(self, key: str) -> list[int]:
-        """The shards to offer a push of this key to, one after another; the last one takes it."""
+        """The shards to offer a push of this key to, in this order; the last one accepts it."""
         places = [
             shard_for(key, shards_of(self.queue, self.shards, each)) for each in self.spread.before
         ]
@@ -181,15 +184,15 @@ class QueuePlaces(NamedTuple):
 
 
 def places_by(info: QueueInfo, shards: int) -> QueuePlaces | None:
-    """Where the queue is, by its description in its home shard; None if it is not spread."""
+    """The places of a queue by its description in its home shard; None if it is not spread."""
     spread = spread_of(info.settings)
     return QueuePlaces(info.queue, info.settings, spread, shards) if spread.version else None
 
 
 class SpreadGuard:
-    """Says for the owner of a shard which commands go by another spread than the shard's notes.
+    """Refuses commands whose version of a spread is not that of the shard's note.
 
-    `names` are the queues with a note that are in this shard.
+    `names` are the queues of this shard that have a note.
     """
 
     def __init__(self, shard: ShardState, shards: int) -> None:
@@ -200,7 +203,7 @@ class SpreadGuard:
         }
 
     def configured(self, name: str) -> None:
-        """The queue's settings may have changed, or it is gone."""
+        """Notes that a queue's settings may have changed, or that it was deleted."""
         queue = self._shard.names.get(name)
         if queue is not None and NOTE in queue.settings.annotations:
             self.names.add(name)
@@ -211,7 +214,7 @@ class SpreadGuard:
         """Raises SpreadChanged or NotPlaced for a command that is not for this shard."""
         if not version and not self.names:
             return
-        if isinstance(command, _OF_QUEUE):
+        if isinstance(command, _QUEUE_COMMANDS):
             queue = self._check_version(command.queue, version)
             if queue is not None and version and type(command) is Push:
                 self._check_push(queue, command, now_ms)
@@ -224,7 +227,7 @@ class SpreadGuard:
         elif type(command) is ConfigureQueue:
             self._check_configure(command, version)
         elif type(command) is DeleteQueue and version:
-            # A shard that left the queue's spread: its queue goes once it is empty, not before.
+            # The shard is no longer in the spread: its copy may be deleted only if it is empty.
             found = self._shard.names.get(command.queue)
             if found is not None and (found.deliveries or self._version(found) > version):
                 raise NotPlaced
@@ -239,8 +242,8 @@ class SpreadGuard:
         return queue
 
     def _check_configure(self, command: ConfigureQueue, version: int) -> None:
-        """In the home shard a change is of a known version; elsewhere it is a copy, never an old
-        one."""
+        """Raises SpreadChanged: in the home shard if the version is not the current one, in other
+        shards if the copy is older than the shard's."""
         queue = self._shard.names.get(command.queue)
         if queue is None:
             return
@@ -282,10 +285,10 @@ def knows_push(queue: QueueState, push: Push, now_ms: int) -> bool:
 
 
 def merged_order(spread: Sequence[Any]) -> list[Any]:
-    """Messages of several shards in one order: by priority, then by when they were pushed."""
+    """Messages of several shards, sorted by priority, then by the time they were pushed."""
     return sorted(spread, key=lambda each: (-each.priority, each.pushed_at_ms, each.sequence))
 
 
 def places_in(queue: str, spread: Spread, shards: int) -> list[int]:
-    """All shards of a queue that is spread like this; the home shard is the first."""
+    """All shards of a queue with this spread; the home shard is the first."""
     return shards_of(queue, shards, spread.widest)

@@ -1,9 +1,9 @@
-"""The commands of one queue, over the shards that it is spread over.
+"""The commands of one queue that may be spread over several shards.
 
-push       to one shard by its key, or to the next in turn; a batch stays together
+push       to the shard of its key, or to each shard in turn; a batch goes to one shard
 pull       from one shard after another (`pulling`)
 settings   in the home shard, then in the others (`respreading`)
-the rest   in all shards at once; the replies are put together
+others     in all shards at once; the replies are combined
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.cluster.asking import ShardAsker
-from penstock.cluster.known import KnownQueues, every
+from penstock.cluster.known import KnownQueues, gather_all
 from penstock.cluster.pulling import ShardPuller
 from penstock.cluster.respreading import Respreading
 from penstock.cluster.spread import (
@@ -23,11 +23,11 @@ from penstock.cluster.spread import (
     SpreadChanged,
     check_spreadable,
     merged_order,
-    noted,
     places_in,
     push_key,
-    renewed,
     spread_of,
+    with_new_version,
+    with_note,
     without_note,
 )
 from penstock.errors import QueueExists, RequestError
@@ -49,14 +49,15 @@ from penstock.service import (
 
 
 class SpreadQueues:
-    """Queues of a cluster, wherever they are."""
+    """Executes commands on queues in one or several shards."""
 
     def __init__(self, asker: ShardAsker, shards: int, now_ms: Callable[[], int]) -> None:
         self.known = known = KnownQueues(asker, shards)
         self.changes = changes = Respreading(known, now_ms)
         self.pull = ShardPuller(known).pull
         self.spread, self.status = changes.spread, changes.status
-        self.tend, self.tend_copy = changes.tend, changes.tend_copy
+        self.finish_spread_change = changes.finish_spread_change
+        self.remove_stale_copy = changes.remove_stale_copy
         self.home, self.places, self.describe = known.home, known.places, known.describe
         self._ask = known.ask
         self._shards = shards
@@ -66,7 +67,7 @@ class SpreadQueues:
     # Pushing.
 
     async def push(self, command: Push) -> PushReply:
-        """Adds a message in the shard where it belongs."""
+        """Adds a message in the shard of its key."""
         home = self.home(command.queue)
 
         async def work(places: QueuePlaces | None) -> PushReply:
@@ -86,7 +87,7 @@ class SpreadQueues:
         for place in offers:
             with suppress(NotPlaced):
                 return await self._ask(place, command, places.version, alone=len(offers) > 1)
-        # The last shard takes it by this version; it is about to have another.
+        # With this version the last shard would have accepted it: the version has changed.
         raise SpreadChanged
 
     async def _find_push(self, command: Push, shards: list[int], version: int) -> PushReply | None:
@@ -100,17 +101,17 @@ class SpreadQueues:
         async def look(shard: int) -> PushReply | None:
             # One that cannot be a push is refused by the shard that it is offered to.
             with suppress(NotPlaced, RequestError):
-                return await self._ask(shard, command, version, looks=True, alone=True)
+                return await self._ask(shard, command, version, watch_only=True, alone=True)
             return None
 
-        found = await every([look(each) for each in shards])
+        found = await gather_all([look(each) for each in shards])
         return next((each for each in found if each is not None), None)
 
     def _turn(self, shards: list[int]) -> int:
         return shards[next(self._turns) % len(shards)]
 
     async def push_many(self, command: PushMany) -> Any:
-        """Adds many messages: together, unless their groups or dedup ids place them."""
+        """Adds many messages in one shard; returns None if they have keys and must be separated."""
         home = self.home(command.queue)
 
         async def work(places: QueuePlaces | None) -> Any:
@@ -118,7 +119,7 @@ class SpreadQueues:
                 return await self._ask(home, command)
             pushes = command.pushes()
             if len(pushes) > BATCH_ITEMS_MAX:
-                # A shard says what is wrong with it.
+                # The shard refuses it with the proper error.
                 return await self._ask(home, command, places.version)
             if any(push_key(places.settings, each) is not None for each in pushes):
                 return None
@@ -127,9 +128,9 @@ class SpreadQueues:
         return await self.known.with_places(command.queue, work)
 
     def place_in_batch(self, item: Push, turns: dict[str, int]) -> tuple[int, int] | None:
-        """The shard of a push among others, and the version it is by; None if it goes alone.
+        """The shard of a push in a batch and the version; None if it must be sent alone.
 
-        `turns` has the shard that pushes without a key go to, of each queue.
+        `turns` has, for each queue, the shard of pushes without a key in this batch.
         """
         home = self.home(item.queue)
         places = self.known.places(item.queue)
@@ -143,16 +144,16 @@ class SpreadQueues:
         offers = places.places_of(key)
         return (offers[-1], places.version) if len(offers) == 1 else None
 
-    # Looking, and what concerns all shards of a queue.
+    # Commands that concern all shards of a queue.
 
     async def _in_all(self, command: Any, places: QueuePlaces | None) -> list[Any]:
         if places is None:
             return [await self._ask(self.home(command.queue), command)]
-        asked = [self._ask(each, command, places.version) for each in places.every]
-        return await every(asked)
+        asked = [self._ask(each, command, places.version) for each in places.all_shards]
+        return await gather_all(asked)
 
     async def peek(self, command: Peek) -> list[Message]:
-        """The first messages of all shards, in order of priority and age."""
+        """The first messages of all shards, sorted by priority and age."""
         self.home(command.queue)
         found = await self.known.with_places(
             command.queue, lambda places: self._in_all(command, places)
@@ -167,7 +168,7 @@ class SpreadQueues:
         return merged[: max(1, fitting)]
 
     async def stats(self, command: Stats) -> QueueStats:
-        """The sum of what the shards count, each at its own instant."""
+        """The sum of the counts of all shards, each taken at its own instant."""
         self.home(command.queue)
         found: list[QueueStats] = await self.known.with_places(
             command.queue, lambda places: self._in_all(command, places)
@@ -184,13 +185,13 @@ class SpreadQueues:
         )
 
     async def purge(self, command: Purge) -> int:
-        """Empties all shards; one that is spread otherwise meanwhile has all emptied again."""
+        """Empties all shards; if the spread changes meanwhile, all shards of the new one."""
         self.home(command.queue)
         count = 0
 
         async def work(places: QueuePlaces | None) -> None:
             nonlocal count
-            shards = [self.home(command.queue)] if places is None else places.every
+            shards = [self.home(command.queue)] if places is None else places.all_shards
             version = 0 if places is None else places.version
 
             async def empty(shard: int) -> None:
@@ -198,12 +199,12 @@ class SpreadQueues:
                 emptied = await self._ask(shard, command, version)
                 count += emptied
 
-            await every([empty(each) for each in shards])
+            await gather_all([empty(each) for each in shards])
 
         await self.known.with_places(command.queue, work)
         return count
 
-    # Settings, and the spread itself.
+    # Settings.
 
     async def configure(self, command: ConfigureQueue) -> QueueInfo:
         """Changes the settings in the home shard, then in the others."""
@@ -220,30 +221,30 @@ class SpreadQueues:
                 check_spreadable(msgspec.structs.replace(info.settings, dedup_per_group=False))
             given = changes.get("annotations", info.settings.annotations)
             if type(given) is dict:
-                changes["annotations"] = noted(given, renewed(old, self._now_ms()))
+                changes["annotations"] = with_note(given, with_new_version(old, self._now_ms()))
             changed = await self._ask(home, ConfigureQueue(command.queue, changes), old.version)
-            await self.changes.level(command.queue)
+            await self.changes.copy_to_shards(command.queue)
             return changed
 
         return without_note(await self.known.with_places(command.queue, work))
 
     async def create(self, command: CreateQueue) -> QueueInfo:
-        """Creates a queue in its home shard; one that exists may be spread."""
+        """Creates a queue in its home shard, or returns the one that exists with these settings."""
         home = self.home(command.queue)
         try:
             return without_note(await self._ask(home, command))
         except QueueExists:
-            # Only the note may be what differs.
+            # The settings may differ by the note only.
             info = await self.describe(command.queue)
             spread = spread_of(info.settings)
             given = command.settings.get("annotations")
             if not spread.version or type(given) is not dict:
                 raise
-            settings = {**command.settings, "annotations": noted(given, spread)}
+            settings = {**command.settings, "annotations": with_note(given, spread)}
             return without_note(await self._ask(home, CreateQueue(command.queue, settings)))
 
     async def remove(self, command: DeleteQueue) -> None:
-        """Removes a queue from all its shards; the home shard decides whether it exists."""
+        """Deletes a queue in all its shards; in the home shard last, until then it exists."""
         home = self.home(command.queue)
         spread = spread_of((await self.describe(command.queue)).settings)
         if not spread.version:
@@ -254,6 +255,6 @@ class SpreadQueues:
         ]
         await self.changes.remove_from(others, command.queue)
         await self._ask(home, DeleteQueue(command.queue))
-        # The home shard's owner may have made them again meanwhile.
+        # The owner of the home shard may have created them again meanwhile.
         await self.changes.remove_from(others, command.queue)
         self.known.forget(command.queue)

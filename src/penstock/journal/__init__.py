@@ -80,6 +80,8 @@ class StoredJournal(Journal, Protocol):
     """The position at which `grown` is called, once."""
     grown: Callable[[], None]
     """Called when the journal has passed `growth_limit`, or has no room left."""
+    syncs_snapshots: bool
+    """Whether the file of a snapshot must be durable; not if the snapshot is stored elsewhere."""
 
     @property
     def first_position(self) -> int:

@@ -60,6 +60,7 @@ class FileJournal:
     """A `Journal` over segments; an entry's id is its sequence."""
 
     keeps_nothing = False
+    syncs_snapshots = True
 
     def __init__(
         self,

@@ -70,7 +70,9 @@ _decode_end = msgspec.msgpack.Decoder(End).decode
 class SnapshotWriter:
     """Writes a snapshot; it counts only once `finish` has returned."""
 
-    def __init__(self, directory: Path, outline: Outline) -> None:
+    def __init__(self, directory: Path, outline: Outline, *, syncs: bool = True) -> None:
+        """With `syncs` the file is durable; without, it is only for this process to read."""
+        self._syncs = syncs
         self._directory = directory
         self._offset = outline.offset
         self._slices = 0
@@ -96,7 +98,7 @@ class SnapshotWriter:
         try:
             self._file.write(pack(VERSION, 0, entry_id, data))
             self._unsynced_bytes += len(data)
-            if self._unsynced_bytes > _SYNC_BYTES:
+            if self._syncs and self._unsynced_bytes > _SYNC_BYTES:
                 # In small parts, so that the journal's syncs never wait for one large flush.
                 self._unsynced_bytes = 0
                 self._file.flush()
@@ -105,14 +107,16 @@ class SnapshotWriter:
             raise StoreFull(f"{self._path}: cannot write a snapshot: {error.strerror}") from error
 
     def finish(self) -> None:
-        """Makes the snapshot durable and the newest; removes the oldest."""
+        """Makes the snapshot complete, durable and the newest; removes the oldest."""
         self._write(self._slices + 1, _encode(End(self._slices)))
         try:
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._syncs:
+                os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._path, snapshot_path(self._directory, self._offset))
-            _sync_directory(self._directory)
+            if self._syncs:
+                _sync_directory(self._directory)
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot keep a snapshot: {error.strerror}") from error
         for old in snapshot_paths(self._directory)[KEPT:]:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.backends.loop import PAUSE
+from penstock.backends.parts import take_parts
 from penstock.errors import InvalidField, JournalError, ProtocolError, QueueNotFound, StoreFull
-from penstock.server.frames.parts import take_parts
 from penstock.service import (
     BATCH_ITEMS_MAX,
     Batch,

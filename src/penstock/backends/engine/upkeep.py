@@ -14,7 +14,7 @@ their queues' names.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -197,13 +197,15 @@ class Upkeep:
         writer: SnapshotWriter | None = None
         try:
             outline, numbers, dedups = self._run_exclusively(self._begin)
-            self._cutoff = self._find_cutoff(numbers, min(previous_offset, outline.offset))
-            writer = SnapshotWriter(self._store, outline)
+            limit = min(previous_offset, outline.offset)
+            self._cutoff = yield from self._find_cutoff(numbers, limit)
+            writer = SnapshotWriter(self._store, outline, syncs=self._journal.syncs_snapshots)
             for step in self._snapshot_steps(outline, numbers, dedups):
                 if self._ending.is_set():
                     writer.abandon()
                     return
-                writer.add(self._run_exclusively(step))
+                if step is not None:
+                    writer.add(self._run_exclusively(step))
                 yield
             self._journal.sync()
             writer.finish()
@@ -222,8 +224,11 @@ class Upkeep:
         outline: Outline,
         numbers: dict[int, Sequence[int]],
         dedups: dict[int, tuple[int, int]],
-    ) -> Iterator[Callable[[], bytes]]:
-        """The slices of a snapshot, each to be taken exclusively; content is carried in between."""
+    ) -> Iterator[Callable[[], bytes] | None]:
+        """The slices of a snapshot, each to be taken exclusively; content is carried in between.
+
+        None after a step that has carried content, if more is left.
+        """
         for queue, (first, end) in dedups.items():
             for at in range(first, end, SLICE):
                 yield partial(self._take_dedups, queue, at, min(at + SLICE, end), outline)
@@ -231,7 +236,7 @@ class Upkeep:
             for at in range(0, len(listed), SLICE):
                 part = listed[at : at + SLICE]
                 while not self._ending.is_set() and self._carry_some(queue, part):
-                    pass
+                    yield None
                 yield partial(self._take_slice, queue, part)
 
     def _run_exclusively(self, step: Callable[[], T]) -> T:
@@ -343,8 +348,10 @@ class Upkeep:
         for delivery, place in zip(moving, places, strict=True):
             delivery.content = place
 
-    def _find_cutoff(self, numbers: dict[int, Sequence[int]], limit: int) -> int:
-        """The position up to which the journal is to be emptied, at most `limit`."""
+    def _find_cutoff(
+        self, numbers: dict[int, Sequence[int]], limit: int
+    ) -> Generator[None, None, int]:
+        """The position up to which the journal is to be emptied, at most `limit`; in steps."""
         journal = self._journal
         if self._live_bytes() >= DENSE_ENOUGH * (journal.end_position - journal.first_position):
             return journal.first_position
@@ -357,7 +364,8 @@ class Upkeep:
                     if isinstance(content, int):
                         region = position_of(content) // region_bytes
                         live[region] = live.get(region, 0) + size_bytes(delivery) + MESSAGE_BYTES
-                time.sleep(0)
+                if at + SLICE < len(listed):
+                    yield
         return choose_cutoff(live, journal.first_position, limit, region_bytes)
 
     def _drop_before(self, cutoff: int) -> None:

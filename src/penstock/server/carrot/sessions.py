@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Pending, Steps
+from penstock.backends.parts import execute_parts
 from penstock.errors import (
     InvalidField,
     Overloaded,
@@ -24,7 +25,6 @@ from penstock.server.carrot.server import (
     make_create,
     make_push,
 )
-from penstock.server.frames.parts import execute_parts
 from penstock.server.stream import ignore_reply
 from penstock.service import (
     Batch,

@@ -13,18 +13,16 @@ where a connection came from; `ipc` and `tcp` accept them.
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.loop import LoopService, Pending
+from penstock.backends.parts import bounded, take_parts, with_faults
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
-from penstock.server.frames.parts import take_parts, with_faults
 from penstock.server.stream import Limits as Limits
 from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
-from penstock.service import PULL_LIMIT_MAX, Claim, Peek, Pull
+from penstock.service import Claim, Peek, Pull
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
@@ -35,8 +33,6 @@ from penstock.wire.frames.frames import (
     KIND_OF,
     PEEK,
     PULL,
-    PULL_BYTES_MAX,
-    PULL_MESSAGES_MAX,
     STATUS,
     Body,
     Frame,
@@ -49,9 +45,6 @@ from penstock.wire.frames.parts import LARGE_BYTES, parts_of
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
-
-# The largest part of a message's row in a reply that is neither its body nor its attributes.
-_ROW_BYTES: Final = 1_024
 
 
 class FrameServer(StreamServer):
@@ -142,20 +135,7 @@ class FrameServer(StreamServer):
             connection.send(encode_reply(request, self.status()))
 
     def _submit_within_frame(self, command: Pull | Peek) -> Any:
-        """Limits a pull or peek, so that it is short and its answer fits into a frame.
-
-        It may return fewer messages than the command allows.
-        """
-        limit = command.limit
-        if type(limit) is not int or not 1 < limit <= PULL_LIMIT_MAX:
-            return self._submit(command)
-        if type(command) is Pull:
-            limit = min(limit, PULL_MESSAGES_MAX)
-        room_bytes = max(1, self.limits.frame_bytes_max - limit * _ROW_BYTES)
-        bytes_max = command.bytes_max
-        if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
-            bytes_max = min(room_bytes, PULL_BYTES_MAX, bytes_max or room_bytes)
-        return self._submit(msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max))
+        return self._submit(bounded(command, self.limits.frame_bytes_max))
 
     def _refuse(
         self, connection: "FrameConnection", kind: int, request: int, error: PenstockError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
-from penstock.cluster.between import carry_departures, tend_spread_queues
+from penstock.cluster.between import deliver_departures, maintain_spread_queues
 from penstock.cluster.contents import MemoryContents
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogRequest, LogSteps, Look, Pause, Register, insist
@@ -80,9 +80,9 @@ class WatchedAnswers(ShardAnswers):
     made_ms: dict[Caller, int]
     now_ms: Callable[[], int]
 
-    def _send_kept(self, caller: Caller, parts: list[bytes]) -> None:
+    def _send_durable(self, caller: Caller, parts: list[bytes]) -> None:
         self.made_ms[caller] = self.now_ms()
-        super()._send_kept(caller, parts)
+        super()._send_durable(caller, parts)
 
     def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
         self.made_ms[caller] = self.now_ms()
@@ -249,7 +249,7 @@ class SimulatedNode(RoutingHost):
 
     async def carry(self, part: OwnedPart) -> None:
         """Brings dead letters of a shard to other shards."""
-        await carry_departures(part.answers, await self.opened_router())
+        await deliver_departures(part.answers, await self.opened_router())
 
     # Clients that ask this node, and queues that are spread.
 
@@ -257,11 +257,11 @@ class SimulatedNode(RoutingHost):
         super()._opened(router, error)
         if error is None:
             self.cluster.network.listen(self, endpoint_of(self.name), self._take_request)
-            tending = tend_spread_queues(self.owned, self.cluster.settings.shards, router)
-            self.begin(tending, self._tended)
+            maintenance = maintain_spread_queues(self.owned, self.cluster.settings.shards, router)
+            self.begin(maintenance, self._maintenance_ended)
 
-    def _tended(self, _: Any, error: Exception | None) -> None:
-        self.schedule.violate(f"tending spread queues has ended: {type(error).__name__}: {error}")
+    def _maintenance_ended(self, _: Any, error: Exception | None) -> None:
+        self.schedule.violate(f"maintenance has ended: {type(error).__name__}: {error}")
 
     async def _take_request(self, message: Any) -> None:
         self.begin(self._answer_request(message), self._answered_request)

@@ -1,24 +1,56 @@
-"""Large batches and bulk pushes, served part by part with other requests between the parts."""
+"""Large requests on an event loop: limited, or executed in parts with other requests in between.
+
+The frame server, the Carrot broker and the owners of a cluster's shards share this.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from penstock.backends.loop import PAUSE, Steps
 from penstock.errors import EngineClosed, JournalError, PenstockError
-from penstock.service import Batch, NumberedReplies, PushMany
+from penstock.service import PULL_LIMIT_MAX, Batch, NumberedReplies, Peek, Pull, PushMany
 from penstock.wire.frames.bodies import BadItem, encode_row_reply, encode_rows
 from penstock.wire.frames.bulk import encode_bulk_reply
-from penstock.wire.frames.frames import BATCH
+from penstock.wire.frames.frames import BATCH, PULL_BYTES_MAX, PULL_MESSAGES_MAX
+
+# The largest part of a message's row in a reply that is neither its body nor its attributes.
+_ROW_BYTES: Final = 1_024
 
 
-def take_parts(kind: int, request: int, parts: Iterator[Batch | PushMany]) -> Steps[bytes]:
+def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
+    """Limits a pull or peek of many, so that it is short and its answer fits into a frame.
+
+    It gives fewer messages than were asked for.
+    """
+    limit = command.limit
+    if type(limit) is not int or not 1 < limit <= PULL_LIMIT_MAX:
+        return command
+    if type(command) is Pull:
+        limit = min(limit, PULL_MESSAGES_MAX)
+    room_bytes = max(1, frame_bytes_max - limit * _ROW_BYTES)
+    bytes_max = command.bytes_max
+    if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
+        bytes_max = min(room_bytes, PULL_BYTES_MAX, bytes_max or room_bytes)
+    return msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max)
+
+
+def take_parts(
+    kind: int,
+    request: int,
+    parts: Iterator[Batch | PushMany],
+    check: Callable[[Batch | PushMany], None] | None = None,
+) -> Steps[bytes]:
     """Decodes all parts, executes them in order, and returns the frame of the one answer.
 
     If the first part is refused as a whole (the store is full), so is the request. Raises what
-    `parts` raises, before anything was changed.
+    `parts` and `check`, which gets each part, raise, before anything was changed.
     """
     decoded: list[Batch | PushMany] = []
     for part in parts:
+        if check is not None:
+            check(part)
         decoded.append(part)
         yield PAUSE
     answer: _BatchAnswer | _BulkAnswer = _BatchAnswer() if kind == BATCH else _BulkAnswer()

@@ -1,0 +1,409 @@
+"""What the owner of a shard answers to each command, and when.
+
+A command that changed something is answered once its entry is durable in the replicated log. A
+command that changed nothing is answered once a recent extent proves that this node is still the
+owner, and once all that its answer shows is durable. A large batch or bulk push is executed in
+parts, with other commands in between.
+"""
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.loop import EngineReply, LoopEngine
+from penstock.backends.loop import Pending
+from penstock.backends.parts import bounded, take_parts
+from penstock.cluster import calls
+from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.log import LogSteps, Pause
+from penstock.cluster.spread import NotPlaced, SpreadChanged, SpreadGuard, knows_push
+from penstock.errors import (
+    InvalidField,
+    JournalError,
+    NotOwner,
+    PenstockError,
+    UnavailableError,
+)
+from penstock.service import (
+    Command,
+    ConfigureQueue,
+    CreateQueue,
+    DeleteQueue,
+    Peek,
+    Pull,
+    Push,
+    Release,
+)
+from penstock.wire.frames.frames import FRAME_BYTES_MAX
+
+_SETTINGS_COMMANDS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
+# The sender of a command: the subject for its reply, and the command's token.
+Caller = tuple[str, int]
+# How long the reply to a release waits until its dead letter has arrived.
+_HELD_BACK_S: Final = 1.0
+# For how long a proof of ownership is valid for answers that changed nothing.
+_CONFIRMED_S: Final = 0.1
+_FLUSH_S: Final = 10.0
+_FLUSHED_MS: Final = 2
+
+
+class AnswerSender(Protocol):
+    """Sends answers; `calls.Sender` implements it."""
+
+    def send(self, subject: str, token: int, data: bytes) -> None:
+        """Sends an answer in a later turn of the event loop."""
+        ...
+
+
+class ShardAnswers:
+    """Executes the commands that an owner receives, and decides when each is answered.
+
+    It starts no task and does no I/O: it uses `loop` for the time and for callbacks only, which may
+    be that of a simulation.
+    """
+
+    def __init__(
+        self,
+        journal: ReplicatedJournal,
+        engine: Engine,
+        guard: SpreadGuard,
+        sender: AnswerSender,
+        loop: asyncio.AbstractEventLoop,
+        lost: Callable[[PenstockError], None],
+    ) -> None:
+        """`lost` is called once if the shard can no longer be served from here."""
+        self.shard = journal.shard
+        self.journal = journal
+        self.engine = engine
+        self.guard = guard
+        self.service = LoopEngine(engine, loop)
+        self.has_departures = asyncio.Event()
+        self.is_closing = False
+        # In a later turn of the event loop, so that the next extent is sent before the answers.
+        journal.advanced = partial(loop.call_soon, self.service.answer_durable)
+        self._sender = sender
+        self._loop = loop
+        self._lost = lost
+        self._assembly = calls.Assembly()
+        # Commands that are submitted and not answered.
+        self._pending: dict[Caller, Pending] = {}
+        # Proofs of ownership are extents, numbered here: when the last one that is durable was
+        # requested, those in flight, and the answers that wait for one with this number.
+        self._proofs = itertools.count(1)
+        self._confirmed_s = -math.inf
+        self._confirming: deque[tuple[float, int]] = deque()
+        self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
+        # Answers that show changes which are not durable yet.
+        self._not_durable: dict[Caller, list[bytes]] = {}
+        # Commands that are executed in parts. Until they end, commands that change settings wait:
+        # all parts must be executed under the spread that was checked.
+        self._in_parts: dict[Caller, Pending] = {}
+        self._delayed: list[tuple[Caller, bytes]] = []
+        # Replies that wait until dead letters have arrived, each with the time since it waits.
+        self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
+        self._ended = False
+        self._keep_alive = loop.call_later(calls.KEEP_ALIVE_S, self._announce)
+        self.service.on_failure(self.fail)
+
+    # Requests.
+
+    def take(self, caller: Caller, data: bytes) -> None:
+        """Handles one item of a request (`calls`)."""
+        kind, rest = data[:1], data[1:]
+        if kind == calls.COMMAND_PART:
+            self._assembly.add(caller, rest)
+        elif kind == calls.END_WAIT:
+            self._end_wait(caller, calls.REPLY_WHOLE + calls.NO_CLAIMS)
+        elif kind == calls.CANCEL:
+            pending = self._pending.pop(caller, None)
+            if pending is not None:
+                pending.cancel()
+        elif self.is_closing:
+            self._sender.send(*caller, calls.NOT_OWNER)
+        else:
+            self._submit(caller, self._assembly.whole(caller, rest), kind == calls.WATCH)
+
+    def _submit(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
+        try:
+            large = calls.read_large_command(frame)
+            if large is None:
+                self._submit_whole(caller, frame, watch_only)
+            else:
+                self._submit_in_parts(caller, large)
+        except JournalError:
+            # It was refused before anything was appended.
+            self._sender.send(*caller, calls.NOT_OWNER)
+        except (PenstockError, SpreadChanged, NotPlaced) as error:
+            self._refuse(caller, error)
+        except Exception as fault:
+            self.fail(JournalError(f"shard {self.shard}: {type(fault).__name__}: {fault}"))
+            self._sender.send(*caller, calls.LOST)
+        if self.engine.shard.departed.deliveries:
+            self.has_departures.set()
+
+    def _submit_whole(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
+        command: Any
+        command, version = calls.read_command(frame)
+        changes_settings = isinstance(command, _SETTINGS_COMMANDS)
+        if changes_settings and self._in_parts:
+            self._delayed.append((caller, frame))
+            return
+        self.guard.check(command, version, self.service.now_ms())
+        if watch_only:
+            result = self._watch(command)
+        else:
+            if isinstance(command, Pull | Peek):
+                command = bounded(command, FRAME_BYTES_MAX)
+            result = self.service.submit(command)
+        if isinstance(result, Pending):
+            self._pending[caller] = result
+            result.then(partial(self._answer_later, caller, command))
+        elif type(command) is Pull:
+            self._send_confirmed(caller, calls.write_reply(command, result))
+        else:
+            self._send_durable(caller, calls.write_reply(command, result))
+        if changes_settings:
+            self._note_settings(command.queue)
+
+    def _submit_in_parts(self, caller: Caller, large: calls.LargeCommand) -> None:
+        """Executes a large batch or bulk push; other commands are executed between its parts."""
+
+        def check(part: Command[Any]) -> None:
+            self.guard.check(part, large.spread_version, self.service.now_ms())
+
+        pending = self.service.run(take_parts(large.kind, 0, large.parts, check))
+        assert isinstance(pending, Pending), "the first part is followed by a pause"
+        self._in_parts[caller] = pending
+        pending.then(partial(self._end_parts, caller))
+
+    def _end_parts(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
+        del self._in_parts[caller]
+        if error is None:
+            for message in calls.write_reply_frame(frame):
+                self._sender.send(*caller, message)
+        else:
+            self._refuse_later(caller, error)
+        if not self._in_parts:
+            delayed, self._delayed = self._delayed, []
+            for each, settings in delayed:
+                if self.is_closing:
+                    self._sender.send(*each, calls.NOT_OWNER)
+                else:
+                    self._submit(each, settings, watch_only=False)
+
+    def _refuse(self, caller: Caller, error: Exception) -> None:
+        """Sends the answer to a command that was refused and changed nothing."""
+        if isinstance(error, NotPlaced):
+            self._send_durable(caller, [calls.NOT_PLACED])
+            return
+        if isinstance(error, SpreadChanged):
+            answer = calls.SPREAD_CHANGED
+        else:
+            assert isinstance(error, PenstockError)
+            answer = calls.write_error(error)
+        self._send_confirmed(caller, [answer])
+
+    def _watch(self, command: Any) -> Any:
+        """Executes a pull whose attempt id is known; any other only waits, and claims nothing.
+
+        A push is executed if its dedup id is known. Raises RequestError or NotPlaced.
+        """
+        if type(command) not in (Pull, Push):
+            raise InvalidField(f"command: {type(command).__name__} cannot be watched for")
+        queue = self.engine.shard.queue(command.queue)
+        if type(command) is Push:
+            if not knows_push(queue, command, self.service.now_ms()):
+                raise NotPlaced
+            return self.service.submit(command)
+        attempt_id = command.attempt_id
+        if attempt_id is not None and queue.attempt(attempt_id, self.service.now_ms()) is not None:
+            return self.service.submit(command)
+        return self.service.watch(command) if command.wait_ms else []
+
+    def _note_settings(self, name: str) -> None:
+        """Notes that a queue's settings may have changed; if it is spread, its pulls ask again."""
+        was_spread = name in self.guard.names
+        self.guard.configured(name)
+        if was_spread or name in self.guard.names:
+            for caller, pending in list(self._pending.items()):
+                if isinstance(pending, EngineReply) and pending.waits_on(name):
+                    self._end_wait(caller, calls.SPREAD_CHANGED)
+
+    def _end_wait(self, caller: Caller, answer: bytes) -> None:
+        """Answers a pull that still waits; one that has claims already is not changed."""
+        pending = self._pending.get(caller)
+        if pending is not None and pending.waits:
+            del self._pending[caller]
+            pending.cancel()
+            self._send_confirmed(caller, [answer])
+
+    def _send_durable(self, caller: Caller, parts: list[bytes]) -> None:
+        """Sends an answer that shows the state, once everything that led to this state is durable.
+
+        A router acts on it in other shards, so a crash must not undo it: a group that is empty
+        because of a delete, or a note in a queue's settings.
+        """
+        sequence = self.journal.last_sequence
+        if sequence <= self.journal.durable_sequence:
+            self._send_confirmed(caller, parts)
+        else:
+            self._not_durable[caller] = parts
+            self.journal.notify(sequence, partial(self._became_durable, caller))
+
+    def _became_durable(self, caller: Caller) -> None:
+        """Handles the end of the wait: all that an answer shows is durable, or the journal failed.
+
+        It proves no ownership: another owner may have come after that, and before the answer was
+        made.
+        """
+        parts = self._not_durable.pop(caller)
+        if self.journal.failure is None:
+            self._send_confirmed(caller, parts)
+        else:
+            self._sender.send(*caller, calls.NOT_OWNER)
+
+    def _send_confirmed(self, caller: Caller, parts: list[bytes]) -> None:
+        """Sends the answer to a command that changed nothing, once ownership is confirmed.
+
+        The log refuses the changes of an owner that was replaced, but not its reads. So if the
+        last confirmed extent is older than `_CONFIRMED_S`, an empty one is appended first.
+        """
+        now_s = self._loop.time()
+        if now_s - self._confirmed_s < _CONFIRMED_S:
+            for part in parts:
+                self._sender.send(*caller, part)
+            return
+        if self._confirming and now_s - self._confirming[-1][0] < _CONFIRMED_S:
+            self._unconfirmed.append((self._confirming[-1][1], caller, parts))
+            return
+        try:
+            self.journal.confirm(self._confirm)
+        except JournalError:
+            self._sender.send(*caller, calls.NOT_OWNER)
+            return
+        number = next(self._proofs)
+        self._confirming.append((now_s, number))
+        self._unconfirmed.append((number, caller, parts))
+
+    def _confirm(self) -> None:
+        """Handles the end of an extent that proves the ownership: it is durable, or has failed."""
+        began_s, number = self._confirming.popleft()
+        if self.journal.failure is not None:
+            self._refuse_unconfirmed()
+            return
+        self._confirmed_s = began_s
+        # Later answers need a later proof: they were made too long after this one was requested.
+        while self._unconfirmed and self._unconfirmed[0][0] <= number:
+            _, caller, parts = self._unconfirmed.popleft()
+            for part in parts:
+                self._sender.send(*caller, part)
+
+    def _refuse_unconfirmed(self) -> None:
+        while self._unconfirmed:
+            self._sender.send(*self._unconfirmed.popleft()[1], calls.NOT_OWNER)
+
+    def _answer(self, caller: Caller, command: Command[Any], result: Any) -> None:
+        parts = calls.write_reply(command, result)
+        if type(command) is Pull and not result:
+            # The wait ended without claims: no entry of its own proves the ownership.
+            self._send_confirmed(caller, parts)
+            return
+        if type(command) is Release and self.engine.shard.departed.deliveries:
+            # It may have made a dead letter, which the caller should find in its queue next.
+            self._held_back.append((self._loop.time(), caller, parts))
+            return
+        for part in parts:
+            self._sender.send(*caller, part)
+
+    def answer_held_back(self) -> None:
+        """Sends the replies that wait for dead letters, if these have arrived or take too long."""
+        now_s = self._loop.time()
+        while self._held_back and (
+            not self.engine.shard.departed.deliveries
+            or now_s - self._held_back[0][0] > _HELD_BACK_S
+        ):
+            _, caller, parts = self._held_back.popleft()
+            for part in parts:
+                self._sender.send(*caller, part)
+
+    def _answer_later(
+        self, caller: Caller, command: Command[Any], result: Any, error: Exception | None
+    ) -> None:
+        self._pending.pop(caller, None)
+        if error is None:
+            self._answer(caller, command, result)
+        else:
+            self._refuse_later(caller, error)
+
+    def _refuse_later(self, caller: Caller, error: Exception) -> None:
+        is_refusal = isinstance(error, PenstockError | SpreadChanged)
+        if is_refusal and not isinstance(error, JournalError | UnavailableError):
+            self._refuse(caller, error)
+        else:
+            self._sender.send(*caller, calls.LOST)
+
+    def _announce(self) -> None:
+        """Sends a keep-alive for every command that is not answered yet."""
+        self.answer_held_back()
+        delayed = (caller for caller, _ in self._delayed)
+        unconfirmed = (caller for _, caller, _ in self._unconfirmed)
+        waiting = (*self._pending, *self._in_parts, *self._not_durable, *delayed, *unconfirmed)
+        for caller in waiting:
+            self._sender.send(*caller, calls.AT_IT)
+        self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
+        if self.engine.shard.departed.deliveries:
+            self.has_departures.set()
+
+    # Ending.
+
+    def fail(self, error: PenstockError) -> None:
+        """Stops serving: there is another owner, or the state may be ahead of the log."""
+        if self._ended:
+            return
+        self._ended = True
+        self.is_closing = True
+        self.journal.fail(error if isinstance(error, JournalError) else JournalError(str(error)))
+        self.service.fail(error)
+        self._lost(error)
+
+    @property
+    def _has_work(self) -> bool:
+        answers = self._not_durable or self._held_back or self._unconfirmed
+        return bool(self.journal.has_unsent or self._pending or self._in_parts or answers)
+
+    def hand_over(self) -> LogSteps[None]:
+        """Accepts no more commands, and waits until the accepted ones are answered.
+
+        Raises NotOwner if the shard was lost meanwhile.
+        """
+        self.is_closing = True
+        for caller, pending in list(self._pending.items()):
+            if pending.waits:
+                # The router sends a waiting pull to the next owner.
+                del self._pending[caller]
+                pending.cancel()
+                self._sender.send(*caller, calls.NOT_OWNER)
+        give_up = self._loop.time() + _FLUSH_S
+        while self._has_work and self._loop.time() < give_up:
+            if self.journal.failure is not None:
+                raise NotOwner(f"shard {self.shard}: was lost while it was handed over")
+            yield Pause(_FLUSHED_MS)
+
+    def stop(self) -> None:
+        """Accepts no more commands, and sends no more keep-alives."""
+        self._ended = self.is_closing = True
+        self._keep_alive.cancel()
+
+    def leave_unanswered(self) -> None:
+        """Answers all remaining commands with NOT_OWNER or LOST."""
+        self._refuse_unconfirmed()
+        held_back = (caller for _, caller, _ in self._held_back)
+        for caller in (*self._pending, *self._in_parts, *held_back):
+            self._sender.send(*caller, calls.LOST)
+        for caller, _ in self._delayed:
+            self._sender.send(*caller, calls.NOT_OWNER)

@@ -1,0 +1,166 @@
+"""Large requests to the owner of a shard: executed in parts, with other requests in between."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.cluster import calls
+from penstock.errors import InvalidField, QueueNotFound
+from penstock.service import Batch, ConfigureQueue, Pull, Push, PushMany
+from penstock.wire.frames.frames import PULL_MESSAGES_MAX
+
+MANY = 10_000
+ATTRIBUTES: dict[str, str | bytes] = {"kind": "test", "number": "17"}
+
+
+def large(kind, count=MANY):
+    """A request of this many items that take long to execute."""
+    if kind == "batch":
+        return Batch([Push("orders", b"%d" % n, attributes=ATTRIBUTES) for n in range(count)])
+    return PushMany("orders", [b"%d" % n for n in range(count)], attributes=ATTRIBUTES)
+
+
+@asynccontextmanager
+async def watching(cluster, queue):
+    """The numbers of messages that another client is answered meanwhile."""
+    other = await cluster.connect()
+    seen: list[int] = []
+
+    async def watch():
+        while True:
+            seen.append((await other.stats(queue)).messages)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("kind", ["batch", "bulk push"])
+def test_other_clients_are_answered_between_the_parts_of_a_large_request(on_cluster, kind):
+    """Row 20: a request of 10,000 items is not one step of the owner's event loop."""
+
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        async with watching(cluster, "orders") as seen:
+            replies = await queues.service.execute(large(kind))
+        assert len({reply.id for reply in replies}) == MANY
+        assert any(0 < count < MANY for count in seen)
+        assert seen == sorted(seen)
+        bodies = [claim.body for claim in await queues.pull_many("orders", MANY)]
+        assert bodies == [b"%d" % n for n in range(MANY)]
+
+    on_cluster(work, shards=1)
+
+
+def test_a_fault_in_the_last_item_of_a_large_bulk_push_changes_nothing(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        rows = [None] * 899 + [{"a": 5}]
+        with pytest.raises(InvalidField):
+            await queues.service.execute(
+                PushMany("orders", [b"x"] * 900, each_attributes=rows)  # type: ignore[arg-type]
+            )
+        assert (await queues.stats("orders")).messages == 0
+        items = [Push("orders" if n else "missing", b"x") for n in range(900)]
+        replies = await queues.service.execute(Batch([*items]))
+        assert isinstance(replies[0], QueueNotFound)
+        assert (await queues.stats("orders")).messages == 899
+
+    on_cluster(work, shards=1)
+
+
+def test_settings_are_changed_after_the_last_part_of_a_large_request(on_cluster):
+    """All parts are executed under the spread that the request was sent for."""
+
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        (owned,) = cluster.owned_shards()
+        answers = owned._answers
+        replies: list[tuple[int, bytes]] = []
+        done = asyncio.Event()
+
+        class Recorder:
+            def send(self, subject, token, data):
+                if data[:1] != calls.AT_IT:
+                    replies.append((token, data[:1]))
+                    if len(replies) == 2:
+                        done.set()
+
+        sender, answers._sender = answers._sender, Recorder()
+        for message in calls.write_command(large("batch", 2_000)):
+            answers.take(("here", 1), message)
+        (message,) = calls.write_command(ConfigureQueue("orders", {"visibility_ms": 77_000}))
+        answers.take(("here", 2), message)
+        assert owned.engine.shard.names["orders"].settings.visibility_ms != 77_000
+        async with asyncio.timeout(20):
+            await done.wait()
+        answers._sender = sender
+        assert replies == [(1, calls.REPLY_WHOLE), (2, calls.REPLY_WHOLE)]
+        assert owned.engine.shard.names["orders"].settings.visibility_ms == 77_000
+        assert (await queues.stats("orders")).messages == 2_000
+
+    on_cluster(work, shards=1)
+
+
+def test_a_large_request_for_an_old_spread_changes_nothing_and_is_sent_again(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        # The other router does not know that the queue is spread.
+        await cluster.nodes["a"].router.spread.spread("orders", 2)
+        replies = await queues.service.execute(large("batch", 1_000))
+        assert len({reply.id for reply in replies}) == 1_000
+        assert (await queues.stats("orders")).messages == 1_000
+
+    on_cluster(work, shards=2)
+
+
+def test_a_shard_is_handed_over_after_the_last_part_of_a_large_request(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        (owned,) = cluster.owned_shards()
+        pushing = asyncio.create_task(queues.service.execute(large("batch")))
+        await cluster.until(lambda: owned.engine.shard.names["orders"].deliveries)
+        assert owned._answers._in_parts
+        await owned.hand_over()
+        assert not owned._answers._in_parts
+        async with asyncio.timeout(20):
+            assert len(await pushing) == MANY
+
+    on_cluster(work, shards=1)
+
+
+def test_a_pull_of_many_is_answered_in_several_replies_of_limited_size(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        await queues.service.execute(PushMany("orders", [b"x"] * (PULL_MESSAGES_MAX + 500)))
+        router = queues.service
+        sizes = []
+        ask = router.ask
+
+        async def note_size(*arguments, **options):
+            reply = await ask(*arguments, **options)
+            sizes.append(len(reply))
+            return reply
+
+        router.ask = note_size
+        claims = await router.execute(Pull("orders", 10_000))
+        assert sizes == [PULL_MESSAGES_MAX, 500]
+        assert len({claim.id for claim in claims}) == PULL_MESSAGES_MAX + 500
+
+    on_cluster(work, shards=1)
