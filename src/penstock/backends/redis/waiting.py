@@ -42,9 +42,11 @@ _MORE_S: Final = 0.001
 class WaitingPull:
     """A pull of this process that may wait; `address` identifies it before it is in the line."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, began_ms: int) -> None:
+        """`began_ms` is the time of the service's own clock, or 0 if it has none."""
         self.address = address
         self.id: bytes | None = None
+        self.began_ms = began_ms
         self.deadline_ms = 0
         self.is_over = False
         self.error: PenstockError | None = None
@@ -106,7 +108,8 @@ class RedisWaits:
         await self._listen(queue)
         if self._closed:
             raise EngineClosed("this service was closed")
-        waiting = WaitingPull(f"{self._process}:{next(self._counter)}")
+        began_ms = 0 if self._clock is None else self._clock.now_ms()
+        waiting = WaitingPull(f"{self._process}:{next(self._counter)}", began_ms)
         number = _number(queue)
         line = self._lines.get(number)
         if line is None:
@@ -117,7 +120,7 @@ class RedisWaits:
         return waiting
 
     def joined(self, waiting: WaitingPull, waiter: bytes, wait_ms: int, due_ms: int) -> None:
-        """A pull is in the line; its wait time begins when it joins for the first time."""
+        """A pull is in the line, for the first time or again."""
         is_first = waiting.id is None
         waiting.id = waiter
         clock = self._clock
@@ -126,7 +129,11 @@ class RedisWaits:
                 waiting.timer = self._loop.call_later(wait_ms / 1_000 + _MORE_S, waiting.end)
             return
         if is_first:
-            waiting.deadline_ms = clock.now_ms() + wait_ms
+            waiting.deadline_ms = waiting.began_ms + wait_ms
+        if waiting.deadline_ms <= clock.now_ms():
+            # The clock was set after the script had run and before its reply was read.
+            waiting.end()
+            return
         until_ms = min(waiting.deadline_ms, due_ms or waiting.deadline_ms)
         timeout_s = clock.waiter_timeout_s(until_ms, blocks_thread=False)
         if timeout_s is not None:
