@@ -25,15 +25,11 @@ from benchmarks.harness import (
     print_table,
     run_benchmark,
 )
+from benchmarks.sqs_beside import CONNECTIONS, HERE, RATIO_MIN, STORES, WORKS
 from benchmarks.sqs_load import Work, run_wrk
-from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, Server, penstock_command
+from benchmarks.sqs_servers import Kind, Server, penstock_command
 
-CONNECTIONS = 32
 COUNTED_S = 8
-RATIO_MIN = 0.97
-WORKS = (Work("send", 1), Work("receive", 1))
-STORES = {MEMORY: "memory:", DURABLE: "file:{directory}/data"}
-HERE = Path(__file__).parents[1]
 
 
 def main() -> None:
