@@ -49,7 +49,9 @@ def enqueue_bare(task: str, numbers: Sequence[int]) -> None:
     service = app.service
     assert isinstance(service, BlockingRedis)
     TASKS[task].push(0)
-    command = service.plain_command_of(Push("tasks", b'{"task":"nothing","args":{"number":0}}'))
+    queue = service._queues.known("tasks")
+    assert queue is not None
+    command = service._packed_push(queue, Push("tasks", b'{"task":"nothing","args":{"number":0}}'))
     assert command is not None
     address = urlsplit(redis_url())
     with socket.create_connection((address.hostname or "", address.port or 0)) as link:

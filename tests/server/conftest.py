@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,27 @@ from penstock.server.frames.tcp import TcpAddress, listen_tcp
 from penstock.service import Peek
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
+from tests.conftest import IN_CI
 
 PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """The paths of a certificate for this machine and of its key."""
+    if shutil.which("openssl") is None:
+        (pytest.fail if IN_CI else pytest.skip)("openssl is not installed")
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost"]
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    subprocess.run(
+        ["openssl", *words, "-addext", names, "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )
+    return str(cert), str(key)
 
 
 def until(holds, timeout_s=PATIENCE_S):

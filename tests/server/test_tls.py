@@ -17,7 +17,6 @@ from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
 from tests.server.conftest import PATIENCE_S, until
 from tests.server.frames.test_ipc import Wire
-from tests.server.frames.test_tcp import certificate  # noqa: F401
 
 MIB = 1024 * 1024
 
@@ -60,7 +59,7 @@ class Sender(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, certificate):  # noqa: F811
+def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, certificate):
     rng = random.Random(7)
     sizes = [rng.choice([1, 100, PIECE_BYTES, PIECE_BYTES + 1, 300_000]) for _ in range(200)]
     sender = Sender(sizes)
@@ -93,7 +92,7 @@ def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, ce
     assert len(received) == sum(sizes)
 
 
-def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(serve, certificate):  # noqa: F811
+def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(serve, certificate):
     """Row 13."""
     server = serve(tls=server_tls(*certificate), limits=Limits(stall_s_max=1.0))
     context = ssl.create_default_context(cafile=certificate[0])

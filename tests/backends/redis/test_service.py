@@ -286,6 +286,31 @@ def test_the_claims_of_a_queue_that_no_process_uses_are_ended_by_the_sweep(
     asyncio.run(asyncio.wait_for(sweep(), 60))
 
 
+def test_a_wait_ends_if_a_clock_is_set_before_the_reply_of_the_script_is_read(
+    shared_redis, monkeypatch
+):
+    clock = ManualClock()
+
+    async def wait():
+        service = await open_async_service(read_url(f"{shared_redis.url}?prefix=late"), clock)
+        queues = penstock.aio.AsyncQueues(service)
+        await queues.create("orders")
+        call = service._pulls._call
+
+        async def call_and_advance(*arguments):
+            reply = await call(*arguments)
+            if reply[3] == b"waits":
+                clock.advance(seconds=5)
+            return reply
+
+        monkeypatch.setattr(service._pulls, "_call", call_and_advance)
+        found = await queues.pull("orders", wait=4)
+        await queues.close()
+        return found
+
+    assert asyncio.run(asyncio.wait_for(wait(), 60)) is None
+
+
 def test_a_waiting_pull_claims_a_delayed_message_with_one_call_at_its_time():
     server = RedisServer("--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000")
     try:

@@ -20,7 +20,6 @@ from tests.server.carrot.conftest import read_all, read_exactly
 from tests.server.carrot.test_session import get, receive
 from tests.server.conftest import until
 from tests.server.frames.test_ipc import SlowJournal
-from tests.server.frames.test_tcp import certificate  # noqa: F401
 
 connect: Any = carrot.connect
 TOKEN = "correct horse battery staple"
@@ -54,7 +53,7 @@ def test_a_token_is_ignored_where_none_is_wanted_and_may_come_only_once(broker):
     assert broker.ask(b"\xa0" + b"t" * 2_000).startswith(b"\x01PROTOCOL: the token has no NUL")
 
 
-def test_over_tls_everything_works_as_without(start_broker, certificate):  # noqa: F811
+def test_over_tls_everything_works_as_without(start_broker, certificate):
     broker = start_broker(tls=server_tls(*certificate))
     trusted = ssl.create_default_context(cafile=certificate[0])
     where = "localhost", broker.port

@@ -23,7 +23,6 @@ from penstock.wire.carrot.session import read_given
 from tests.measure import memory_bytes
 from tests.server.carrot.test_session import get, receive
 from tests.server.conftest import until
-from tests.server.frames.test_tcp import certificate  # noqa: F401
 from tests.server.probe import probing
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
 from tests.wire.carrot.test_carrot import read_golden
@@ -272,7 +271,7 @@ def test_of_two_thousand_connections_that_wait_each_gets_a_message(server, clien
     client.remove("crowd")
 
 
-def test_with_a_token_and_tls_the_broker_serves_other_machines(tmp_path, certificate):  # noqa: F811
+def test_with_a_token_and_tls_the_broker_serves_other_machines(tmp_path, certificate):
     token = tmp_path / "token"
     token.write_text("correct horse battery staple\n")
     cert, key = certificate

@@ -1,8 +1,5 @@
 """Frames over TCP: who may listen where, tokens, and TLS."""
 
-import shutil
-import subprocess
-
 import pytest
 
 import penstock
@@ -93,23 +90,6 @@ def test_a_server_with_a_token_lets_in_who_knows_it_and_nobody_else(serve, tmp_p
     for refused in (url, f"{url}?token_file={wrong}"):
         with pytest.raises(ProtocolError, match="missing or wrong"):
             penstock.connect(refused)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    directory = tmp_path_factory.mktemp("tls")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=localhost"]
-    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", *words, "-addext", names, "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )
-    return str(cert), str(key)
 
 
 def test_over_tls_everything_works_as_without(serve, certificate):

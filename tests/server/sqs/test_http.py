@@ -17,7 +17,6 @@ from penstock.server import http
 from penstock.server.sqs import messages
 from penstock.service import CreateQueue, Peek, Push
 from tests.server.conftest import send_one_peek
-from tests.server.frames.test_tcp import certificate  # noqa: F401
 from tests.server.sqs.asking import make
 from tests.server.sqs.conftest import Local
 
@@ -321,7 +320,7 @@ def test_an_answer_that_is_not_read_ends_its_connection(unread):
 def test_an_answer_over_tls_that_is_not_read_ends_its_connection(
     query_data,
     monkeypatch,
-    certificate,  # noqa: F811
+    certificate,
 ):
     """Row 13."""
     monkeypatch.setattr(http, "SWEEP_S", 0.02)

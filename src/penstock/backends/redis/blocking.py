@@ -247,11 +247,6 @@ class BlockingRedis:
             ends = self._plain[queue.identity] = (start, end)
         return b"%b$%d\r\n%b\r\n%b" % (ends[0], len(item), item, ends[1])
 
-    def plain_command_of(self, command: Push) -> bytes | None:
-        """The bytes of a plain push to a queue that is known here; the benchmark repeats them."""
-        queue = self._queues.known(command.queue)
-        return None if queue is None else self._packed_push(queue, command)
-
     def close(self) -> None:
         """Closes the service and ends its thread."""
         with self._lock:
