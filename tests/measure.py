@@ -7,6 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+# Limits by time hold as stated where tests run alone, by `make score`. The suite runs several tests
+# at a time on machines of any speed, and accepts times that are longer by this factor; what these
+# tests are for takes far longer.
+SLACK = 1 if os.environ.get("PENSTOCK_SCORE") == "1" else 4
 ROUNDS = 5
 
 

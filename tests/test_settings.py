@@ -172,7 +172,7 @@ def test_an_unknown_variable_is_an_error_that_names_it(variable, complaint):
 
 
 def test_variables_that_other_programs_read_are_ignored():
-    others = {"PENSTOCK_FULL": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
+    others = {"PENSTOCK_FULL": "1", "PENSTOCK_SCORE": "1", "PENSTOCK_SERVICES": "x", "PEN": "x"}
     assert read_settings({}, others) == ServerSettings()
 
 

@@ -31,6 +31,7 @@ _OTHER_VARIABLES: Final = frozenset(
         URL_VARIABLE,
         CONFIG_VARIABLE,
         "PENSTOCK_FULL",
+        "PENSTOCK_SCORE",
         "PENSTOCK_FUZZ",
         "PENSTOCK_SERVICES",
         "PENSTOCK_SIMULATION_LIVES",

@@ -45,11 +45,24 @@ def on_log(cluster_url):
         try:
             await log.prepare_registers(address.replicas)
             await log.prepare(address.shards, address.replicas)
+            await become_ready(log, address.shards)
             return await work(log)
         finally:
             await log.close()
 
     return lambda work: asyncio.run(run(work))
+
+
+async def become_ready(log, shards):
+    """Waits until every shard's stream answers: new streams may have no leader yet."""
+    for shard in range(shards):
+        for request in (Bounds(shard), ReadSlots(shard, 1)):
+            while True:
+                try:
+                    await log.execute(request)
+                    break
+                except Unanswered:
+                    await asyncio.sleep(0.05)
 
 
 async def read_until(log, first, last):
@@ -80,8 +93,13 @@ def test_of_many_appends_with_one_expectation_one_is_taken(on_log):
     async def work(log):
         tries = [log.execute(Append(0, 0, b"%d" % n)) for n in range(20)]
         outcomes = await asyncio.gather(*tries, return_exceptions=True)
-        assert sum(outcome == 1 for outcome in outcomes) == 1
-        assert sum(isinstance(outcome, Mismatch) for outcome in outcomes) == 19
+        # On a busy machine an answer may come too late, also that of the append that was taken.
+        taken = outcomes.count(1)
+        late = sum(isinstance(outcome, Unanswered) for outcome in outcomes)
+        refused = sum(isinstance(outcome, Mismatch) for outcome in outcomes)
+        assert taken + late + refused == 20
+        assert taken == 1 or late >= 1 > taken
+        assert (await log.execute(Bounds(0))).last == 1
 
     on_log(work)
 
@@ -195,7 +213,7 @@ def test_a_leader_that_was_moved_here_leads_before_anything_is_appended(on_log):
             here = await move_leader_away(log, 0)
             last = (await log.execute(Bounds(0))).last
             await log.move_leader_here(0)
-            info = await log._api(f"STREAM.INFO.{log._name}_shard_0", timeout_s=0.1)
+            info = await log._api(f"STREAM.INFO.{log._name}_shard_0")
             assert info["cluster"]["leader"] == here
             extent = pack_extent(Extent(0, 1, 0, 0, b"%d" % round_number))
             assert await log.run(append_extent(0, 1, last, extent)) == last + 1
@@ -208,7 +226,13 @@ def is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_an_append_that_is_lost_after_its_leader_was_moved_is_repeated_soon(on_log, nats_servers):
+def test_an_append_that_is_lost_after_its_leader_was_moved_is_repeated_soon(
+    on_log, nats_servers, monkeypatch
+):
+    # An append at any other time would be given up only when the test has failed.
+    monkeypatch.setattr("penstock.cluster.jetstream._APPEND_S", 60.0)
+    monkeypatch.setattr("penstock.cluster.jetstream._UNSTABLE_S", 60.0)
+
     async def work(log):
         loop = asyncio.get_running_loop()
         await move_leader_away(log, 0)
@@ -226,7 +250,7 @@ def test_an_append_that_is_lost_after_its_leader_was_moved_is_repeated_soon(on_l
             # Without a majority it is never answered.
             with pytest.raises(Unanswered):
                 await log.execute(Append(0, 0, b"lost"))
-            assert loop.time() - began_s < 0.4
+            assert loop.time() - began_s < 30
         finally:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)

@@ -27,13 +27,14 @@ from penstock.wire.carrot.session import (
     read_messages,
 )
 from tests.conftest import FULL
+from tests.measure import SLACK
 from tests.server.carrot.test_serve import carrot_port, server  # noqa: F401
 from tests.server.carrot.test_session import get, receive
 from tests.server.conftest import until
 from tests.server.probe import probing
 
 MANY = 10_000
-STEP_MS_MAX = 50
+STEP_MS_MAX = 50 * SLACK
 
 
 def put_many(number, bodies, queue="orders"):

@@ -11,14 +11,13 @@ import msgspec
 import pytest
 
 from penstock.wire.sqs.model import ACTIONS, AttributeValue, Shape
+from tests.measure import SLACK
 from tests.server.sqs.conftest import serve
 from tests.server.sqs.test_attacks import BODY_BYTES_MAX, answer, connect, filled, form, post
 
-PROCESSING_MS_MAX = 50
-# Other processes displace data from the caches. A request that is slow by itself is slow in every
-# round, and slower than a request of that size that is only read, at the same time.
+PROCESSING_MS_MAX = 50 * SLACK
+# Other processes displace data from the caches. A request that is slow by itself is so every time.
 ROUNDS = 4
-ONLY_READ = post("ListQueues", filled(b'{"QueueNamePrefix":"', b"a", b'"}'))
 URL = "http://localhost/000000000000/target"
 # A parameter with this value is replaced by a value that fills the request.
 HERE = "@here@"
@@ -133,8 +132,7 @@ def test_no_parameter_takes_longer_than_50_ms_of_the_processor(server, requests,
         for case, request in requests():
             took_ms, received = least_ms(server, wire, request)
             assert received.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")), case
-            if took_ms > PROCESSING_MS_MAX:
-                assert took_ms <= 2 * least_ms(server, wire, ONLY_READ)[0], case
+            assert took_ms <= PROCESSING_MS_MAX, case
             count += 1
             worst_ms, worst = max((worst_ms, worst), (took_ms, case))
     record_property("figure", f"{count} requests, the longest {worst_ms:.0f} ms ({worst})")

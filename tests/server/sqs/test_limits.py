@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.service import ConfigureQueue
-from tests.measure import memory_bytes
+from tests.measure import SLACK, memory_bytes
 from tests.server.probe import probing
 from tests.server.sqs.asking import (
     bodies,
@@ -240,7 +240,7 @@ TOKENS = [
 # Replaces the punctuation of JSON by that of a form.
 TO_FORM = bytes.maketrans(b',:"[]{}', b"&=.12..")
 FUZZ_GROWN_BYTES_MAX = 16 * MIB
-FUZZ_LONGEST_MS_MAX = 200
+FUZZ_LONGEST_MS_MAX = 200 * SLACK
 
 
 @contextmanager

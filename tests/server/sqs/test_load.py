@@ -14,13 +14,14 @@ import pytest
 
 from penstock.service import Pull, Push
 from tests.conftest import FULL
-from tests.measure import cpu_s, memory_bytes
+from tests.measure import SLACK, cpu_s, memory_bytes
 from tests.server.conftest import until
 from tests.server.probe import probing
 from tests.server.sqs.asking import make, make_fifo
 from tests.server.sqs.conftest import PATIENCE_S, serve
 
 ROUNDS = 9
+RATIO_MAX = 2 * SLACK
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -43,13 +44,13 @@ def slowed_down(measure, one, other):
     """The ratio of the times of the two, measured in turns.
 
     Other programs can only add to a time, so the least time of each counts. If the ratio is above
-    2, there are more rounds; what is slow by itself is slow in all of them.
+    the limit, there are more rounds; what is slow by itself is slow in all of them.
     """
     least_s = {one: math.inf, other: math.inf}
     for number in range(4 * ROUNDS):
         for which in least_s:
             least_s[which] = min(least_s[which], measure(which))
-        if number + 1 >= ROUNDS and least_s[one] <= 2 * least_s[other]:
+        if number + 1 >= ROUNDS and least_s[one] <= RATIO_MAX * least_s[other]:
             break
     return least_s[one] / least_s[other]
 
@@ -143,7 +144,7 @@ def test_many_idle_and_slow_clients_do_not_delay_others(record_property):
         each_bytes = grown_bytes / (idle_count + slow_count)
         record_property("figure", f"p99 {ratio:.2f} × alone, {each_bytes:,.0f} B a connection")
         assert each_bytes <= 32 * 1024
-        assert ratio <= 2
+        assert ratio <= RATIO_MAX
         assert still_open(slow) == 0
         assert len(latencies_s(idle, GET, 1)) == idle_count
 
@@ -175,7 +176,7 @@ def test_answers_that_are_not_read_are_limited_over_all_connections(record_prope
         taken = f"{peak_bytes / 2**20:.0f} MiB, {seen.longest_ms:.0f} ms"
         record_property("figure", f"{clients} unread answers: {taken}")
         assert peak_bytes <= limit_bytes + 96 * 1024 * 1024
-        assert seen.longest_ms <= 200
+        assert seen.longest_ms <= 200 * SLACK
 
 
 @pytest.mark.parametrize("fifo", [False, True])
@@ -212,7 +213,7 @@ def test_a_queue_has_120000_messages_in_flight_and_no_more(plain, fifo, record_p
 
         ratio = slowed_down(latency_s, 119_000, 1_000)
         record_property("figure", f"p99 of a pull {ratio:.2f} × that at 1,000")
-        assert ratio <= 2
+        assert ratio <= RATIO_MAX
         full = urls[119_000]
         pull = ask("ReceiveMessage", QueueUrl=full, MaxNumberOfMessages=10)
         latencies_s([wire], pull, (1_000 - pulled[119_000]) // 10)
@@ -249,7 +250,7 @@ def test_thousands_of_idle_long_polls_cost_little_and_miss_no_message():
         time.sleep(2)
         share = (cpu_s(server.process.pid) - used_s) / 2
         assert waiting_pulls(server) == count
-        assert share < 0.02
+        assert share < 0.02 * SLACK
         for number in range(100):
             client.send_message(QueueUrl=url, MessageBody=f"<{number}>")
         received = b"".join(wire.recv(65_536) for wire in wires[:100])

@@ -20,7 +20,7 @@ from penstock.wire.sqs.query import (
     encode_refusal,
     encode_refusal_as_json,
 )
-from tests.measure import least_cpu_s
+from tests.measure import SLACK, least_cpu_s
 
 FORMS = [
     (
@@ -282,10 +282,10 @@ LARGE_FORMS = {
 def test_no_form_takes_longer_than_50_ms_to_read(case):
     """Row 20."""
     form = LARGE_FORMS[case]
-    assert least_cpu_s(lambda: decode(form, None), Refusal) <= 0.05
+    assert least_cpu_s(lambda: decode(form, None), Refusal) <= 0.05 * SLACK
 
 
 def test_no_text_takes_longer_than_50_ms_to_escape():
     """Row 20."""
     for text in ("<", "\x00", "\u00fc<", "\uffff"):
-        assert least_cpu_s(partial(query._text, text * MEBIBYTE)) <= 0.05
+        assert least_cpu_s(partial(query._text, text * MEBIBYTE)) <= 0.05 * SLACK
