@@ -428,7 +428,7 @@ class Router:
         if ahead and not any([await self._exists(source) for source in sources]):
             raise InvalidField(
                 f"to: the messages in {queue!r} were not dead-lettered from a queue that still "
-                "exists; say where they should go"
+                "exists; name the queue to move them to"
             )
 
     async def _redrive_between_shards(self, command: Redrive, limit: int) -> int:

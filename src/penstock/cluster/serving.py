@@ -32,7 +32,7 @@ from penstock.cluster.snapshots import keep_snapshot
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, JournalError, NotOwner, PenstockError
 
-_SNAPSHOT_LOOK_S: Final = 1.0
+_SNAPSHOT_CHECK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
 # How long after a takeover the stream's leader is moved: before that, the shard should answer.
 _LEADER_MOVE_S: Final = 3.0
@@ -133,7 +133,7 @@ class OwnedShard:
 
     async def _take_snapshots(self) -> None:
         while True:
-            await asyncio.sleep(_SNAPSHOT_LOOK_S)
+            await asyncio.sleep(_SNAPSHOT_CHECK_S)
             if self._upkeep.is_due:
                 # A snapshot that fails is tried again when the journal has grown further.
                 with suppress(PenstockError, OSError):
