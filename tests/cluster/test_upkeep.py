@@ -90,7 +90,7 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
     on_cluster, monkeypatch
 ):
     """As if whoever configured the queue had died after the first of its commands."""
-    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.05)
+    monkeypatch.setattr("penstock.cluster.other_shards._MAINTENANCE_S", 0.05)
 
     async def work(cluster):
         queues = await cluster.open_queue("hot", ("a", "b"))
@@ -123,7 +123,7 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
 
 def test_a_copy_of_a_queue_in_a_shard_that_has_no_part_in_it_is_removed(on_cluster, monkeypatch):
     """As if whoever spread the queue had died after it made a copy, and the spread was undone."""
-    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.02)
+    monkeypatch.setattr("penstock.cluster.other_shards._MAINTENANCE_S", 0.02)
 
     async def work(cluster):
         queues = await cluster.open_queue("hot")

@@ -9,7 +9,6 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
-from penstock.cluster.between import deliver_departures
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import (
@@ -23,6 +22,7 @@ from penstock.cluster.log import (
     Unanswered,
     until_answered,
 )
+from penstock.cluster.other_shards import deliver_departures
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.router import Router, _pushed_back

@@ -27,7 +27,6 @@ from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, shard_directory
-from penstock.cluster.between import OtherShards, maintain_spread_queues
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
 from penstock.cluster.log import ReadRegister, ReadRegisters, Register, Unanswered, until_answered
@@ -43,6 +42,7 @@ from penstock.cluster.membership import (
     read_node,
     set_register,
 )
+from penstock.cluster.other_shards import OtherShards, maintain_spread_queues
 from penstock.cluster.owner import read_ownership, take_over
 from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica

@@ -12,7 +12,7 @@ from penstock.clock import SystemClock
 from penstock.cluster.address import ClusterAddress
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.jetstream import JetStream, open_client
-from penstock.cluster.known import KnownQueues
+from penstock.cluster.known_queues import KnownQueues
 from penstock.cluster.log import ReadRegister, ReadRegisters, Unanswered
 from penstock.cluster.membership import (
     ClusterSettings,

@@ -18,7 +18,7 @@ from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.known import gather_all
+from penstock.cluster.known_queues import gather_all
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
 from penstock.cluster.pulling import pull_from_shard

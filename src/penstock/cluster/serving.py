@@ -23,9 +23,9 @@ from penstock.cluster import calls
 from penstock.cluster.answers import Caller as Caller
 from penstock.cluster.answers import ShardAnswers as ShardAnswers
 from penstock.cluster.archive import PART_BYTES, ShardArchive
-from penstock.cluster.between import OtherShards, deliver_departures
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.other_shards import OtherShards, deliver_departures
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot

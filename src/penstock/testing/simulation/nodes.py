@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
-from penstock.cluster.between import deliver_departures, maintain_spread_queues
 from penstock.cluster.contents import MemoryContents
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogRequest, LogSteps, Pause, ReadRegister, Register, until_answered
+from penstock.cluster.other_shards import deliver_departures, maintain_spread_queues
 from penstock.cluster.owner import append_steps, owner_key, take_over
 from penstock.cluster.placement import Elsewhere, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
