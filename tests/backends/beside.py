@@ -46,7 +46,7 @@ class AllowedDifference(Exception):
     """The two stores differ in a way that is allowed; the next replies cannot be compared."""
 
 
-class Pair:
+class ServicePair:
     """Two services, and the pairs of claims that they returned.
 
     `moves_are_new` says that a redriven message is a new one in the other store; in the engine it

@@ -15,7 +15,7 @@ from penstock.backends.remote.blocking import Remote
 from penstock.backends.remote.endpoints import TcpEndpoint
 from penstock.client import Queues
 from penstock.clock import ManualClock
-from tests.backends.beside import STEPS, Pair
+from tests.backends.beside import STEPS, ServicePair
 from tests.conftest import FULL
 from tests.measure import IN_SCORE
 from tests.server.conftest import ServerInThread
@@ -60,17 +60,17 @@ def test_random_commands_have_the_same_replies_on_files_that_are_reopened(
             stack.pop_all().close()
             return stack.enter_context(penstock.connect(url, clock=clock))
 
-        run(Pair(memory, opened(), clock, seed, reopen=opened))
+        run(ServicePair(memory, opened(), clock, seed, reopen=opened))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_commands_have_the_same_replies_by_a_socket(seed, clock, memory, server):
     with Queues(Remote(server.endpoint)) as queues:
-        run(Pair(memory, queues, clock, seed))
+        run(ServicePair(memory, queues, clock, seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_commands_have_the_same_replies_by_tcp_and_asyncio(seed, clock, memory, server):
     endpoint = TcpEndpoint("127.0.0.1", server.port)
     with Queues(Portal(lambda: AsyncRemote.open(endpoint))) as queues:
-        run(Pair(memory, queues, clock, seed))
+        run(ServicePair(memory, queues, clock, seed))

@@ -61,7 +61,7 @@ def send_hello(wire):
     assert wire.recv(65_536).startswith(PRELUDE)
 
 
-class Target:
+class ProbedServer:
     """A connection to one server."""
 
     def __init__(self, protocol, port, pid):
@@ -162,7 +162,7 @@ def probing(port, pid, protocol="http"):
 def main():
     protocol, *numbers = sys.argv[1:]
     ports, pids = map(int, numbers[::2]), map(int, numbers[1::2])
-    targets = [Target(protocol, *each) for each in zip(ports, pids, strict=True)]
+    targets = [ProbedServer(protocol, *each) for each in zip(ports, pids, strict=True)]
     while os.read(0, 1):
         print(json.dumps(vars(measure(targets))), flush=True)
         os.read(0, 1)

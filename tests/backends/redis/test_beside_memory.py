@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.clock import ManualClock
-from tests.backends.beside import STEPS, AllowedDifference, Pair
+from tests.backends.beside import STEPS, AllowedDifference, ServicePair
 from tests.conftest import FULL
 
 pytestmark = pytest.mark.service("redis-server")
@@ -28,7 +28,7 @@ def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shar
         penstock.connect("memory:", clock=clock) as memory,
         penstock.connect(url, clock=clock) as redis,
     ):
-        pair = Pair(memory, redis, clock, seed, moves_are_new=True)
+        pair = ServicePair(memory, redis, clock, seed, moves_are_new=True)
         pair.create_queues()
         with suppress(AllowedDifference):
             for _ in range(STEPS):

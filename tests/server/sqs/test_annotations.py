@@ -14,7 +14,7 @@ from penstock.server.sqs.moves import NOTE
 from penstock.service import CreateQueue
 from penstock.wire.sqs import attributes, model
 from tests.server.sqs.conftest import Local
-from tests.server.sqs.test_limits import Wire
+from tests.server.sqs.test_limits import JsonWire
 
 NAMES = (
     *(attributes.TAGS, attributes.POLICY, attributes.ALLOW_POLICY, attributes.KMS_KEY),
@@ -83,7 +83,7 @@ def test_no_annotation_of_another_client_breaks_an_action_or_the_start(query_dat
     finally:
         before.close()
     server = Local(query_data, "file", tmp_path, purged_window=60)
-    wire = Wire(server.url)
+    wire = JsonWire(server.url)
     try:
         for name in queues:
             url = f"{server.url}/000000000000/{name}"

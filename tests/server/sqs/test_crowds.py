@@ -37,7 +37,7 @@ from penstock.service import (
 from penstock.url import load_backend, read_url
 from tests.conftest import FULL
 from tests.server.conftest import DaemonProcess
-from tests.server.frames.test_ipc import Wire
+from tests.server.frames.test_ipc import FrameWire
 from tests.server.probe import Probe
 from tests.server.sqs.conftest import serve
 from tests.server.sqs.test_attacks import (
@@ -298,7 +298,7 @@ def test_requests_that_are_sent_at_once_do_not_delay_others(many_messages, case,
     many_messages.service.execute(CreateQueue("back"))
 
     def request():
-        with Wire(many_messages.server, tcp=True) as wire:
+        with FrameWire(many_messages.server, tcp=True) as wire:
             wire.send(*requests)
             assert {wire.next()[1] for _ in requests} == {number for number, _ in requests}
 

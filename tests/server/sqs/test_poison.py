@@ -25,7 +25,7 @@ ROUNDS_MAX = 12
 RATE_MIN = max(0.1, 1 - 0.1 * SLACK)
 
 
-class Consumer:
+class FailingConsumer:
     """A client of the server in this process that fails on some messages, and deletes all others.
 
     One that fails is released, or left until its claim expires, in turns.
@@ -111,7 +111,7 @@ class Consumer:
 
 @pytest.fixture(params=["", ".fifo"], ids=["standard", "fifo"])
 def consumer(request, local):
-    consumer = Consumer(local, request.param)
+    consumer = FailingConsumer(local, request.param)
     yield consumer
     consumer.close()
 
