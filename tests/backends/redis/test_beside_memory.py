@@ -34,12 +34,13 @@ pytestmark = pytest.mark.service("redis-server")
 # of an empty queue; in 1943 the claims of a redriven group end at the same time.
 SEEDS = range(2_000) if FULL else (*range(6), 122, 1_476, 1_943)
 STEPS = 120
-QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
+QUEUES = ("plain", "limited", "aged", "ordered.fifo", "dead", "dead.fifo")
 SETTINGS: dict[str, dict[str, Any]] = {
     "dead": {},
     "dead.fifo": {"fifo": True},
     "plain": {"dead_letter": "dead", "max_receives": 3, "visibility_timeout": 20},
     "limited": {"max_messages": 12, "max_bytes": 200, "max_in_flight": 6, "delay": 2},
+    "aged": {"priority_age": 8, "visibility_timeout": 20},
     "ordered.fifo": {
         "fifo": True,
         "dead_letter": "dead.fifo",
@@ -186,6 +187,8 @@ class Pair:
                 {"in_flight_max": 3},
                 {"in_flight_max": None},
                 {"messages_max": None, "bytes_max": None},
+                {"priority_age_ms": 1_000},
+                {"priority_age_ms": None},
             )
         )
         self.run(lambda _: ConfigureQueue(queue, change))
