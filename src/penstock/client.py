@@ -214,7 +214,7 @@ def make_push_many(
             for field, name in _COLUMNS.items()
             if any(field in each for each in fields)
         }
-    if kinds != {bytes}:
+    if kinds != _ONLY_BYTES:
         items = [to_bytes(item) for item in items]
     command = PushMany(
         queue,
@@ -226,11 +226,12 @@ def make_push_many(
         attributes=attributes,
         **columns,
     )
-    if all(type(item) is bytes for item in items):
+    if kinds == _ONLY_BYTES or all(type(item) is bytes for item in items):
         return command
     return Batch([*command.pushes()])
 
 
+_ONLY_BYTES: Final = frozenset({bytes})
 _BODY_KINDS: Final = frozenset({bytes, str})
 _COLUMNS: Final = {
     "delay": "delays_ms",
@@ -261,15 +262,15 @@ def check_results(results: Sequence[T], return_errors: bool) -> Sequence[T]:
     """The results of several items. Raises BatchRefused if there is an error among them."""
     if return_errors or isinstance(results, NumberedReplies):
         return results
+    if not any(issubclass(kind, PenstockError) for kind in set(map(type, results))):
+        return results
     refused = [(n, each) for n, each in enumerate(results) if isinstance(each, PenstockError)]
-    if refused:
-        number, first = refused[0]
-        raise BatchRefused(
-            f"{len(refused)} of {len(results)} items were refused, the others done; "
-            f"item {number}: {first}",
-            results,
-        ) from first
-    return results
+    number, first = refused[0]
+    raise BatchRefused(
+        f"{len(refused)} of {len(results)} items were refused, the others done; "
+        f"item {number}: {first}",
+        results,
+    ) from first
 
 
 def make_pull(

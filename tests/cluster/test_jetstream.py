@@ -18,12 +18,12 @@ from penstock.cluster.log import (
     Bounds,
     Demote,
     DropChunks,
-    Look,
-    LookAll,
     Mismatch,
     PurgeSlots,
     PutChunk,
     ReadChunk,
+    ReadRegister,
+    ReadRegisters,
     ReadSlots,
     Swap,
     Unanswered,
@@ -144,15 +144,15 @@ def test_registers_are_swapped_by_revision(on_log):
         other = await log.execute(Swap("owner.2", b"c", 0))
         second = await log.execute(Swap("owner.1", b"b", first))
         assert first < other < second
-        while (found := await log.execute(Look("owner.1"))).revision < second:
+        while (found := await log.execute(ReadRegister("owner.1"))).revision < second:
             pass
         assert found == ("owner.1", b"b", second)
-        assert await log.execute(Look("owner.3")) is None
+        assert await log.execute(ReadRegister("owner.3")) is None
         assert await log.execute(Swap("other", b"d", 0)) > second
-        while len(every := await log.execute(LookAll("owner."))) < 2:
+        while len(every := await log.execute(ReadRegisters("owner."))) < 2:
             pass
         assert every == [("owner.1", b"b", second), ("owner.2", b"c", other)]
-        assert await log.execute(LookAll("nothing.")) == []
+        assert await log.execute(ReadRegisters("nothing.")) == []
 
     on_log(work)
 

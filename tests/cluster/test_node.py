@@ -16,9 +16,7 @@ from tests.cluster.nodes import TIMEOUT_S
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         pushed = await queues.push("orders", b"hello")
         claim = await queues.pull("orders", wait=5)
         assert (claim.body, claim.id) == (b"hello", pushed)
@@ -210,9 +208,7 @@ def test_dead_letters_reach_a_queue_in_another_shard_and_come_back(on_cluster):
 
 def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("large", max_body_bytes=8_000_000)
+        queues = await cluster.open_queue("large", max_body_bytes=8_000_000)
         body = bytes(range(256)) * 12_000
         await queues.push("large", body)
         assert (await queues.pull("large")).body == body

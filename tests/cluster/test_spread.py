@@ -132,7 +132,7 @@ class Shards:
             assert len(having) <= 1, f"{group} is in {having}"
 
 
-class Sender:
+class GroupSender:
     """A router that pushes the messages of a group in order, by the last spread that it read."""
 
     def __init__(self, shards, group, name):
@@ -171,7 +171,7 @@ class Sender:
 @pytest.mark.parametrize("seed", range(200 if FULL else 15))
 def test_a_group_is_in_one_shard_and_in_order_while_the_spread_changes(seed):
     shards = Shards(seed)
-    senders = [Sender(shards, group, name) for group in GROUPS for name in "xyz"]
+    senders = [GroupSender(shards, group, name) for group in GROUPS for name in "xyz"]
     for _ in range(1_500):
         if shards.random.random() < 0.7:
             shards.random.choice(senders).step()

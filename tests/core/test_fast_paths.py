@@ -31,7 +31,7 @@ def outcome(step: Any) -> Any:
         return type(refused), str(refused)
 
 
-class Plain:
+class PlainPaths:
     """The shard by its plain paths: decide, then apply."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Plain:
         return events + deleted
 
 
-class Fast(Plain):
+class Fast(PlainPaths):
     """The same by the paths that most commands take."""
 
     def push(self, command: Push, now_ms: int) -> Pushed | int:
@@ -81,7 +81,7 @@ class Fast(Plain):
 
 @given(verbs, st.sampled_from([{}, {"priority_age_ms": 100}]))
 def test_the_fast_paths_of_push_pull_and_delete_do_the_same_as_the_plain_ones(verbs, settings):
-    plain, fast = Plain(settings), Fast(settings)
+    plain, fast = PlainPaths(settings), Fast(settings)
     now_ms = NOW_MS
     for verb, amount in verbs:
         if verb == "push":

@@ -306,7 +306,7 @@ class Model:
             raise AttemptLapsed(queue.name)
         return number, epoch, item.due_at_ms
 
-    def _held(self, name: str, claim: "Claimed", late: bool) -> tuple[Queue, Item | None]:
+    def _held(self, name: str, claim: "KnownReceipt", late: bool) -> tuple[Queue, Item | None]:
         queue = self.queue(name)
         if claim.queue != queue.number:
             raise InvalidReceipt(name)
@@ -318,14 +318,16 @@ class Model:
             raise StaleReceipt(name)
         return queue, item
 
-    def delete(self, name: str, claim: "Claimed", late: bool = False) -> bool:
+    def delete(self, name: str, claim: "KnownReceipt", late: bool = False) -> bool:
         queue, item = self._held(name, claim, late)
         if item is None:
             return False
         self._end(queue, item)
         return True
 
-    def extend(self, name: str, claim: "Claimed", visibility_ms: int, late: bool = False) -> int:
+    def extend(
+        self, name: str, claim: "KnownReceipt", visibility_ms: int, late: bool = False
+    ) -> int:
         _, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
@@ -333,7 +335,7 @@ class Model:
         item.due_at_ms = self.now_ms + visibility_ms
         return item.due_at_ms
 
-    def release(self, name: str, claim: "Claimed", delay_ms: int, late: bool = False) -> None:
+    def release(self, name: str, claim: "KnownReceipt", delay_ms: int, late: bool = False) -> None:
         queue, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
@@ -444,7 +446,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Claimed:
+class KnownReceipt:
     """What a receipt is known to say."""
 
     name: str

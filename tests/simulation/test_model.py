@@ -60,7 +60,7 @@ from penstock.service import (
     Release,
     Stats,
 )
-from tests.simulation.model import Claimed, Model, Wait, outcome
+from tests.simulation.model import KnownReceipt, Model, Wait, outcome
 
 LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "250"))
 STEPS = 50
@@ -164,7 +164,7 @@ class Lives(RuleBasedStateMachine):
         self.model.now_ms = self.clock.now_ms()
         self.replica = ShardState()
         self.replayed = 0
-        self.claims: list[Claimed] = []
+        self.claims: list[KnownReceipt] = []
         self.waits: list[tuple[Waiter, Wait]] = []
         self.bodies = 0
         self.engine = self.started(ShardState())
@@ -238,7 +238,8 @@ class Lives(RuleBasedStateMachine):
         number = self.ids.read(claim.id)
         queue = self.model.queues[claim.queue]
         item = queue.find(number)
-        self.claims.append(Claimed(claim.queue, queue.number, number, claim.epoch, claim.receipt))
+        known = KnownReceipt(claim.queue, queue.number, number, claim.epoch, claim.receipt)
+        self.claims.append(known)
         if item is not None:
             assert (claim.body, claim.priority, claim.group) == (
                 item.body,
@@ -412,7 +413,7 @@ class Lives(RuleBasedStateMachine):
             assert waiter is not None
             self.waits.append((waiter, self.model.wait(command, wait_ms)))
 
-    def some_claim(self, back: int) -> Claimed:
+    def some_claim(self, back: int) -> KnownReceipt:
         """One of the claims ever made, mostly a late one."""
         return self.claims[-1 - back % len(self.claims)]
 
@@ -465,7 +466,7 @@ class Lives(RuleBasedStateMachine):
         self.run(Batch(items), lambda: [outcome(step) for step in steps])
 
     def batch_item(
-        self, verb: str, claim: Claimed, name: str
+        self, verb: str, claim: KnownReceipt, name: str
     ) -> tuple[BatchItem, Callable[[], object]]:
         if verb == "p":
             push = self.pushing(name, "b", dedup_id="z")

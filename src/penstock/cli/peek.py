@@ -13,13 +13,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument(
-        "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
+        "-n",
+        dest="limit",
+        type=read_count,
+        default=1,
+        metavar="N",
+        help="show at most N messages (default: 1)",
     )
     parser.add_argument(
         "--state",
         choices=["visible", "delayed", "in-flight"],
         default="visible",
-        help="which messages (visible)",
+        help="which messages (default: visible)",
     )
 
 

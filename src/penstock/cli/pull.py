@@ -14,13 +14,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
     parser.add_argument(
-        "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
+        "-n",
+        dest="limit",
+        type=read_count,
+        default=1,
+        metavar="N",
+        help="claim at most N messages (default: 1)",
     )
     parser.add_argument(
-        "--wait", type=read_duration, metavar="DURATION", help="wait so long for the first"
+        "--wait", type=read_duration, metavar="DURATION", help="wait up to this time for a message"
     )
     parser.add_argument(
-        "--visibility", type=read_duration, metavar="DURATION", help="how long the claim lasts"
+        "--visibility",
+        type=read_duration,
+        metavar="DURATION",
+        help="how long the claims last (default: the queue's visibility timeout)",
     )
     parser.add_argument(
         "--delete", action="store_true", help="delete them as soon as they are printed"

@@ -48,9 +48,9 @@ SETTINGS: Final = (
     Setting("wait", "wait_ms", "duration", "how long a pull without a wait time waits"),
     Setting("retention", "retention_ms", "duration", "how long a message is kept"),
     Setting("max_body_bytes", "body_bytes_max", "size", "largest body with its attributes"),
-    Setting("max_messages", "messages_max", "count", "refuse pushes beyond so many messages", True),
-    Setting("max_bytes", "bytes_max", "size", "refuse pushes beyond so many bytes", True),
-    Setting("max_in_flight", "in_flight_max", "count", "refuse pulls beyond so many claims", True),
+    Setting("max_messages", "messages_max", "count", "the most messages a queue holds", True),
+    Setting("max_bytes", "bytes_max", "size", "the most bytes a queue holds", True),
+    Setting("max_in_flight", "in_flight_max", "count", "the most claims at a time", True),
     Setting(
         "priority_age",
         "priority_age_ms",

@@ -354,7 +354,7 @@ class ShardAnswers:
         unconfirmed = (caller for _, caller, _ in self._unconfirmed)
         waiting = (*self._pending, *self._in_parts, *self._not_durable, *delayed, *unconfirmed)
         for caller in waiting:
-            self._sender.send(*caller, calls.AT_IT)
+            self._sender.send(*caller, calls.IN_PROGRESS)
         self._keep_alive = self._loop.call_later(calls.KEEP_ALIVE_S, self._announce)
         if self.engine.shard.departed.deliveries:
             self.has_departures.set()

@@ -26,7 +26,7 @@ from penstock.backends.remote.retry import with_remaining_wait
 from penstock.cluster import calls
 from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import Look, LookAll, Register, Unanswered
+from penstock.cluster.log import ReadRegister, ReadRegisters, Register, Unanswered
 from penstock.cluster.owner import owner_key
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import SpreadChanged
@@ -108,7 +108,7 @@ class ShardAsker:
             (f"{self._name}.owned.*", self._take_ownership),
         ):
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
-        for register in await self._replicated.execute(LookAll("owner.")):
+        for register in await self._replicated.execute(ReadRegisters("owner.")):
             self._set_owner(int(register.key.rpartition(".")[2]), register)
 
     async def close(self) -> None:
@@ -306,7 +306,7 @@ class ShardAsker:
             call.parts.append(body)
         elif kind == calls.REPLY_WHOLE:
             call.answer.set_result((kind, b"".join([*call.parts, body])))
-        elif kind != calls.AT_IT:
+        elif kind != calls.IN_PROGRESS:
             call.answer.set_result((kind, body))
 
     # Who owns what.
@@ -350,7 +350,7 @@ class ShardAsker:
 
     async def _read_owner(self, shard: int) -> None:
         with suppress(Unanswered):
-            self._set_owner(shard, await self._replicated.execute(Look(owner_key(shard))))
+            self._set_owner(shard, await self._replicated.execute(ReadRegister(owner_key(shard))))
 
     def _set_owner(self, shard: int, register: Register | None) -> None:
         if register is not None:

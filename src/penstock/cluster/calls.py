@@ -73,7 +73,7 @@ NOT_OWNER: Final = b"N"
 SPREAD_CHANGED: Final = b"S"
 NOT_PLACED: Final = b"P"
 LOST: Final = b"L"
-AT_IT: Final = b"K"
+IN_PROGRESS: Final = b"K"
 # The last part of the subject of replies; it follows the router's inbox.
 REPLIES: Final = ".replies"
 # The largest data of one message, below the default limit of NATS (1 MiB).
@@ -133,7 +133,7 @@ class Sender:
     """Publishes items from plain callbacks; items for one subject share messages.
 
     With `replies`, a subject, each message has a reply subject below it that ends in a number. If
-    nobody subscribes to the message's subject, NATS sends an error there, and `take_undelivered`
+    the message's subject has no subscriber, NATS sends an error there, and `take_undelivered`
     says which tokens that message had.
     """
 

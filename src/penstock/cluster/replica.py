@@ -23,7 +23,7 @@ from penstock.cluster.log import (
     LogSteps,
     Pause,
     ReadSlots,
-    insist,
+    until_answered,
 )
 from penstock.cluster.snapshots import load_snapshot, read_manifest
 from penstock.errors import Fenced, StoreUnusable
@@ -85,7 +85,8 @@ class ShardReplica:
             assert self._chain is not None
             if until is not None and self._chain.slot > until:
                 return
-            slots: list[LogSlot] = yield from insist(ReadSlots(self.shard, self._chain.slot))
+            request = ReadSlots(self.shard, self._chain.slot)
+            slots: list[LogSlot] = yield from until_answered(request)
             try:
                 for count, (number, extent) in enumerate(slots, 1):
                     self._take(self._chain, number, extent)
@@ -102,7 +103,7 @@ class ShardReplica:
             if misses:
                 # The server that answered lags: slot `until` exists.
                 if misses % _MISSES_MAX == 0:
-                    yield from insist(Demote(self.shard))
+                    yield from until_answered(Demote(self.shard))
                 yield Pause(RETRY_MS)
 
     def take_if_next(self, number: int, extent: bytes) -> None:
@@ -149,7 +150,7 @@ class ShardReplica:
             # A later snapshot includes them: begin again with that.
             self._chain = None
             return
-        yield from insist(Demote(self.shard))
+        yield from until_answered(Demote(self.shard))
         yield Pause(RETRY_MS)
 
     def journal(self, term: int) -> ReplicatedJournal:

@@ -18,7 +18,7 @@ from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.known import gather_all
+from penstock.cluster.known_queues import gather_all
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.placement import first_shard, shard_of_id
 from penstock.cluster.pulling import pull_from_shard
@@ -428,7 +428,7 @@ class Router:
         if ahead and not any([await self._exists(source) for source in sources]):
             raise InvalidField(
                 f"to: the messages in {queue!r} were not dead-lettered from a queue that still "
-                "exists; say where they should go"
+                "exists; name the queue to move them to"
             )
 
     async def _redrive_between_shards(self, command: Redrive, limit: int) -> int:

@@ -23,16 +23,16 @@ from penstock.cluster import calls
 from penstock.cluster.answers import Caller as Caller
 from penstock.cluster.answers import ShardAnswers as ShardAnswers
 from penstock.cluster.archive import PART_BYTES, ShardArchive
-from penstock.cluster.between import OtherShards, deliver_departures
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.other_shards import OtherShards, deliver_departures
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, JournalError, NotOwner, PenstockError
 
-_SNAPSHOT_LOOK_S: Final = 1.0
+_SNAPSHOT_CHECK_S: Final = 1.0
 _ARCHIVE_S: Final = 0.5
 # How long after a takeover the stream's leader is moved: before that, the shard should answer.
 _LEADER_MOVE_S: Final = 3.0
@@ -133,7 +133,7 @@ class OwnedShard:
 
     async def _take_snapshots(self) -> None:
         while True:
-            await asyncio.sleep(_SNAPSHOT_LOOK_S)
+            await asyncio.sleep(_SNAPSHOT_CHECK_S)
             if self._upkeep.is_due:
                 # A snapshot that fails is tried again when the journal has grown further.
                 with suppress(PenstockError, OSError):

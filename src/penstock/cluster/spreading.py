@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.cluster.asking import ShardAsker
-from penstock.cluster.known import KnownQueues, gather_all
+from penstock.cluster.known_queues import KnownQueues, gather_all
 from penstock.cluster.pulling import ShardPuller
 from penstock.cluster.respreading import Respreading
 from penstock.cluster.spread import (

@@ -55,7 +55,7 @@ class AllowedDifference(Exception):
     """The two stores differ in a way that is allowed; the next replies cannot be compared."""
 
 
-class Pair:
+class ServicePair:
     """Two services, and the pairs of claims that they returned."""
 
     def __init__(self, memory, redis, clock, seed):
@@ -239,7 +239,7 @@ def test_random_commands_have_the_same_replies_in_redis_and_in_memory(seed, shar
         for queues in (memory, redis):
             for name, settings in SETTINGS.items():
                 queues.create(name, **settings)
-        pair = Pair(memory, redis, clock, seed)
+        pair = ServicePair(memory, redis, clock, seed)
         with suppress(AllowedDifference):
             for _ in range(STEPS):
                 pair.step()

@@ -63,7 +63,7 @@ EVERY_STORE = frozenset(
 PENSTOCK = Path(sys.executable).with_name("penstock")
 STARTED = re.compile(rb"Amazon SQS at (\S+)")
 # Longer than anything takes on a busy machine.
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def pytest_generate_tests(metafunc):
@@ -79,7 +79,7 @@ def store(request):
     return request.param
 
 
-class Server:
+class ServeProcess:
     """A running `penstock serve`."""
 
     def __init__(self, process, url, output):
@@ -111,7 +111,7 @@ class Server:
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def serve(*arguments, environment=None, before=()):
     )
     try:
         output, url = read_until_started(process)
-        server = Server(process, url, output)
+        server = ServeProcess(process, url, output)
         try:
             yield server
         finally:
@@ -133,7 +133,7 @@ def serve(*arguments, environment=None, before=()):
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=TIMEOUT_S)
 
 
 def clean_environment():
@@ -143,7 +143,7 @@ def clean_environment():
 def read_until_started(process):
     """What the server prints when it starts, and its URL; fails if it does not start."""
     output = b""
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while b"Ctrl-C\n" not in output:
@@ -318,7 +318,7 @@ class Local:
         self._clients = []
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
         self._thread.start()
-        assert self._started.wait(PATIENCE_S)
+        assert self._started.wait(TIMEOUT_S)
 
     async def _run(self):
         self._loop = asyncio.get_running_loop()
@@ -341,7 +341,7 @@ class Local:
         async def run():
             return await result_of(self.running.service.submit(command))
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(TIMEOUT_S)
 
     def call(self, function, *arguments):
         """Calls a function in the server's thread."""
@@ -349,7 +349,7 @@ class Local:
         async def run():
             return function(*arguments)
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(TIMEOUT_S)
 
     def client(self, protocol="json", **options):
         session = client_session(self._query_data if protocol == "query" else None)
@@ -369,7 +369,7 @@ class Local:
         for client in self._clients:
             client.close()
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         if self._frames is not None:
             self._frames.stop()
 

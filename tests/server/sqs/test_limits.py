@@ -27,7 +27,7 @@ from tests.server.sqs.conftest import Local, serve
 MIB = 1_048_576
 
 
-class Wire:
+class JsonWire:
     """A connection that sends any JSON, valid or not."""
 
     def __init__(self, url):
@@ -54,7 +54,7 @@ class Wire:
 
 @pytest.fixture
 def wire(plain):
-    connection = Wire(plain.url)
+    connection = JsonWire(plain.url)
     yield connection
     connection.close()
 
@@ -77,7 +77,7 @@ def test_large_bodies_cost_no_more_memory_than_their_size():
         client = server.client()
         url = client.create_queue(QueueName="large")["QueueUrl"]
         body = "x" * MIB
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         ask = json.dumps({"QueueUrl": url, "MessageBody": body}).encode()
         before_bytes = memory_bytes(server.process.pid)
         for _ in range(500):
@@ -111,7 +111,7 @@ def test_no_queue_name_creates_files_outside_of_the_data_directory(tmp_path):
     """Row 21."""
     data = tmp_path / "inside" / "data"
     with serve("--data", str(data)) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         for name in NAMES:
             status, _ = wire.ask("CreateQueue", {"QueueName": name})
             assert 400 <= status < 500
@@ -155,7 +155,7 @@ def test_no_forged_receipt_is_accepted(plain):
     send(client, url)
     (message,) = receive(client, url, VisibilityTimeout=43_200)
     receipt = message["ReceiptHandle"]
-    wire = Wire(plain.url)
+    wire = JsonWire(plain.url)
     source = mutations(receipt, seed=22)
     for turn in range(2_000):
         forged = [next(each for each in source if each != receipt) for _ in range(10)]
@@ -287,7 +287,7 @@ def test_mutated_bodies_are_answered_or_refused_and_crash_nothing(record_propert
     chance = random.Random(19)
     turns = int(os.environ.get("PENSTOCK_FUZZ", "17000"))
     with fuzzed(record_property) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         for turn in range(turns):
             action, text = chance.choice(VALID)
             body = mutated(chance, text.replace(b"URL", b"fuzzed"))
@@ -421,7 +421,7 @@ def test_a_long_poll_ends_with_nothing_when_its_queue_is_deleted(plain):
 
 def served(url):
     """Whether a new connection is accepted and answered."""
-    connection = Wire(url)
+    connection = JsonWire(url)
     try:
         return connection.ask("ListQueues", {})[0] == 200
     except OSError:
@@ -434,7 +434,7 @@ def test_without_free_descriptors_the_server_still_serves_open_connections():
     """Row 6: clients beyond the limit wait or fail; the others are served."""
     limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     with serve("--store", "memory:", before=limit) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         assert wire.ask("CreateQueue", {"QueueName": "q"})[0] == 200
         others = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         for _ in range(50):

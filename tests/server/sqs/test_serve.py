@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 from tests.ports import lasting_port
 from tests.server.conftest import DaemonProcess, until
 from tests.server.sqs.awscli import aws_program
-from tests.server.sqs.conftest import PATIENCE_S, PENSTOCK, clean_environment, serve
+from tests.server.sqs.conftest import PENSTOCK, TIMEOUT_S, clean_environment, serve
 
 SECRET, OTHER_SECRET = "a very long secret", "another long secret"
 KEYS = {"PENSTOCK_KEYS": f"AKIDEXAMPLE:{SECRET},111122223333:{OTHER_SECRET}"}
@@ -35,7 +35,7 @@ def run(*arguments, **environment):
         env={**clean_environment(), **environment},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -218,7 +218,7 @@ def test_stopping_answers_long_polls_and_loses_nothing(tmp_path):
         client.send_message(QueueUrl=other, MessageBody="kept")
         started_s = time.monotonic()
         assert server.stop() == 0
-        waiting.join(PATIENCE_S)
+        waiting.join(TIMEOUT_S)
         # Without the stop, the poll would have waited for 20 s.
         assert time.monotonic() - started_s < 18
         assert "Messages" not in answers[0]
@@ -253,7 +253,7 @@ def test_every_answered_message_survives_a_killed_server(tmp_path):
         until(lambda: len(answered) >= 300)
         server.stop(signal.SIGKILL)
         for worker in workers:
-            worker.join(PATIENCE_S)
+            worker.join(TIMEOUT_S)
     with serve("--data", str(tmp_path / "data")) as server:
         client = server.client()
         url = client.get_queue_url(QueueName="q")["QueueUrl"]
@@ -284,7 +284,7 @@ def test_a_failed_sync_stops_the_server_and_every_answered_message_survives(tmp_
                 break
             answered.append(str(number))
         client.close()
-        assert server.process.wait(PATIENCE_S) == 6
+        assert server.process.wait(TIMEOUT_S) == 6
         assert server.process.stdout.read().count(b"\n") == 1
     assert answered
     with serve("--data", str(tmp_path / "data")) as server:
@@ -473,7 +473,7 @@ def test_a_server_without_its_standard_files_serves_and_stops(tmp_path, closed):
         for _ in range(3):
             assert answers(port)
         process.terminate()
-        printed, _ = process.communicate(timeout=PATIENCE_S)
+        printed, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
         if process.poll() is None:
             process.kill()

@@ -1,4 +1,4 @@
-"""Behaviours that RabbitMQ cannot have, and those it has with reservations.
+"""Behaviours that RabbitMQ cannot have, and those it has with limits.
 
 docs/rabbitmq.md prints these tables; a test compares them.
 """
@@ -59,7 +59,7 @@ LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
     "quorum": {**COMMON, **QUORUM_ONLY},
 }
 
-# Behaviours that the adapter has, with these reservations.
+# Behaviours that the adapter has, with these limits.
 WEAKER: Final[Mapping[str, str]] = {
     "receipts": "a claim belongs to the connection that pulled: another process cannot use its "
     "receipt, and if the connection or the process ends, the message is visible at once",

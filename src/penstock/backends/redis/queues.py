@@ -268,7 +268,7 @@ class RedisQueues:
             settings = changed_settings(before, command.settings)
             if settings.fifo != before.fifo:
                 raise InvalidField(
-                    f"fifo: {queue.name!r} is what it was created as; make a new queue"
+                    f"fifo: {queue.name!r} cannot be changed to or from fifo; make a new queue"
                 )
             if settings == before:
                 return queue.info
