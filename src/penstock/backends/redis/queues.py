@@ -68,6 +68,7 @@ _READ_BY_SCRIPTS: Final = (
     "messages_max",
     "bytes_max",
     "in_flight_max",
+    "priority_age_ms",
     "dead_letter",
     "max_receives",
     "fifo",
