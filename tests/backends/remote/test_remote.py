@@ -62,6 +62,7 @@ from penstock.wire.frames.frames import (
     encode_welcome,
     pack,
 )
+from tests.backends.engine.test_fork import result_in_child
 from tests.interrupts import ends_in_time, points
 from tests.ports import refusing_port
 from tests.server.conftest import TIMEOUT_S, UnixEndpoint, until
@@ -547,15 +548,7 @@ def test_an_interrupted_pull_leaves_its_message_to_others(server, queues):
 
 def test_a_child_of_a_fork_gets_a_connection_of_its_own(server, queues):
     queues.push("orders", b"parent")
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            queues.push("orders", b"child")
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert result_in_child(lambda: queues.push("orders", b"child")) == "done"
     queues.push("orders", b"parent again")
     bodies = [claim.body for claim in queues.pull_many("orders", 10)]
     assert bodies == [b"parent", b"child", b"parent again"]
